@@ -1,0 +1,1 @@
+"""mpcompare: the referee for mixed precision training. Start reading at :mod:`mpcompare.backend`."""

@@ -1,0 +1,150 @@
+"""Builds the native operators of csrc/ on first use, and keeps them.
+
+A build lands in the cache folder under a key of everything that it depends on: sources, flags, compiler, torch version
+and, because of ``-march=native``, the CPU. It happens in a folder of its own and is moved into place whole, so a build
+that is killed, or two at a time, do no harm.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mpcompare.paths import CSRC, cache_dir
+
+log = logging.getLogger(__name__)
+# The stable ABI to build for, torch 2.11: a library built with newer headers still loads there.
+ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
+
+
+class BuildError(RuntimeError):
+    """The native operators cannot be built or loaded; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a library is built: ``[*compiler, *arguments, "-o", file]``."""
+
+    name: str
+    compiler: list[str]
+    arguments: list[str]
+
+
+def cpu_recipe() -> Recipe:
+    """The CPU part, with the schemas. With g++, ``-fopenmp`` shares the OpenMP runtime that torch has loaded.
+
+    Raises:
+        BuildError: there is no C++ compiler.
+    """
+    torch_dir = Path(torch.__file__).parent
+    arguments = [
+        *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", ABI),
+        *("-isystem", str(torch_dir / "include")),
+        *map(str, (CSRC / "ops.cpp", *sorted(CSRC.glob("cpu/*.cpp")))),
+        *(f"-L{torch_dir / 'lib'}", "-ltorch_cpu"),
+    ]
+    return Recipe("mpcompare_cpu", _find("C++ compiler", "CXX", ["c++", "g++", "clang++"]), arguments)
+
+
+def cuda_recipe(arch: str) -> Recipe:
+    """The CUDA part for an ``arch`` such as ``sm_90``; no GPU is needed to compile.
+
+    cuBLAS and the CUDA runtime are those of torch's own packages, or the toolkit's where torch came without them.
+
+    Raises:
+        BuildError: torch has no CUDA, or there is no nvcc of its major version.
+    """
+    if torch.version.cuda is None:
+        raise BuildError(f"torch {torch.__version__} is a build without CUDA")
+    torch_dir, major = Path(torch.__file__).parent, torch.version.cuda.split(".")[0]
+    nvidia = torch_dir.parent / "nvidia" / f"cu{major}"  # where pip puts the CUDA packages that torch depends on
+    nvcc = _find("nvcc", "CUDACXX", [str(nvidia / "bin" / "nvcc"), "nvcc"], "pip install 'mpcompare[cuda]'")
+    release = re.search(r"release (\d+)", _version(nvcc))
+    if release and release[1] != major:
+        raise BuildError(f"{nvcc[0]} is of CUDA {release[1]}, torch of CUDA {major}: set CUDACXX to a matching nvcc")
+    from_pip = (nvidia / "include" / "cublas_v2.h").exists()
+    arguments = [
+        *("-std=c++17", "-O3", f"-arch={arch}", "-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
+        *("-DUSE_CUDA", ABI),
+        *("-isystem", str(torch_dir / "include")),
+        *(("-isystem", str(nvidia / "include"), f"-L{nvidia / 'lib'}") if from_pip else ()),
+        *map(str, sorted(CSRC.glob("cuda/*.cu"))),
+        *(f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-ltorch_cuda"),
+        *(f"-l:libcublas.so.{major}", f"-l:libcudart.so.{major}"),
+    ]
+    return Recipe("mpcompare_cuda", nvcc, arguments)
+
+
+def build(recipe: Recipe) -> Path:
+    """Builds the library unless it is in the cache; returns its path.
+
+    Raises:
+        BuildError: the compiler failed, or the cache cannot be written.
+    """
+    library = cache_dir() / "ops" / cache_key(recipe) / f"{recipe.name}.so"
+    if library.exists():
+        return library
+    log.info("building %s, once for this machine and torch %s", recipe.name, torch.__version__)
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
+            unfinished = Path(folder) / library.name
+            command = [*recipe.compiler, *recipe.arguments, "-o", str(unfinished)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                log.debug("%s\n%s", " ".join(command), done.stderr)
+                raise BuildError(
+                    f"{recipe.compiler[0]} failed with exit code {done.returncode}: {_reason(done.stderr)}"
+                )
+            unfinished.replace(library)
+    except OSError as error:
+        raise BuildError(f"cannot build in {library.parent}: {error}") from error
+    return library
+
+
+def cache_key(recipe: Recipe) -> str:
+    """Hash of everything that the result depends on."""
+    parts = [*recipe.compiler, _version(recipe.compiler), *recipe.arguments, torch.__version__, sys.platform, _cpu()]
+    digest = hashlib.sha256("\0".join(parts).encode())
+    for source in sorted(path for path in CSRC.rglob("*") if path.suffix in (".cpp", ".hpp", ".cu")):
+        digest.update(f"\0{source.relative_to(CSRC)}\0".encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _find(what: str, variable: str, names: list[str], hint: str = "install one") -> list[str]:
+    """The command that ``variable`` names, with its arguments (``ccache g++``), or else the first of ``names``."""
+    chosen = os.environ.get(variable, "").split()
+    for words in [chosen] if chosen else [[name] for name in names]:
+        if path := shutil.which(words[0]):
+            return [path, *words[1:]]
+    looked_for = " ".join(chosen) or ", ".join(names)
+    raise BuildError(f"no {what} found (looked for {looked_for}): {hint}, or set {variable}")
+
+
+def _version(compiler: list[str]) -> str:
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _reason(stderr: str) -> str:
+    """The first line that says what is wrong."""
+    lines = stderr.splitlines()
+    telling = [line for line in lines if re.search(r"error|cannot find|undefined", line)]
+    return (telling or lines or ["no output"])[0]
+
+
+def _cpu() -> str:
+    """What ``-march=native`` looks at."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    return "".join(next((line for line in lines if line.startswith(key)), "") for key in ("flags", "Features", "model"))

@@ -1,0 +1,119 @@
+"""The native operators as Python functions: typed wrappers, and the choice between them and plain torch.
+
+csrc/ops.cpp holds the schemas; the CPU and the CUDA part are libraries of their own, so that a CPU build needs nothing
+of CUDA. They are built and loaded when they are first asked for.
+"""
+
+import functools
+import logging
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mpcompare.build import BuildError, build, cpu_recipe, cuda_recipe
+from mpcompare.errors import InputError, check_choice
+
+log = logging.getLogger(__name__)
+ENGINES = ("auto", "native", "torch")
+
+
+class Gemm(Protocol):
+    """C = alpha op(A) op(B) + beta C, fp32 accumulation; the contract is in csrc/gemm.hpp."""
+
+    def __call__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        *,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> None: ...
+
+
+def native_gemm(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> None:
+    """:class:`Gemm` by ``torch.ops.mpcompare.gemm``; raises RuntimeError where shapes, dtypes or strides are off."""
+    torch.ops.mpcompare.gemm(a, b, out, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta)
+
+
+def torch_gemm(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> None:
+    """:class:`Gemm` in plain torch: operands widened to fp32, so the same numerics, at the speed of an fp32 product."""
+    product = (a.t() if trans_a else a).float() @ (b.t() if trans_b else b).float()
+    out.copy_(alpha * product if beta == 0 else alpha * product + beta * out.float())
+
+
+def select_gemm(engine: str, device: torch.device) -> tuple[str, Gemm]:
+    """The engine that will be used and its gemm.
+
+    ``native`` raises InputError where it cannot be built; ``auto`` then takes ``torch``, with a warning that says so.
+    """
+    check_choice("engine", engine, ENGINES)
+    if engine == "torch":
+        return "torch", torch_gemm
+    try:
+        load(device.type)
+    except BuildError as error:
+        if engine == "native":
+            raise InputError("engine", engine, f"{error}; or use engine=torch") from error
+        log.warning("engine=auto: using torch, slower, because the native operators are not available: %s", error)
+        return "torch", torch_gemm
+    return "native", native_gemm
+
+
+def load(device_type: str) -> None:
+    """Builds, if needed, and loads the operators for ``cpu`` or ``cuda``.
+
+    Raises:
+        BuildError: now, and again in every later call of this process without another try.
+    """
+    for part in ("cpu", "cuda") if device_type == "cuda" else ("cpu",):
+        if error := _load_once(part):
+            raise error
+
+
+@functools.cache
+def _load_once(part: str) -> BuildError | None:
+    try:
+        library = build(cpu_recipe() if part == "cpu" else cuda_recipe(_gpu_arch()))
+    except BuildError as error:
+        return error
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        return BuildError(f"{library} does not load, delete it to build it again: {error}")
+    if part == "cpu":  # it holds the schema
+        torch.library.register_fake("mpcompare::gemm")(_fake_gemm)
+    return None
+
+
+def _gpu_arch() -> str:
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def _fake_gemm(a: Tensor, b: Tensor, out: Tensor, *, trans_a: bool = False, trans_b: bool = False, **_: float) -> None:
+    """Shape rules for torch.compile; the operator writes ``out`` and returns nothing."""
+    M, K = a.t().shape if trans_a else a.shape
+    K_b, N = b.t().shape if trans_b else b.shape
+    torch._check(K_b == K and out.shape == (M, N), lambda: "gemm: shapes do not match")

@@ -1,0 +1,110 @@
+"""What tests share: the device they run on, small tasks, backends by name, and the command line in this process."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+from mpcompare import mlp
+from mpcompare.backend import Backend
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.fp32 import Fp32
+from mpcompare.backends.scratch import Scratch
+from mpcompare.loss_scale import LossScale, NoLossScale
+
+hypothesis.settings.register_profile("mpcompare", deadline=None, derandomize=True, max_examples=30, database=None)
+hypothesis.settings.load_profile("mpcompare")
+
+CUDA = pytest.param(
+    "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+)
+BACKENDS: dict[str, type[Backend]] = {"fp32": Fp32, "amp": Amp, "scratch": Scratch}
+# Every backend in every precision that a CPU can do.
+COLUMNS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if p != "tf32"]
+UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+
+
+@pytest.fixture(params=["cpu", CUDA])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def mnist_root() -> Path:
+    """The folder that holds MNIST."""
+    root = os.environ.get("MPCOMPARE_DATA")
+    if not root or not (Path(root) / "MNIST").is_dir():
+        pytest.skip("MPCOMPARE_DATA does not name a folder with MNIST")
+    return Path(root)
+
+
+def make_task(**changes: object) -> mlp.Task:
+    """A small classification task."""
+    values = {
+        "in_features": 20, "hidden": [24, 16], "out_features": 5, "loss": "cross_entropy", "batch_size": 32,
+        "samples": 96, "lr": 0.1,
+    }  # fmt: skip
+    return mlp.Task(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_batch(task: mlp.Task, device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normal inputs ``[n, in]`` and random targets of the task's kind."""
+    generator = torch.Generator().manual_seed(seed)
+    n = task.batch_size
+    x = torch.randn(n, task.in_features, generator=generator)
+    if task.loss == "mse":
+        return x.to(device), torch.randn(n, task.out_features, generator=generator).to(device)
+    return x.to(device), torch.randint(task.out_features, (n,), generator=generator).to(device)
+
+
+def make_backend(
+    name: str,
+    task: mlp.Task,
+    precision: str,
+    device: torch.device,
+    loss_scale: LossScale | None = None,
+    engine: str = "native",
+    seed: int = 0,
+) -> Backend:
+    params = {name: p.to(device) for name, p in mlp.init_params(task.sizes, seed).items()}
+    return BACKENDS[name](params, task, precision, loss_scale or NoLossScale(), engine)
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Ended]:
+    """``python -m mpcompare ARGS``, or another module's main, in this process and in an empty folder."""
+
+    def run(*args: str, main: Callable[[], None] | None = None) -> Ended:
+        from mpcompare.__main__ import main as mpcompare_main
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["mpcompare", *args])
+        capfd.readouterr()
+        code = 0
+        try:
+            (main or mpcompare_main)()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        out, err = capfd.readouterr()
+        return Ended(code, out, err)
+
+    return run
+
+
+# The shape of a run that takes milliseconds and needs no internet.
+SMALL = ("data=digits", "task.hidden=[32]", "task.batch_size=64", "task.samples=640", "train.steps=4",
+         "train.warmup_steps=1")  # fmt: skip

@@ -1,0 +1,185 @@
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import UNIT_ROUNDOFF
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpcompare import ops
+from mpcompare.backend import DTYPES
+
+CPU = torch.device("cpu")
+ENGINES = {"native": ops.native_gemm, "torch": ops.torch_gemm}
+
+
+@pytest.fixture(autouse=True)
+def built(request):
+    """The native operators, for whatever device the test runs on."""
+    ops.load("cpu")
+    if "device" in request.fixturenames:
+        ops.load(request.getfixturevalue("device").type)
+
+
+def operands(M, N, K, dtype, trans_a=False, trans_b=False, device=CPU, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    a = torch.randn((K, M) if trans_a else (M, K), generator=random).to(device, DTYPES[dtype])
+    b = torch.randn((N, K) if trans_b else (K, N), generator=random).to(device, DTYPES[dtype])
+    c = torch.randn(M, N, generator=random).to(device)
+    return a, b, c
+
+
+def check(a, b, c, *, trans_a=False, trans_b=False, alpha=1.0, beta=0.0, gemm=ops.native_gemm):
+    """gemm's result against float64, within the bound of rounding: K + 3 fp32 roundings, then one to C's dtype.
+
+    |C - exact| <= (K + 3) 2^-24 (|alpha| |A| |B| + |beta| |C|) + u |exact| + smallest subnormal of C   (Higham, 3.5)
+    """
+    A, B = (a.t() if trans_a else a).double(), (b.t() if trans_b else b).double()
+    before = c.double()
+    exact = alpha * (A @ B) + (beta * before if beta else 0)
+    size = abs(alpha) * (A.abs() @ B.abs()) + (abs(beta) * before.abs() if beta else 0)
+    gemm(a, b, c, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta)
+    u = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[c.dtype]
+    bound = (A.shape[1] + 3) * 2.0**-24 * size * (1 + u) + u * exact.abs() + 2.0**-25 * (c.dtype == torch.float16)
+    error = (c.double() - exact).abs()
+    assert (error <= bound).all(), f"{(error / bound).max():.2f} times the bound"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 1.0), (-0.5, 2.0)])
+@pytest.mark.parametrize("wide_out", [False, True])
+def test_gemm_against_float64(device, engine, dtype, trans_a, trans_b, alpha, beta, wide_out):
+    for M, N, K in ((1, 1, 1), (3, 5, 7), (64, 10, 100), (65, 67, 257), (20, 130, 513)):
+        a, b, c = operands(M, N, K, dtype, trans_a, trans_b, device)
+        c = c if wide_out else c.to(a.dtype)
+        check(a, b, c, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, gemm=ENGINES[engine])
+
+
+@given(
+    M=st.integers(1, 90), N=st.integers(1, 90), K=st.integers(1, 600), dtype=st.sampled_from(list(UNIT_ROUNDOFF)),
+    trans_a=st.booleans(), trans_b=st.booleans(), alpha=st.floats(0.25, 4), beta=st.floats(-2, 2),
+    pad=st.integers(0, 3),
+)  # fmt: skip
+def test_gemm_of_any_shape_and_row_stride(M, N, K, dtype, trans_a, trans_b, alpha, beta, pad):
+    def padded(x):  # the same values as a view of a wider matrix, NaN around it
+        wide = torch.full((x.shape[0], x.shape[1] + pad), math.nan, dtype=x.dtype)
+        wide[:, : x.shape[1]] = x
+        return wide[:, : x.shape[1]]
+
+    a, b, c = operands(M, N, K, dtype, trans_a, trans_b)
+    c = padded(c.to(a.dtype))
+    check(padded(a), padded(b), c, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta)
+    if pad:
+        assert c.as_strided((M, pad), c.stride(), N).isnan().all()  # nothing written between the rows
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_beta_0_never_reads_the_output(device, engine):
+    a, b, c = operands(33, 47, 65, "fp32", device=device)
+    check(a, b, c.fill_(math.nan), gemm=ENGINES[engine])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_and_inf_reach_exactly_their_row_and_column(device, engine, dtype, value):
+    for which in (0, 1):
+        a, b, c = operands(30, 40, 50, dtype, device=device)
+        (a, b)[which][7, 11] = value
+        c = c.to(a.dtype)
+        ENGINES[engine](a, b, c)
+        hit = torch.zeros(30, 40, dtype=torch.bool, device=device)
+        hit[7 if which == 0 else slice(None), slice(None) if which == 0 else 11] = True
+        assert torch.equal(~c.isfinite(), hit)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fp16_overflow_is_inf_and_its_sums_are_fp32(device, engine):
+    a = torch.full((2, 4096), 16.0, dtype=torch.float16, device=device)
+    b = torch.full((4096, 2), 16.0, dtype=torch.float16, device=device)
+    out = torch.empty(2, 2, dtype=torch.float16, device=device)
+    ENGINES[engine](a, b, out)
+    assert out.isinf().all()  # 2^20 > 65504
+    wide = torch.empty(2, 2, device=device)
+    ENGINES[engine](a, b, wide)
+    assert (wide == 2.0**20).all()
+    # 2048 + 1 + 1 + ...: an fp16 sum would stay at 2048, since its neighbours are 2 apart.
+    a.fill_(1.0)
+    b.fill_(1.0)
+    ENGINES[engine](a, b, out)
+    assert (out == 4096).all()
+
+
+def test_subnormal_fp16_survives(device):
+    tiny = 2.0**-24
+    a = torch.full((4, 3), tiny, dtype=torch.float16, device=device)
+    out = torch.empty(4, 3, dtype=torch.float16, device=device)
+    ops.native_gemm(a, torch.eye(3, dtype=torch.float16, device=device), out)
+    assert (out == tiny).all()
+
+
+def test_result_does_not_depend_on_the_number_of_threads():
+    a, b, _ = operands(300, 700, 900, "bf16")
+    threads, results = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            results.append(torch.empty(300, 700))
+            ops.native_gemm(a, b, results[-1])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_one_openmp_runtime_serves_torch_and_the_operators():
+    script = "from mpcompare import ops; ops.load('cpu'); print(open('/proc/self/maps').read())"
+    if not sys.platform.startswith("linux"):
+        pytest.skip("reads /proc")
+    maps = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    runtimes = set(re.findall(r"/\S*/lib\w*omp[^/\s]*", maps))
+    assert len(runtimes) == 1, runtimes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, b, c: (a.t().contiguous().t(), b, c), "rows must be contiguous"),
+        (lambda a, b, c: (a[:, ::2], b[::2], c), "rows must be contiguous"),
+        (lambda a, b, c: (a[:1].expand(4, -1), b, c), "rows must be contiguous"),
+        (lambda a, b, c: (a, b[:-1], c), "op\\(a\\) is 4 x 6 but op\\(b\\) is 5 x 8"),
+        (lambda a, b, c: (a, b, c[:-1]), "out is 3 x 8, expected 4 x 8"),
+        (lambda a, b, c: (a.half(), b, c), "a and b must have the same dtype"),
+        (lambda a, b, c: (a, b, c.half()), "out must have the dtype of a and b, or fp32"),
+        (lambda a, b, c: (a.double(), b.double(), c.double()), "must be fp32, fp16 or bf16"),
+        (lambda a, b, c: (a[0], b, c), "expected three matrices"),
+        (lambda a, b, c: (a[:0], b, c[:0]), "empty matrix"),
+        (lambda a, b, c: (c[:, :6], b, c), "must not overlap"),
+    ],
+)
+def test_what_gemm_cannot_do_is_rejected(device, change, message):
+    a, b, c = operands(4, 8, 6, "fp32", device=device)
+    with pytest.raises(RuntimeError, match=message):
+        ops.native_gemm(*change(a, b, c))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_opcheck(device, dtype):
+    a, b, c = operands(4, 8, 6, dtype, device=device)
+    torch.library.opcheck(torch.ops.mpcompare.gemm.default, (a, b, c), {"beta": 1.0})
+
+
+def test_gemm_compiles_into_a_graph_by_its_fake_kernel():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        a, b = torch.empty(4, 6), torch.empty(6, 8)
+        ops.native_gemm(a, b, torch.empty(4, 8))
+        with pytest.raises(RuntimeError, match="shapes do not match"):
+            ops.native_gemm(a, b, torch.empty(4, 9))

@@ -1,0 +1,118 @@
+"""Loss scaling, the second technique of mixed precision training (Micikevicius et al., arXiv 1710.03740, section 3.2).
+
+Gradients smaller than 2^-24 are zero in fp16. So the loss, and with it every gradient, is multiplied by a scale before
+backward and divided by it before the update; powers of two cost no precision. A scale that is too large overflows:
+a gradient becomes inf or NaN, the step is skipped, and a dynamic scale backs off.
+
+    scale  -> multiplied into the gradient of the loss        inv_scale      -> multiplied into the fp32 gradients
+    found_inf(grads) -> must this step be skipped?            update(found_inf) -> the scale of the next step
+
+The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its defaults included.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpcompare.errors import InputError, check_number, check_whole
+
+
+def any_non_finite(grads: Iterable[Tensor]) -> bool:
+    """True if any gradient holds inf or NaN. Reading the answer is the step's one wait for the device."""
+    extremes = [value for g in grads for value in torch.aminmax(g)]  # NaN is both; no temporary the size of g
+    return not torch.stack(extremes).isfinite().all().item()
+
+
+@dataclass
+class NoLossScale:
+    """Scale 1, and no overflow check: the update happens whatever the gradients hold, as without a ``GradScaler``."""
+
+    scale: float = field(default=1.0, init=False)
+    inv_scale: float = field(default=1.0, init=False)
+
+    def found_inf(self, grads: Iterable[Tensor]) -> bool:
+        return False
+
+    def update(self, found_inf: bool) -> None:
+        pass
+
+
+@dataclass
+class StaticLossScale:
+    """A fixed scale; steps that overflow are skipped."""
+
+    init_scale: float = 65536.0
+    scale: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_number("loss_scale.init_scale", self.init_scale, above=0)
+        self.scale = float(np.float32(self.init_scale))
+
+    @property
+    def inv_scale(self) -> float:
+        """1 / scale, rounded to fp32; inf where the scale has decayed to 0."""
+        with np.errstate(divide="ignore", over="ignore"):
+            return float(np.float32(np.float64(1) / np.float64(self.scale)))
+
+    def found_inf(self, grads: Iterable[Tensor]) -> bool:
+        return any_non_finite(grads)
+
+    def update(self, found_inf: bool) -> None:
+        pass
+
+
+@dataclass
+class DynamicLossScale(StaticLossScale):
+    """Grows after ``growth_interval`` good steps in a row, backs off on overflow.
+
+    Two options go beyond ``GradScaler``: ``min_scale``, a floor (without one a scale that keeps overflowing decays to
+    0, where every gradient is 0 * inf = NaN and no step is ever taken again), and ``hysteresis``, how many overflows
+    back the scale off (DeepSpeed: 2; it is restored when the scale grows).
+    """
+
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    min_scale: float = 0.0
+    hysteresis: int = 1
+    growth_tracker: int = field(default=0, init=False)
+    overflows_left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("loss_scale.growth_factor", self.growth_factor, above=1)
+        check_number("loss_scale.backoff_factor", self.backoff_factor, above=0, below=1)
+        check_whole("loss_scale.growth_interval", self.growth_interval, at_least=1)
+        check_whole("loss_scale.hysteresis", self.hysteresis, at_least=1)
+        if self.min_scale != 0:
+            check_number("loss_scale.min_scale", self.min_scale, above=0)
+        if self.min_scale > self.init_scale:
+            raise InputError("loss_scale.min_scale", self.min_scale, f"expected at most init_scale={self.init_scale}")
+        self.overflows_left = self.hysteresis
+
+    def update(self, found_inf: bool) -> None:
+        if found_inf:
+            self.growth_tracker = 0
+            self.overflows_left = max(self.overflows_left - 1, 0)
+            if self.overflows_left == 0:
+                self.scale = max(float(np.float32(self.scale * self.backoff_factor)), self.min_scale)
+            return
+        self.growth_tracker += 1
+        if self.growth_tracker == self.growth_interval:
+            self.growth_tracker = 0
+            self.overflows_left = self.hysteresis
+            with np.errstate(over="ignore"):
+                grown = float(np.float32(self.scale * self.growth_factor))
+            if np.isfinite(grown):  # fp32 has no larger scale: stay
+                self.scale = grown
+
+
+LossScale = NoLossScale | StaticLossScale | DynamicLossScale
+
+
+def auto(precision: str) -> LossScale:
+    """Dynamic for fp16, whose range is narrow; none for bf16, tf32 and fp32, which share fp32's range."""
+    return DynamicLossScale() if precision == "fp16" else NoLossScale()

@@ -1,0 +1,1 @@
+"""One file a backend, one column of the comparison each."""

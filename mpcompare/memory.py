@@ -1,0 +1,138 @@
+"""The analytic memory model: which tensors must be live at the peak of a step, by name and size in bytes.
+
+A step is replayed as the sequence of its allocations and frees; the peak is the fullest moment. It counts what the
+framework's allocator hands out, not library workspaces (cuBLAS on a GPU; packing buffers of a CPU GEMM).
+"""
+
+from itertools import pairwise
+
+from mpcompare.backend import DTYPES
+from mpcompare.mlp import Task
+
+
+class Ledger:
+    """Live tensors by name; :attr:`peak` is the breakdown of the fullest moment so far."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, int] = {}
+        self.peak: dict[str, int] = {}
+
+    def alloc(self, name: str, elements: int, itemsize: int) -> None:
+        self.live[name] = elements * itemsize
+        if sum(self.live.values()) > sum(self.peak.values()):
+            self.peak = dict(self.live)
+
+    def free(self, *names: str) -> None:
+        for name in names:
+            self.live.pop(name, None)
+
+
+def _inputs_and_masters(task: Task) -> Ledger:
+    ledger = Ledger()
+    ledger.alloc("x", task.batch_size * task.in_features, 4)
+    if task.loss == "cross_entropy":
+        ledger.alloc("y", task.batch_size, 8)
+    else:
+        ledger.alloc("y", task.batch_size * task.out_features, 4)
+    for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
+        ledger.alloc(f"master W{layer}", fan_in * fan_out, 4)
+        ledger.alloc(f"master b{layer}", fan_out, 4)
+        if task.momentum:
+            ledger.alloc(f"momentum W{layer}", fan_in * fan_out, 4)
+            ledger.alloc(f"momentum b{layer}", fan_out, 4)
+    return ledger
+
+
+def autograd_peak(task: Task, precision: str) -> dict[str, int]:
+    """The peak of a step by autograd, with autocast where ``precision`` is 16-bit (backends fp32 and amp).
+
+    Autograd keeps each layer's input and each relu's output, relu is not in place, and autocast keeps the 16-bit copies
+    of the weights until the forward ends.
+    """
+    n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
+    last, low = len(sizes) - 1, size < 4
+    m = _inputs_and_masters(task)
+    if task.loss == "mse":
+        m.alloc("squares of the last step", n * sizes[-1], 4)
+    if low:
+        m.alloc("x 16-bit", n * sizes[0], size)
+    for layer in range(1, last + 1):
+        if low:
+            m.alloc(f"W{layer} 16-bit", sizes[layer - 1] * sizes[layer], size)
+            m.alloc(f"b{layer} 16-bit", sizes[layer], size)
+        m.alloc(f"a{layer}", n * sizes[layer], size)
+        if layer < last:
+            m.alloc(f"z{layer}", n * sizes[layer], size)
+            m.free(f"a{layer}")
+    if low:
+        m.alloc("logits fp32", n * sizes[-1], 4)
+    if task.loss == "cross_entropy":
+        m.alloc("log_probs", n * sizes[-1], 4)
+        m.free(f"a{last}", "logits fp32")
+    else:
+        m.alloc("squares", n * sizes[-1], 4)
+        m.alloc("squares, to be summed", n * sizes[-1], 4)
+        m.free(
+            "squares, to be summed", "squares of the last step"
+        )  # the scalar that mse_loss returns keeps its squares
+    m.free(*(f"b{layer} 16-bit" for layer in range(1, last + 1)), "W1 16-bit")  # W2.. are needed for dz
+    if task.loss == "cross_entropy":
+        m.alloc("dlog_probs", n * sizes[-1], 4)
+    m.alloc("dlogits fp32", n * sizes[-1], 4)
+    m.free("log_probs", "dlog_probs", "logits fp32", f"a{last}")
+    if low:
+        m.alloc(f"da{last}", n * sizes[-1], size)
+        m.free("dlogits fp32")
+    for layer in range(last, 0, -1):
+        if layer > 1:
+            m.alloc(f"dz{layer - 1}", n * sizes[layer - 1], size)
+        m.alloc(f"dW{layer}", sizes[layer - 1] * sizes[layer], size)
+        m.alloc(f"db{layer}", sizes[layer], size)
+        m.free(f"da{layer}", "dlogits fp32", f"W{layer} 16-bit")
+        if layer == 1:
+            m.free("x 16-bit")
+        if low:
+            m.alloc(f"dW{layer} fp32", sizes[layer - 1] * sizes[layer], 4)
+            m.alloc(f"db{layer} fp32", sizes[layer], 4)
+            m.free(f"dW{layer}", f"db{layer}")
+        if layer > 1:
+            m.alloc(f"da{layer - 1}", n * sizes[layer - 1], size)
+            m.free(f"dz{layer - 1}", f"z{layer - 1}")
+    return m.peak
+
+
+def scratch_peak(task: Task, precision: str) -> dict[str, int]:
+    """The peak of backend scratch: relu and its mask work in place: two activations are live at a time, not three."""
+    n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
+    last, low = len(sizes) - 1, size < 4
+    m = _inputs_and_masters(task)
+    if low:
+        for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
+            m.alloc(f"W{layer} 16-bit", fan_in * fan_out, size)
+            m.alloc(f"b{layer} 16-bit", fan_out, size)
+        m.alloc("z0", n * sizes[0], size)
+    for layer in range(1, last + 1):
+        m.alloc(f"z{layer}", n * sizes[layer], size)
+    if low:
+        m.alloc("logits fp32", n * sizes[-1], 4)
+    for name in ("shifted", "log_probs", "dlogits") if task.loss == "cross_entropy" else ("difference", "dlogits"):
+        m.alloc(name, n * sizes[-1], 4)
+    m.free(f"z{last}", "logits fp32", "shifted", "log_probs", "difference")
+    if low:
+        m.alloc("da fp32", n * sizes[-1], 4)
+    m.alloc(f"da{last}", n * sizes[-1], size)
+    m.free("dlogits", "da fp32")
+    for layer in range(last, 0, -1):
+        m.free(f"z{layer}")
+        m.alloc(f"dW{layer}", sizes[layer - 1] * sizes[layer], size)
+        m.alloc(f"db{layer}", sizes[layer], size)
+        if layer > 1:
+            m.alloc(f"da{layer - 1}", n * sizes[layer - 1], size)
+            m.free(f"da{layer}")
+    m.free("da1", "z0", *(f"{name}{layer} 16-bit" for name in "Wb" for layer in range(1, last + 1)))
+    if low:
+        for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
+            m.alloc(f"dW{layer} fp32", fan_in * fan_out, 4)
+            m.alloc(f"db{layer} fp32", fan_out, 4)
+            m.free(f"dW{layer}", f"db{layer}")
+    return m.peak

@@ -1,0 +1,267 @@
+import math
+
+import pytest
+import torch
+from conftest import BACKENDS, COLUMNS, UNIT_ROUNDOFF, make_backend, make_batch, make_task
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpcompare import mlp, train
+from mpcompare.backend import DTYPES, resolve_precision
+from mpcompare.errors import InputError
+from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
+
+CPU = torch.device("cpu")
+PEER = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}  # torch's own implementation in the same precision
+
+
+def loss_and_grads(name, task, precision, device, x, y, engine="native", seed=0):
+    scale = StaticLossScale(1024.0) if precision == "fp16" else NoLossScale()
+    backend = make_backend(name, task, precision, device, scale, engine, seed)
+    loss = backend.forward(x, y)
+    backend.backward()
+    backend.unscale()
+    return loss.item(), {name: g.double() for name, g in backend.grads().items()}
+
+
+def sum_of_magnitudes(params, x, y, loss):
+    """``sum_i |gradient of sample i| / n``, tensor by tensor: what rounding errors are relative to."""
+    total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in params.items()}
+    for i in range(len(x)):
+        for name, g in mlp.oracle(params, x[i : i + 1], y[i : i + 1], loss)[1].items():
+            total[name] += g.abs() / len(x)
+    return total
+
+
+def assert_as_good_as_peer(task, precision, device, engine, seed):
+    """Error of scratch's loss and gradients against float64 at most twice that of torch's own implementation.
+
+    The floor, for tensors on which the peer happens to be exact: one 16-bit rounding apart (2 u), and fp32 sums in
+    another order (a unit roundoff of fp32 for every summand along the way, Higham section 3.1), both relative to the
+    magnitude of what was summed.
+    """
+    x, y = make_batch(task, device, seed)
+    params = {name: p.to(device) for name, p in mlp.init_params(task.sizes, seed).items()}
+    exact_loss, exact = mlp.oracle(params, x, y, task.loss)
+    loss, grads = loss_and_grads("scratch", task, precision, device, x, y, engine, seed)
+    peer_loss, peer_grads = loss_and_grads(PEER[precision], task, precision, device, x, y, seed=seed)
+
+    u16 = 0.0 if precision == "fp32" else 2 * UNIT_ROUNDOFF[precision]
+    floor = u16 + (task.batch_size + sum(task.sizes)) * 2.0**-24
+    assert abs(loss - exact_loss) <= 2 * abs(peer_loss - exact_loss) + floor * abs(exact_loss)
+    magnitude = sum_of_magnitudes(params, x, y, task.loss)
+    assert list(grads) == list(exact)
+    for name, g in grads.items():
+        error, peer_error = (g - exact[name]).norm(), (peer_grads[name] - exact[name]).norm()
+        assert error <= 2 * peer_error + floor * magnitude[name].norm(), name
+
+
+@given(
+    in_features=st.integers(1, 40), hidden=st.lists(st.integers(1, 40), max_size=4), out_features=st.integers(2, 12),
+    batch_size=st.integers(1, 48), loss=st.sampled_from(["cross_entropy", "mse"]), seed=st.integers(0, 2**31),
+    precision=st.sampled_from(["fp32", "fp16", "bf16"]), engine=st.sampled_from(["native", "torch"]),
+)  # fmt: skip
+def test_scratch_gradients_for_any_shape_and_depth(
+    in_features, hidden, out_features, batch_size, loss, seed, precision, engine
+):
+    task = make_task(
+        in_features=in_features, hidden=hidden, out_features=out_features, batch_size=batch_size, loss=loss
+    )
+    assert_as_good_as_peer(task, precision, CPU, engine, seed)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_scratch_gradients(device, precision, loss):
+    assert_as_good_as_peer(make_task(loss=loss, hidden=[64, 48]), precision, device, "native", seed=5)
+
+
+@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_step_is_sgd_on_fp32_masters(device, name, precision, momentum):
+    task = make_task(momentum=momentum)
+    x, y = make_batch(task, device)
+    backend = make_backend(name, task, precision, device)
+    velocity = {k: torch.zeros_like(p) for k, p in backend.master_params().items()}
+    for _ in range(3):
+        before = {k: p.clone() for k, p in backend.master_params().items()}
+        backend.forward(x, y)
+        backend.backward()
+        backend.unscale()
+        grads = {k: g.clone() for k, g in backend.grads().items()}
+        backend.step()
+        backend.update()
+        assert not backend.skipped
+        for k, p in backend.master_params().items():
+            assert p.dtype == grads[k].dtype == torch.float32
+            velocity[k] = momentum * velocity[k] + grads[k]
+            # v and w each take two roundings here and there: a fused multiply-add may take one.
+            torch.testing.assert_close(p, before[k] - task.lr * velocity[k], rtol=4 * 2.0**-24, atol=4 * 2.0**-26)
+
+
+@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+def test_all_start_alike_and_leave_the_initial_weights_alone(device, name, precision):
+    task = make_task()
+    initial = {k: p.to(device) for k, p in mlp.init_params(task.sizes, 0).items()}
+    expected = mlp.fingerprint(initial)
+    backend = BACKENDS[name](initial, task, precision, NoLossScale(), "native")
+    assert mlp.fingerprint(backend.master_params()) == expected
+    train.step(backend, *make_batch(task, device))
+    assert mlp.fingerprint(backend.master_params()) != expected
+    assert mlp.fingerprint(initial) == expected
+
+
+@pytest.mark.parametrize("name", ["amp", "scratch"])
+@pytest.mark.parametrize("policy", [StaticLossScale(2.0**60), DynamicLossScale(2.0**60)])
+def test_overflow_leaves_parameters_and_optimizer_bit_identical(device, name, policy):
+    task = make_task(momentum=0.9)
+    x, y = make_batch(task, device)
+    backend = make_backend(name, task, "fp16", device, type(policy)(policy.init_scale))
+    before = {k: p.clone() for k, p in backend.master_params().items()}
+    loss = train.step(backend, x, y)
+    assert math.isfinite(loss)
+    assert backend.skipped
+    for k, p in backend.master_params().items():
+        assert torch.equal(p.view(torch.int32), before[k].view(torch.int32))
+    assert float(backend.loss_scale()) == policy.init_scale * (0.5 if isinstance(policy, DynamicLossScale) else 1)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_scale_trajectory_and_skipped_steps_equal_amps(device, precision):
+    task = make_task(hidden=[64], lr=0.5)
+    backends = [
+        make_backend(n, task, precision, device, DynamicLossScale(2.0**30, growth_interval=4))
+        for n in ("amp", "scratch")
+    ]
+    trajectories = []
+    for backend in backends:
+        trajectory = []
+        for seed in range(60):
+            scale = float(backend.loss_scale())
+            x, y = make_batch(task, device, seed)
+            if seed % 17 == 5:
+                x[0, 0] = math.inf  # overflows whatever the scale
+            train.step(backend, x, y)
+            trajectory.append((scale, backend.skipped))
+        trajectories.append(trajectory)
+    assert trajectories[0] == trajectories[1]
+    skipped = sum(s for _, s in trajectories[0])
+    assert 4 <= skipped < 40
+
+
+def test_static_scale_of_amp_never_moves(device):
+    task = make_task()
+    backend = make_backend("amp", task, "fp16", device, StaticLossScale(128.0))
+    for seed in range(5):
+        x, y = make_batch(task, device, seed)
+        x[0, 0] = math.inf if seed == 2 else x[0, 0]
+        train.step(backend, x, y)
+        assert backend.skipped == (seed == 2)
+        assert float(backend.loss_scale()) == 128.0
+
+
+@pytest.mark.parametrize("name", ["fp32", "amp", "scratch"])
+def test_without_loss_scaling_nothing_is_checked(name):
+    task = make_task()
+    x, y = make_batch(task, CPU)
+    x[0, 0] = math.nan
+    backend = make_backend(name, task, "fp32" if name == "fp32" else "bf16", CPU)
+    train.step(backend, x, y)
+    assert not backend.skipped
+    assert backend.master_params()["b1"].isnan().any()
+
+
+@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+def test_state_dict_continues_bit_for_bit(device, name, precision, tmp_path):
+    task = make_task(momentum=0.9)
+    scaled = name != "fp32"
+    stream = [make_batch(task, device, seed) for seed in range(6)]
+
+    def new():
+        return make_backend(
+            name, task, precision, device, DynamicLossScale(2.0**20, growth_interval=3) if scaled else None
+        )
+
+    whole = new()
+    for x, y in stream[:3]:
+        train.step(whole, x, y)
+    torch.save(whole.state_dict(), tmp_path / "state.pt")
+    resumed = new()
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
+    for x, y in stream[3:]:
+        assert float(whole.loss_scale()) == float(resumed.loss_scale())
+        assert train.step(whole, x, y).item() == train.step(resumed, x, y).item()
+    assert mlp.fingerprint(whole.master_params()) == mlp.fingerprint(resumed.master_params())
+
+
+@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+def test_observed_dtypes_are_what_the_precision_promises(device, name, precision):
+    task = make_task()
+    backend = make_backend(name, task, precision, device)
+    loss = train.step(backend, *make_batch(task, device))
+    assert (loss.dtype, loss.shape, loss.device.type) == (torch.float32, (), device.type)
+    gradients = "fp32" if name == "amp" else precision  # autograd casts them back before anybody sees them
+    assert backend.dtypes() == {
+        "params": "fp32", "activations": precision, "loss": "fp32", "gradients": gradients, "optimizer": "fp32",
+    }  # fmt: skip
+
+
+def test_activations_stay_in_compute_dtype_inside_scratch(device):
+    task = make_task()
+    backend = make_backend("scratch", task, "bf16", device)
+    backend.forward(*make_batch(task, device))
+    assert {z.dtype for z in backend.z} == {p.dtype for p in backend.params.values()} == {torch.bfloat16}
+    assert [tuple(z.shape) for z in backend.z] == [(32, width) for width in task.sizes[:-1]]
+
+
+@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+def test_training_learns_a_batch_by_heart(device, name, precision):
+    task = make_task(lr=0.3, hidden=[64], momentum=0.9)
+    backend = make_backend(name, task, precision, device, DynamicLossScale() if precision == "fp16" else None)
+    x, y = make_batch(task, device)
+    losses = [train.step(backend, x, y).item() for _ in range(60)]
+    assert losses[0] > 1.4  # log 5 = 1.6, knowing nothing of 5 classes
+    assert losses[-1] < 0.05
+
+
+# ---- choosing
+
+
+def test_auto_precision_is_fp16_on_cuda_and_bf16_on_a_cpu():
+    cuda = torch.device("cuda")
+    assert resolve_precision("auto", BACKENDS["scratch"].PRECISIONS, cuda, "scratch") == "fp16"
+    assert resolve_precision("auto", BACKENDS["scratch"].PRECISIONS, CPU, "scratch") == "bf16"
+    assert resolve_precision("auto", BACKENDS["fp32"].PRECISIONS, cuda, "fp32") == "fp32"
+    assert resolve_precision("tf32", BACKENDS["fp32"].PRECISIONS, cuda, "fp32") == "tf32"
+
+
+@pytest.mark.parametrize(
+    ("precision", "name", "message"),
+    [
+        ("fp8", "scratch", "precision=fp8: expected one of auto, fp32, tf32, fp16, bf16"),
+        ("fp16", "fp32", "precision=fp16: backend=fp32 accepts one of auto, fp32, tf32"),
+        ("fp32", "amp", "precision=fp32: backend=amp accepts one of auto, fp16, bf16"),
+        ("tf32", "scratch", "precision=tf32: needs a CUDA device"),
+    ],
+)
+def test_a_precision_that_cannot_be_had_is_named(precision, name, message):
+    with pytest.raises(InputError, match=message):
+        resolve_precision(precision, BACKENDS[name].PRECISIONS, CPU, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "message"),
+    [
+        ("fp32", DynamicLossScale(), "loss_scale=DynamicLossScale: backend=fp32"),
+        ("amp", DynamicLossScale(min_scale=1.0), "loss_scale.min_scale=1.0"),
+        ("amp", DynamicLossScale(hysteresis=2), "loss_scale.hysteresis=2"),
+    ],
+)
+def test_a_loss_scale_that_a_backend_cannot_do_is_named(name, policy, message):
+    precision = BACKENDS[name].PRECISIONS[0]
+    with pytest.raises(InputError, match=message):
+        make_backend(name, make_task(), precision, CPU, policy)
+
+
+def test_dtypes_table_is_complete():
+    assert set(DTYPES) == {"fp32", "tf32", "fp16", "bf16"}

@@ -1,0 +1,31 @@
+"""The comparison of finished runs: a table and figures. Reads records only; knows no backend by name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpcompare.records import find_runs
+from mpcompare.report import figures, table
+from mpcompare.report.comparison import compare
+
+
+def report(folders: Sequence[Path], out: Path, baseline: str) -> bool:
+    """Compares all runs at and below ``folders``; prints the table and writes it, with the figures, into ``out``.
+
+    Args:
+        folders: runs or sweeps.
+        out: gets ``summary.csv``, ``loss.png``, ``step_time.png`` and ``memory.png``; made if it is missing.
+        baseline: backend to compare with; where a comparison lacks it, its first finished run, and the table says so.
+
+    Returns:
+        Whether every run finished.
+
+    Raises:
+        InputError: a folder without runs, or a run that cannot be read.
+    """
+    comparisons = compare(find_runs(folders), baseline)
+    out.mkdir(parents=True, exist_ok=True)
+    table.write(comparisons, out / "summary.csv")
+    figures.draw(comparisons, out)
+    table.show(comparisons)
+    print(f"Report: {out}")
+    return all(entry.ok for comparison in comparisons for entry in comparison.entries)

@@ -1,0 +1,133 @@
+"""The comparison as figures: loss, step time, memory. One column of panels a comparison, one colour a run."""
+
+import logging
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mpcompare.report.comparison import Comparison, Entry
+
+# Okabe and Ito's palette: told apart by colour-blind readers; lines differ in their dashes too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
+WIDTH = 6.4  # inches a comparison
+logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run announces a font cache
+
+
+def draw(comparisons: Sequence[Comparison], out: Path) -> None:
+    """Writes ``loss.png``, ``step_time.png`` and ``memory.png`` into ``out``; comparisons with no finished run are
+    left out, and with none at all nothing is drawn."""
+    drawn = [c for c in comparisons if _finished(c)]
+    if not drawn:
+        return
+    _save(_loss(drawn), out / "loss.png")
+    bars = max(len(_finished(c)) for c in drawn)
+    _save(_bars(drawn, bars, _step_time), out / "step_time.png")
+    _save(_bars(drawn, bars, _memory), out / "memory.png")
+
+
+def _finished(comparison: Comparison) -> list[Entry]:
+    return [entry for entry in comparison.entries if entry.ok]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    unfinished = path.with_name(f".{path.name}")
+    figure.savefig(unfinished, format="png", dpi=150)
+    unfinished.replace(path)
+
+
+def _title(axes: Axes, comparison: Comparison) -> None:
+    lines = [comparison.title, *textwrap.wrap(comparison.dataset, 80)]
+    axes.set_title("\n".join(lines), fontsize=9, loc="left")
+
+
+def _loss(comparisons: Sequence[Comparison]) -> Figure:
+    """Loss curves above, their difference to the baseline below on a log axis; warm-up shaded, skipped steps marked."""
+    figure = Figure(figsize=(WIDTH * len(comparisons), 6.4), layout="constrained")
+    panels = figure.subplots(2, len(comparisons), squeeze=False, sharex="col", height_ratios=(3, 2))
+    for column, comparison in enumerate(comparisons):
+        above, below = panels[:, column]
+        _title(above, comparison)
+        for place, entry in enumerate(_finished(comparison)):
+            steps = entry.run.steps
+            style = {"color": COLOURS[place % 7], "linestyle": DASHES[place % 7]}
+            is_baseline = entry.baseline is entry.run
+            above.plot(
+                steps["step"],
+                steps["loss"],
+                label=entry.label + (" (baseline)" if is_baseline else ""),
+                **style,
+                linewidth=5 if is_baseline else max(2.6 - 0.5 * place, 1),
+                alpha=0.45 if is_baseline else 1,
+                zorder=1 if is_baseline else 2,
+            )
+            skipped = steps[steps["skipped"]]
+            above.plot(skipped["step"], skipped["loss"], "x", color=style["color"], markersize=8)
+            if not is_baseline and len(entry.loss_diff):
+                # A log axis has no zero: equal losses leave a gap.
+                difference = np.where(entry.loss_diff > 0, entry.loss_diff, np.nan)
+                below.plot(steps["step"][: len(difference)], difference, marker="o", markersize=3, **style)
+        warmup = int(_finished(comparison)[0].run.steps["warmup"].sum())
+        for axes in (above, below):
+            axes.axvspan(0.5, warmup + 0.5, color="0.92", zorder=0, label="warm-up" if warmup else None)
+            axes.grid(alpha=0.3)
+        above.legend(fontsize=8)
+        above.set_ylabel("training loss")
+        below.set_yscale("log")
+        below.set_ylabel("|loss - baseline's|")
+        below.set_xlabel("step; a gap below is a step without any difference, an x above a skipped one")
+        below.xaxis.get_major_locator().set_params(integer=True)
+        if not below.lines:
+            below.text(0.5, 0.5, "nothing to compare with", transform=below.transAxes, ha="center", color="0.4")
+    return figure
+
+
+def _bars(comparisons: Sequence[Comparison], bars: int, fill: Callable[[Axes, list[Entry]], None]) -> Figure:
+    """A panel of horizontal bars a comparison, the first run at the top."""
+    figure = Figure(figsize=(WIDTH * len(comparisons), 1.6 + 0.5 * bars), layout="constrained")
+    panels = figure.subplots(1, len(comparisons), squeeze=False)
+    for axes, comparison in zip(panels[0], comparisons, strict=True):
+        entries = _finished(comparison)
+        _title(axes, comparison)
+        fill(axes, entries)
+        axes.set_yticks(range(len(entries)), [entry.label for entry in entries])
+        axes.set_ylim(bars - 0.4, -0.6)  # inverted; the same bar height in every panel
+        axes.set_xlim(0, 1.45 * axes.dataLim.xmax)  # room for the numbers beside the bars
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+    return figure
+
+
+def _colours(entries: list[Entry]) -> list[str]:
+    return [COLOURS[place % 7] for place in range(len(entries))]
+
+
+def _step_time(axes: Axes, entries: list[Entry]) -> None:
+    p20, p50, p80 = (np.array([e.run.result[f"step_ms_p{p}"] for e in entries]) for p in (20, 50, 80))
+    axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=_colours(entries), ecolor="0.2", capsize=4)
+    for place, entry in enumerate(entries):
+        ratio = "baseline" if entry.baseline is entry.run else f"{entry.speedup:.2f}x"
+        axes.annotate(
+            f"{p50[place]:.4g} ms, {ratio}", (p80[place], place), (6, 0), textcoords="offset points", va="center"
+        )
+    axes.set_xlabel("ms a step: median, p20 to p80; x: speed relative to the baseline")
+
+
+def _memory(axes: Axes, entries: list[Entry]) -> None:
+    measured = [e.run.result["peak_memory_bytes"] / 1e6 for e in entries]
+    model = [e.run.result["peak_memory_bytes_analytic"] / 1e6 for e in entries]
+    axes.barh(range(len(entries)), measured, color=_colours(entries), label="measured")
+    axes.plot(model, range(len(entries)), "|", color="black", markersize=18, markeredgewidth=2, label="analytic model")
+    for place, megabytes in enumerate(measured):
+        axes.annotate(
+            f"{megabytes:.4g} MB",
+            (max(megabytes, model[place]), place),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axes.set_xlabel("peak memory of a step in MB; black line: analytic model")

@@ -1,0 +1,96 @@
+"""Every configuration composes and instantiates, and the invariant: a config <-> a file <-> a row of the README."""
+
+import re
+from itertools import product
+from pathlib import Path
+
+import hydra
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from mpcompare import backends, mlp
+from mpcompare.loss_scale import NoLossScale, StaticLossScale
+from mpcompare.paths import CONF, CSRC
+
+GROUPS = {group.name: sorted(p.stem for p in group.glob("*.yaml")) for group in CONF.iterdir() if group.is_dir()}
+
+
+@pytest.fixture(autouse=True)
+def hydra_context():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+@pytest.mark.parametrize(("group", "option"), [(g, o) for g, options in GROUPS.items() for o in options])
+def test_every_option_composes_and_instantiates(group, option):
+    override = f"+{group}={option}" if group == "experiment" else f"{group}={option}"
+    cfg = compose("config", [override])
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    cls = hydra.utils.get_class(cfg.backend._target_)
+    assert {"forward", "backward", "unscale", "step", "update"} <= set(dir(cls))
+    assert isinstance(hydra.utils.instantiate(cfg.task, _convert_="all"), mlp.Task)
+    assert callable(hydra.utils.instantiate(cfg.data))
+    policy = hydra.utils.instantiate(cfg.loss_scale)
+    policy = policy("fp16") if callable(policy) else policy
+    assert isinstance(policy, (NoLossScale, StaticLossScale))
+
+
+def test_every_combination_of_backend_task_and_loss_scale_composes():
+    for backend, task, scale in product(GROUPS["backend"], GROUPS["task"], GROUPS["loss_scale"]):
+        compose("config", [f"backend={backend}", f"task={task}", f"loss_scale={scale}"])
+
+
+def test_a_backend_is_a_config_a_file_and_a_row_of_the_readme():
+    files = {p.stem for p in Path(backends.__file__).parent.glob("*.py")} - {"__init__"}
+    readme = (CONF.parent / "README.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)` \|", readme.split("## Backends")[1].split("\n## ")[0], re.MULTILINE))
+    assert set(GROUPS["backend"]) == files == rows
+    for name in files:
+        assert compose("config", [f"backend={name}"]).backend._target_.startswith(f"mpcompare.backends.{name}.")
+
+
+def test_the_task_brings_its_data_and_the_command_line_has_the_last_word():
+    assert "auto" in compose("config", []).data._target_
+    assert "synthetic" in compose("config", ["task=recipe_mlp"]).data._target_
+    assert "digits" in compose("config", ["task=recipe_mlp", "data=digits"]).data._target_
+
+
+def test_defaults_are_the_ones_that_are_documented():
+    cfg = compose("config", [])
+    task = hydra.utils.instantiate(cfg.task, _convert_="all")
+    assert task.sizes == (784, 8192, 10)
+    assert (task.batch_size, task.lr, task.loss, cfg.train.steps, cfg.train.warmup_steps) == (
+        8192, 0.01, "cross_entropy", 20, 3,
+    )  # fmt: skip
+    recipe = hydra.utils.instantiate(compose("config", ["task=recipe_mlp"]).task, _convert_="all")
+    assert recipe.sizes == (4096,) * 4
+    assert (recipe.batch_size, recipe.lr, recipe.loss, recipe.samples) == (512, 0.001, "mse", 50 * 512)
+
+
+def test_every_experiment_opens_with_the_command_that_runs_it():
+    for name in GROUPS["experiment"]:
+        text = (CONF / "experiment" / f"{name}.yaml").read_text()
+        assert f"# python -m mpcompare +experiment={name}" in text.splitlines()[:3]
+
+
+def test_every_knob_is_explained():
+    for path in CONF.rglob("*.yaml"):
+        assert path.read_text().startswith("#"), path
+
+
+def test_dynamic_loss_scale_has_grad_scalers_keys_and_defaults():
+    cfg = OmegaConf.to_container(compose("config", ["loss_scale=dynamic"]).loss_scale)
+    import torch
+
+    state = torch.amp.GradScaler("cpu").state_dict()
+    theirs = {
+        "init_scale": state["scale"],
+        **{k: state[k] for k in ("growth_factor", "backoff_factor", "growth_interval")},
+    }
+    assert {k: cfg[k] for k in theirs} == theirs
+
+
+def test_native_sources_are_where_the_build_looks():
+    assert (CSRC / "ops.cpp").is_file()
+    assert {p.stem for p in CSRC.glob("cuda/*.cu")} == {p.stem for p in CSRC.glob("cpu/*.cpp")}  # mirrored names

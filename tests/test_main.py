@@ -1,0 +1,231 @@
+"""The command line as a user has it: what the README and --help name, what is written, and every wrong input."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import CUDA, SMALL
+
+REQUIRED_RESULTS = {
+    "backend", "engine", "precision", "dtypes", "step_ms_p20", "step_ms_p50", "step_ms_p80", "samples_per_s", "tflops",
+    "peak_memory_bytes", "peak_memory_bytes_analytic", "final_loss", "test_accuracy", "test_loss", "dataset",
+    "dataset_reason", "dataset_fingerprint", "initial_weights", "versions", "device", "device_name", "threads", "flags",
+    "commit", "config", "status",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device_name", ["cpu", CUDA])
+def test_a_run_writes_steps_and_result(cli, tmp_path, device_name):
+    folder = tmp_path / "run"
+    ended = cli(*SMALL, f"hydra.run.dir={folder}", f"device={device_name}")
+    assert ended.code == 0, ended.err
+    steps = pd.read_csv(folder / "steps.csv")
+    assert steps["step"].tolist() == [1, 2, 3, 4, 5]
+    assert steps["warmup"].tolist() == [True, False, False, False, False]
+    assert (steps["step_ms"] > 0).all()
+    assert steps["loss"][0] == pytest.approx(math.log(10), abs=0.3)  # knowing nothing of 10 classes
+    result = json.loads((folder / "result.json").read_text())
+    assert set(result) >= REQUIRED_RESULTS
+    assert result["status"] == "ok"
+    assert (result["backend"], result["dataset"], result["device"]) == ("scratch", "digits", device_name)
+    assert result["precision"] == ("bf16" if device_name == "cpu" else "fp16")
+    assert result["dtypes"]["activations"] == result["precision"]
+    assert result["final_loss"] == steps["loss"].iloc[-1]
+    timed = steps["step_ms"][1:]
+    assert result["step_ms_p20"] <= result["step_ms_p50"] == timed.median() <= result["step_ms_p80"]
+    assert result["samples_per_s"] == pytest.approx(64 / result["step_ms_p50"] * 1e3)
+    assert result["config"]["task"]["hidden"] == [32]
+    assert not list(folder.glob(".*.json*"))  # nothing half-written is left
+
+
+def test_the_sweep_of_the_readme_ends_in_a_report(cli, tmp_path):
+    folder = tmp_path / "sweep"
+    ended = cli("-m", "backend=scratch,amp,fp32", *SMALL, f"hydra.sweep.dir={folder}")
+    assert ended.code == 0, ended.err
+    table = pd.read_csv(folder / "report" / "summary.csv")
+    assert table["backend"].tolist() == ["scratch", "amp", "fp32"]
+    assert table["status"].tolist() == ["ok"] * 3
+    assert table["engine"].tolist() == ["native", "torch", "torch"]
+    assert table["speedup_vs_baseline"][1] == 1.0
+    assert table["max_abs_loss_diff_vs_baseline"][1] == 0.0
+    # Same weights, same batches: bf16's unit roundoff is 2^-8, and the losses are about 2.3.
+    assert (table["max_abs_loss_diff_vs_baseline"] < 2.3 * 2**-8).all()
+    results = [json.loads(p.read_text()) for p in sorted(folder.glob("*/result.json"))]
+    for key in ("initial_weights", "dataset_fingerprint"):
+        assert len({r[key] for r in results}) == 1
+    for name in ("loss", "step_time", "memory"):
+        assert (folder / "report" / f"{name}.png").stat().st_size > 10_000
+    assert "x amp bf16" in ended.out
+    assert f"Report: {folder / 'report'}" in ended.out
+    assert "digits" in ended.out
+
+    from mpcompare.report.__main__ import main
+
+    again = cli(str(folder), "--out", str(tmp_path / "again"), "--baseline", "fp32", main=main)
+    assert again.code == 0
+    assert pd.read_csv(tmp_path / "again" / "summary.csv")["speedup_vs_baseline"][2] == 1.0
+    assert cli(str(tmp_path / "nothing"), main=main).code == 2
+
+
+def test_a_sweep_over_precisions_and_batch_sizes_compares_like_with_like(cli, tmp_path):
+    folder = tmp_path / "sweep"
+    ended = cli("-m", "backend=scratch,amp", "precision=fp16,bf16", *SMALL, "task.batch_size=32,64",
+                f"hydra.sweep.dir={folder}")  # fmt: skip
+    assert ended.code == 0, ended.err
+    table = pd.read_csv(folder / "report" / "summary.csv")
+    assert len(table) == 8
+    assert len(table.groupby("batch_size")) == 2
+    for row in table.itertuples():
+        assert f"-amp-{row.precision}" in row.baseline
+        assert table.set_index("run").loc[row.baseline].batch_size == row.batch_size
+
+
+def test_a_job_that_fails_is_a_row_and_the_others_finish(cli, tmp_path):
+    folder = tmp_path / "sweep"
+    ended = cli("-m", "backend=fp32,scratch", "precision=fp16", *SMALL, f"hydra.sweep.dir={folder}")
+    assert ended.code == 1
+    table = pd.read_csv(folder / "report" / "summary.csv")
+    assert table["status"].tolist() == ["failed", "ok"]
+    assert table["error"][0] == "precision=fp16: backend=fp32 accepts one of auto, fp32, tf32"
+    assert table["error"][0] in ended.out
+
+
+def test_help_and_cfg_are_quick_and_import_nothing_heavy():
+    script = (
+        "import sys; sys.argv = ['mpcompare', '{}']; from mpcompare.__main__ import main\n"
+        "try: main()\nfinally: print('torch' in sys.modules, 'pandas' in sys.modules, 'matplotlib' in sys.modules)"
+    )
+    start = time.perf_counter()
+    ended = subprocess.run([sys.executable, "-c", script.format("--help")], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - start < 10  # 0.3 s on a quiet machine; the bound that matters is the next line
+    assert ended.stdout.splitlines()[-1] == "False False False"
+    groups = ("backend: amp, fp32, scratch", "data: auto, digits, mnist, synthetic", "loss_scale:", "experiment: seed")
+    for text in (*groups, "task:", "train:", "precision: auto", "python -m mpcompare -m backend=scratch,amp,fp32"):
+        assert text in ended.stdout
+    ended = subprocess.run(
+        [sys.executable, "-m", "mpcompare", "--cfg", "job"], capture_output=True, text=True, check=True
+    )
+    assert "batch_size: 8192" in ended.stdout
+
+
+def test_experiment_seed_takes_every_step_of_an_epoch_from_the_first(cli, tmp_path):
+    small = [a for a in SMALL if not a.startswith("train.")]
+    ended = cli("+experiment=seed", *small, f"hydra.run.dir={tmp_path / 'run'}")
+    assert ended.code == 0, ended.err
+    steps = pd.read_csv(tmp_path / "run" / "steps.csv")
+    assert len(steps) == 7
+    assert not steps["warmup"].any()
+
+
+@pytest.mark.parametrize("backend", ["scratch", "amp"])
+def test_the_first_seven_losses_on_mnist_are_those_of_the_original_script(cli, tmp_path, mnist_root, backend):
+    ended = cli("+experiment=seed", f"backend={backend}", "data=mnist", f"data.root={mnist_root}",
+                f"hydra.run.dir={tmp_path / 'run'}")  # fmt: skip
+    assert ended.code == 0, ended.err
+    losses = pd.read_csv(tmp_path / "run" / "steps.csv")["loss"]
+    original = [2.327, 2.237, 2.175, 2.117, 2.058, 2.006, 1.948]
+    assert losses.tolist() == pytest.approx(original, abs=0.05)
+
+
+BAD = {
+    "unknown backend": (["backend=nope"], "backend=nope: expected one of amp, fp32, scratch"),
+    "unknown precision": (["precision=fp17"], "precision=fp17: expected one of auto, fp32, tf32, fp16, bf16"),
+    "unknown data": (["data=imagenet"], "data=imagenet: expected one of auto, digits, mnist, synthetic"),
+    "fp32 in fp16": (["backend=fp32", "precision=fp16"], "precision=fp16: backend=fp32 accepts one of"),
+    "batch size 0": (["task.batch_size=0"], "task.batch_size=0: expected a whole number of at least 1"),
+    "batch size negative": (["task.batch_size=-1"], "task.batch_size=-1: expected a whole number of at least 1"),
+    "batch size too large": (["task.batch_size=641"], "task.batch_size=641: data=digits has only 640 samples"),
+    "hidden 0": (["task.hidden=[0]"], "task.hidden=[0]: expected whole numbers of at least 1"),
+    "steps 0": (["train.steps=0"], "train.steps=0: expected a whole number of at least 1"),
+    "steps a word": (["train.steps=many"], "train.steps=many: expected a whole number of at least 1"),
+    "warm-up negative": (["train.warmup_steps=-1"], "train.warmup_steps=-1: expected a whole number of at least 0"),
+    "lr NaN": (["task.lr=nan"], "task.lr=nan: expected a finite number above 0"),
+    "seed negative": (["seed=-1"], "seed=-1: expected a whole number of at least 0"),
+    "unknown key": (["train.step=3"], "Could not override 'train.step'"),
+    "unparsable": (["task.hidden=["], "task.hidden=[: "),
+    "unknown engine": (["engine=cublas"], "engine=cublas: expected one of auto, native, torch"),
+    "unknown device": (["device=tpu"], "device=tpu: expected one of auto, cpu, cuda"),
+    "bad loss scale": (["loss_scale=dynamic", "loss_scale.growth_factor=1"], "loss_scale.growth_factor=1: expected"),
+    "output in a file": (["hydra.run.dir=file/run"], "hydra.run.dir=file/run: cannot write there (Not a directory)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_an_exit_code(cli, tmp_path, case):
+    arguments, message = BAD[case]
+    (tmp_path / "file").write_text("")
+    ended = cli(*SMALL, *arguments)
+    assert ended.code == 2
+    (line,) = [line for line in ended.err.splitlines() if not line.startswith("[")]
+    assert line.startswith(f"mpcompare: error: {message}")
+    assert not list(tmp_path.rglob("steps.csv"))
+    assert all(json.loads(p.read_text())["status"] == "failed" for p in tmp_path.rglob("result.json"))
+
+
+def test_an_unwritable_folder_of_a_sweep_is_found_before_the_first_job(cli, tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = cli("-m", "backend=scratch,amp", *SMALL, "hydra.sweep.dir=file/sweep")
+    assert ended.code == 2
+    assert "hydra.sweep.dir=file/sweep: cannot write there" in ended.err
+    assert "Launching" not in ended.out
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
+def test_cuda_where_there_is_none(cli):
+    ended = cli(*SMALL, "device=cuda")
+    assert ended.code == 2
+    assert "device=cuda: torch " in ended.err
+    assert "use device=cpu" in ended.err
+
+
+def test_a_second_run_into_the_same_folder_loses_nothing(cli, tmp_path):
+    folder = tmp_path / "run"
+    assert cli(*SMALL, f"hydra.run.dir={folder}").code == 0
+    before = [(folder / name).read_bytes() for name in ("steps.csv", "result.json")]
+    ended = cli(*SMALL, f"hydra.run.dir={folder}", "backend=amp")
+    assert ended.code == 2
+    assert "already holds a run" in ended.err
+    assert [(folder / name).read_bytes() for name in ("steps.csv", "result.json")] == before
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_ctrl_c_ends_in_seconds_and_leaves_every_finished_step(tmp_path, sweep):
+    small = [a for a in SMALL if not a.startswith("train.steps")]
+    where = ["-m", "backend=scratch,amp", f"hydra.sweep.dir={tmp_path}"] if sweep else [f"hydra.run.dir={tmp_path}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpcompare", *where, *small, "train.steps=1000000"], stderr=subprocess.PIPE, text=True,
+        cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    deadline = time.time() + 120
+    while not any(p.stat().st_size > 2000 for p in tmp_path.rglob("steps.csv")):
+        assert process.poll() is None
+        assert time.time() < deadline
+        time.sleep(0.05)
+    interrupted = time.time()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert time.time() - interrupted < 10
+    assert process.returncode == 130
+    assert "mpcompare: interrupted" in err
+    assert "Traceback" not in err
+    (path,) = tmp_path.rglob("steps.csv")
+    steps = pd.read_csv(path)
+    assert steps["step"].tolist() == list(range(1, len(steps) + 1))
+    assert steps.notna().all(axis=None)
+    assert json.loads((path.parent / "result.json").read_text())["status"] == "interrupted"
+
+
+def test_nothing_is_drawn_where_stderr_is_not_a_terminal(tmp_path):
+    command = [sys.executable, "-m", "mpcompare", *SMALL, f"hydra.run.dir={tmp_path / 'run'}"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert ended.stderr == ""
+    assert "\x1b" not in ended.stdout
+    assert "scratch bf16" in ended.stdout
+    assert str(Path("run")) in ended.stdout

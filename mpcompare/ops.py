@@ -63,6 +63,43 @@ def torch_gemm(
     out.copy_(alpha * product if beta == 0 else alpha * product + beta * out.float())
 
 
+def linear(x: Tensor, w: Tensor, bias: Tensor, out: Tensor, *, relu: bool = False) -> None:
+    """``out = x w + bias``, or relu of it: ``[n, in] [in, out] + [out] -> [n, out]``, rounded once."""
+    torch.ops.mpcompare.linear(x, w, bias, out, relu=relu)
+
+
+def relu_backward(da: Tensor, w: Tensor, z: Tensor, dbias: Tensor) -> None:
+    """``z = da w^T where z > 0 else 0`` in place, ``[n, out] [in, out]^T -> [n, in]``; ``dbias`` its column sums."""
+    torch.ops.mpcompare.relu_backward(da, w, z, dbias)
+
+
+def cross_entropy(
+    logits: Tensor, y: Tensor, dlogits: Tensor, dbias: Tensor, loss: Tensor, *, loss_scale: float = 1.0
+) -> None:
+    """Mean cross-entropy of ``logits`` ``[n, c]`` for classes ``y`` ``[n]`` into the fp32 scalar ``loss``, the gradient
+    of ``loss_scale * loss`` into ``dlogits``, its column sums into ``dbias``; in fp32 throughout."""
+    torch.ops.mpcompare.cross_entropy(logits, y, dlogits, dbias, loss, loss_scale=loss_scale)
+
+
+def mse(output: Tensor, y: Tensor, doutput: Tensor, dbias: Tensor, loss: Tensor, *, loss_scale: float = 1.0) -> None:
+    """Mean squared error over all elements of ``output`` ``[n, c]``; else like :func:`cross_entropy`."""
+    torch.ops.mpcompare.mse(output, y, doutput, dbias, loss, loss_scale=loss_scale)
+
+
+def sgd(
+    master: Tensor,
+    velocity: Tensor | None,
+    params: Tensor | None,
+    grad: Tensor,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    inv_scale: float = 1.0,
+) -> None:
+    """``v = momentum v + inv_scale grad; master -= lr v; params = master, rounded``: one pass over memory."""
+    torch.ops.mpcompare.sgd(master, velocity, params, grad, lr=lr, momentum=momentum, inv_scale=inv_scale)
+
+
 def select_gemm(engine: str, device: torch.device) -> tuple[str, Gemm]:
     """The engine that will be used and its gemm.
 
@@ -104,6 +141,8 @@ def _load_once(part: str) -> BuildError | None:
         return BuildError(f"{library} does not load, delete it to build it again: {error}")
     if part == "cpu":  # it holds the schema
         torch.library.register_fake("mpcompare::gemm")(_fake_gemm)
+        for name in ("linear", "relu_backward", "cross_entropy", "mse", "sgd"):  # they write arguments, return nothing
+            torch.library.register_fake(f"mpcompare::{name}")(lambda *_, **__: None)
     return None
 
 

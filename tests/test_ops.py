@@ -79,6 +79,33 @@ def test_gemm_of_any_shape_and_row_stride(M, N, K, dtype, trans_a, trans_b, alph
         assert c.as_strided((M, pad), c.stride(), N).isnan().all()  # nothing written between the rows
 
 
+@given(
+    M=st.integers(1, 400), N=st.sampled_from([1, 2, 9, 10, 14, 15, 33]), K=st.integers(1, 1500),
+    dtype=st.sampled_from(list(UNIT_ROUNDOFF)), trans_a=st.booleans(), trans_b=st.booleans(),
+)  # fmt: skip
+def test_gemm_of_skinny_shapes(M, N, K, dtype, trans_a, trans_b):
+    for m, n, k in ((M, N, K), (N, M, K), (M, K, N)):
+        a, b, c = operands(m, n, k, dtype, trans_a, trans_b)
+        check(a, b, c, trans_a=trans_a, trans_b=trans_b)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_gemm_and_its_naive_reference_agree(dtype):
+    """Both are within the bound of rounding, the reference by three loops that can be read at a glance."""
+    for trans_a, trans_b in ((False, False), (True, False), (False, True), (True, True)):
+        a, b, c = operands(37, 29, 300, dtype, trans_a, trans_b)
+        check(a, b, c.clone(), trans_a=trans_a, trans_b=trans_b, beta=0.5, gemm=torch.ops.mpcompare.gemm_reference)
+        check(a, b, c, trans_a=trans_a, trans_b=trans_b, beta=0.5)
+
+
+@pytest.mark.parametrize(("M", "N", "K"), [(1100, 1100, 700), (2000, 10, 3000), (2000, 3000, 10), (10, 2000, 3000)])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_gemm_across_every_block_boundary(M, N, K, dtype):
+    for trans_a, trans_b in ((False, False), (True, False), (False, True)):
+        a, b, c = operands(M, N, K, dtype, trans_a, trans_b)
+        check(a, b, c.to(a.dtype), trans_a=trans_a, trans_b=trans_b)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_beta_0_never_reads_the_output(device, engine):
     a, b, c = operands(33, 47, 65, "fp32", device=device)
@@ -124,6 +151,17 @@ def test_subnormal_fp16_survives(device):
     assert (out == tiny).all()
 
 
+def test_subnormal_bf16_is_flushed_or_kept_but_never_anything_else():
+    """x86's bf16 instruction takes subnormal inputs for 0 (below 2^-126); plain torch keeps them: the exact path."""
+    tiny = 2.0**-130
+    a = torch.full((4, 4), tiny, dtype=torch.bfloat16)
+    eye = torch.eye(4, dtype=torch.bfloat16)
+    for gemm, accepted in ((ops.native_gemm, (0.0, tiny)), (ops.torch_gemm, (tiny,))):
+        out = torch.empty(4, 4)
+        gemm(a, eye, out)
+        assert set(out.flatten().tolist()) <= set(accepted)
+
+
 def test_result_does_not_depend_on_the_number_of_threads():
     a, b, _ = operands(300, 700, 900, "bf16")
     threads, results = torch.get_num_threads(), []
@@ -147,6 +185,15 @@ def test_one_openmp_runtime_serves_torch_and_the_operators():
     assert len(runtimes) == 1, runtimes
 
 
+def overlapping(like, which):
+    """a 4 x 6, b 6 x 8 and out 4 x 8 in one buffer; the last element of a, or of b, is the first of out."""
+    memory = torch.zeros(24 + 48 + 32, device=like.device)
+    a, b = memory[:24].view(4, 6), memory[24:72].view(6, 8)
+    if which == "a":
+        return a, torch.zeros_like(b), memory[23:55].view(4, 8)
+    return a, b, memory[71:103].view(4, 8)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -161,6 +208,8 @@ def test_one_openmp_runtime_serves_torch_and_the_operators():
         (lambda a, b, c: (a[0], b, c), "expected three matrices"),
         (lambda a, b, c: (a[:0], b, c[:0]), "empty matrix"),
         (lambda a, b, c: (c[:, :6], b, c), "must not overlap"),
+        (lambda a, b, c: overlapping(a, "a"), "must not overlap"),
+        (lambda a, b, c: overlapping(a, "b"), "must not overlap"),
     ],
 )
 def test_what_gemm_cannot_do_is_rejected(device, change, message):

@@ -1,166 +1,365 @@
-// gemm on the CPU, in the blocked scheme of BLIS (Van Zee and van de Geijn, 2015).
+// gemm and its epilogues on the CPU, in the blocked scheme of BLIS (Van Zee and van de Geijn, 2015).
 //
-// C is cut into blocks and each block belongs to one thread, so threads never wait for each other and every element of C
-// is summed in the same order whatever their number: the result does not depend on the thread count.
+//   pack.hpp        copies blocks of both operands into panels that are read front to back
+//   micro_kernel    a tile of C in registers: one operand broadcast number by number, the other read as vectors
+//   multiply        the loops: which block, which thread, which tile
+//   epilogues       what happens to a finished tile: scaled and stored, bias and relu, mask and column sums
+//   reference       the naive triple loop that says what is meant; the tests compare with it
 //
-//   block of C, mb x nb      fp32 sums, kept until all of K is in; then scaled, rounded once and stored
-//     step of KB along K     pack mb x KB of A and KB x nb of B, widened to fp32, into consecutive panels
-//       tile, MR x NR        the micro-kernel: as many accumulators as the CPU has vector registers
-//
-// 16-bit values widen to fp32 exactly, and so do their products (bf16's within fp32's range), so one fp32 kernel serves
-// every storage.
+// C is cut into blocks and each block belongs to one thread, so threads never wait for each other, and every element of C
+// is summed in the same order whatever their number. (Column sums, in relu_backward, do depend on that number.)
 
-#include "../gemm.hpp"
+#include "../fused.hpp"
+#include "dispatch.hpp"
+#include "pack.hpp"
 
+#include <omp.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
-#include <algorithm>
-#include <new>
-#include <vector>
 
 namespace {
 
+// A tile is MR x NR: MR rows of the thin operand, NR = NV vectors of the wide one. MR * NV sums, NV vectors of the wide
+// operand and one broadcast fill the registers: 28 + 2 + 1 of 32 (AVX-512), 12 + 2 + 1 of 16 (AVX2), 24 + 3 + 1 of 32.
 #if defined(__AVX512F__)
-constexpr int VL = 16, MR = 14, NV = 2;  // 28 accumulators, 2 of B, 1 of A: 31 of 32 registers
-#elif defined(__AVX2__) && defined(__FMA__)
-constexpr int VL = 8, MR = 6, NV = 2;  // 12 + 2 + 1 of 16
+constexpr int MR = 14, NV = 2;
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+constexpr int MR = 6, NV = 2;
 #elif defined(__ARM_NEON)
-constexpr int VL = 4, MR = 8, NV = 3;  // 24 + 3 + 1 of 32
+constexpr int MR = 8, NV = 3;
 #else
-constexpr int VL = 4, MR = 4, NV = 2;
+constexpr int MR = 4, NV = 2;
 #endif
-constexpr int NR = NV * VL;
-typedef float vec __attribute__((vector_size(VL * sizeof(float)), aligned(sizeof(float)), may_alias));
+constexpr int NR = NV * VL, TILE = MR * NR;
 
-constexpr int64_t KB = 256;   // a panel of B, KB x NR, stays in L1 (32 KB with AVX-512)
-constexpr int64_t MB = 512;   // the block of A, MB x KB, stays in L2 (512 KB)
-constexpr int64_t NB = 2048;  // the block of B, KB x NB, and the sums, MB x NB, come from L3 (2 + 4 MB)
+// ---- micro-kernel: sums[m][NR] (+)= thin panel (lanes x MR, m of them used) times wide panel (lanes x NR)
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// A stored matrix seen as rows x K, whatever its layout: element (r, k) is data[r * row + k * col].
-template <class T>
-struct View {
-  const T* data;
-  int64_t row, col;
-};
-
-// Packs rows [r0, r0 + rows) and columns [k0, k0 + k) into panels of R rows, zero padded:
-// panel p holds element (p R + r, l) at dst[(p k + l) R + r].
-template <int R, class T>
-void pack(float* dst, View<T> x, int64_t r0, int64_t rows, int64_t k0, int64_t k) {
-  for (int64_t p = 0; p < rows; p += R) {
-    const T* src = x.data + (r0 + p) * x.row + k0 * x.col;
-    const int64_t n = std::min<int64_t>(R, rows - p);
-    for (int64_t l = 0; l < k; l++, dst += R) {
-      if (n == R)
-        for (int r = 0; r < R; r++) dst[r] = static_cast<float>(src[r * x.row + l * x.col]);
-      else
-        for (int r = 0; r < R; r++) dst[r] = r < n ? static_cast<float>(src[r * x.row + l * x.col]) : 0.0f;
+// The unroll pragmas make `acc` registers; without them it goes through the stack.
+template <int PK, int m>
+void micro_kernel(int64_t lanes, const uint32_t* thin, const uint32_t* wide, float* sums, bool add) {
+  vec acc[m][NV];
+#pragma GCC unroll 16
+  for (int i = 0; i < m; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++) acc[i][j] = add ? load(sums + i * NR + j * VL) : vec{};
+  for (; lanes > 0; lanes--, thin += MR, wide += NR) {
+    uvec w[NV];
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++) w[j] = read<uvec>(wide + j * VL);
+#pragma GCC unroll 16
+    for (int i = 0; i < m; i++) {
+      const uvec t = uvec{} + thin[i];
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; j++)
+        if constexpr (PK == 1)
+          acc[i][j] += floats(t) * floats(w[j]);
+        else
+          acc[i][j] = dot2(acc[i][j], t, w[j]);
     }
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < m; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++) store(sums + i * NR + j * VL, acc[i][j]);
 }
 
-// sums[MR][NR] += A panel (k x MR) times B panel (k x NR): k rank-1 updates of a tile that lives in registers.
-// The unroll pragmas make `acc` registers; without them it goes through the stack.
-void micro_kernel(int64_t k, const float* a, const float* b, float* sums) {
-  vec acc[MR][NV];
+using MicroKernel = void (*)(int64_t, const uint32_t*, const uint32_t*, float*, bool);
+template <int PK, int... m>
+MicroKernel micro_kernel_for(int64_t rows, std::integer_sequence<int, m...>) {
+  static constexpr MicroKernel table[] = {micro_kernel<PK, m + 1>...};
+  return table[rows - 1];
+}
+
+// ---- loops
+
+// How large a block of C a thread owns, how much of K is packed at a time, and how many thin rows are packed at a time.
+// With AVX-512: a wide panel of 256 lanes is 32 KB (L1), 12 thin panels 168 KB (L2), the wide block and the sums of a
+// block 1 + 4 MB (L3).
+struct Blocking {
+  int64_t thin, wide, lanes, thin_at_a_time;
+};
+
+inline Blocking blocking(int64_t lanes, bool skinny) {
+  if (skinny) return {MR, 1024, 64, MR};  // the wide operand is read once: along memory, in long runs
+  return {73 * MR, lanes <= 64 ? 8192 : 1024, 256, 12 * MR};
+}
+
+// Two rows of A times the n rows of B, packed as vectors along K: tile[2][ld], each a dot product.
+template <class T, int n>
+void two_rows(int64_t K, const T* first, const T* second, const uint32_t* b, float* tile, int64_t ld) {
+  constexpr int PK = PER_LANE<T>;
+  vec acc[2][n] = {};
+  for (int64_t k = 0; k < K; k += VL * PK) {
+    const uvec x = lanes_of_row(first + k, K - k), y = lanes_of_row(second + k, K - k);
 #pragma GCC unroll 16
-  for (int i = 0; i < MR; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++) acc[i][j] = *reinterpret_cast<const vec*>(sums + i * NR + j * VL);
-  for (int64_t l = 0; l < k; l++, a += MR, b += NR) {
-    vec row[NV];
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++) row[j] = *reinterpret_cast<const vec*>(b + j * VL);
-#pragma GCC unroll 16
-    for (int i = 0; i < MR; i++)
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; j++) acc[i][j] += a[i] * row[j];
+    for (int j = 0; j < n; j++, b += VL) {
+      const uvec w = read<uvec>(b);
+      if constexpr (PK == 1) {
+        acc[0][j] += floats(x) * floats(w);
+        acc[1][j] += floats(y) * floats(w);
+      } else {
+        acc[0][j] = dot2(acc[0][j], x, w);
+        acc[1][j] = dot2(acc[1][j], y, w);
+      }
+    }
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < MR; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++) *reinterpret_cast<vec*>(sums + i * NR + j * VL) = acc[i][j];
+  for (int r = 0; r < 2; r++)
+    for (int j = 0; j < n; j++) tile[r * ld + j] = sum(acc[r][j]);
 }
 
-// C[i, j] = alpha sum + beta C[i, j] for the m x n corner of a tile; C is not read where beta = 0.
-template <class C>
-void store_tile(const float* sums, C* c, int64_t ldc, int64_t m, int64_t n, float alpha, float beta) {
-  for (int64_t i = 0; i < m; i++, c += ldc, sums += NR) {
-    if (beta == 0)
-      for (int64_t j = 0; j < n; j++) c[j] = static_cast<C>(alpha * sums[j]);
-    else
-      for (int64_t j = 0; j < n; j++) c[j] = static_cast<C>(alpha * sums[j] + beta * static_cast<float>(c[j]));
-  }
+template <class T>
+using TwoRows = void (*)(int64_t, const T*, const T*, const uint32_t*, float*, int64_t);
+template <class T, int... n>
+TwoRows<T> two_rows_for(int64_t columns, std::integer_sequence<int, n...>) {
+  static constexpr TwoRows<T> table[] = {two_rows<T, n + 1>...};
+  return table[columns - 1];
 }
 
-template <class T, class C>
-void gemm_blocks(const GemmShape& s, View<T> a, View<T> b, C* c, float alpha, float beta) {
+// C = A B^T where C has at most MR columns and the rows of A are contiguous: a dot product along K for each element. A is
+// read once, front to back, two rows at a time; B comes from L2.
+template <class T, class Epilogue>
+void multiply_by_rows(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilogue& epilogue) {
+  constexpr int PK = PER_LANE<T>, LD = (MR + VL - 1) / VL * VL;
+  static thread_local Buffer buffer;
+  const int64_t groups = ceil_div(K, VL * PK);
+  uint32_t* packed = buffer.at_least(groups * N * VL);
+  STD_TORCH_CHECK(packed, "gemm: no memory for the packed operand");
+  std::fill(packed, packed + groups * N * VL, 0u);
+  for (int64_t k = 0; k < K; k++)  // element (n, k) at vector (k / (VL PK), n), number k % (VL PK) in it
+    for (int64_t n = 0; n < N; n++) {
+      const T value = b.data[n * b.row + k * b.col];
+      uint32_t* vector = packed + (k / (VL * PK) * N + n) * VL;
+      if constexpr (PK == 1)
+        reinterpret_cast<float*>(vector)[k % VL] = static_cast<float>(value);
+      else
+        reinterpret_cast<T*>(vector)[k % (VL * PK)] = value;
+    }
+
+  const TwoRows<T> kernel = two_rows_for<T>(N, std::make_integer_sequence<int, MR>{});
   const int threads = static_cast<int>(torch::stable::get_num_threads());
-  // Near-equal blocks, at most MB x NB, and at least as many as threads where the matrix has that many tiles.
-  int64_t blocks_m = ceil_div(s.M, MB), blocks_n = ceil_div(s.N, NB);
-  const int64_t tiles_m = ceil_div(s.M, MR), tiles_n = ceil_div(s.N, NR);
-  blocks_n = std::max(blocks_n, std::min(tiles_n, ceil_div(threads, blocks_m)));
-  blocks_m = std::max(blocks_m, std::min(tiles_m, ceil_div(threads, blocks_n)));
-  const int64_t mb = ceil_div(tiles_m, blocks_m) * MR, nb = ceil_div(tiles_n, blocks_n) * NR;
-  blocks_m = ceil_div(s.M, mb), blocks_n = ceil_div(s.N, nb);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t i = 0; i < M; i += 2) {
+    const int64_t rows = std::min<int64_t>(2, M - i);
+    const T* first = a.data + i * a.row;
+    float tile[2 * LD];
+    kernel(K, first, first + (rows - 1) * a.row, packed, tile, LD);
+    epilogue(i, 0, rows, N, tile, LD);
+  }
+}
+
+// Calls epilogue(i, j, m, n, tile, ld) once for every tile of C = A B^T, A M x K and B N x K as views: tile[r * ld + c]
+// is the sum of C[i + r, j + c], r < m, c < n, in fp32. Rows of the tile may be read up to the next multiple of VL.
+template <class T, class Epilogue>
+void multiply(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilogue& epilogue) {
+  constexpr int PK = PER_LANE<T>;
+  const bool skinny = N <= MR;
+  if (skinny && a.col == 1) return multiply_by_rows(M, N, K, a, b, epilogue);
+  // Skinny, and A's columns are contiguous: A becomes the wide operand, so that no part of a vector is wasted.
+  const View<T> thin = skinny ? b : a, wide = skinny ? a : b;
+  const int64_t rows = skinny ? N : M, columns = skinny ? M : N;
+  const int64_t lanes = lanes_of(K, PK);
+  const Blocking size = blocking(lanes, skinny);
+
+  // Near-equal blocks, a multiple of the number of threads where C has that many tiles.
+  const int threads = static_cast<int>(torch::stable::get_num_threads());
+  const int64_t tiles_t = ceil_div(rows, MR), tiles_w = ceil_div(columns, NR);
+  int64_t blocks_w = ceil_div(columns, size.wide), blocks_t = ceil_div(rows, size.thin);
+  blocks_w = std::max(blocks_w, std::min(tiles_w, ceil_div(threads, blocks_t)));
+  blocks_t = std::max(blocks_t, std::min(tiles_t, ceil_div(threads, blocks_w)));
+  while (blocks_t * blocks_w % threads != 0 && blocks_t < tiles_t) blocks_t++;  // as many for every thread
+  const int64_t block_t = ceil_div(tiles_t, blocks_t) * MR, block_w = ceil_div(tiles_w, blocks_w) * NR;
+  blocks_t = ceil_div(rows, block_t), blocks_w = ceil_div(columns, block_w);
+  const int64_t step = std::min(lanes, size.lanes), stride_t = panel_stride<MR>(step), stride_w = panel_stride<NR>(step);
+  const bool in_steps = step < lanes;  // then the sums of a whole block wait for the last step
 
   bool out_of_memory = false;  // an exception must not leave the parallel region
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t block = 0; block < blocks_m * blocks_n; block++) {
-    const int64_t i0 = block / blocks_n * mb, j0 = block % blocks_n * nb;
-    const int64_t m = std::min(mb, s.M - i0), n = std::min(nb, s.N - j0);
-    static thread_local std::vector<float> packed_a, packed_b, sums;
-    try {
-      packed_a.resize(mb * KB);
-      packed_b.resize(nb * KB);
-      sums.assign(mb * nb, 0.0f);
-    } catch (const std::bad_alloc&) {
+  for (int64_t block = 0; block < blocks_t * blocks_w; block++) {
+    static thread_local Buffer thin_buffer, wide_buffer, sums_buffer;
+    const int64_t t0 = block / blocks_w * block_t, w0 = block % blocks_w * block_w;
+    const int64_t nt = std::min(block_t, rows - t0), nw = std::min(block_w, columns - w0);
+    uint32_t* packed_t = thin_buffer.at_least(ceil_div(size.thin_at_a_time, MR) * stride_t + VL);
+    uint32_t* packed_w = wide_buffer.at_least(ceil_div(block_w, NR) * stride_w + VL);
+    float* sums = reinterpret_cast<float*>(
+        sums_buffer.at_least(in_steps ? ceil_div(block_t, MR) * ceil_div(block_w, NR) * TILE : TILE));
+    if (!packed_t || !packed_w || !sums) {
 #pragma omp atomic write
       out_of_memory = true;
       continue;
     }
-    for (int64_t k0 = 0; k0 < s.K; k0 += KB) {
-      const int64_t k = std::min(KB, s.K - k0);
-      pack<MR>(packed_a.data(), a, i0, m, k0, k);
-      pack<NR>(packed_b.data(), b, j0, n, k0, k);
-      for (int64_t j = 0; j < n; j += NR)
-        for (int64_t i = 0; i < m; i += MR)
-          micro_kernel(k, &packed_a[i * k], &packed_b[j * k], &sums[j * mb + i * NR]);
+
+    for (int64_t l0 = 0; l0 < lanes; l0 += step) {
+      const int64_t k0 = l0 * PK, k = std::min(step * PK, K - k0), now = lanes_of(k, PK);
+      pack<NR>(packed_w, wide, w0, nw, k0, k);
+      for (int64_t s = 0; s < nt; s += size.thin_at_a_time) {
+        const int64_t ns = std::min(size.thin_at_a_time, nt - s);
+        pack<MR>(packed_t, thin, t0 + s, ns, k0, k);
+        const int64_t panels_t = ceil_div(ns, MR), panels_w = ceil_div(nw, NR);
+        for (int64_t tile = 0; tile < panels_t * panels_w; tile++) {
+          // A wide panel stays in L1 while the thin ones pass; with little work a tile, rather write C along its rows.
+          const bool along_rows = lanes <= 64;
+          const int64_t p = along_rows ? tile / panels_w : tile % panels_t;
+          const int64_t q = along_rows ? tile % panels_w : tile / panels_t;
+          const int64_t i = t0 + s + p * MR, j = w0 + q * NR;
+          const int64_t m = std::min<int64_t>(MR, t0 + nt - i), n = std::min<int64_t>(NR, w0 + nw - j);
+          float* sum = in_steps ? sums + ((s / MR + p) * panels_w + q) * TILE : sums;
+          const MicroKernel kernel = micro_kernel_for<PK>(m, std::make_integer_sequence<int, MR>{});
+          kernel(now, packed_t + p * panel_stride<MR>(now), packed_w + q * panel_stride<NR>(now), sum, l0 > 0);
+          if (l0 + step < lanes) continue;
+          if (skinny) {
+            constexpr int LD = (MR + VL - 1) / VL * VL;
+            float turned[NR * LD];
+            for (int64_t c = 0; c < n; c++)
+              for (int64_t r = 0; r < m; r++) turned[c * LD + r] = sum[r * NR + c];
+            epilogue(j, i, n, m, turned, LD);
+          } else {
+            epilogue(i, j, m, n, sum, NR);
+          }
+        }
+      }
     }
-    for (int64_t j = 0; j < n; j += NR)
-      for (int64_t i = 0; i < m; i += MR)
-        store_tile(&sums[j * mb + i * NR], c + (i0 + i) * s.ldc + j0 + j, s.ldc, std::min<int64_t>(MR, m - i),
-                   std::min<int64_t>(NR, n - j), alpha, beta);
   }
   STD_TORCH_CHECK(!out_of_memory, "gemm: no memory for the packed blocks");
 }
 
+// ---- epilogues
+
+// C = alpha sum + beta C; C is not read where beta = 0.
+template <class C>
+struct Scale {
+  C* c;
+  int64_t ldc;
+  float alpha, beta;
+  void operator()(int64_t i, int64_t j, int64_t m, int64_t n, const float* tile, int64_t ld) const {
+    for (int64_t r = 0; r < m; r++)
+      for (int64_t q = 0; q < n; q += VL) {
+        C* p = c + (i + r) * ldc + j + q;
+        vec v = alpha * load(tile + r * ld + q);
+        if (beta != 0) v += beta * load(p, n - q);
+        store(p, v, n - q);
+      }
+  }
+};
+
+// C = sum + bias, or relu of that.
+template <class T, class C>
+struct Bias {
+  C* c;
+  int64_t ldc;
+  const T* bias;
+  bool with_relu;
+  void operator()(int64_t i, int64_t j, int64_t m, int64_t n, const float* tile, int64_t ld) const {
+    for (int64_t q = 0; q < n; q += VL) {
+      const vec b = load(bias + j + q, n - q);
+      for (int64_t r = 0; r < m; r++) {
+        const vec v = load(tile + r * ld + q) + b;
+        store(c + (i + r) * ldc + j + q, with_relu ? relu(v) : v, n - q);
+      }
+    }
+  }
+};
+
+// Z = sum where Z > 0, else 0; and the column sums of the new, rounded Z, each thread's rows apart.
 template <class T>
-void gemm_of(const GemmShape& s, const Tensor& a, const Tensor& b, Tensor& out, bool trans_a, bool trans_b, float alpha,
-             float beta) {
-  const View<T> rows_of_a{static_cast<const T*>(a.const_data_ptr()), trans_a ? 1 : s.lda, trans_a ? s.lda : 1};
-  const View<T> columns_of_b{static_cast<const T*>(b.const_data_ptr()), trans_b ? s.ldb : 1, trans_b ? 1 : s.ldb};
-  if (out.scalar_type() == ScalarType::Float)
-    gemm_blocks(s, rows_of_a, columns_of_b, static_cast<float*>(out.mutable_data_ptr()), alpha, beta);
-  else
-    gemm_blocks(s, rows_of_a, columns_of_b, static_cast<T*>(out.mutable_data_ptr()), alpha, beta);
+struct MaskAndSum {
+  T* z;
+  int64_t ldz;
+  float* sums;  // [threads][N], zero at the start
+  int64_t N;
+  void operator()(int64_t i, int64_t j, int64_t m, int64_t n, const float* tile, int64_t ld) const {
+    float* mine = sums + omp_get_thread_num() * N + j;
+    for (int64_t q = 0; q < n; q += VL) {
+      vec column = load(mine + q, n - q);
+      for (int64_t r = 0; r < m; r++) {
+        T* p = z + (i + r) * ldz + j + q;
+        const vec old = load(p, n - q);
+        store(p, old <= 0 ? vec{} : load(tile + r * ld + q), n - q);  // NaN <= 0 is false, as in torch
+        column += load(p, n - q);
+      }
+      store(mine + q, column, n - q);
+    }
+  }
+};
+
+// ---- operators
+
+// A stored matrix as rows x K of the product: its rows, or its columns.
+template <class T>
+View<T> rows_of(const Tensor& x, int64_t ld) {
+  return {data<T>(x), ld, 1};
+}
+template <class T>
+View<T> columns_of(const Tensor& x, int64_t ld) {
+  return {data<T>(x), 1, ld};
 }
 
 void gemm(Tensor a, Tensor b, Tensor out, bool trans_a, bool trans_b, double alpha, double beta) {
   const GemmShape s = check_gemm(a, b, out, trans_a, trans_b);
-  const float alpha_fp32 = static_cast<float>(alpha), beta_fp32 = static_cast<float>(beta);
-  switch (a.scalar_type()) {
-    case ScalarType::Half: return gemm_of<c10::Half>(s, a, b, out, trans_a, trans_b, alpha_fp32, beta_fp32);
-    case ScalarType::BFloat16: return gemm_of<c10::BFloat16>(s, a, b, out, trans_a, trans_b, alpha_fp32, beta_fp32);
-    default: return gemm_of<float>(s, a, b, out, trans_a, trans_b, alpha_fp32, beta_fp32);
-  }
+  by_dtypes(a, out, [&](auto t, auto c) {
+    using T = decltype(t);
+    using C = decltype(c);
+    multiply(s.M, s.N, s.K, trans_a ? columns_of<T>(a, s.lda) : rows_of<T>(a, s.lda),
+             trans_b ? rows_of<T>(b, s.ldb) : columns_of<T>(b, s.ldb),
+             Scale<C>{mutable_data<C>(out), s.ldc, static_cast<float>(alpha), static_cast<float>(beta)});
+  });
+}
+
+void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu) {
+  const GemmShape s = check_linear(x, w, bias, out);
+  by_dtypes(x, out, [&](auto t, auto c) {
+    using T = decltype(t);
+    using C = decltype(c);
+    multiply(s.M, s.N, s.K, rows_of<T>(x, s.lda), columns_of<T>(w, s.ldb),
+             Bias<T, C>{mutable_data<C>(out), s.ldc, data<T>(bias), relu});
+  });
+}
+
+void relu_backward(Tensor da, Tensor w, Tensor z, Tensor dbias) {
+  const GemmShape s = check_relu_backward(da, w, z, dbias);
+  by_dtype(da, [&](auto t) {
+    using T = decltype(t);
+    static thread_local Buffer buffer;
+    const int64_t threads = torch::stable::get_num_threads();
+    float* sums = reinterpret_cast<float*>(buffer.at_least(threads * s.N));
+    STD_TORCH_CHECK(sums, "relu_backward: no memory for the column sums");
+    std::fill(sums, sums + threads * s.N, 0.0f);
+    multiply(s.M, s.N, s.K, rows_of<T>(da, s.lda), rows_of<T>(w, s.ldb),
+             MaskAndSum<T>{mutable_data<T>(z), s.ldc, sums, s.N});
+    for (int64_t thread = 1; thread < threads; thread++)
+      for (int64_t j = 0; j < s.N; j++) sums[j] += sums[thread * s.N + j];
+    for (int64_t j = 0; j < s.N; j++) mutable_data<T>(dbias)[j] = static_cast<T>(sums[j]);
+  });
+}
+
+// ---- reference
+
+template <class T, class C>
+void triple_loop(const GemmShape& s, View<T> a, View<T> b, C* c, float alpha, float beta) {
+  for (int64_t i = 0; i < s.M; i++)
+    for (int64_t j = 0; j < s.N; j++) {
+      float sum = 0;
+      for (int64_t k = 0; k < s.K; k++)
+        sum += static_cast<float>(a.data[i * a.row + k * a.col]) * static_cast<float>(b.data[j * b.row + k * b.col]);
+      C& out = c[i * s.ldc + j];
+      out = static_cast<C>(beta == 0 ? alpha * sum : alpha * sum + beta * static_cast<float>(out));
+    }
+}
+
+void gemm_reference(Tensor a, Tensor b, Tensor out, bool trans_a, bool trans_b, double alpha, double beta) {
+  const GemmShape s = check_gemm(a, b, out, trans_a, trans_b);
+  by_dtypes(a, out, [&](auto t, auto c) {
+    using T = decltype(t);
+    triple_loop(s, trans_a ? columns_of<T>(a, s.lda) : rows_of<T>(a, s.lda),
+                trans_b ? rows_of<T>(b, s.ldb) : columns_of<T>(b, s.ldb), mutable_data<decltype(c)>(out),
+                static_cast<float>(alpha), static_cast<float>(beta));
+  });
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) { m.impl("gemm", TORCH_BOX(&gemm)); }
+STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
+  m.impl("gemm", TORCH_BOX(&gemm));
+  m.impl("gemm_reference", TORCH_BOX(&gemm_reference));
+  m.impl("linear", TORCH_BOX(&linear));
+  m.impl("relu_backward", TORCH_BOX(&relu_backward));
+}

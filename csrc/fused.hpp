@@ -1,0 +1,218 @@
+// The contracts of the operators around gemm, checked once for every device.
+//
+// T, the compute dtype, is fp32, fp16 or bf16. Matrices are row-major; what gemm reads or writes may have rows further
+// apart than their length (see gemm.hpp), all else is contiguous. Arithmetic and sums are fp32 or better, and every
+// result is rounded once. Nothing may be empty, and what is written may not reach into any other argument.
+//
+// linear         x [n, in] T, w [in, out] T, bias [out] T -> out [n, out] T or fp32
+//                  out = x w + bias, or relu of that
+//
+// relu_backward  da [n, out] T, w [in, out] T, z [n, in] T in place -> dbias [in] T
+//                  z_ij = z_ij <= 0 ? 0 : (da w^T)_ij      dbias_j = sum_i z_ij of the new, rounded z
+//                  Where z is NaN the gradient passes, as in torch.
+//
+// cross_entropy  logits [n, c] T or fp32, y [n] int64 -> dlogits [n, c] T, dbias [c] T, loss [] fp32
+//                  loss = mean_i(log sum_j exp(logits_ij) - logits_i,y_i)
+//                  dlogits = (softmax(logits) - onehot(y)) loss_scale / n      dbias_j = sum_i dlogits_ij, rounded ones
+//                  A label outside [0, c) is an error on a CPU, before anything is written. A GPU cannot raise one
+//                  without a host sync: there the loss and that row's gradient are NaN.
+//
+// mse            output [n, c] T or fp32, y [n, c] fp32 -> doutput [n, c] T, dbias [c] T, loss [] fp32
+//                  loss = mean_ij (output - y)^2      doutput = 2 (output - y) loss_scale / (n c)      dbias as above
+//
+// sgd            master fp32, velocity fp32 or none, params T or none, grad T; any shape, equally many elements
+//                  v = momentum v + inv_scale grad; without velocity v = inv_scale grad, and momentum must be 0
+//                  master = master - lr v      params = master, rounded
+#pragma once
+#include "gemm.hpp"
+
+#include <optional>
+#include <vector>
+
+namespace {
+
+struct Argument {
+  const char* name;
+  const Tensor& tensor;
+};
+using Arguments = std::vector<Argument>;
+
+struct LossShape {
+  int64_t n, c;
+};
+
+template <class T>
+const T* data(const Tensor& x) {
+  return static_cast<const T*>(x.const_data_ptr());
+}
+template <class T>
+T* mutable_data(const Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+template <class T>
+T* mutable_data(const std::optional<Tensor>& x) {
+  return x ? mutable_data<T>(*x) : nullptr;
+}
+
+inline void check_matrix(const char* op, Argument x) {
+  const Tensor& t = x.tensor;
+  STD_TORCH_CHECK(t.dim() == 2, op, ": ", x.name, " must be a matrix, got ", t.dim(), " dimensions");
+  STD_TORCH_CHECK(t.size(0) > 0 && t.size(1) > 0, op, ": ", x.name, " is empty: ", t.size(0), " x ", t.size(1));
+  STD_TORCH_CHECK(is_row_major(t), op, ": ", x.name, " has strides (", t.stride(0), ", ", t.stride(1),
+                  "); rows must be contiguous");
+}
+
+inline void check_contiguous(const char* op, Argument x) {
+  STD_TORCH_CHECK(x.tensor.is_contiguous(), op, ": ", x.name, " must be contiguous");
+}
+
+inline void check_size(const char* op, Argument x, int64_t rows, int64_t columns) {
+  STD_TORCH_CHECK(x.tensor.size(0) == rows && x.tensor.size(1) == columns, op, ": ", x.name, " is ", x.tensor.size(0),
+                  " x ", x.tensor.size(1), ", expected ", rows, " x ", columns);
+}
+
+inline void check_vector(const char* op, Argument x, int64_t length) {
+  STD_TORCH_CHECK(x.tensor.dim() == 1 && x.tensor.size(0) == length, op, ": ", x.name, " must be a vector of ", length);
+  check_contiguous(op, x);
+}
+
+inline void check_compute_dtype(const char* op, Argument x) {
+  const ScalarType dtype = x.tensor.scalar_type();
+  STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16, op, ": ",
+                  x.name, " must be fp32, fp16 or bf16");
+}
+
+inline void check_same_dtype(const char* op, Argument x, Argument like) {
+  STD_TORCH_CHECK(x.tensor.scalar_type() == like.tensor.scalar_type(), op, ": ", x.name, " must have the dtype of ",
+                  like.name);
+}
+
+inline void check_same_dtype_or_fp32(const char* op, Argument x, Argument like) {
+  const ScalarType dtype = x.tensor.scalar_type();
+  STD_TORCH_CHECK(dtype == like.tensor.scalar_type() || dtype == ScalarType::Float, op, ": ", x.name,
+                  " must have the dtype of ", like.name, ", or fp32");
+}
+
+inline void check_fp32(const char* op, Argument x) {
+  STD_TORCH_CHECK(x.tensor.scalar_type() == ScalarType::Float, op, ": ", x.name, " must be fp32");
+}
+
+// From the first to the last byte, gaps between the rows of a matrix included.
+inline int64_t span_bytes(const Tensor& x) {
+  const int64_t elements = x.is_contiguous() ? x.numel() : (x.size(0) - 1) * leading_dimension(x) + x.size(1);
+  return elements * static_cast<int64_t>(x.element_size());
+}
+
+inline void check_apart(const char* op, Argument x, Argument y) {
+  const char *px = data<char>(x.tensor), *py = data<char>(y.tensor);
+  STD_TORCH_CHECK(px >= py + span_bytes(y.tensor) || py >= px + span_bytes(x.tensor), op, ": ", x.name,
+                  " must not overlap ", y.name);
+}
+
+// All on one device, and no argument reaches into one that is written.
+inline void check_memory(const char* op, const Arguments& written, const Arguments& read) {
+  const Argument& first = written.front();
+  for (const Arguments* list : {&written, &read})
+    for (const Argument& x : *list)
+      STD_TORCH_CHECK(x.tensor.is_cpu() == first.tensor.is_cpu() &&
+                          x.tensor.get_device_index() == first.tensor.get_device_index(),
+                      op, ": ", x.name, " must be on the device of ", first.name);
+  for (size_t i = 0; i < written.size(); i++) {
+    for (size_t j = i + 1; j < written.size(); j++) check_apart(op, written[j], written[i]);
+    for (const Argument& x : read) check_apart(op, written[i], x);
+  }
+}
+
+// The product x w.
+inline GemmShape check_linear(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& out) {
+  const char* op = "linear";
+  for (const Argument& m : Arguments{{"x", x}, {"w", w}, {"out", out}}) check_matrix(op, m);
+  STD_TORCH_CHECK(x.size(1) == w.size(0), op, ": x has ", x.size(1), " columns, w has ", w.size(0), " rows");
+  const int64_t M = x.size(0), N = w.size(1), K = x.size(1);
+  check_size(op, {"out", out}, M, N);
+  check_vector(op, {"bias", bias}, N);
+  check_compute_dtype(op, {"x", x});
+  check_same_dtype(op, {"w", w}, {"x", x});
+  check_same_dtype(op, {"bias", bias}, {"x", x});
+  check_same_dtype_or_fp32(op, {"out", out}, {"x", x});
+  check_memory(op, {{"out", out}}, {{"x", x}, {"w", w}, {"bias", bias}});
+  return {M, N, K, leading_dimension(x), leading_dimension(w), leading_dimension(out)};
+}
+
+// The product da w^T.
+inline GemmShape check_relu_backward(const Tensor& da, const Tensor& w, const Tensor& z, const Tensor& dbias) {
+  const char* op = "relu_backward";
+  for (const Argument& m : Arguments{{"da", da}, {"w", w}, {"z", z}}) check_matrix(op, m);
+  STD_TORCH_CHECK(da.size(1) == w.size(1), op, ": da has ", da.size(1), " columns, w has ", w.size(1));
+  const int64_t M = da.size(0), N = w.size(0), K = da.size(1);
+  check_size(op, {"z", z}, M, N);
+  check_vector(op, {"dbias", dbias}, N);
+  check_compute_dtype(op, {"da", da});
+  for (const Argument& x : Arguments{{"w", w}, {"z", z}, {"dbias", dbias}}) check_same_dtype(op, x, {"da", da});
+  check_memory(op, {{"z", z}, {"dbias", dbias}}, {{"da", da}, {"w", w}});
+  return {M, N, K, leading_dimension(da), leading_dimension(w), leading_dimension(z)};
+}
+
+// What cross_entropy and mse share: output and its gradient, column sums, scalar loss. The caller checks y's shape.
+inline LossShape check_loss(const char* op, Argument output, Argument gradient, const Tensor& dbias, const Tensor& loss,
+                            const Tensor& y) {
+  for (const Argument& m : {output, gradient}) {
+    check_matrix(op, m);
+    check_contiguous(op, m);
+  }
+  const LossShape s{output.tensor.size(0), output.tensor.size(1)};
+  check_size(op, gradient, s.n, s.c);
+  check_vector(op, {"dbias", dbias}, s.c);
+  check_compute_dtype(op, gradient);
+  check_same_dtype(op, {"dbias", dbias}, gradient);
+  check_same_dtype_or_fp32(op, output, gradient);
+  STD_TORCH_CHECK(loss.dim() == 0 && loss.scalar_type() == ScalarType::Float, op, ": loss must be an fp32 scalar");
+  check_contiguous(op, {"y", y});
+  check_memory(op, {gradient, {"dbias", dbias}, {"loss", loss}}, {output, {"y", y}});
+  return s;
+}
+
+inline LossShape check_cross_entropy(const Tensor& logits, const Tensor& y, const Tensor& dlogits, const Tensor& dbias,
+                                     const Tensor& loss) {
+  const char* op = "cross_entropy";
+  const LossShape s = check_loss(op, {"logits", logits}, {"dlogits", dlogits}, dbias, loss, y);
+  STD_TORCH_CHECK(y.scalar_type() == ScalarType::Long, op, ": y must be int64");
+  check_vector(op, {"y", y}, s.n);
+  return s;
+}
+
+inline LossShape check_mse(const Tensor& output, const Tensor& y, const Tensor& doutput, const Tensor& dbias,
+                           const Tensor& loss) {
+  const char* op = "mse";
+  const LossShape s = check_loss(op, {"output", output}, {"doutput", doutput}, dbias, loss, y);
+  check_fp32(op, {"y", y});
+  check_matrix(op, {"y", y});
+  check_size(op, {"y", y}, s.n, s.c);
+  return s;
+}
+
+// The number of elements.
+inline int64_t check_sgd(const Tensor& master, const std::optional<Tensor>& velocity,
+                         const std::optional<Tensor>& params, const Tensor& grad, double momentum) {
+  const char* op = "sgd";
+  const int64_t n = master.numel();
+  Arguments written{{"master", master}};
+  if (velocity) written.push_back({"velocity", *velocity});
+  if (params) written.push_back({"params", *params});
+  Arguments all = written;
+  all.push_back({"grad", grad});
+  STD_TORCH_CHECK(n > 0, op, ": master is empty");
+  for (const Argument& x : all) {
+    STD_TORCH_CHECK(x.tensor.numel() == n, op, ": ", x.name, " has ", x.tensor.numel(), " elements, master has ", n);
+    check_contiguous(op, x);
+  }
+  check_fp32(op, {"master", master});
+  if (velocity) check_fp32(op, {"velocity", *velocity});
+  check_compute_dtype(op, {"grad", grad});
+  if (params) check_same_dtype(op, {"params", *params}, {"grad", grad});
+  STD_TORCH_CHECK(velocity || momentum == 0, op, ": momentum needs velocity");
+  check_memory(op, written, {{"grad", grad}});
+  return n;
+}
+
+}  // namespace

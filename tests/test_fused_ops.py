@@ -1,0 +1,595 @@
+"""The operators around gemm, against float64.
+
+Bounds follow from the roundings alone: u = 2^-24 for each fp32 operation (exp and log: 2 units in the last place, 4 u),
+then UNIT_ROUNDOFF of the dtype stored, or half its smallest subnormal.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import UNIT_ROUNDOFF
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpcompare import ops
+from mpcompare.backend import DTYPES
+
+CPU = torch.device("cpu")
+U = 2.0**-24
+HALF_SUBNORMAL = {"fp32": 2.0**-150, "fp16": 2.0**-25, "bf16": 2.0**-134}
+NORMAL_MIN = 2.0**-126  # of fp32; below, a relative error says nothing
+DTYPE = pytest.mark.parametrize("dtype", list(UNIT_ROUNDOFF))
+
+
+@pytest.fixture(autouse=True)
+def built(request):
+    """The native operators, for whatever device the test runs on."""
+    ops.load("cpu")
+    if "device" in request.fixturenames:
+        ops.load(request.getfixturevalue("device").type)
+
+
+def name_of(x):
+    return next(name for name, dtype in DTYPES.items() if dtype == x.dtype)
+
+
+def randn(*shape, dtype="fp32", device=CPU, seed=0, scale=1.0):
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+    return values.to(device, DTYPES[dtype])
+
+
+def assert_within(got, exact, fp32_error):
+    """``got`` is within fp32_error of ``exact`` before it was rounded to its dtype; overflow is inf."""
+    stored = name_of(got)
+    rounded = exact.to(got.dtype)
+    low, high = (exact - fp32_error).to(got.dtype), (exact + fp32_error).to(got.dtype)
+    sure = ~exact.isfinite() | (low.isinf() == high.isinf())  # else fp32's error decides whether it overflows
+    assert torch.equal(got.isinf()[sure], rounded.isinf()[sure]), "inf elsewhere"
+    assert torch.equal(got.isnan(), rounded.isnan()), "NaN elsewhere"
+    bound = fp32_error * 1.01 + UNIT_ROUNDOFF[stored] * exact.abs() + HALF_SUBNORMAL[stored]  # 1.01: second order terms
+    finite = rounded.isfinite() & got.isfinite()
+    error = (got.double() - exact).abs()
+    assert (error <= bound)[finite].all(), f"{(error / bound)[finite].max():.2f} times the bound"
+
+
+def check_column_sums(dbias, gradient):
+    """dbias_j = sum_i gradient_ij in any order: n - 1 roundings."""
+    g = gradient.double()
+    assert_within(dbias, g.sum(0), len(g) * U * g.abs().sum(0))
+
+
+# ---- linear: x w + bias
+
+
+def linear_operands(n, ins, outs, dtype, device=CPU, seed=0):
+    shapes = ((n, ins), (ins, outs), (outs,))
+    return [randn(*shape, dtype=dtype, device=device, seed=seed + i) for i, shape in enumerate(shapes)]
+
+
+def check_linear(x, w, bias, out, relu):
+    """K products and K + 1 sums: |error| <= (K + 2) u (|x| |w| + |bias|); relu makes no error larger."""
+    X, W, b = x.double(), w.double(), bias.double()
+    exact = X @ W + b
+    torch.ops.mpcompare.linear(x, w, bias, out, relu=relu)
+    error = (X.shape[1] + 2) * U * (X.abs() @ W.abs() + b.abs())
+    assert_within(out, exact.clamp(min=0) if relu else exact, error)
+
+
+SHAPES = [(1, 1, 1), (3, 5, 7), (64, 100, 10), (65, 257, 67), (33, 600, 130)]
+
+
+@DTYPE
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("wide_out", [False, True])
+def test_linear_against_float64(device, dtype, relu, wide_out):
+    for n, ins, outs in SHAPES:
+        x, w, bias = linear_operands(n, ins, outs, dtype, device)
+        out = torch.full((n, outs), math.nan, dtype=torch.float32 if wide_out else x.dtype, device=device)
+        check_linear(x, w, bias, out, relu)
+
+
+@given(
+    n=st.integers(1, 90), ins=st.integers(1, 300), outs=st.integers(1, 90), dtype=st.sampled_from(list(UNIT_ROUNDOFF)),
+    relu=st.booleans(), pad=st.integers(1, 3),
+)  # fmt: skip
+def test_linear_of_rows_further_apart_writes_nothing_between_them(n, ins, outs, dtype, relu, pad):
+    x, w, bias = linear_operands(n, ins + pad, outs + pad, dtype)
+    out = torch.full((n, outs + pad), math.nan, dtype=x.dtype)
+    check_linear(x[:, :ins], w[:ins, :outs], bias[:outs], out[:, :outs], relu)
+    assert out[:, outs:].isnan().all()
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_linear_propagates_nan(device, relu):
+    x, w, bias = linear_operands(20, 30, 40, "bf16", device)
+    x[3, 4] = math.nan
+    bias[7] = math.nan
+    out = torch.empty(20, 40, dtype=x.dtype, device=device)
+    torch.ops.mpcompare.linear(x, w, bias, out, relu=relu)
+    hit = torch.zeros(20, 40, dtype=torch.bool, device=device)
+    hit[3], hit[:, 7] = True, True
+    assert torch.equal(out.isnan(), hit)
+
+
+def test_linear_rounds_the_bias_with_the_sum(device):
+    # 2049 + 2^-11 is 2050 in fp16, whose neighbours are 2 apart there. The product rounded on its own, a tie, is 1, and
+    # then 2049 is a tie too and becomes 2048.
+    x = torch.tensor([[1.0, 2.0**-11]], dtype=torch.float16, device=device)
+    w = torch.ones(2, 1, dtype=torch.float16, device=device)
+    out = torch.empty(1, 1, dtype=torch.float16, device=device)
+    torch.ops.mpcompare.linear(x, w, torch.full_like(out[0], 2048.0), out)
+    assert out.item() == 2050
+
+
+# ---- relu_backward: da w^T where z > 0
+
+
+def check_relu_backward(da, w, z, dbias):
+    """As linear, without the bias; dbias sums what z holds afterwards."""
+    A, W, before = da.double(), w.double(), z.clone()
+    product = A @ W.t()
+    closed = before <= 0
+    torch.ops.mpcompare.relu_backward(da, w, z, dbias)
+    assert (z[closed] == 0).all()
+    error = A.shape[1] * U * (A.abs() @ W.abs().t())
+    assert_within(z, torch.where(closed, 0, product), torch.where(closed, 0, error))
+    check_column_sums(dbias, z)
+
+
+@DTYPE
+def test_relu_backward_against_float64(device, dtype):
+    for n, ins, outs in [*SHAPES, (1000, 40, 3)]:
+        _, w, dbias = linear_operands(n, ins, outs, dtype, device)
+        z = randn(n, ins, dtype=dtype, device=device, seed=4).relu()
+        dbias = torch.full((ins,), math.nan, dtype=z.dtype, device=device)
+        check_relu_backward(randn(n, outs, dtype=dtype, device=device, seed=5), w, z, dbias)
+
+
+def test_relu_backward_masks_as_torch_does(device):
+    """The gradient passes where z is NaN, and stops at +0 and -0."""
+    z = torch.tensor([[math.nan, 0.0, -0.0, 1.0, -1.0, math.inf]], dtype=torch.bfloat16, device=device)
+    da = torch.full((1, 1), 2.0, dtype=z.dtype, device=device)
+    w = torch.ones(6, 1, dtype=z.dtype, device=device)
+    expected = torch.ops.aten.threshold_backward(da @ w.t(), z, 0)
+    dbias = torch.empty(6, dtype=z.dtype, device=device)
+    torch.ops.mpcompare.relu_backward(da, w, z, dbias)
+    assert torch.equal(z, expected)
+    assert z.tolist() == [[2, 0, 0, 2, 0, 2]]
+    assert torch.equal(dbias, z[0])
+
+
+def test_relu_backward_does_not_let_a_masked_nan_through(device):
+    z = torch.tensor([[0.0, 1.0], [1.0, 0.0]], device=device)
+    da = torch.tensor([[math.nan], [math.inf]], device=device)
+    dbias = torch.empty(2, device=device)
+    torch.ops.mpcompare.relu_backward(da, torch.ones(2, 1, device=device), z, dbias)
+    assert z.isnan().tolist() == [[False, True], [False, False]]
+    assert dbias.isnan().tolist() == [False, True]
+    assert dbias[0] == math.inf
+
+
+@given(
+    n=st.integers(1, 90), ins=st.integers(1, 90), outs=st.integers(1, 90), dtype=st.sampled_from(list(UNIT_ROUNDOFF)),
+    pad=st.integers(1, 3),
+)  # fmt: skip
+def test_relu_backward_of_rows_further_apart(n, ins, outs, dtype, pad):
+    da, w, z = (randn(*shape, dtype=dtype) for shape in ((n, outs + pad), (ins, outs + pad), (n, ins + pad)))
+    z[:, ins:] = math.nan
+    check_relu_backward(da[:, :outs], w[:, :outs], z[:, :ins], torch.empty(ins, dtype=z.dtype))
+    assert z[:, ins:].isnan().all()
+
+
+# ---- cross_entropy
+
+
+def run_cross_entropy(logits, y, dtype, loss_scale=1.0):
+    dlogits = torch.full(logits.shape, math.nan, dtype=DTYPES[dtype], device=logits.device)
+    dbias = torch.full(logits.shape[1:], math.nan, dtype=DTYPES[dtype], device=logits.device)
+    loss = torch.full((), math.nan, device=logits.device)
+    torch.ops.mpcompare.cross_entropy(logits, y, dlogits, dbias, loss, loss_scale=loss_scale)
+    return dlogits, dbias, loss
+
+
+def check_cross_entropy(logits, y, dtype, loss_scale=1.0):
+    """Against torch's float64 autograd.
+
+    With s = logits - max, every exp(s) is off by (|s| + 4) u, their sum t by T = (sum p |s| + 4 + c) u, all relative:
+    p by (|s| + 4) u + T + u; p - 1 adds u, and so do the scale and the product with it. log t is off by
+    T + 4 u |log t|, its difference to s_y by u |s_y| and u of the result.
+    """
+    n, c = logits.shape
+    x = logits.double().requires_grad_()
+    exact_loss = F.cross_entropy(x, y)
+    (exact_loss * loss_scale).backward()
+    s = logits.double() - logits.double().amax(1, keepdim=True)
+    p = s.softmax(1)
+    weighted = torch.where(p > 0, p * s.abs(), 0)
+    total_error = (weighted.sum(1, keepdim=True) + 4 + c) * U
+    p_error = weighted * U + p * (5 * U + total_error) + NORMAL_MIN
+    log_t, s_y = s.exp().sum(1).log(), s.gather(1, y[:, None])[:, 0]
+    loss_error = total_error[:, 0] + U * (4 * log_t.abs() + s_y.abs() + (log_t - s_y).abs())
+
+    dlogits, dbias, loss = run_cross_entropy(logits, y, dtype, loss_scale)
+    assert_within(loss, exact_loss.detach(), loss_error.mean())
+    assert_within(dlogits, x.grad, loss_scale / n * p_error + 3 * U * x.grad.abs())
+    check_column_sums(dbias, dlogits)
+
+
+def labels(n, c, device=CPU):
+    return torch.randint(c, (n,), generator=torch.Generator().manual_seed(7)).to(device)
+
+
+@DTYPE
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("c", [1, 2, 10, 33, 1000, 5000])
+def test_cross_entropy_against_float64(device, dtype, wide, c):
+    for n in (1, 3, 67) if c >= 1000 else (1, 3, 67, 1025):
+        logits = randn(n, c, dtype="fp32" if wide else dtype, device=device, seed=n, scale=3.0)
+        for loss_scale in (1.0, 1024.0):
+            check_cross_entropy(logits, labels(n, c, device), dtype, loss_scale)
+
+
+def test_cross_entropy_of_more_rows_than_a_grid_holds(device):
+    check_cross_entropy(randn(20_001, 3, device=device), labels(20_001, 3, device), "fp32")
+
+
+@given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(UNIT_ROUNDOFF)), wide=st.booleans(),
+       log_scale=st.integers(-4, 20), spread=st.floats(0, 30))  # fmt: skip
+def test_cross_entropy_of_any_shape(n, c, dtype, wide, log_scale, spread):
+    logits = randn(n, c, dtype="fp32" if wide else dtype, scale=spread)
+    check_cross_entropy(logits, labels(n, c), dtype, 2.0**log_scale)
+
+
+@DTYPE
+def test_cross_entropy_of_extreme_logits_is_finite(device, dtype):
+    logits = torch.tensor([[1e4, -1e4, 0], [-1e4, 1e4, 1e4], [-1e4, -1e4, -1e4], [0, -math.inf, 1]], device=device)
+    for y in ([0, 1, 2, 0], [1, 0, 0, 2]):
+        check_cross_entropy(logits.to(DTYPES[dtype]), torch.tensor(y, device=device), dtype)
+
+
+@DTYPE
+@pytest.mark.parametrize("row", [[math.inf, 0.0], [0.0, math.inf], [math.nan, 0.0], [0.0, math.nan], [-math.inf] * 2])
+def test_cross_entropy_of_inf_and_nan_is_nan_in_their_row(device, dtype, row):
+    logits = torch.tensor([[0.0, 1.0], row, [2.0, 0.0]], dtype=DTYPES[dtype], device=device)
+    dlogits, dbias, loss = run_cross_entropy(logits, torch.tensor([0, 0, 1], device=device), dtype)
+    assert loss.isnan()
+    assert dlogits.isnan().all(1).tolist() == [False, True, False]
+    assert dlogits[[0, 2]].isfinite().all()
+    assert dbias.isnan().all()
+
+
+def test_cross_entropy_of_an_impossible_label_is_inf(device):
+    logits = torch.tensor([[0.0, -math.inf]], device=device)
+    dlogits, _, loss = run_cross_entropy(logits, torch.tensor([1], device=device), "fp32")
+    assert loss == math.inf
+    assert dlogits.tolist() == [[1.0, -1.0]]
+
+
+def test_loss_scale_overflows_fp16_to_inf_and_not_bf16(device):
+    logits, y = torch.tensor([[0.0, 0.0], [9.0, 0.0]], device=device), torch.tensor([0, 0], device=device)
+    for dtype, inf in (("fp16", True), ("bf16", False), ("fp32", False)):
+        dlogits, dbias, loss = run_cross_entropy(logits, y, dtype, 2.0**19)
+        assert dlogits.isinf().tolist() == [[inf, inf], [False, False]]
+        assert dbias.isinf().all() == inf
+        assert loss.isfinite()  # the loss itself is not scaled
+    check_cross_entropy(logits, y, "fp16", 2.0**19)
+
+
+@pytest.mark.parametrize("label", [-1, 3, -100, 2**40])
+def test_cross_entropy_names_a_label_that_is_no_class(label):
+    logits = randn(5, 3)
+    y = torch.tensor([0, 1, label, 2, 0])
+    dlogits, dbias, loss = torch.zeros(5, 3), torch.zeros(3), torch.zeros(())
+    with pytest.raises(RuntimeError, match=f"y\\[2\\] is {label}, expected a class from 0 to 2"):
+        torch.ops.mpcompare.cross_entropy(logits, y, dlogits, dbias, loss)
+    assert not dlogits.any()
+    assert not dbias.any()
+    assert loss == 0
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu_a_label_that_is_no_class_gives_nan():
+    ops.load("cuda")
+    y = torch.tensor([0, 2**40, -1, 2], device="cuda")
+    dlogits, _, loss = run_cross_entropy(randn(4, 3, device="cuda"), y, "fp32")
+    assert loss.isnan()
+    assert dlogits.isnan().all(1).tolist() == [False, True, True, False]
+
+
+# ---- mse
+
+
+def run_mse(output, y, dtype, loss_scale=1.0):
+    doutput = torch.full(output.shape, math.nan, dtype=DTYPES[dtype], device=output.device)
+    dbias = torch.full(output.shape[1:], math.nan, dtype=DTYPES[dtype], device=output.device)
+    loss = torch.full((), math.nan, device=output.device)
+    torch.ops.mpcompare.mse(output, y, doutput, dbias, loss, loss_scale=loss_scale)
+    return doutput, dbias, loss
+
+
+def check_mse(output, y, dtype, loss_scale=1.0):
+    """output - y, the scale and their product: 3 u. A square: 3 u, and their sum n c u at most."""
+    x = output.double().requires_grad_()
+    exact_loss = F.mse_loss(x, y.double())
+    (exact_loss * loss_scale).backward()
+    doutput, dbias, loss = run_mse(output, y, dtype, loss_scale)
+    assert_within(loss, exact_loss.detach(), (x.numel() + 3) * U * exact_loss.detach())
+    assert_within(doutput, x.grad, 3 * U * x.grad.abs() + HALF_SUBNORMAL["fp32"])
+    check_column_sums(dbias, doutput)
+
+
+@DTYPE
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("c", [1, 2, 10, 33, 1000, 5000])
+def test_mse_against_float64(device, dtype, wide, c):
+    for n in (1, 3, 67) if c >= 1000 else (1, 3, 67, 1025):
+        output = randn(n, c, dtype="fp32" if wide else dtype, device=device, seed=n)
+        for loss_scale in (1.0, 1024.0):
+            check_mse(output, randn(n, c, device=device, seed=n + 1), dtype, loss_scale)
+
+
+def test_mse_of_more_elements_than_a_grid_holds(device):
+    shape = (30_001, 11)
+    check_mse(randn(*shape, device=device), randn(*shape, device=device, seed=1), "bf16", 64.0)
+
+
+@given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(UNIT_ROUNDOFF)), wide=st.booleans(),
+       log_scale=st.integers(-4, 24))  # fmt: skip
+def test_mse_of_any_shape(n, c, dtype, wide, log_scale):
+    check_mse(randn(n, c, dtype="fp32" if wide else dtype), randn(n, c, seed=1), dtype, 2.0**log_scale)
+
+
+@DTYPE
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_mse_propagates_inf_and_nan(device, dtype, value):
+    output = randn(5, 4, dtype=dtype, device=device)
+    output[2, 1] = value
+    doutput, dbias, loss = run_mse(output, randn(5, 4, device=device, seed=1), dtype)
+    hit = torch.zeros(5, 4, dtype=torch.bool, device=device)
+    hit[2, 1] = True
+    assert not loss.isfinite()
+    assert torch.equal(~doutput.isfinite(), hit)
+    assert torch.equal(~dbias.isfinite(), hit.any(0))
+
+
+# ---- sgd
+
+
+def fp32(x):
+    return torch.tensor(x, dtype=torch.float32).item()
+
+
+def check_sgd(master, velocity, params, grad, lr, momentum, inv_scale):
+    """v: a rounding of each product, then of the sum; master: lr times both, a rounding of lr v, then of the sum."""
+    scaled, w = fp32(inv_scale) * grad.double(), master.double()
+    before = 0.0 if velocity is None else fp32(momentum) * velocity.double()
+    v, size = scaled + before, scaled.abs() + abs(before)
+    torch.ops.mpcompare.sgd(master, velocity, params, grad, lr=lr, momentum=momentum, inv_scale=inv_scale)
+    if velocity is not None:
+        assert_within(velocity, v, U * size + HALF_SUBNORMAL["fp32"])
+    lr = fp32(lr)
+    assert_within(master, w - lr * v, 3 * U * lr * size + 3 * HALF_SUBNORMAL["fp32"])
+    if params is not None:
+        assert torch.equal(params, master.to(params.dtype))
+
+
+@DTYPE
+@pytest.mark.parametrize("with_velocity", [False, True])
+@pytest.mark.parametrize("with_params", [False, True])
+def test_sgd_against_float64(device, dtype, with_velocity, with_params):
+    for count in (1, 7, 15, 16, 17, 63, 1000, 8192, 8193, 50_001, 300_007):
+        master, velocity = randn(count, device=device), randn(count, device=device, seed=1)
+        grad = randn(count, dtype=dtype, device=device, seed=2, scale=100.0)
+        check_sgd(
+            master, velocity if with_velocity else None, torch.empty_like(grad) if with_params else None, grad,
+            lr=0.1, momentum=0.9 if with_velocity else 0.0, inv_scale=2.0**-10,
+        )  # fmt: skip
+
+
+@DTYPE
+def test_sgd_is_torch_sgd(device, dtype):
+    p = torch.nn.Parameter(randn(37, 3, device=device))
+    master, velocity = p.detach().clone(), torch.zeros(37, 3, device=device)
+    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9)
+    for step in range(5):
+        grad = randn(37, 3, dtype=dtype, device=device, seed=step)
+        p.grad = grad.float() * 0.25
+        optimizer.step()
+        torch.ops.mpcompare.sgd(master, velocity, None, grad, lr=0.1, momentum=0.9, inv_scale=0.25)
+    torch.testing.assert_close(master, p.detach(), rtol=0, atol=5 * 5 * U * 8)  # 5 steps of 5 roundings, values below 8
+
+
+def test_sgd_keeps_updates_that_16_bits_would_lose(device):
+    master = torch.ones(100, device=device)
+    params = torch.ones(100, dtype=torch.bfloat16, device=device)
+    for _ in range(64):
+        torch.ops.mpcompare.sgd(master, None, params, torch.ones_like(params), lr=2.0**-12)
+    assert (master == 1 - 2.0**-6).all()
+    assert (params == 1 - 2.0**-6).all()
+
+
+@DTYPE
+def test_sgd_propagates_inf_and_nan_and_overflows_params_to_inf(device, dtype):
+    master = torch.zeros(40, device=device)
+    grad = torch.zeros(40, dtype=DTYPES[dtype], device=device)
+    grad[3], grad[39], grad[17] = math.nan, -math.inf, 1.0
+    params = torch.empty_like(grad)
+    torch.ops.mpcompare.sgd(master, None, params, grad, lr=1e6)
+    assert master[3].isnan()
+    assert params[3].isnan()
+    assert params[39] == math.inf
+    assert params[17].isinf() == (dtype == "fp16")
+    assert master.isfinite().sum() == 38
+
+
+# ---- all
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    def results():
+        x, w, bias = linear_operands(300, 70, 90, "bf16")
+        out, z, dbias = torch.empty(300, 90, dtype=x.dtype), x.relu(), torch.empty(70, dtype=x.dtype)
+        torch.ops.mpcompare.linear(x, w, bias, out)
+        torch.ops.mpcompare.relu_backward(out, w, z, dbias)
+        yield from (out, z, dbias)
+        for n, c in ((1025, 10), (70, 5000)):
+            yield from run_cross_entropy(randn(n, c), labels(n, c), "fp32")
+            yield from run_mse(randn(n, c), randn(n, c, seed=1), "fp16")
+        master, velocity, grad = randn(50_001), randn(50_001, seed=1), randn(50_001, seed=2)
+        torch.ops.mpcompare.sgd(master, velocity, None, grad, lr=0.1, momentum=0.9)
+        yield from (master, velocity)
+
+    threads, runs = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            runs.append(list(results()))
+    finally:
+        torch.set_num_threads(threads)
+    for first, second, third in zip(*runs, strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+
+
+def linear_arguments(device=CPU):
+    x, w, bias = linear_operands(4, 6, 8, "fp32", device)
+    return [x, w, bias, torch.zeros(4, 8, device=device)]
+
+
+def relu_backward_arguments(device=CPU):
+    return [randn(4, 8, device=device), randn(6, 8, device=device), randn(4, 6, device=device),
+            torch.zeros(6, device=device)]  # fmt: skip
+
+
+def loss_arguments(device=CPU):
+    return [randn(4, 8, device=device), torch.zeros(4, 8, device=device), torch.zeros(8, device=device),
+            torch.zeros((), device=device)]  # fmt: skip
+
+
+def cross_entropy_arguments(device=CPU):
+    logits, *rest = loss_arguments(device)
+    return [logits, labels(4, 8, device), *rest]
+
+
+def mse_arguments(device=CPU):
+    output, *rest = loss_arguments(device)
+    return [output, randn(4, 8, device=device, seed=1), *rest]
+
+
+def sgd_arguments(device=CPU):
+    return [randn(10, device=device, seed=seed) for seed in range(4)]
+
+
+ARGUMENTS = {
+    "linear": linear_arguments, "relu_backward": relu_backward_arguments, "cross_entropy": cross_entropy_arguments,
+    "mse": mse_arguments, "sgd": sgd_arguments,
+}  # fmt: skip
+
+
+def call(op, arguments, **options):
+    if op == "sgd":
+        options.setdefault("lr", 0.1)
+    getattr(torch.ops.mpcompare, op)(*arguments, **options)
+
+
+def transposed(x):
+    return x.t().contiguous().t()
+
+
+@pytest.mark.parametrize(
+    ("op", "position", "change", "message"),
+    [
+        ("linear", 0, transposed, "x has strides \\(1, 4\\); rows must be contiguous"),
+        ("linear", 1, lambda w: w[:-1], "x has 6 columns, w has 5 rows"),
+        ("linear", 1, lambda w: w.half(), "w must have the dtype of x"),
+        ("linear", 2, lambda b: b[:-1], "bias must be a vector of 8"),
+        ("linear", 2, lambda b: b.repeat_interleave(2)[::2], "bias must be contiguous"),
+        ("linear", 2, lambda b: b.half(), "bias must have the dtype of x"),
+        ("linear", 3, lambda out: out[:-1], "out is 3 x 8, expected 4 x 8"),
+        ("linear", 3, lambda out: out.half(), "out must have the dtype of x, or fp32"),
+        ("relu_backward", 0, lambda da: da[0], "da must be a matrix, got 1 dimensions"),
+        ("relu_backward", 0, lambda da: da.double(), "da must be fp32, fp16 or bf16"),
+        ("relu_backward", 1, lambda w: w[:, :-1], "da has 8 columns, w has 7"),
+        ("relu_backward", 2, lambda z: z[:-1], "z is 3 x 6, expected 4 x 6"),
+        ("relu_backward", 2, lambda z: z.half(), "z must have the dtype of da"),
+        ("relu_backward", 3, lambda b: b[:-1], "dbias must be a vector of 6"),
+        ("cross_entropy", 0, transposed, "logits has strides"),
+        ("cross_entropy", 0, lambda x: x.repeat(1, 2)[:, :8], "logits must be contiguous"),
+        ("cross_entropy", 0, lambda x: x[:0], "logits is empty"),
+        ("cross_entropy", 0, lambda x: x.half(), "logits must have the dtype of dlogits, or fp32"),
+        ("cross_entropy", 1, lambda y: y.int(), "y must be int64"),
+        ("cross_entropy", 1, lambda y: y[:-1], "y must be a vector of 4"),
+        ("cross_entropy", 1, lambda y: y.repeat_interleave(2)[::2], "y must be contiguous"),
+        ("cross_entropy", 2, lambda d: d[:, :-1].contiguous(), "dlogits is 4 x 7, expected 4 x 8"),
+        ("cross_entropy", 2, lambda d: d.double(), "dlogits must be fp32, fp16 or bf16"),
+        ("cross_entropy", 3, lambda b: b.half(), "dbias must have the dtype of dlogits"),
+        ("cross_entropy", 4, lambda loss: loss[None], "loss must be an fp32 scalar"),
+        ("cross_entropy", 4, lambda loss: loss.half(), "loss must be an fp32 scalar"),
+        ("mse", 1, lambda y: y.half(), "y must be fp32"),
+        ("mse", 1, lambda y: y[:-1], "y is 3 x 8, expected 4 x 8"),
+        ("mse", 1, transposed, "y must be contiguous"),
+        ("mse", 2, lambda d: d.half(), "dbias must have the dtype of doutput"),
+        ("sgd", 0, lambda w: w.half(), "master must be fp32"),
+        ("sgd", 0, lambda w: w[:0], "master is empty"),
+        ("sgd", 1, lambda v: v[:-1], "velocity has 9 elements, master has 10"),
+        ("sgd", 1, lambda v: v.half(), "velocity must be fp32"),
+        ("sgd", 2, lambda p: p.half(), "params must have the dtype of grad"),
+        ("sgd", 3, lambda g: g.double(), "grad must be fp32, fp16 or bf16"),
+        ("sgd", 3, lambda g: g.repeat_interleave(2)[::2], "grad must be contiguous"),
+    ],
+)  # fmt: skip
+def test_what_an_operator_cannot_do_is_rejected(device, op, position, change, message):
+    arguments = ARGUMENTS[op](device)
+    arguments[position] = change(arguments[position])
+    with pytest.raises(RuntimeError, match=f"{op}: {message}"):
+        call(op, arguments)
+
+
+@pytest.mark.parametrize(
+    ("op", "written", "other", "message"),
+    [
+        ("linear", 3, 2, "out must not overlap bias"),
+        ("relu_backward", 3, 1, "dbias must not overlap w"),
+        ("relu_backward", 3, 2, "dbias must not overlap z"),
+        ("cross_entropy", 2, 0, "dlogits must not overlap logits"),
+        ("cross_entropy", 3, 2, "dbias must not overlap dlogits"),
+        ("mse", 2, 1, "doutput must not overlap y"),
+        ("sgd", 0, 3, "master must not overlap grad"),
+        ("sgd", 2, 0, "params must not overlap master"),
+        ("sgd", 2, 1, "params must not overlap velocity"),
+    ],
+)
+def test_what_is_written_may_not_overlap(device, op, written, other, message):
+    arguments = ARGUMENTS[op](device)
+    size = max(arguments[written].numel(), arguments[other].numel())
+    shared = torch.zeros(size, dtype=arguments[other].dtype, device=device)
+    for position in (written, other):
+        arguments[position] = shared[: arguments[position].numel()].view(arguments[position].shape)
+    with pytest.raises(RuntimeError, match=f"{op}: {message}"):
+        call(op, arguments)
+
+
+def test_momentum_without_velocity_is_rejected(device):
+    master, _, params, grad = sgd_arguments(device)
+    with pytest.raises(RuntimeError, match="sgd: momentum needs velocity"):
+        torch.ops.mpcompare.sgd(master, None, params, grad, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("op", ARGUMENTS)
+def test_arguments_on_two_devices_are_rejected(op):
+    ops.load("cuda")
+    arguments = ARGUMENTS[op](torch.device("cuda"))
+    arguments[0] = arguments[0].cpu()
+    with pytest.raises(RuntimeError, match=f"{op}: .* must be on the device of"):
+        call(op, arguments)
+
+
+@pytest.mark.parametrize("op", ARGUMENTS)
+def test_opcheck(device, op):
+    options = {"lr": 0.1} if op == "sgd" else {}
+    torch.library.opcheck(getattr(torch.ops.mpcompare, op).default, tuple(ARGUMENTS[op](device)), options)

@@ -95,8 +95,8 @@ class Backend(Protocol):
         """Continues from :meth:`state_dict`, bit for bit."""
 
     @staticmethod
-    def memory_model(task: Task, precision: str) -> dict[str, int]:
-        """Bytes of every tensor that is live at the peak of a step, by name: see ``mpcompare.memory``."""
+    def memory_model(task: Task, precision: str, engine: str) -> dict[str, int]:
+        """Bytes of every tensor that is live at a step's peak, by name (``mpcompare.memory``); empty if unknown."""
 
 
 def resolve_precision(precision: str, accepted: tuple[str, ...], device: torch.device, backend: str) -> str:

@@ -1,7 +1,9 @@
 """What a user can get wrong, said in one line: the field, its value, what is accepted."""
 
 import math
+import sys
 from collections.abc import Iterable
+from typing import NoReturn
 
 
 class InputError(ValueError):
@@ -11,10 +13,17 @@ class InputError(ValueError):
         super().__init__(" ".join(f"{field}={value}: {expected}".split()))
 
 
-def check_whole(field: str, value: object, at_least: int) -> None:
-    """Raises InputError unless ``value`` is an integer of ``at_least`` or more (a bool or a float is not)."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise InputError(field, value, f"expected a whole number of at least {at_least}")
+def fail(message: str) -> NoReturn:
+    """Ends the program with one line on stderr and exit code 2."""
+    print(f"mpcompare: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def check_whole(field: str, value: object, at_least: int, at_most: float = math.inf) -> None:
+    """Raises InputError unless ``value`` is an integer from ``at_least`` to ``at_most`` (a bool or a float is not)."""
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
+        limit = f" and at most {at_most}" if at_most < math.inf else ""
+        raise InputError(field, value, f"expected a whole number of at least {at_least}{limit}")
 
 
 def check_number(field: str, value: object, above: float, below: float = math.inf) -> None:

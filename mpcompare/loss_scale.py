@@ -1,8 +1,9 @@
 """Loss scaling, the second technique of mixed precision training (Micikevicius et al., arXiv 1710.03740, section 3.2).
 
-Gradients smaller than 2^-24 are zero in fp16. So the loss, and with it every gradient, is multiplied by a scale before
-backward and divided by it before the update; powers of two cost no precision. A scale that is too large overflows:
-a gradient becomes inf or NaN, the step is skipped, and a dynamic scale backs off.
+The smallest fp16 number is 2^-24: gradients below half of it become zero, and those near it lose their digits. So the
+loss, and with it every gradient, is multiplied by a scale before backward and divided by it before the update; powers
+of two cost no precision. A scale that is too large overflows: a gradient becomes inf or NaN, the step is skipped, and a
+dynamic scale backs off.
 
     scale  -> multiplied into the gradient of the loss        inv_scale      -> multiplied into the fp32 gradients
     found_inf(grads) -> must this step be skipped?            update(found_inf) -> the scale of the next step
@@ -12,6 +13,7 @@ The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ def any_non_finite(grads: Iterable[Tensor]) -> bool:
 class NoLossScale:
     """Scale 1, and no overflow check: the update happens whatever the gradients hold, as without a ``GradScaler``."""
 
+    name: ClassVar[str] = "none"
     scale: float = field(default=1.0, init=False)
     inv_scale: float = field(default=1.0, init=False)
 
@@ -44,12 +47,16 @@ class NoLossScale:
 class StaticLossScale:
     """A fixed scale; steps that overflow are skipped."""
 
+    name: ClassVar[str] = "static"
     init_scale: float = 65536.0
     scale: float = field(init=False)
 
     def __post_init__(self) -> None:
         check_number("loss_scale.init_scale", self.init_scale, above=0)
-        self.scale = float(np.float32(self.init_scale))
+        with np.errstate(over="ignore"):
+            self.scale = float(np.float32(self.init_scale))
+        if self.scale in (0.0, np.inf):
+            raise InputError("loss_scale.init_scale", self.init_scale, "expected a number within the range of fp32")
 
     @property
     def inv_scale(self) -> float:
@@ -69,10 +76,11 @@ class DynamicLossScale(StaticLossScale):
     """Grows after ``growth_interval`` good steps in a row, backs off on overflow.
 
     Two options go beyond ``GradScaler``: ``min_scale``, a floor (without one a scale that keeps overflowing decays to
-    0, where every gradient is 0 * inf = NaN and no step is ever taken again), and ``hysteresis``, how many overflows
-    back the scale off (DeepSpeed: 2; it is restored when the scale grows).
+    0; then the scaled gradients are finite zeros, the step is taken, and 0 * inf makes every weight NaN), and
+    ``hysteresis``, how many overflows back the scale off (DeepSpeed: 2; it is restored when the scale grows).
     """
 
+    name: ClassVar[str] = "dynamic"
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     growth_interval: int = 2000

@@ -62,11 +62,13 @@ class CudaClock:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
-        self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
-        self._events[-1][0].record()
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._start.record()
 
     def stop(self) -> None:
-        self._events[-1][1].record()
+        stop = torch.cuda.Event(enable_timing=True)
+        stop.record()
+        self._events.append((self._start, stop))
 
     def read(self) -> list[float]:
         torch.cuda.synchronize()

@@ -136,3 +136,21 @@ def scratch_peak(task: Task, precision: str) -> dict[str, int]:
             m.alloc(f"db{layer} fp32", fan_out, 4)
             m.free(f"dW{layer}", f"db{layer}")
     return m.peak
+
+
+def fused_peak(task: Task, precision: str) -> dict[str, int]:
+    """The peak of backend fused: every buffer is made once, so the peak is their sum."""
+    n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
+    last, low = len(sizes) - 1, size < 4
+    m = _inputs_and_masters(task)
+    if low:
+        m.alloc("z0", n * sizes[0], size)
+    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
+        if low:
+            m.alloc(f"W{layer} 16-bit", fan_in * fan_out, size)
+            m.alloc(f"b{layer} 16-bit", fan_out, size)
+        m.alloc(f"dW{layer}", fan_in * fan_out, size)
+        m.alloc(f"db{layer}", fan_out, size)
+        m.alloc(f"z{layer} = da{layer}" if layer < last else "logits", n * fan_out, size)
+    m.alloc("dlogits", n * sizes[-1], size)
+    return m.peak

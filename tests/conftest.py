@@ -14,16 +14,18 @@ from mpcompare import mlp
 from mpcompare.backend import Backend
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
+from mpcompare.backends.fused import Fused
 from mpcompare.backends.scratch import Scratch
 from mpcompare.loss_scale import LossScale, NoLossScale
 
 hypothesis.settings.register_profile("mpcompare", deadline=None, derandomize=True, max_examples=30, database=None)
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, database=None)  # scripts/sanitize.sh
 hypothesis.settings.load_profile("mpcompare")
 
 CUDA = pytest.param(
     "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 )
-BACKENDS: dict[str, type[Backend]] = {"fp32": Fp32, "amp": Amp, "scratch": Scratch}
+BACKENDS: dict[str, type[Backend]] = {"fp32": Fp32, "amp": Amp, "scratch": Scratch, "fused": Fused}
 # Every backend in every precision that a CPU can do.
 COLUMNS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if p != "tf32"]
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}

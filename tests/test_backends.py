@@ -6,8 +6,10 @@ from conftest import BACKENDS, COLUMNS, UNIT_ROUNDOFF, make_backend, make_batch,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpcompare import mlp, train
-from mpcompare.backend import DTYPES, resolve_precision
+from mpcompare import mlp, ops, train
+from mpcompare.backend import DTYPES, BackendUnavailable, resolve_precision
+from mpcompare.backends import scratch
+from mpcompare.build import BuildError
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 
@@ -33,8 +35,11 @@ def sum_of_magnitudes(params, x, y, loss):
     return total
 
 
-def assert_as_good_as_peer(task, precision, device, engine, seed):
-    """Error of scratch's loss and gradients against float64 at most twice that of torch's own implementation.
+MANUAL = ["scratch", "fused"]  # no autograd: gradients, scaling and skipping are this project's own
+
+
+def assert_as_good_as_peer(name, task, precision, device, engine, seed):
+    """Error of the backend's loss and gradients against float64 at most twice that of torch's own implementation.
 
     The floor, for tensors on which the peer happens to be exact: one 16-bit rounding apart (2 u), and fp32 sums in
     another order (a unit roundoff of fp32 for every summand along the way, Higham section 3.1), both relative to the
@@ -43,7 +48,7 @@ def assert_as_good_as_peer(task, precision, device, engine, seed):
     x, y = make_batch(task, device, seed)
     params = {name: p.to(device) for name, p in mlp.init_params(task.sizes, seed).items()}
     exact_loss, exact = mlp.oracle(params, x, y, task.loss)
-    loss, grads = loss_and_grads("scratch", task, precision, device, x, y, engine, seed)
+    loss, grads = loss_and_grads(name, task, precision, device, x, y, engine, seed)
     peer_loss, peer_grads = loss_and_grads(PEER[precision], task, precision, device, x, y, seed=seed)
 
     u16 = 0.0 if precision == "fp32" else 2 * UNIT_ROUNDOFF[precision]
@@ -51,29 +56,81 @@ def assert_as_good_as_peer(task, precision, device, engine, seed):
     assert abs(loss - exact_loss) <= 2 * abs(peer_loss - exact_loss) + floor * abs(exact_loss)
     magnitude = sum_of_magnitudes(params, x, y, task.loss)
     assert list(grads) == list(exact)
-    for name, g in grads.items():
-        error, peer_error = (g - exact[name]).norm(), (peer_grads[name] - exact[name]).norm()
-        assert error <= 2 * peer_error + floor * magnitude[name].norm(), name
+    for k, g in grads.items():
+        error, peer_error = (g - exact[k]).norm(), (peer_grads[k] - exact[k]).norm()
+        assert error <= 2 * peer_error + floor * magnitude[k].norm(), k
 
 
 @given(
     in_features=st.integers(1, 40), hidden=st.lists(st.integers(1, 40), max_size=4), out_features=st.integers(2, 12),
     batch_size=st.integers(1, 48), loss=st.sampled_from(["cross_entropy", "mse"]), seed=st.integers(0, 2**31),
-    precision=st.sampled_from(["fp32", "fp16", "bf16"]), engine=st.sampled_from(["native", "torch"]),
+    precision=st.sampled_from(["fp32", "fp16", "bf16"]),
+    name_engine=st.sampled_from([("scratch", "native"), ("scratch", "torch"), ("fused", "native")]),
 )  # fmt: skip
-def test_scratch_gradients_for_any_shape_and_depth(
-    in_features, hidden, out_features, batch_size, loss, seed, precision, engine
+def test_manual_gradients_for_any_shape_and_depth(
+    in_features, hidden, out_features, batch_size, loss, seed, precision, name_engine
 ):
     task = make_task(
         in_features=in_features, hidden=hidden, out_features=out_features, batch_size=batch_size, loss=loss
     )
-    assert_as_good_as_peer(task, precision, CPU, engine, seed)
+    assert_as_good_as_peer(name_engine[0], task, precision, CPU, name_engine[1], seed)
 
 
+@pytest.mark.parametrize("name", MANUAL)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
-def test_scratch_gradients(device, precision, loss):
-    assert_as_good_as_peer(make_task(loss=loss, hidden=[64, 48]), precision, device, "native", seed=5)
+def test_manual_gradients(device, name, precision, loss):
+    assert_as_good_as_peer(name, make_task(loss=loss, hidden=[64, 48]), precision, device, "native", seed=5)
+
+
+@pytest.mark.parametrize("name", ["amp", *MANUAL])
+def test_loss_scaling_saves_gradients_that_fp16_would_lose(device, name):
+    """Output 0, targets 2^-20: the output's gradient is 2^-27, which is 0 in fp16; times 2^16 it is exact.
+
+    x is rounded to fp16 (u), sums are fp32, and each gradient is rounded once (u): 2 u of the magnitudes.
+    """
+    task = make_task(hidden=[], out_features=4, loss="mse", batch_size=32)
+    params = {k: torch.zeros_like(p).to(device) for k, p in mlp.init_params(task.sizes, 0).items()}
+    x, _ = make_batch(task, device)
+    y = torch.full((32, 4), 2.0**-20, device=device)
+    backend = BACKENDS[name](params, task, "fp16", StaticLossScale(65536.0), "native")
+    backend.forward(x, y)
+    backend.backward()
+    backend.unscale()
+    _, exact = mlp.oracle(params, x, y, "mse")
+    magnitude = sum_of_magnitudes(params, x, y, "mse")
+    for k, g in backend.grads().items():
+        assert (g.double() - exact[k]).norm() <= 3 * 2.0**-11 * magnitude[k].norm()
+
+
+def test_scratch_takes_softmax_and_loss_in_fp32_of_its_16_bit_logits(device):
+    task = make_task(out_features=300)
+    backend = make_backend("scratch", task, "bf16", device)
+    seen = []
+    loss_of = backend.loss_of
+    backend.loss_of = lambda logits, y: seen.append(logits) or loss_of(logits, y)
+    x, y = make_batch(task, device)
+    loss = backend.forward(x, y)
+    (logits,) = seen
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, logits.bfloat16().float())
+    exact = torch.nn.functional.cross_entropy(logits.double(), y).item()
+    assert loss.item() == pytest.approx(exact, rel=300 * 2.0**-24)  # 300 summands in fp32
+
+
+@pytest.mark.parametrize("size", [1.0, 200.0, 30000.0])
+def test_softmax_of_any_logits_is_that_of_float64(device, size):
+    random = torch.Generator().manual_seed(0)
+    logits = (torch.randn(64, 10, generator=random) * size).to(device)
+    y = torch.randint(10, (64,), generator=random).to(device)
+    loss, dlogits = scratch.cross_entropy(logits, y)
+    logits64 = logits.double().requires_grad_()
+    exact = torch.nn.functional.cross_entropy(logits64, y)
+    exact.backward()
+    # log-probabilities are differences of numbers up to |logits|: their error is a few units of those, over the batch.
+    error = 4 * 2.0**-24 * logits.abs().max().item() + 16 * 2.0**-24
+    assert loss.item() == pytest.approx(exact.item(), abs=error)
+    assert (dlogits - logits64.grad).abs().max().item() <= 2 * error / 64
 
 
 @pytest.mark.parametrize(("name", "precision"), COLUMNS)
@@ -111,7 +168,7 @@ def test_all_start_alike_and_leave_the_initial_weights_alone(device, name, preci
     assert mlp.fingerprint(initial) == expected
 
 
-@pytest.mark.parametrize("name", ["amp", "scratch"])
+@pytest.mark.parametrize("name", ["amp", *MANUAL])
 @pytest.mark.parametrize("policy", [StaticLossScale(2.0**60), DynamicLossScale(2.0**60)])
 def test_overflow_leaves_parameters_and_optimizer_bit_identical(device, name, policy):
     task = make_task(momentum=0.9)
@@ -130,8 +187,7 @@ def test_overflow_leaves_parameters_and_optimizer_bit_identical(device, name, po
 def test_scale_trajectory_and_skipped_steps_equal_amps(device, precision):
     task = make_task(hidden=[64], lr=0.5)
     backends = [
-        make_backend(n, task, precision, device, DynamicLossScale(2.0**30, growth_interval=4))
-        for n in ("amp", "scratch")
+        make_backend(n, task, precision, device, DynamicLossScale(2.0**30, growth_interval=4)) for n in ("amp", *MANUAL)
     ]
     trajectories = []
     for backend in backends:
@@ -144,7 +200,7 @@ def test_scale_trajectory_and_skipped_steps_equal_amps(device, precision):
             train.step(backend, x, y)
             trajectory.append((scale, backend.skipped))
         trajectories.append(trajectory)
-    assert trajectories[0] == trajectories[1]
+    assert trajectories[0] == trajectories[1] == trajectories[2]
     skipped = sum(s for _, s in trajectories[0])
     assert 4 <= skipped < 40
 
@@ -160,7 +216,7 @@ def test_static_scale_of_amp_never_moves(device):
         assert float(backend.loss_scale()) == 128.0
 
 
-@pytest.mark.parametrize("name", ["fp32", "amp", "scratch"])
+@pytest.mark.parametrize("name", BACKENDS)
 def test_without_loss_scaling_nothing_is_checked(name):
     task = make_task()
     x, y = make_batch(task, CPU)
@@ -252,7 +308,7 @@ def test_a_precision_that_cannot_be_had_is_named(precision, name, message):
 @pytest.mark.parametrize(
     ("name", "policy", "message"),
     [
-        ("fp32", DynamicLossScale(), "loss_scale=DynamicLossScale: backend=fp32"),
+        ("fp32", DynamicLossScale(), "loss_scale=dynamic: backend=fp32"),
         ("amp", DynamicLossScale(min_scale=1.0), "loss_scale.min_scale=1.0"),
         ("amp", DynamicLossScale(hysteresis=2), "loss_scale.hysteresis=2"),
     ],
@@ -261,6 +317,29 @@ def test_a_loss_scale_that_a_backend_cannot_do_is_named(name, policy, message):
     precision = BACKENDS[name].PRECISIONS[0]
     with pytest.raises(InputError, match=message):
         make_backend(name, make_task(), precision, CPU, policy)
+
+
+def test_fused_writes_the_same_buffers_in_every_step(device):
+    task = make_task()
+    backend = make_backend("fused", task, "bf16", device)
+    addresses = set()
+    for seed in range(3):
+        train.step(backend, *make_batch(task, device, seed))
+        tensors = [*backend.hidden, backend.logits, backend.dlogits, *backend.params.values()]
+        addresses.add(tuple(t.data_ptr() for t in [*tensors, *backend.scaled_grads.values()]))
+    assert len(addresses) == 1
+
+
+def test_fused_has_no_torch_engine_and_says_what_it_lacks(monkeypatch):
+    with pytest.raises(InputError, match="engine=torch: backend=fused accepts one of auto, native"):
+        make_backend("fused", make_task(), "bf16", CPU, engine="torch")
+
+    def broken(device_type):
+        raise BuildError("no C++ compiler found")
+
+    monkeypatch.setattr(ops, "load", broken)
+    with pytest.raises(BackendUnavailable, match="backend=fused needs the native operators: no C\\+\\+ compiler"):
+        make_backend("fused", make_task(), "bf16", CPU)
 
 
 def test_dtypes_table_is_complete():

@@ -114,6 +114,8 @@ def test_one_non_finite_value_among_many_is_found(value, dtype, device):
     [
         ({"init_scale": 0}, "init_scale"),
         ({"init_scale": math.nan}, "init_scale"),
+        ({"init_scale": 1e39}, "init_scale"),
+        ({"init_scale": 1e-50}, "init_scale"),
         ({"growth_factor": 1.0}, "growth_factor"),
         ({"backoff_factor": 1.0}, "backoff_factor"),
         ({"growth_interval": 0}, "growth_interval"),

@@ -87,8 +87,9 @@ class Amp:
         return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale, without the wait of get_scale()
 
     def dtypes(self) -> dict[str, str]:
-        params = self.weight.dtype
-        observed = {"params": params, **self.observed, "optimizer": params}
+        state = self.optimizer.state[self.weight].get("momentum_buffer")
+        optimizer = self.weight if state is None else state  # plain SGD has no state: it computes in the weight's dtype
+        observed = {"params": self.weight.dtype, **self.observed, "optimizer": optimizer.dtype}
         return {name: dtype_name(dtype) for name, dtype in observed.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,5 +105,5 @@ class Amp:
         self.scaler.load_state_dict(state["scaler"])
 
     @staticmethod
-    def memory_model(task: mlp.Task, precision: str) -> dict[str, int]:
+    def memory_model(task: mlp.Task, precision: str, engine: str) -> dict[str, int]:
         return memory.autograd_peak(task, precision)

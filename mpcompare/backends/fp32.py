@@ -19,7 +19,7 @@ class Fp32:
 
     def __init__(self, params: mlp.Params, task: mlp.Task, precision: str, loss_scale: LossScale, engine: str) -> None:
         if not isinstance(loss_scale, NoLossScale):
-            raise InputError("loss_scale", type(loss_scale).__name__, "backend=fp32 accepts one of auto, none")
+            raise InputError("loss_scale", loss_scale.name, "backend=fp32 accepts one of auto, none")
         self.task = task
         self.model = mlp.to_module(params)
         self.weight = next(self.model.parameters())
@@ -55,8 +55,9 @@ class Fp32:
         return 1.0
 
     def dtypes(self) -> dict[str, str]:
-        params = self.weight.dtype
-        observed = {"params": params, **self.observed, "optimizer": params}
+        state = self.optimizer.state[self.weight].get("momentum_buffer")
+        optimizer = self.weight if state is None else state  # plain SGD has no state: it computes in the weight's dtype
+        observed = {"params": self.weight.dtype, **self.observed, "optimizer": optimizer.dtype}
         return {name: dtype_name(dtype) for name, dtype in observed.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,5 +68,5 @@ class Fp32:
         self.optimizer.load_state_dict(state["optimizer"])
 
     @staticmethod
-    def memory_model(task: mlp.Task, precision: str) -> dict[str, int]:
+    def memory_model(task: mlp.Task, precision: str, engine: str) -> dict[str, int]:
         return memory.autograd_peak(task, precision)

@@ -51,7 +51,7 @@ def mse(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mask_relu_(dz: Tensor, z: Tensor) -> Tensor:
-    """``dz`` where ``z > 0``, else 0, in place: no mask in memory. The derivative of z = relu(a) needs only z."""
+    """0 where ``z <= 0``, else ``dz``, in place: no mask in memory. The derivative of z = relu(a) needs only z."""
     return torch.ops.aten.threshold_backward.grad_input(dz, z, 0, grad_input=dz)
 
 
@@ -135,8 +135,8 @@ class Scratch:
         return self.scaling.scale
 
     def dtypes(self) -> dict[str, str]:
-        params = self.masters["W1"].dtype
-        observed = {"params": params, **self.observed, "optimizer": params}
+        optimizer = self.velocity.get("W1", self.masters["W1"])  # plain SGD has no state: it computes in the masters'
+        observed = {"params": self.masters["W1"].dtype, **self.observed, "optimizer": optimizer.dtype}
         return {name: dtype_name(dtype) for name, dtype in observed.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,5 +149,5 @@ class Scratch:
         vars(self.scaling).update(state["scaling"])
 
     @staticmethod
-    def memory_model(task: Task, precision: str) -> dict[str, int]:
-        return memory.scratch_peak(task, precision)
+    def memory_model(task: Task, precision: str, engine: str) -> dict[str, int]:
+        return memory.scratch_peak(task, precision) if engine == "native" else {}

@@ -3,8 +3,10 @@
 import logging
 import os
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -13,8 +15,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, fail
 from mpcompare.paths import CONF
+
+if TYPE_CHECKING:
+    from mpcompare.train import Job
 
 # torch takes seconds to import, so it is imported where a run begins: --help and --cfg stay quick.
 
@@ -23,25 +28,41 @@ log = logging.getLogger("mpcompare")
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def run(cfg: DictConfig) -> None:
-    """One job. In a sweep a job that fails is a row of the report, and the others go on."""
-    from mpcompare import train
-    from mpcompare.backend import BackendUnavailable
+    """One job. Whatever ends it early is in its record; in a sweep the others go on."""
+    from mpcompare.records import Recorder
+    from mpcompare.train import run as train
 
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    folder, chosen = Path(HydraConfig.get().runtime.output_dir), HydraConfig.get().runtime.choices
+    for group in ("backend", "task", "data", "loss_scale"):
+        if not isinstance(chosen.get(group), str):
+            fail(f"{group}: expected one of {', '.join(_options(group))} (several: python -m mpcompare -m {group}=a,b)")
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    identity = {
+        "backend": chosen["backend"],
+        "precision": cfg.precision,
+        "task": chosen["task"],
+        "batch_size": OmegaConf.select(cfg, "task.batch_size"),
+        "seed": cfg.seed,
+        "config": config,
+    }
+    recorder = Recorder(folder, identity)
     try:
-        try:
-            result = train.run(_job(cfg), folder)
-        except (InputError, BackendUnavailable) as error:
-            if not in_sweep:
-                fail(str(error))
-            log.error("%s", error)
-            return
-    except Exception:
-        if not in_sweep:
+        train(_job(cfg, chosen["backend"]), recorder)
+    except KeyboardInterrupt:
+        recorder.add(status="interrupted", error="interrupted from the keyboard")
+        raise
+    except Exception as error:
+        known = _known(error)
+        with suppress(InputError):  # a full disk: what ended the run is what to say
+            recorder.add(status="failed", error=known or f"{type(error).__name__}: {error}".splitlines()[0])
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            log.error(known, exc_info=None if known else error)
+        elif known:
+            fail(known)
+        else:
             raise
-        log.exception("the job failed")
         return
+    result = recorder.result
     log.info(
         "%s %s (%s) on %s: %.4g ms a step, final loss %.4f. Written to %s",
         *(result[key] for key in ("backend", "precision", "engine", "dataset", "step_ms_p50", "final_loss")),
@@ -49,15 +70,17 @@ def run(cfg: DictConfig) -> None:
     )
 
 
-def _job(cfg: DictConfig) -> Any:
-    """The configuration as plain arguments: nothing below knows Hydra."""
-    from mpcompare import train
+def _job(cfg: DictConfig, backend: str) -> "Job":
+    """The configuration as plain values: nothing below knows Hydra."""
+    from mpcompare.train import Job
 
-    chosen = HydraConfig.get().runtime.choices
-    return train.Job(
-        backend=chosen["backend"],
-        make_backend=hydra.utils.get_class(cfg.backend._target_),
-        task_name=chosen["task"],
+    try:
+        make_backend = hydra.utils.get_class(cfg.backend._target_)
+    except (ImportError, ValueError) as error:
+        raise InputError("backend._target_", cfg.backend._target_, f"expected a backend's class ({error})") from error
+    return Job(
+        backend=backend,
+        make_backend=make_backend,
         task=_instantiate(cfg.task),
         load_data=_instantiate(cfg.data),
         loss_scale=_instantiate(cfg.loss_scale),
@@ -67,8 +90,11 @@ def _job(cfg: DictConfig) -> Any:
         seed=cfg.seed,
         steps=cfg.train.steps,
         warmup_steps=cfg.train.warmup_steps,
-        config=cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)),
     )
+
+
+def _options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 def _instantiate(node: DictConfig) -> Any:
@@ -78,19 +104,27 @@ def _instantiate(node: DictConfig) -> Any:
         raise error.__cause__ if isinstance(error.__cause__, InputError) else error from None
 
 
-def fail(message: str) -> NoReturn:
-    """Ends the program with one line on stderr and exit code 2."""
-    print(f"mpcompare: error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+def _known(error: Exception) -> str | None:
+    """One line for what a user can change; None for a fault of ours, which deserves its traceback."""
+    import torch
+
+    from mpcompare.backend import BackendUnavailable
+
+    if isinstance(error, (InputError, BackendUnavailable, HydraException)):
+        return " ".join(str(error).split())
+    cpu_out_of_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or cpu_out_of_memory:
+        return f"out of memory, try a smaller task.batch_size or task.hidden ({str(error).splitlines()[0]})"
+    return None
 
 
 def main() -> None:
     """The command line: what a user got wrong is one line, and only a fault of ours is a traceback."""
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands its errors up instead of printing them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors up instead of printing them
     try:
         run()
     except KeyboardInterrupt:
-        print("mpcompare: interrupted; steps.csv holds every step that was finished", file=sys.stderr)
+        print("mpcompare: interrupted; what was finished is written", file=sys.stderr)
         sys.exit(130)
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
@@ -98,6 +132,13 @@ def main() -> None:
     except (HydraException, OmegaConfBaseException) as error:
         override = getattr(error, "override", None)  # one that does not parse
         fail(f"{override + ': ' if override else ''}{error} {error.__cause__ or ''}")
+    except InputError as error:
+        fail(str(error))
+    except ValueError as error:
+        innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
+        if not innermost.f_globals["__name__"].startswith("hydra"):
+            raise
+        fail(str(error))
 
 
 if __name__ == "__main__":

@@ -67,8 +67,13 @@ def cuda_recipe(arch: str) -> Recipe:
         raise BuildError(f"torch {torch.__version__} is a build without CUDA")
     torch_dir, major = Path(torch.__file__).parent, torch.version.cuda.split(".")[0]
     nvidia = torch_dir.parent / "nvidia" / f"cu{major}"  # where pip puts the CUDA packages that torch depends on
-    nvcc = _find("nvcc", "CUDACXX", [str(nvidia / "bin" / "nvcc"), "nvcc"], "pip install 'mpcompare[cuda]'")
-    release = re.search(r"release (\d+)", _version(nvcc))
+    nvcc = _find(
+        "nvcc", "CUDACXX", [str(nvidia / "bin" / "nvcc"), "nvcc"], f"pip install 'nvidia-cuda-nvcc=={major}.*'"
+    )
+    try:
+        release = re.search(r"release (\d+)", _version(nvcc))
+    except OSError as error:
+        raise BuildError(f"cannot run {nvcc[0]}: {error}") from error
     if release and release[1] != major:
         raise BuildError(f"{nvcc[0]} is of CUDA {release[1]}, torch of CUDA {major}: set CUDACXX to a matching nvcc")
     from_pip = (nvidia / "include" / "cublas_v2.h").exists()
@@ -90,11 +95,11 @@ def build(recipe: Recipe) -> Path:
     Raises:
         BuildError: the compiler failed, or the cache cannot be written.
     """
-    library = cache_dir() / "ops" / cache_key(recipe) / f"{recipe.name}.so"
-    if library.exists():
-        return library
-    log.info("building %s, once for this machine and torch %s", recipe.name, torch.__version__)
     try:
+        library = cache_dir() / "ops" / cache_key(recipe) / f"{recipe.name}.so"
+        if library.exists():
+            return library
+        log.info("building %s, once for this machine and torch %s", recipe.name, torch.__version__)
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
             unfinished = Path(folder) / library.name
@@ -107,7 +112,7 @@ def build(recipe: Recipe) -> Path:
                 )
             unfinished.replace(library)
     except OSError as error:
-        raise BuildError(f"cannot build in {library.parent}: {error}") from error
+        raise BuildError(f"cannot run {recipe.compiler[0]} or write to {cache_dir()}: {error}") from error
     return library
 
 

@@ -2,40 +2,52 @@
 
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, fail
 
 
 class Report(Callback):
-    """Checks that the output folder can be written before anything is computed; after a sweep draws its report."""
+    """Checks the output folder before anything is computed or written; after a sweep draws its report.
+
+    Hydra turns an exception of a callback into a warning, so what must not pass ends the program here.
+    """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        _check_writable("hydra.run.dir", config.hydra.run.dir)
+        _check_folder("hydra.run.dir", config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        _check_writable("hydra.sweep.dir", config.hydra.sweep.dir)
+        _check_folder("hydra.sweep.dir", config.hydra.sweep.dir)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Draws the report. Ends the program with exit code 1 if a job failed."""
         from mpcompare.report import report
 
         folder = Path(config.hydra.sweep.dir)
-        if not report([folder], folder / "report", config.report.baseline):
+        try:
+            all_finished = report([folder], folder / "report", config.report.baseline)
+        except (InputError, OSError) as error:
+            fail(f"the report cannot be drawn: {error}")
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
+        if not all_finished:
             sys.exit(1)
 
 
-def _check_writable(field: str, folder: str) -> None:
-    """Ends the program with one line if nothing can be written below ``folder``."""
+def _check_folder(field: str, name: str) -> None:
+    """Ends the program with one line if nothing can be written to the folder, or a run below it would be mixed in."""
+    folder = Path(name)
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        message = InputError(field, folder, f"cannot write there ({error.strerror}); name a folder that can be written")
-        print(f"mpcompare: error: {message}", file=sys.stderr)
-        sys.exit(2)
+        fail(str(InputError(field, name, f"cannot write there ({error.strerror}); name a folder that can be written")))
+    if next(folder.rglob("result.json"), None) or next(folder.rglob("steps.csv"), None):
+        fail(str(InputError(field, name, "already holds a run, and nothing is overwritten: name another folder")))

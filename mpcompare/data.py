@@ -5,6 +5,7 @@ fingerprint of what is trained on; ``auto`` says loudly which one it took.
 """
 
 import hashlib
+import http.client
 import logging
 import math
 import subprocess
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from mpcompare.errors import InputError, check_number
 from mpcompare.mlp import Task, fingerprint
+from mpcompare.paths import data_root
 
 log = logging.getLogger(__name__)
 
@@ -85,13 +87,13 @@ def batches(dataset: Dataset, batch_size: int) -> Iterator[tuple[Tensor, Tensor]
 # ---- MNIST
 
 
-def mnist(task: Task, seed: int, root: str) -> Dataset:
-    """MNIST (LeCun, Cortes, Burges) from ``root``, downloaded there if it is missing.
+def mnist(task: Task, seed: int, root: str | None = None) -> Dataset:
+    """MNIST (LeCun, Cortes, Burges) from ``root`` (``paths.data_root``), downloaded there if it is missing.
 
     Raises:
         InputError: it cannot be had, or a file is not MNIST's.
     """
-    folder = Path(root).expanduser()
+    root, folder = _root(root)
     if _mnist_on_disk(folder):
         return _read_mnist(folder, f"found in {root}")
     if failure := _download_mnist(folder, limit_s=600):
@@ -99,10 +101,10 @@ def mnist(task: Task, seed: int, root: str) -> Dataset:
     return _read_mnist(folder, f"downloaded to {root}")
 
 
-def auto(task: Task, seed: int, root: str, download_limit_s: float) -> Dataset:
+def auto(task: Task, seed: int, root: str | None = None, download_limit_s: float = 15) -> Dataset:
     """MNIST where it is on disk or can be downloaded within ``download_limit_s`` seconds, else the bundled digits."""
     check_number("data.download_limit_s", download_limit_s, above=0)
-    folder = Path(root).expanduser()
+    root, folder = _root(root)
     if _mnist_on_disk(folder):
         dataset = _read_mnist(folder, f"found in {root}")
     elif failure := _download_mnist(folder, download_limit_s):
@@ -113,6 +115,18 @@ def auto(task: Task, seed: int, root: str, download_limit_s: float) -> Dataset:
         dataset = _read_mnist(folder, f"downloaded to {root}")
     log.info("data=auto: using MNIST, %s", dataset.reason)
     return dataset
+
+
+def _root(root: object) -> tuple[str, Path]:
+    """The folder as it was named, and as it is."""
+    if root is None:
+        root = data_root()
+    if not isinstance(root, str):
+        raise InputError("data.root", root, "expected the name of a folder")
+    folder = Path(root).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise InputError("data.root", root, "expected a folder, this is a file")
+    return root, folder
 
 
 def _mnist_on_disk(root: Path) -> bool:
@@ -136,7 +150,7 @@ def _read_mnist(root: Path, reason: str) -> Dataset:
             )
     try:
         from torchvision.datasets import MNIST
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError, AttributeError) as error:
         raise torchvision_mismatch(error) from error
     tensors = []
     for train in (True, False):
@@ -156,7 +170,7 @@ def torchvision_mismatch(error: Exception) -> InputError:
     return InputError(
         "torchvision",
         installed,
-        f"does not work with torch {torch.__version__} ({str(error).splitlines()[0]}); "
+        f"does not work with torch {torch.__version__} ({' '.join(str(error).split())}); "
         "install a matching pair: pip install --upgrade torch torchvision",
     )
 
@@ -177,7 +191,7 @@ def _download_mnist(root: Path, limit_s: float) -> str | None:
         try:
             urllib.request.urlopen(_MIRROR, timeout=3).close()
             failure[0] = ""
-        except OSError as error:  # URLError is one
+        except (OSError, ValueError, http.client.HTTPException) as error:  # URLError is an OSError
             failure[0] = str(getattr(error, "reason", error))
 
     thread = threading.Thread(target=probe, daemon=True)  # a name lookup may hang for longer than any timeout

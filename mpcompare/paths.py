@@ -10,6 +10,11 @@ CONF = _ROOT / "conf"
 CSRC = _ROOT / "csrc"
 
 
+def data_root() -> str:
+    """Where MNIST is looked for and downloaded to: ``$MPCOMPARE_DATA``, else the cache folder."""
+    return os.environ.get("MPCOMPARE_DATA") or str(cache_dir()).replace(str(Path.home()), "~", 1)
+
+
 def cache_dir() -> Path:
     """``$XDG_CACHE_HOME/mpcompare``, by default ``~/.cache/mpcompare``: data sets and built operators."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpcompare"

@@ -1,12 +1,13 @@
 """What a run writes down, and reads back: ``steps.csv``, a row a step, and ``result.json``, everything else."""
 
 import csv
+import io
 import json
 import math
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,35 +20,49 @@ STEP_FIELDS = ("step", "warmup", "loss", "loss_scale", "skipped", "step_ms")
 STEPS, RESULT = "steps.csv", "result.json"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file that is there whole or not at all, by writing beside it and renaming."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as unfinished:
-        unfinished.write(text)
-        unfinished.flush()
-        os.fsync(unfinished.fileno())
-    Path(unfinished.name).chmod(0o644)
-    Path(unfinished.name).replace(path)
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Lets ``write`` make a file beside ``path`` and moves it there: it is there whole, or what was there stays."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    unfinished = Path(name)
+    try:
+        write(unfinished)
+        unfinished.chmod(0o644)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def check_unused(field: str, folder: Path) -> None:
+    """Raises InputError if ``folder`` holds a run: nothing that was written is ever overwritten."""
+    if (folder / RESULT).exists() or (folder / STEPS).exists():
+        raise InputError(field, folder, "already holds a run, and nothing is overwritten: name another folder")
 
 
 class Recorder:
-    """Writes one run into ``folder``; a run that was killed leaves its finished steps and ``status: running``."""
+    """Writes one run into ``folder``; a run that was killed leaves its finished steps and ``status: running``.
+
+    Raises:
+        InputError: from every method, where the folder cannot be written.
+    """
 
     def __init__(self, folder: Path, result: dict[str, Any]) -> None:
         """Writes ``result`` with status ``running``. Raises InputError if the folder already holds a run."""
         self.folder = folder
         self.result = {"status": "running", **result}
-        if (folder / RESULT).exists() or (folder / STEPS).exists():
-            raise InputError("hydra.run.dir", folder, "already holds a run, and nothing is overwritten: name another")
+        check_unused("hydra output folder", folder)
         self._write()
 
     def steps(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Appends rows of ``STEP_FIELDS`` to ``steps.csv`` in one write: whole lines, whatever happens next."""
-        path = self.folder / STEPS
-        with path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, STEP_FIELDS)
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerows(rows)
+        """Appends rows of ``STEP_FIELDS`` to ``steps.csv``."""
+        try:
+            with (self.folder / STEPS).open("a", newline="") as file:
+                writer = csv.DictWriter(file, STEP_FIELDS)
+                if file.tell() == 0:
+                    writer.writeheader()
+                writer.writerows(rows)
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def add(self, **result: Any) -> None:
         """Adds to the result and writes it."""
@@ -55,8 +70,14 @@ class Recorder:
         self._write()
 
     def _write(self) -> None:
-        text = json.dumps(_finite(self.result), indent=2, allow_nan=False)
-        write_atomically(self.folder / RESULT, text + "\n")
+        text = json.dumps(_finite(self.result), indent=2, allow_nan=False) + "\n"
+        try:
+            write_atomically(self.folder / RESULT, lambda path: path.write_text(text))
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError("hydra output folder", self.folder, f"cannot write there ({error.strerror})")
 
 
 def _finite(value: Any) -> Any:
@@ -74,24 +95,51 @@ class Run:
 
     Attributes:
         folder: where it lies.
+        name: the folder, as short as tells it from the other runs that were read.
         result: ``result.json``.
-        steps: ``steps.csv``, empty if no step was finished.
+        steps: ``steps.csv``; no rows if no step was finished.
     """
 
     folder: Path
+    name: str
     result: dict[str, Any]
     steps: pd.DataFrame
 
 
-def read_run(folder: Path) -> Run:
-    """Reads a run folder. Raises InputError if a file in it is not readable as what it should be."""
+# What a result must hold to be read as one, and to be read as a finished one.
+IDENTITY = ("status", "backend", "precision", "task", "batch_size", "seed", "config")
+FINISHED = (
+    *("engine", "loss_scale", "dataset", "dataset_reason", "dataset_fingerprint", "initial_weights", "device_name"),
+    *("step_ms_p20", "step_ms_p50", "step_ms_p80", "final_loss", "test_accuracy", "skipped_steps"),
+    *("peak_memory_bytes", "peak_memory_bytes_analytic"),
+)
+
+
+def read_run(folder: Path, name: str = "") -> Run:
+    """Reads a run folder. Raises InputError if a file in it is not what a run writes."""
     try:
         result = json.loads((folder / RESULT).read_text())
-        has_steps = (folder / STEPS).exists()
-        steps = pd.read_csv(folder / STEPS) if has_steps else pd.DataFrame(columns=list(STEP_FIELDS))
-    except (OSError, ValueError) as error:
+        steps = _read_steps(folder / STEPS)
+        expected = (*IDENTITY, *(FINISHED if result["status"] == "ok" else ()))
+        if missing := [key for key in expected if key not in result]:
+            raise ValueError(f"{RESULT} has no {missing[0]}")
+        if result["status"] == "ok" and steps.empty:
+            raise ValueError(f"{STEPS} has no step")
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError("folder", folder, f"not a readable run ({error})") from error
-    return Run(folder, result, steps)
+    return Run(folder, name or folder.name, result, steps)
+
+
+def _read_steps(path: Path) -> pd.DataFrame:
+    text = path.read_text() if path.exists() else ""
+    text = text[: text.rfind("\n") + 1]  # a row that was cut off, by a full disk say, is no row
+    if not text:
+        return pd.DataFrame(columns=list(STEP_FIELDS))
+    types = {"step": int, "warmup": bool, "loss": float, "loss_scale": float, "skipped": bool, "step_ms": float}
+    steps = pd.read_csv(io.StringIO(text), dtype=types)
+    if tuple(steps) != STEP_FIELDS:
+        raise ValueError(f"{STEPS} has columns {', '.join(map(str, steps))}")
+    return steps
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:
@@ -104,7 +152,8 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
         if not here:
             raise InputError("folder", folder, f"holds no run: no {RESULT} in it or below")
         found.update(dict.fromkeys(path.resolve() for path in here))
-    return [read_run(path) for path in found]
+    common = Path(os.path.commonpath(list(found)))
+    return [read_run(path, str(path.relative_to(common)).removeprefix(".")) for path in found]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

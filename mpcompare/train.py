@@ -1,12 +1,13 @@
 """The loop: batches x backend x clock -> records. Everything around it that makes the comparison fair is here too."""
 
 import copy
-import logging
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import rich.console
@@ -15,13 +16,11 @@ import torch
 from torch import Tensor
 
 from mpcompare import machine, measure, mlp
-from mpcompare.backend import Backend, BackendUnavailable, resolve_precision
+from mpcompare.backend import Backend, resolve_precision
 from mpcompare.data import Dataset, batches
-from mpcompare.errors import InputError, check_whole
+from mpcompare.errors import check_whole
 from mpcompare.loss_scale import LossScale
-from mpcompare.records import Recorder
-
-log = logging.getLogger(__name__)
+from mpcompare.records import STEP_FIELDS, Recorder
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,16 @@ class Job:
     """One run, as plain values.
 
     Attributes:
-        backend, task_name: the names under which they were chosen.
+        backend: the name under which it was chosen.
         make_backend: the backend's class.
         load_data: ``(task, seed) -> Dataset``.
         loss_scale: a policy, or a function from the resolved precision to one.
         precision, engine, device: as asked for, ``auto`` included.
         steps, warmup_steps: timed steps, after warm-up steps that train too but are not timed.
-        config: the whole configuration, for the record.
     """
 
     backend: str
     make_backend: type[Backend]
-    task_name: str
     task: mlp.Task
     load_data: Callable[[mlp.Task, int], Dataset]
     loss_scale: LossScale | Callable[[str], LossScale]
@@ -50,47 +47,15 @@ class Job:
     seed: int
     steps: int
     warmup_steps: int
-    config: dict[str, Any]
 
     def __post_init__(self) -> None:
-        check_whole("seed", self.seed, at_least=0)
+        check_whole("seed", self.seed, at_least=0, at_most=2**32 - 1)  # the generator takes 32 bits
         check_whole("train.steps", self.steps, at_least=1)
         check_whole("train.warmup_steps", self.warmup_steps, at_least=0)
 
 
-def run(job: Job, folder: Path) -> dict[str, Any]:
-    """Runs ``job`` and writes ``steps.csv`` and ``result.json`` into ``folder``; returns the result.
-
-    Whatever ends the run early is in the result too, as ``status`` and ``error``, and is raised again.
-    """
-    identity = {
-        "backend": job.backend,
-        "precision": job.precision,
-        "task": job.task_name,
-        "batch_size": job.task.batch_size,
-        "seed": job.seed,
-        "config": job.config,
-    }
-    recorder = Recorder(folder, identity)
-    try:
-        _run(job, recorder)
-    except KeyboardInterrupt:
-        recorder.add(status="interrupted", error="interrupted from the keyboard")
-        raise
-    except (InputError, BackendUnavailable) as error:
-        recorder.add(status="failed", error=str(error))
-        raise
-    except Exception as error:
-        recorder.add(status="failed", error=f"{type(error).__name__}: {_first_line(error)}")
-        raise
-    return recorder.result
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
-
-
-def _run(job: Job, recorder: Recorder) -> None:
+def run(job: Job, recorder: Recorder) -> None:
+    """Trains, evaluates and measures memory, and writes what it finds with ``recorder``."""
     device = machine.select_device(job.device)
     precision = resolve_precision(job.precision, job.make_backend.PRECISIONS, device, job.backend)
     loss_scale = job.loss_scale(precision) if callable(job.loss_scale) else job.loss_scale
@@ -107,7 +72,7 @@ def _run(job: Job, recorder: Recorder) -> None:
     recorder.add(
         precision=precision,
         engine=backend.engine,
-        loss_scale=type(loss_scale).__name__,
+        loss_scale=loss_scale.name,
         dataset=dataset.name,
         dataset_reason=dataset.reason,
         dataset_fingerprint=dataset.fingerprint,
@@ -118,6 +83,7 @@ def _run(job: Job, recorder: Recorder) -> None:
     rows = train(backend, batches(dataset, job.task.batch_size), job.steps, job.warmup_steps, device, recorder)
     timed = measure.percentiles([row["step_ms"] for row in rows if not row["warmup"]])
     seconds = timed["step_ms_p50"] / 1e3
+    engine, masters, final_loss_scale = backend.engine, backend.master_params(), float(backend.loss_scale())
     recorder.add(
         **timed,
         first_step_ms=rows[0]["step_ms"],
@@ -125,18 +91,18 @@ def _run(job: Job, recorder: Recorder) -> None:
         tflops=job.task.flops_per_step / seconds / 1e12,
         skipped_steps=sum(row["skipped"] for row in rows),
         final_loss=rows[-1]["loss"],
+        final_loss_scale=final_loss_scale,
         dtypes=backend.dtypes(),
-        **evaluate(backend.master_params(), dataset, job.task),
+        **evaluate(masters, dataset, job.task),
     )
-    engine = backend.engine
-    del backend
+    del backend, masters
 
     x, y = next(batches(dataset, job.task.batch_size))
     peak = measure.peak_memory(device, lambda: _two_steps(make_backend(engine), x, y))
-    model = job.make_backend.memory_model(job.task, precision)
+    model = job.make_backend.memory_model(job.task, precision, engine)
     recorder.add(
         peak_memory_bytes=peak + x.nbytes + y.nbytes,
-        peak_memory_bytes_analytic=sum(model.values()),
+        peak_memory_bytes_analytic=sum(model.values()) if model else None,
         memory_model=model,
         status="ok",
     )
@@ -166,12 +132,13 @@ def train(
     waiting: list[tuple[Tensor, float | Tensor, bool]] = []  # steps whose values are not read from the device yet
 
     def read() -> None:
-        for (loss, scale, skipped), step_ms in zip(waiting, clock.read(), strict=False):  # an unfinished step is cut
+        first = len(rows)
+        for (loss, scale, skipped), step_ms in zip(waiting, clock.read(), strict=False):  # the last may be unfinished
             number = len(rows) + 1
             values = (number, number <= warmup_steps, float(loss), float(scale), skipped, step_ms)
-            rows.append(dict(zip(("step", "warmup", "loss", "loss_scale", "skipped", "step_ms"), values, strict=True)))
-        recorder.steps(rows[len(rows) - len(waiting) :])
+            rows.append(dict(zip(STEP_FIELDS, values, strict=True)))
         waiting.clear()
+        recorder.steps(rows[first:])
 
     total = warmup_steps + steps
     with progress_bar(total) as show:
@@ -183,12 +150,30 @@ def train(
                 clock.stop()
                 waiting.append((loss, scale, backend.skipped))
                 if number % clock.block == 0 or number == total:
-                    read()
+                    with uninterrupted():
+                        read()
                     show(rows[-1])
         finally:
             if waiting:
-                read()
+                with uninterrupted():
+                    read()
     return rows
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the block is done, so that no step is written twice or half."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals go to the main thread
+        return
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if arrived:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -201,18 +186,29 @@ def progress_bar(total: int) -> Iterator[Callable[[dict[str, Any]], None]]:
         rich.progress.TextColumn("{task.description}"),
         rich.progress.TimeRemainingColumn(),
     )
-    with rich.progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    # No refreshing thread: it would run beside the steps that are timed.
+    with rich.progress.Progress(
+        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("first step", total=total)
+        bar.refresh()
+        drawn = time.monotonic()
 
         def show(row: dict[str, Any]) -> None:
+            nonlocal drawn
+            if time.monotonic() - drawn < 0.1:
+                return
             text = f"loss {row['loss']:.4f}  {row['step_ms']:.1f} ms/step{'  warm-up' if row['warmup'] else ''}"
-            bar.update(task, completed=row["step"], description=text)
+            bar.update(task, completed=row["step"], description=text, refresh=True)
+            drawn = time.monotonic()
 
         yield show
 
 
 def evaluate(params: mlp.Params, dataset: Dataset, task: mlp.Task) -> dict[str, float | None]:
-    """Loss and accuracy of the master parameters on the held-out samples: the same fp32 code for every backend."""
+    """Loss and accuracy of the master parameters on the held-out samples: the same IEEE fp32 code for every backend."""
+    machine.set_tf32(False)
+    params = {name: p.contiguous() for name, p in params.items()}  # amp's and fp32's are transposed views
     total, correct = 0.0, 0
     for x, y in zip(dataset.x_test.split(2048), dataset.y_test.split(2048), strict=True):
         output = mlp.forward(params, x)

@@ -105,7 +105,7 @@ def test_an_nvcc_of_another_cuda_is_refused(tmp_path, monkeypatch):
 def test_no_nvcc_and_no_cuda_are_said(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setenv("CUDACXX", "no-such-nvcc")
-    with pytest.raises(build.BuildError, match=r"no nvcc found .*no-such-nvcc.*pip install 'mpcompare\[cuda\]'"):
+    with pytest.raises(build.BuildError, match=r"no nvcc found .*no-such-nvcc.*pip install 'nvidia-cuda-nvcc==13.\*'"):
         build.cuda_recipe("sm_90")
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(build.BuildError, match="a build without CUDA"):

@@ -47,6 +47,22 @@ def test_mnist_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):
         data.mnist(MNIST_TASK, 0, str(tmp_path))
 
 
+@pytest.mark.parametrize("load", [data.mnist, data.auto])
+def test_a_root_that_is_no_folder_is_an_error(tmp_path, load):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"data.root=.*file: expected a folder, this is a file"):
+        load(MNIST_TASK, 0, str(tmp_path / "file"))
+    with pytest.raises(InputError, match="data.root=5: expected the name of a folder"):
+        load(MNIST_TASK, 0, 5)
+
+
+@pytest.mark.parametrize("value", ["", None])
+def test_an_empty_environment_variable_is_none(monkeypatch, tmp_path, value):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MPCOMPARE_DATA", "") if value == "" else monkeypatch.delenv("MPCOMPARE_DATA", raising=False)
+    assert data.data_root() == str(tmp_path / "mpcompare")
+
+
 def test_download_without_internet_gives_a_reason_in_seconds(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_MIRROR", "http://127.0.0.1:9/nothing")  # the discard port: refused at once
     assert "refused" in data._download_mnist(tmp_path, 5)

@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import CUDA, SMALL
+import torch
+from conftest import BACKENDS, CUDA, SMALL, make_backend, make_task
+
+from mpcompare import data, mlp, train
 
 REQUIRED_RESULTS = {
     "backend", "engine", "precision", "dtypes", "step_ms_p20", "step_ms_p50", "step_ms_p80", "samples_per_s", "tflops",
@@ -42,7 +46,32 @@ def test_a_run_writes_steps_and_result(cli, tmp_path, device_name):
     assert result["step_ms_p20"] <= result["step_ms_p50"] == timed.median() <= result["step_ms_p80"]
     assert result["samples_per_s"] == pytest.approx(64 / result["step_ms_p50"] * 1e3)
     assert result["config"]["task"]["hidden"] == [32]
-    assert not list(folder.glob(".*.json*"))  # nothing half-written is left
+    assert {p.name for p in folder.iterdir()} == {"steps.csv", "result.json", "mpcompare.log", ".hydra"}
+
+
+def test_what_is_written_is_what_happened(cli, tmp_path):
+    """The run again by hand: the same losses from the same batches, and the numbers that are made of them."""
+    folder = tmp_path / "run"
+    assert cli(*SMALL, "backend=fp32", f"hydra.run.dir={folder}", "task.samples=192", "device=cpu").code == 0
+    result = json.loads((folder / "result.json").read_text())
+    cpu, task = torch.device("cpu"), make_task(
+        in_features=784, hidden=[32], out_features=10, batch_size=64, samples=192, lr=0.01
+    )  # fmt: skip
+    dataset = data.digits(task, 0)
+    backend = make_backend("fp32", task, "fp32", cpu)
+    losses = [train.step(backend, *batch).item() for batch in islice(data.batches(dataset, 64), 5)]
+    assert pd.read_csv(folder / "steps.csv")["loss"].tolist() == losses
+    assert len(set(losses)) == 5  # three batches, then the first two again
+    assert result["dataset_fingerprint"] == dataset.fingerprint
+    assert result["initial_weights"] == mlp.fingerprint(mlp.init_params(task.sizes, 0))
+    output = mlp.forward(backend.master_params(), dataset.x_test)
+    assert result["test_loss"] == pytest.approx(mlp.loss_fn(task.loss, output, dataset.y_test).item(), rel=1e-5)
+    assert result["test_accuracy"] == pytest.approx((output.argmax(1) == dataset.y_test).float().mean().item())
+    assert result["tflops"] == pytest.approx(task.flops_per_step / result["step_ms_p50"] / 1e9)
+    assert result["peak_memory_bytes"] == pytest.approx(result["peak_memory_bytes_analytic"], rel=0.01, abs=4096)
+    assert result["peak_memory_bytes_analytic"] == sum(result["memory_model"].values())
+    assert result["flags"]["tf32"] is False
+    assert (result["loss_scale"], result["final_loss_scale"], result["skipped_steps"]) == ("none", 1.0, 0)
 
 
 def test_the_sweep_of_the_readme_ends_in_a_report(cli, tmp_path):
@@ -97,6 +126,55 @@ def test_a_job_that_fails_is_a_row_and_the_others_finish(cli, tmp_path):
     assert table["error"][0] in ended.out
 
 
+@pytest.mark.parametrize("bad", ["task.lr=0.01,nan", "task.batch_size=64,0", "train.steps=4,0", "task.hidden=[32],[0]"])
+def test_wrong_input_of_one_job_is_its_row(cli, tmp_path, bad):
+    folder = tmp_path / "sweep"
+    ended = cli("-m", "backend=amp", *SMALL, bad, f"hydra.sweep.dir={folder}")
+    assert ended.code == 1
+    table = pd.read_csv(folder / "report" / "summary.csv")
+    assert table["status"].tolist() == ["ok", "failed"]
+    assert bad.split("=")[0] in table["error"][1]
+
+
+def test_a_fault_of_a_backend_is_its_row_with_the_traceback_in_the_log(cli, tmp_path, monkeypatch):
+    def broken(self):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(BACKENDS["amp"], "backward", broken)
+    ended = cli("-m", "backend=amp,fp32", *SMALL, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    assert ended.code == 1
+    table = pd.read_csv(tmp_path / "sweep" / "report" / "summary.csv")
+    assert table["status"].tolist() == ["failed", "ok"]
+    assert table["error"][0] == "ZeroDivisionError: a bug"
+    assert "Traceback" in ended.out
+
+
+def test_a_sweep_into_a_used_folder_is_refused(cli, tmp_path):
+    folder = tmp_path / "sweep"
+    assert cli("-m", "backend=amp", *SMALL, f"hydra.sweep.dir={folder}").code == 0
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    ended = cli("-m", "backend=amp", *SMALL, "task.lr=0.5", f"hydra.sweep.dir={folder}")
+    assert ended.code == 2
+    assert "hydra.sweep.dir=" in ended.err
+    assert "already holds a run" in ended.err
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_sweep_whose_jobs_share_a_folder_fails(cli, tmp_path):
+    ended = cli("-m", "backend=amp,fp32", *SMALL, f"hydra.sweep.dir={tmp_path / 's'}", "hydra.sweep.subdir=one")
+    assert ended.code == 2
+    assert "already holds a run" in ended.err
+
+
+def test_a_report_that_cannot_be_drawn_is_a_failure(cli, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "report").write_text("")
+    ended = cli("-m", "backend=amp", *SMALL, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    assert ended.code == 2
+    assert "the report cannot be drawn" in ended.err
+    assert "amp" in ended.out
+
+
 def test_help_and_cfg_are_quick_and_import_nothing_heavy():
     script = (
         "import sys; sys.argv = ['mpcompare', '{}']; from mpcompare.__main__ import main\n"
@@ -106,7 +184,12 @@ def test_help_and_cfg_are_quick_and_import_nothing_heavy():
     ended = subprocess.run([sys.executable, "-c", script.format("--help")], capture_output=True, text=True, check=True)
     assert time.perf_counter() - start < 10  # 0.3 s on a quiet machine; the bound that matters is the next line
     assert ended.stdout.splitlines()[-1] == "False False False"
-    groups = ("backend: amp, fp32, scratch", "data: auto, digits, mnist, synthetic", "loss_scale:", "experiment: seed")
+    groups = (
+        "backend: amp, fp32, fused, scratch",
+        "data: auto, digits, mnist, synthetic",
+        "loss_scale:",
+        "experiment: seed",
+    )
     for text in (*groups, "task:", "train:", "precision: auto", "python -m mpcompare -m backend=scratch,amp,fp32"):
         assert text in ended.stdout
     ended = subprocess.run(
@@ -135,7 +218,7 @@ def test_the_first_seven_losses_on_mnist_are_those_of_the_original_script(cli, t
 
 
 BAD = {
-    "unknown backend": (["backend=nope"], "backend=nope: expected one of amp, fp32, scratch"),
+    "unknown backend": (["backend=nope"], "backend=nope: expected one of amp, fp32, fused, scratch"),
     "unknown precision": (["precision=fp17"], "precision=fp17: expected one of auto, fp32, tf32, fp16, bf16"),
     "unknown data": (["data=imagenet"], "data=imagenet: expected one of auto, digits, mnist, synthetic"),
     "fp32 in fp16": (["backend=fp32", "precision=fp16"], "precision=fp16: backend=fp32 accepts one of"),
@@ -148,6 +231,13 @@ BAD = {
     "warm-up negative": (["train.warmup_steps=-1"], "train.warmup_steps=-1: expected a whole number of at least 0"),
     "lr NaN": (["task.lr=nan"], "task.lr=nan: expected a finite number above 0"),
     "seed negative": (["seed=-1"], "seed=-1: expected a whole number of at least 0"),
+    "seed too large": (["seed=4294967296"], "seed=4294967296: expected a whole number of at least 0 and at most 42949"),
+    "seed a fraction": (["seed=1.5"], "seed=1.5: expected a whole number"),
+    "no task": (["task=null"], "Config group override must be a string"),
+    "a list of backends": (["backend=[amp,fp32]"], "backend: expected one of amp, fp32, fused, scratch (several: "),
+    "no precision": (["precision=null"], "precision=None: expected one of auto, fp32"),
+    "out of memory": (["task.hidden=[1000000000000]"], "out of memory, try a smaller task.batch_size"),
+    "no such class": (["backend._target_=nope.Nope"], "backend._target_=nope.Nope: "),
     "unknown key": (["train.step=3"], "Could not override 'train.step'"),
     "unparsable": (["task.hidden=["], "task.hidden=[: "),
     "unknown engine": (["engine=cublas"], "engine=cublas: expected one of auto, native, torch"),
@@ -177,7 +267,7 @@ def test_an_unwritable_folder_of_a_sweep_is_found_before_the_first_job(cli, tmp_
     assert "Launching" not in ended.out
 
 
-@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_where_there_is_none(cli):
     ended = cli(*SMALL, "device=cuda")
     assert ended.code == 2
@@ -188,11 +278,11 @@ def test_cuda_where_there_is_none(cli):
 def test_a_second_run_into_the_same_folder_loses_nothing(cli, tmp_path):
     folder = tmp_path / "run"
     assert cli(*SMALL, f"hydra.run.dir={folder}").code == 0
-    before = [(folder / name).read_bytes() for name in ("steps.csv", "result.json")]
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     ended = cli(*SMALL, f"hydra.run.dir={folder}", "backend=amp")
     assert ended.code == 2
     assert "already holds a run" in ended.err
-    assert [(folder / name).read_bytes() for name in ("steps.csv", "result.json")] == before
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
 @pytest.mark.parametrize("sweep", [False, True])

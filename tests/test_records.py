@@ -4,8 +4,11 @@ import math
 
 import pytest
 
+from mpcompare import records
 from mpcompare.errors import InputError
 from mpcompare.records import Recorder, find_runs, read_run, write_atomically
+
+IDENTITY = {**dict.fromkeys(records.IDENTITY), "config": {"task": {}}}
 
 
 def row(step, loss=1.0):
@@ -13,17 +16,17 @@ def row(step, loss=1.0):
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    recorder = Recorder(tmp_path, {"backend": "x"})
+    recorder = Recorder(tmp_path, IDENTITY)
     recorder.steps([row(1)])
     recorder.steps([row(2, math.inf), row(3, math.nan)])
-    recorder.add(status="ok", final_loss=math.nan, nested={"peak": [1, math.inf]})
+    recorder.add(status="failed", final_loss=math.nan, nested={"peak": [1, math.inf]})
     run = read_run(tmp_path)
     assert list(run.steps) == ["step", "warmup", "loss", "loss_scale", "skipped", "step_ms"]
     assert run.steps["step"].tolist() == [1, 2, 3]
     assert run.steps["warmup"].tolist() == [True, False, False]
     assert run.steps["loss"][1] == math.inf
     assert math.isnan(run.steps["loss"][2])
-    assert run.result["status"] == "ok"
+    assert run.result["status"] == "failed"
     assert math.isnan(float(run.result["final_loss"]))
     assert float(run.result["nested"]["peak"][1]) == math.inf
 
@@ -39,33 +42,73 @@ def test_every_step_is_on_disk_before_the_next(tmp_path):
 
 def test_a_folder_that_holds_a_run_is_refused_and_untouched(tmp_path):
     Recorder(tmp_path, {"backend": "first"}).steps([row(1)])
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    with pytest.raises(InputError, match=r"hydra.run.dir=.*already holds a run"):
-        Recorder(tmp_path, {"backend": "second"})
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    for _ in range(2):
+        before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+        with pytest.raises(InputError, match=r"already holds a run"):
+            Recorder(tmp_path, {"backend": "second"})
+        assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+        (tmp_path / "result.json").unlink(missing_ok=True)  # steps.csv alone is a run too
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+def test_a_write_that_dies_half_way_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "result.json"
-    write_atomically(path, "old")
-    with pytest.raises(TypeError):
-        write_atomically(path, 5)  # type: ignore[arg-type]
+    write_atomically(path, lambda file: file.write_text("old"))
+
+    def dies(file):
+        file.write_text("ha")
+        assert path.read_text() == "old"  # not yet touched
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, dies)
     assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_folder_that_vanishes_is_one_line(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recorder = Recorder(folder, {})
+    (folder / "result.json").unlink()
+    folder.rmdir()
+    for call in (lambda: recorder.steps([row(1)]), lambda: recorder.add(status="ok")):
+        with pytest.raises(InputError, match="cannot write there \\(No such file or directory\\)"):
+            call()
+
+
+def test_a_row_that_was_cut_off_is_no_row(tmp_path):
+    recorder = Recorder(tmp_path, IDENTITY)
+    recorder.steps([row(1), row(2)])
+    with (tmp_path / "steps.csv").open("a") as file:
+        file.write("3,False,0.4018,1.0,False,0.")
+    assert read_run(tmp_path).steps["step"].tolist() == [1, 2]
 
 
 def test_runs_are_found_below_a_sweep_in_job_order(tmp_path):
     for job in (0, 1, 2, 10, 9):
         folder = tmp_path / "sweep" / f"{job}-amp-fp16"
         folder.mkdir(parents=True)
-        Recorder(folder, {"job": job})
+        Recorder(folder, {**IDENTITY, "job": job})
     assert [run.result["job"] for run in find_runs([tmp_path])] == [0, 1, 2, 9, 10]
+    assert [run.name for run in find_runs([tmp_path])][-1] == "10-amp-fp16"
     assert len(find_runs([tmp_path, tmp_path / "sweep" / "1-amp-fp16"])) == 5  # each once
 
 
-@pytest.mark.parametrize("content", ["{", ""])
+OK = json.dumps({**dict.fromkeys((*records.IDENTITY, *records.FINISHED)), "status": "ok"})
+
+
+@pytest.mark.parametrize("content", ["{", "", "[1, 2]", "null", '{"accuracy": 1}', '{"status": "ok"}', OK])
 def test_an_unreadable_run_is_named(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
     with pytest.raises(InputError, match=f"folder={tmp_path}: not a readable run"):
+        find_runs([tmp_path])
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "step,warmup,loss,loss_scale,skipped,step_ms\n1,x,1,1,False,1\n"])
+def test_unreadable_steps_are_named(tmp_path, text):
+    Recorder(tmp_path, IDENTITY)
+    (tmp_path / "steps.csv").write_text(text)
+    with pytest.raises(InputError, match="not a readable run"):
         find_runs([tmp_path])
 
 

@@ -8,24 +8,30 @@ from mpcompare.report import figures, table
 from mpcompare.report.comparison import compare
 
 
-def report(folders: Sequence[Path], out: Path, baseline: str) -> bool:
+def report(folders: Sequence[Path], out: Path, baseline: str | None = None) -> bool:
     """Compares all runs at and below ``folders``; prints the table and writes it, with the figures, into ``out``.
 
     Args:
         folders: runs or sweeps.
         out: gets ``summary.csv``, ``loss.png``, ``step_time.png`` and ``memory.png``; made if it is missing.
-        baseline: backend to compare with; where a comparison lacks it, its first finished run, and the table says so.
+        baseline: backend to compare with; None is what the first run was configured with. Where a comparison lacks
+            it, its first finished run takes its place, and that is said.
 
     Returns:
         Whether every run finished.
 
     Raises:
         InputError: a folder without runs, or a run that cannot be read.
+        OSError: ``out`` cannot be written.
     """
-    comparisons = compare(find_runs(folders), baseline)
+    runs = find_runs(folders)
+    baseline = baseline or (runs[0].result["config"].get("report") or {}).get("baseline")
+    comparisons = compare(runs, str(baseline))
+    table.show(comparisons)
+    if not any(run.result["backend"] == baseline for run in runs):
+        print(f"report.baseline={baseline} is not among the runs: compared with the first that finished")
     out.mkdir(parents=True, exist_ok=True)
     table.write(comparisons, out / "summary.csv")
     figures.draw(comparisons, out)
-    table.show(comparisons)
     print(f"Report: {out}")
     return all(entry.ok for comparison in comparisons for entry in comparison.entries)

@@ -1,30 +1,31 @@
 """``python -m mpcompare.report FOLDER...``: draws the comparison of finished runs again."""
 
 import argparse
+import sys
 from pathlib import Path
 
-from mpcompare.__main__ import fail
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, fail
+from mpcompare.report import report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.report",
-        description="Draw the comparison of finished runs: a table, summary.csv, loss.png, step_time.png, memory.png.",
+        description="Draw the comparison of finished runs: a table, summary.csv, loss.png, step_time.png, memory.png. "
+        "Exit code 1 where a run did not finish.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep, a run, or a folder of them")
     parser.add_argument("--out", type=Path, help="where the report goes (default: FOLDER/report, of the first FOLDER)")
-    parser.add_argument("--baseline", default="amp", help="backend to compare with (default: amp)")
+    parser.add_argument("--baseline", help="backend to compare with (default: as the first run was configured)")
     args = parser.parse_args()
-
-    from mpcompare.report import report
-
+    out = args.out or args.folders[0] / "report"
     try:
-        report(args.folders, args.out or args.folders[0] / "report", args.baseline)
+        all_finished = report(args.folders, out, args.baseline)
     except InputError as error:
         fail(str(error))
     except OSError as error:
-        fail(f"--out={args.out}: cannot write there ({error.strerror})")
+        fail(f"--out={out}: cannot write there ({error.strerror})")
+    sys.exit(0 if all_finished else 1)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import numpy as np
 
 from mpcompare.records import Run
 
-# Runs are compared only where all of these are equal; runs that failed early know the first three only.
-SAME = ("task", "task_config", "seed", "dataset_fingerprint", "initial_weights", "device_name")
+# Runs are compared only where all of these are equal; runs that failed early know the first two only.
+SAME = ("task_config", "seed", "dataset_fingerprint", "initial_weights", "device_name")
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,5 @@ def _labels(runs: Sequence[Run]) -> list[str]:
             break
         keys.append(more)
     return [
-        f"{label} [{run.folder.name}]" if labels.count(label) > 1 else label
-        for run, label in zip(runs, labels, strict=True)
+        f"{label} [{run.name}]" if labels.count(label) > 1 else label for run, label in zip(runs, labels, strict=True)
     ]

@@ -1,6 +1,7 @@
 """The comparison as figures: loss, step time, memory. One column of panels a comparison, one colour a run."""
 
 import logging
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mpcompare.records import write_atomically
 from mpcompare.report.comparison import Comparison, Entry
 
 # Okabe and Ito's palette: told apart by colour-blind readers; lines differ in their dashes too.
@@ -35,9 +37,7 @@ def _finished(comparison: Comparison) -> list[Entry]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    figure.savefig(unfinished, format="png", dpi=150)
-    unfinished.replace(path)
+    write_atomically(path, lambda unfinished: figure.savefig(unfinished, dpi=150))
 
 
 def _title(axes: Axes, comparison: Comparison) -> None:
@@ -68,9 +68,12 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
             skipped = steps[steps["skipped"]]
             above.plot(skipped["step"], skipped["loss"], "x", color=style["color"], markersize=8)
             if not is_baseline and len(entry.loss_diff):
-                # A log axis has no zero: equal losses leave a gap.
+                # A log axis has no zero: equal losses leave a gap. A loss that is not finite is marked at the top.
+                number = steps["step"].to_numpy()[: len(entry.loss_diff)]
                 difference = np.where(entry.loss_diff > 0, entry.loss_diff, np.nan)
-                below.plot(steps["step"][: len(difference)], difference, marker="o", markersize=3, **style)
+                below.plot(number, difference, marker="o", markersize=3, **style)
+                lost = number[~np.isfinite(entry.loss_diff)]
+                below.plot(lost, np.ones(len(lost)), "^", color=style["color"], transform=below.get_xaxis_transform())
         warmup = int(_finished(comparison)[0].run.steps["warmup"].sum())
         for axes in (above, below):
             axes.axvspan(0.5, warmup + 0.5, color="0.92", zorder=0, label="warm-up" if warmup else None)
@@ -79,7 +82,7 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
         above.set_ylabel("training loss")
         below.set_yscale("log")
         below.set_ylabel("|loss - baseline's|")
-        below.set_xlabel("step; a gap below is a step without any difference, an x above a skipped one")
+        below.set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN; x above: skipped)")
         below.xaxis.get_major_locator().set_params(integer=True)
         if not below.lines:
             below.text(0.5, 0.5, "nothing to compare with", transform=below.transAxes, ha="center", color="0.4")
@@ -119,15 +122,10 @@ def _step_time(axes: Axes, entries: list[Entry]) -> None:
 
 def _memory(axes: Axes, entries: list[Entry]) -> None:
     measured = [e.run.result["peak_memory_bytes"] / 1e6 for e in entries]
-    model = [e.run.result["peak_memory_bytes_analytic"] / 1e6 for e in entries]
-    axes.barh(range(len(entries)), measured, color=_colours(entries), label="measured")
-    axes.plot(model, range(len(entries)), "|", color="black", markersize=18, markeredgewidth=2, label="analytic model")
+    model = [(e.run.result["peak_memory_bytes_analytic"] or math.nan) / 1e6 for e in entries]
+    axes.barh(range(len(entries)), measured, color=_colours(entries))
+    axes.plot(model, range(len(entries)), "|", color="black", markersize=18, markeredgewidth=2)
     for place, megabytes in enumerate(measured):
-        axes.annotate(
-            f"{megabytes:.4g} MB",
-            (max(megabytes, model[place]), place),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-        )
+        right = max(megabytes, np.nan_to_num(model[place]))
+        axes.annotate(f"{megabytes:.4g} MB", (right, place), (6, 0), textcoords="offset points", va="center")
     axes.set_xlabel("peak memory of a step in MB; black line: analytic model")

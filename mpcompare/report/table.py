@@ -1,8 +1,9 @@
 """The comparison as a table: ``summary.csv`` for programs, the console for people."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import rich.box
@@ -21,15 +22,16 @@ def summary(comparisons: Sequence[Comparison]) -> pd.DataFrame:
 
 def _row(entry: Entry) -> dict[str, object]:
     result = entry.run.result
+    difference = entry.max_abs_loss_diff  # nan of a run that diverged is a result, not an empty cell
     copied = ("backend", "engine", "precision", "dataset", "step_ms_p20", "step_ms_p50", "step_ms_p80")
     return {
         **{key: result.get(key) for key in copied},
         "speedup_vs_baseline": entry.speedup,
         "peak_memory_bytes": result.get("peak_memory_bytes"),
         "final_loss": result.get("final_loss"),
-        "max_abs_loss_diff_vs_baseline": entry.max_abs_loss_diff,
+        "max_abs_loss_diff_vs_baseline": str(difference) if entry.ok and not math.isfinite(difference) else difference,
         "test_accuracy": result.get("test_accuracy"),
-        "baseline": entry.baseline.folder.name if entry.baseline else None,
+        "baseline": entry.baseline.name if entry.baseline else None,
         "peak_memory_bytes_analytic": result.get("peak_memory_bytes_analytic"),
         "loss_scale": result.get("loss_scale"),
         "skipped_steps": result.get("skipped_steps"),
@@ -39,13 +41,13 @@ def _row(entry: Entry) -> dict[str, object]:
         "device_name": result.get("device_name"),
         "status": result["status"],
         "error": entry.error or None,
-        "run": entry.run.folder.name,
+        "run": entry.run.name,
     }
 
 
 def write(comparisons: Sequence[Comparison], path: Path) -> None:
     """Writes :func:`summary` as CSV."""
-    write_atomically(path, summary(comparisons).to_csv(index=False))
+    write_atomically(path, lambda unfinished: summary(comparisons).to_csv(unfinished, index=False))
 
 
 def show(comparisons: Sequence[Comparison]) -> None:
@@ -56,45 +58,43 @@ def show(comparisons: Sequence[Comparison]) -> None:
     for comparison in comparisons:
         console.print(Text(comparison.title, style="bold"))
         console.print(Text(comparison.dataset))
-        console.print(_table(comparison))
+        console.print(_table(comparison, narrow=console.width < 130))
         for entry in comparison.entries:
             if not entry.ok:
                 console.print(Text(f"{entry.label}: {entry.run.result['status']}: {entry.error}", style="red"))
 
 
-def _table(comparison: Comparison) -> Table:
+def _table(comparison: Comparison, narrow: bool) -> Table:
+    """All columns, or, where the terminal is narrow, those that matter most; summary.csv has them all."""
     labels = {id(entry.run): entry.label for entry in comparison.entries}
     baselines = list(dict.fromkeys(labels[id(e.baseline)] for e in comparison.entries if e.baseline))
     versus = baselines[0] if len(baselines) == 1 else "baseline"
-
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for header in ("backend", "precision", "engine"):
-        table.add_column(header)
-    for header in ("ms/step p50", "p20 - p80", f"x {versus}", "peak MB", "final loss", f"max |loss - {versus}|"):
-        table.add_column(header, justify="right")
-    table.add_column("test acc.", justify="right")
+    columns: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
+        "backend": lambda e, r: r["backend"],
+        "precision": lambda e, r: r["precision"],
+        "engine": lambda e, r: r.get("engine", ""),
+        "ms/step p50": lambda e, r: f"{r['step_ms_p50']:.4g}",
+        "p20 - p80": lambda e, r: f"{r['step_ms_p20']:.4g} - {r['step_ms_p80']:.4g}",
+        f"x {versus}": lambda e, r: f"{e.speedup:.2f}",
+        "peak MB": lambda e, r: f"{r['peak_memory_bytes'] / 1e6:.4g}",
+        "final loss": lambda e, r: f"{float(r['final_loss']):.5f}",
+        f"max |loss - {versus}|": lambda e, r: "baseline" if e.baseline is e.run else f"{e.max_abs_loss_diff:.1e}",
+        "test acc.": lambda e, r: "-" if r["test_accuracy"] is None else f"{r['test_accuracy']:.4f}",
+    }
     if len(baselines) > 1:
-        table.add_column("baseline")
-
+        columns["baseline"] = lambda e, r: labels[id(e.baseline)]
+    if narrow:
+        for header in ("engine", "p20 - p80", "final loss", "test acc."):
+            del columns[header]
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for header in columns:
+        words = header in ("backend", "precision", "engine", "baseline")
+        table.add_column(header, justify="left" if words else "right", no_wrap=not header.startswith("max"))
     for entry in comparison.entries:
-        r = entry.run.result
-        cells = [r["backend"], r["precision"], r.get("engine", "")]
+        result = entry.run.result
+        cells = list(columns.values())
         if entry.ok:
-            cells += [
-                f"{r['step_ms_p50']:.4g}",
-                f"{r['step_ms_p20']:.4g} - {r['step_ms_p80']:.4g}",
-                f"{entry.speedup:.2f}",
-                f"{r['peak_memory_bytes'] / 1e6:.4g}",
-                f"{float(r['final_loss']):.5f}",
-                "baseline" if entry.baseline is entry.run else _scientific(entry.max_abs_loss_diff),
-                "-" if r["test_accuracy"] is None else f"{r['test_accuracy']:.4f}",
-                labels[id(entry.baseline)],
-            ]
+            table.add_row(*(cell(entry, result) for cell in cells))
         else:
-            cells.append(r["status"])
-        table.add_row(*cells[: len(table.columns)], style=None if entry.ok else "red")
+            table.add_row(result["backend"], result["precision"], result["status"], style="red")
     return table
-
-
-def _scientific(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.1e}"

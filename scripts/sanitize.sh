@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Builds csrc/cpu with the address and undefined-behaviour sanitizers and runs the operators' tests over it; the tests
+# that draw shapes, strides and values at random draw 1000 examples each, new ones every time. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cxx=${CXX:-g++}
+XDG_CACHE_HOME=$(mktemp -d)
+trap 'rm -rf "$XDG_CACHE_HOME"' EXIT
+export XDG_CACHE_HOME
+export CXX="$cxx -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
+export ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 # Python and torch keep memory to the end
+export UBSAN_OPTIONS=print_stacktrace=1
+runtime="$($cxx -print-file-name=libasan.so) $($cxx -print-file-name=libstdc++.so)" # the second: its throw is intercepted
+LD_PRELOAD="$runtime" python -m pytest -q -p no:cacheprovider --hypothesis-profile=fuzz \
+  tests/test_ops.py tests/test_fused_ops.py "$@"

@@ -100,7 +100,8 @@ def peak_memory(device: torch.device, run: Callable[[], None]) -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
         run()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"

@@ -139,11 +139,15 @@ def _load_once(part: str) -> BuildError | None:
         torch.ops.load_library(library)
     except OSError as error:
         return BuildError(f"{library} does not load, delete it to build it again: {error}")
-    if part == "cpu":  # it holds the schema
-        torch.library.register_fake("mpcompare::gemm")(_fake_gemm)
-        for name in ("linear", "relu_backward", "cross_entropy", "mse", "sgd"):  # they write arguments, return nothing
-            torch.library.register_fake(f"mpcompare::{name}")(lambda *_, **__: None)
+    _register_fakes()
     return None
+
+
+@functools.cache  # once: older torch refuses a second registration
+def _register_fakes() -> None:
+    torch.library.register_fake("mpcompare::gemm")(_fake_gemm)
+    for name in ("linear", "relu_backward", "cross_entropy", "mse", "sgd"):  # they write arguments, return nothing
+        torch.library.register_fake(f"mpcompare::{name}")(lambda *_, **__: None)
 
 
 def _gpu_arch() -> str:

@@ -7,7 +7,8 @@ Read ``scratch`` first. What differs is where the work happens:
     relu's mask, bias gradient     in the store of the product that makes dz; dz_l overwrites z_l
     unscale, SGD, 16-bit copies    one pass over the parameters, in step(); the copies are ready for the next forward()
 
-All buffers are made once. The 16-bit gradients are unscaled inside the update; only ``grads()`` makes fp32 ones.
+All buffers are made once. The 16-bit gradients are unscaled inside the update; only ``grads()`` makes fp32 ones. The
+search for inf and NaN stays a pass of its own: no weight may change before every gradient is known to be finite.
 """
 
 from typing import Any

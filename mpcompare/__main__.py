@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,25 +35,28 @@ def run(cfg: DictConfig) -> None:
     for group in ("backend", "task", "data", "loss_scale"):
         if not isinstance(chosen.get(group), str):
             fail(f"{group}: expected one of {', '.join(_options(group))} (several: python -m mpcompare -m {group}=a,b)")
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    config: Any = OmegaConf.to_container(cfg)  # as written: what cannot be resolved is a failed job, with a record
     identity = {
         "backend": chosen["backend"],
-        "precision": cfg.precision,
+        "precision": config["precision"],
         "task": chosen["task"],
-        "batch_size": OmegaConf.select(cfg, "task.batch_size"),
-        "seed": cfg.seed,
+        "batch_size": config["task"].get("batch_size"),
+        "seed": config["seed"],
         "config": config,
     }
     recorder = Recorder(folder, identity)
     try:
+        recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
         train(_job(cfg, chosen["backend"]), recorder)
     except KeyboardInterrupt:
         recorder.add(status="interrupted", error="interrupted from the keyboard")
         raise
     except Exception as error:
         known = _known(error)
-        with suppress(InputError):  # a full disk: what ended the run is what to say
+        try:
             recorder.add(status="failed", error=known or f"{type(error).__name__}: {error}".splitlines()[0])
+        except InputError:  # a full disk, say: without a record the report would not miss this job
+            fail(known or str(error))
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             log.error(known, exc_info=None if known else error)
         elif known:
@@ -110,7 +112,7 @@ def _known(error: Exception) -> str | None:
 
     from mpcompare.backend import BackendUnavailable
 
-    if isinstance(error, (InputError, BackendUnavailable, HydraException)):
+    if isinstance(error, (InputError, BackendUnavailable, HydraException, OmegaConfBaseException)):
         return " ".join(str(error).split())
     cpu_out_of_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or cpu_out_of_memory:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from mpcompare.errors import InputError, fail
 
@@ -19,10 +19,10 @@ class Report(Callback):
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        _check_folder("hydra.run.dir", config.hydra.run.dir)
+        _check_folder("hydra.run.dir", config.hydra.run.dir, below="")
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        _check_folder("hydra.sweep.dir", config.hydra.sweep.dir)
+        _check_folder("hydra.sweep.dir", config.hydra.sweep.dir, below="**/")
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Draws the report. Ends the program with exit code 1 if a job failed."""
@@ -30,7 +30,7 @@ class Report(Callback):
 
         folder = Path(config.hydra.sweep.dir)
         try:
-            all_finished = report([folder], folder / "report", config.report.baseline)
+            all_finished = report([folder], folder / "report", OmegaConf.select(config, "report.baseline"))
         except (InputError, OSError) as error:
             fail(f"the report cannot be drawn: {error}")
         except Exception:
@@ -40,8 +40,8 @@ class Report(Callback):
             sys.exit(1)
 
 
-def _check_folder(field: str, name: str) -> None:
-    """Ends the program with one line if nothing can be written to the folder, or a run below it would be mixed in."""
+def _check_folder(field: str, name: str, below: str) -> None:
+    """Ends the program with one line if nothing can be written to the folder, or a run in it would be mixed in."""
     folder = Path(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,5 +49,7 @@ def _check_folder(field: str, name: str) -> None:
             pass
     except OSError as error:
         fail(str(InputError(field, name, f"cannot write there ({error.strerror}); name a folder that can be written")))
-    if next(folder.rglob("result.json"), None) or next(folder.rglob("steps.csv"), None):
-        fail(str(InputError(field, name, "already holds a run, and nothing is overwritten: name another folder")))
+    for file in ("result.json", "steps.csv"):
+        if found := next(folder.glob(below + file), None):
+            expected = f"already holds a run ({found}), and nothing is overwritten: name another folder"
+            fail(str(InputError(field, name, expected)))

@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from mpcompare.interrupt import uninterrupted
+
 # torch's profiler writes its own start and stop to stderr, and an error where there is no GPU driver.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
@@ -101,8 +103,14 @@ def peak_memory(device: torch.device, run: Callable[[], None]) -> int:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
+    profile = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
+    with uninterrupted():
+        profile.start()
+    try:
         run()
+    finally:
+        with uninterrupted():
+            profile.stop()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(trace))

@@ -139,7 +139,10 @@ def scratch_peak(task: Task, precision: str) -> dict[str, int]:
 
 
 def fused_peak(task: Task, precision: str) -> dict[str, int]:
-    """The peak of backend fused: every buffer is made once, so the peak is their sum."""
+    """The peak of backend fused: every buffer is made once, so the peak is their sum.
+
+    On CUDA, relu_backward takes a temporary dz of the size of z beside them, which is not in the model.
+    """
     n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
     last, low = len(sizes) - 1, size < 4
     m = _inputs_and_masters(task)

@@ -120,14 +120,27 @@ def read_run(folder: Path, name: str = "") -> Run:
     try:
         result = json.loads((folder / RESULT).read_text())
         steps = _read_steps(folder / STEPS)
-        expected = (*IDENTITY, *(FINISHED if result["status"] == "ok" else ()))
-        if missing := [key for key in expected if key not in result]:
-            raise ValueError(f"{RESULT} has no {missing[0]}")
-        if result["status"] == "ok" and steps.empty:
-            raise ValueError(f"{STEPS} has no step")
+        _check(result, steps)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError("folder", folder, f"not a readable run ({error})") from error
     return Run(folder, name or folder.name, result, steps)
+
+
+def _check(result: dict[str, Any], steps: pd.DataFrame) -> None:
+    """Raises unless this is what a run writes, and, if it finished, all of it."""
+    finished = result["status"] == "ok"
+    if missing := [key for key in (*IDENTITY, *(FINISHED if finished else ())) if key not in result]:
+        raise ValueError(f"{RESULT} has no {missing[0]}")
+    if not isinstance(result["status"], str) or not isinstance(result["config"]["task"], dict):
+        raise ValueError(f"{RESULT} is not one of mpcompare's")
+    if not finished:
+        return
+    for key in ("step_ms_p20", "step_ms_p50", "step_ms_p80", "final_loss", "peak_memory_bytes"):
+        float(result[key])
+    train = result["config"]["train"]
+    total = train["warmup_steps"] + train["steps"]
+    if steps["step"].tolist() != list(range(1, total + 1)):
+        raise ValueError(f"{STEPS} does not hold the steps 1 to {total}")
 
 
 def _read_steps(path: Path) -> pd.DataFrame:

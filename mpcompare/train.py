@@ -1,8 +1,6 @@
 """The loop: batches x backend x clock -> records. Everything around it that makes the comparison fair is here too."""
 
 import copy
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from mpcompare import machine, measure, mlp
 from mpcompare.backend import Backend, resolve_precision
 from mpcompare.data import Dataset, batches
 from mpcompare.errors import check_whole
+from mpcompare.interrupt import uninterrupted
 from mpcompare.loss_scale import LossScale
 from mpcompare.records import STEP_FIELDS, Recorder
 
@@ -158,22 +157,6 @@ def train(
                 with uninterrupted():
                     read()
     return rows
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the block is done, so that no step is written twice or half."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals go to the main thread
-        return
-    arrived: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if arrived:
-            raise KeyboardInterrupt
 
 
 @contextmanager

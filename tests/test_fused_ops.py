@@ -593,3 +593,17 @@ def test_arguments_on_two_devices_are_rejected(op):
 def test_opcheck(device, op):
     options = {"lr": 0.1} if op == "sgd" else {}
     torch.library.opcheck(getattr(torch.ops.mpcompare, op).default, tuple(ARGUMENTS[op](device)), options)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_column_sums_of_many_rows_keep_their_digits(threads):
+    """A tile of at most 14 rows is summed in fp32, tiles in double: 14 roundings, not one for each of 100,000 rows."""
+    rows, before = 100_000, torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        z, dbias = torch.ones(rows, 1), torch.empty(1)
+        torch.ops.mpcompare.relu_backward(torch.full((rows, 1), 0.1), torch.ones(1, 1), z, dbias)
+    finally:
+        torch.set_num_threads(before)
+    exact = z.double().sum().item()
+    assert abs(dbias.item() - exact) <= 15 * 2.0**-24 * exact

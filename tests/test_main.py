@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch
 from conftest import BACKENDS, CUDA, SMALL, make_backend, make_task
 
 from mpcompare import data, mlp, train
+from mpcompare.interrupt import uninterrupted
 
 REQUIRED_RESULTS = {
     "backend", "engine", "precision", "dtypes", "step_ms_p20", "step_ms_p50", "step_ms_p80", "samples_per_s", "tflops",
@@ -310,6 +312,42 @@ def test_ctrl_c_ends_in_seconds_and_leaves_every_finished_step(tmp_path, sweep):
     assert steps["step"].tolist() == list(range(1, len(steps) + 1))
     assert steps.notna().all(axis=None)
     assert json.loads((path.parent / "result.json").read_text())["status"] == "interrupted"
+
+
+def test_a_job_that_cannot_leave_a_record_is_not_forgotten(cli, tmp_path, monkeypatch):
+    folder = tmp_path / "sweep"
+
+    def vanish(self):
+        shutil.rmtree(folder / "0-amp-auto")
+
+    monkeypatch.setattr(BACKENDS["amp"], "backward", vanish)
+    ended = cli("-m", "backend=amp,fp32", *SMALL, f"hydra.sweep.dir={folder}")
+    assert ended.code == 2
+    assert "cannot write there" in ended.err
+
+
+def test_what_cannot_be_resolved_is_a_row(cli, tmp_path):
+    folder = tmp_path / "sweep"
+    ended = cli("-m", "backend=amp", *SMALL, "seed=0,${nothing}", f"hydra.sweep.dir={folder}")
+    assert ended.code == 1
+    table = pd.read_csv(folder / "report" / "summary.csv")
+    assert table["status"].tolist() == ["ok", "failed"]
+    assert "nothing" in table["error"][1]
+
+
+def test_ctrl_c_stays_ignored_where_it_was(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with pytest.raises(KeyboardInterrupt), uninterrupted():  # noqa: PT012 - the line after the signal must run
+            os.kill(os.getpid(), signal.SIGINT)
+            waited = True
+        assert waited
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_nothing_is_drawn_where_stderr_is_not_a_terminal(tmp_path):

@@ -8,7 +8,7 @@ from mpcompare import records
 from mpcompare.errors import InputError
 from mpcompare.records import Recorder, find_runs, read_run, write_atomically
 
-IDENTITY = {**dict.fromkeys(records.IDENTITY), "config": {"task": {}}}
+IDENTITY = {**dict.fromkeys(records.IDENTITY), "status": "running", "config": {"task": {}}}
 
 
 def row(step, loss=1.0):
@@ -110,6 +110,18 @@ def test_unreadable_steps_are_named(tmp_path, text):
     (tmp_path / "steps.csv").write_text(text)
     with pytest.raises(InputError, match="not a readable run"):
         find_runs([tmp_path])
+
+
+def test_a_finished_run_without_all_its_steps_is_not_readable(tmp_path):
+    recorder = Recorder(tmp_path, {**IDENTITY, "config": {"task": {}, "train": {"steps": 2, "warmup_steps": 1}}})
+    recorder.steps([row(1), row(2), row(3)])
+    recorder.add(**dict.fromkeys(records.FINISHED, 1.0), status="ok")
+    assert len(read_run(tmp_path).steps) == 3
+    lines = (tmp_path / "steps.csv").read_text().splitlines(keepends=True)
+    for kept in (lines[:3], [lines[0], *lines[2:]]):
+        (tmp_path / "steps.csv").write_text("".join(kept))
+        with pytest.raises(InputError, match="steps.csv does not hold the steps 1 to 3"):
+            read_run(tmp_path)
 
 
 def test_no_runs_and_no_folder_are_named(tmp_path):

@@ -13,7 +13,10 @@ def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms
     folder.mkdir(parents=True)
     identity = {
         "backend": backend, "precision": precision, "task": "t", "batch_size": 8, "seed": 0,
-        "config": {"task": {"lr": 0.1, "batch_size": more.get("batch_size", 8)}},
+        "config": {
+            "task": {"lr": 0.1, "batch_size": more.get("batch_size", 8)},
+            "train": {"steps": len(losses), "warmup_steps": 0},
+        },
     }  # fmt: skip
     recorder = Recorder(folder, {**identity, **{k: v for k, v in more.items() if k in identity}})
     rows = [

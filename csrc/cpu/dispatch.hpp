@@ -1,4 +1,4 @@
-// From a tensor's dtype, which the checks have admitted, to a C++ type.
+// From a tensor's dtype, which the checks have admitted, to a C++ type; and what all kernels count with.
 #pragma once
 #include "../gemm.hpp"
 #include "vector.hpp"

@@ -156,13 +156,17 @@ void cross_entropy(Tensor logits, Tensor y, Tensor dlogits, Tensor dbias, Tensor
 // g = (output - y) scale; returns the sum of squares of output - y.
 template <class L>
 double mse_rows(const L* output, const float* y, int64_t count, float scale, float* g) {
-  vec squares = {};
-  for_vectors(0, count, [&](int64_t i, int64_t n) {
-    const vec d = load(output + i, n) - load(y + i, n);
-    squares += d * d;
-    store(g + i, d * scale, n);
-  });
-  return sum(squares);
+  double total = 0;
+  for (int64_t first = 0; first < count; first += CHUNK) {
+    vec squares = {};
+    for_vectors(first, std::min(count, first + CHUNK), [&](int64_t i, int64_t n) {
+      const vec d = load(output + i, n) - load(y + i, n);
+      squares += d * d;
+      store(g + i, d * scale, n);
+    });
+    total += sum(squares);
+  }
+  return total;
 }
 
 void mse(Tensor output, Tensor y, Tensor doutput, Tensor dbias, Tensor loss, double loss_scale) {

@@ -7,7 +7,8 @@
 //   reference       the naive triple loop that says what is meant; the tests compare with it
 //
 // C is cut into blocks and each block belongs to one thread, so threads never wait for each other, and every element of C
-// is summed in the same order whatever their number. (Column sums, in relu_backward, do depend on that number.)
+// is summed in the same order whatever their number. (relu_backward's column sums are added thread by thread, in double:
+// their last bit may depend on it.)
 
 #include "../fused.hpp"
 #include "dispatch.hpp"
@@ -16,6 +17,8 @@
 #include <omp.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
+
+#include <vector>
 
 namespace {
 
@@ -120,9 +123,8 @@ TwoRows<T> two_rows_for(int64_t columns, std::integer_sequence<int, n...>) {
 template <class T, class Epilogue>
 void multiply_by_rows(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilogue& epilogue) {
   constexpr int PK = PER_LANE<T>, LD = (MR + VL - 1) / VL * VL;
-  static thread_local Buffer buffer;
   const int64_t groups = ceil_div(K, VL * PK);
-  uint32_t* packed = buffer.at_least(groups * N * VL);
+  uint32_t* packed = workspace().shared.at_least(groups * N * VL);
   STD_TORCH_CHECK(packed, "gemm: no memory for the packed operand");
   std::fill(packed, packed + groups * N * VL, 0u);
   for (int64_t k = 0; k < K; k++)  // element (n, k) at vector (k / (VL PK), n), number k % (VL PK) in it
@@ -175,13 +177,13 @@ void multiply(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilo
   bool out_of_memory = false;  // an exception must not leave the parallel region
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t block = 0; block < blocks_t * blocks_w; block++) {
-    static thread_local Buffer thin_buffer, wide_buffer, sums_buffer;
+    Workspace& memory = workspace();
     const int64_t t0 = block / blocks_w * block_t, w0 = block % blocks_w * block_w;
     const int64_t nt = std::min(block_t, rows - t0), nw = std::min(block_w, columns - w0);
-    uint32_t* packed_t = thin_buffer.at_least(ceil_div(size.thin_at_a_time, MR) * stride_t + VL);
-    uint32_t* packed_w = wide_buffer.at_least(ceil_div(block_w, NR) * stride_w + VL);
+    uint32_t* packed_t = memory.thin.at_least(ceil_div(size.thin_at_a_time, MR) * stride_t + VL);
+    uint32_t* packed_w = memory.wide.at_least(ceil_div(block_w, NR) * stride_w + VL);
     float* sums = reinterpret_cast<float*>(
-        sums_buffer.at_least(in_steps ? ceil_div(block_t, MR) * ceil_div(block_w, NR) * TILE : TILE));
+        memory.sums.at_least(in_steps ? ceil_div(block_t, MR) * ceil_div(block_w, NR) * TILE : TILE));
     if (!packed_t || !packed_w || !sums) {
 #pragma omp atomic write
       out_of_memory = true;
@@ -259,24 +261,24 @@ struct Bias {
   }
 };
 
-// Z = sum where Z > 0, else 0; and the column sums of the new, rounded Z, each thread's rows apart.
+// Z = sum where Z > 0, else 0; and the column sums of the new, rounded Z: a tile's in fp32, a thread's in double.
 template <class T>
 struct MaskAndSum {
   T* z;
   int64_t ldz;
-  float* sums;  // [threads][N], zero at the start
+  double* sums;  // [threads][N], zero at the start
   int64_t N;
   void operator()(int64_t i, int64_t j, int64_t m, int64_t n, const float* tile, int64_t ld) const {
-    float* mine = sums + omp_get_thread_num() * N + j;
+    double* mine = sums + omp_get_thread_num() * N + j;
     for (int64_t q = 0; q < n; q += VL) {
-      vec column = load(mine + q, n - q);
+      vec column = {};
       for (int64_t r = 0; r < m; r++) {
         T* p = z + (i + r) * ldz + j + q;
         const vec old = load(p, n - q);
         store(p, old <= 0 ? vec{} : load(tile + r * ld + q), n - q);  // NaN <= 0 is false, as in torch
         column += load(p, n - q);
       }
-      store(mine + q, column, n - q);
+      for (int64_t c = 0; c < std::min<int64_t>(VL, n - q); c++) mine[q + c] += column[c];
     }
   }
 };
@@ -318,16 +320,15 @@ void relu_backward(Tensor da, Tensor w, Tensor z, Tensor dbias) {
   const GemmShape s = check_relu_backward(da, w, z, dbias);
   by_dtype(da, [&](auto t) {
     using T = decltype(t);
-    static thread_local Buffer buffer;
+    // Not the workspace's shared buffer: multiply_by_rows may need that at the same time.
     const int64_t threads = torch::stable::get_num_threads();
-    float* sums = reinterpret_cast<float*>(buffer.at_least(threads * s.N));
-    STD_TORCH_CHECK(sums, "relu_backward: no memory for the column sums");
-    std::fill(sums, sums + threads * s.N, 0.0f);
+    std::vector<double> partial(threads * s.N);
+    double* sums = partial.data();
     multiply(s.M, s.N, s.K, rows_of<T>(da, s.lda), rows_of<T>(w, s.ldb),
              MaskAndSum<T>{mutable_data<T>(z), s.ldc, sums, s.N});
     for (int64_t thread = 1; thread < threads; thread++)
       for (int64_t j = 0; j < s.N; j++) sums[j] += sums[thread * s.N + j];
-    for (int64_t j = 0; j < s.N; j++) mutable_data<T>(dbias)[j] = static_cast<T>(sums[j]);
+    for (int64_t j = 0; j < s.N; j++) mutable_data<T>(dbias)[j] = static_cast<T>(static_cast<float>(sums[j]));
   });
 }
 

@@ -25,7 +25,8 @@ def report(folders: Sequence[Path], out: Path, baseline: str | None = None) -> b
         OSError: ``out`` cannot be written.
     """
     runs = find_runs(folders)
-    baseline = baseline or (runs[0].result["config"].get("report") or {}).get("baseline")
+    configured = runs[0].result["config"].get("report")
+    baseline = baseline or (configured.get("baseline") if isinstance(configured, dict) else None)
     comparisons = compare(runs, str(baseline))
     table.show(comparisons)
     if not any(run.result["backend"] == baseline for run in runs):

@@ -97,16 +97,8 @@ inline void check_fp32(const char* op, Argument x) {
   STD_TORCH_CHECK(x.tensor.scalar_type() == ScalarType::Float, op, ": ", x.name, " must be fp32");
 }
 
-// From the first to the last byte, gaps between the rows of a matrix included.
-inline int64_t span_bytes(const Tensor& x) {
-  const int64_t elements = x.is_contiguous() ? x.numel() : (x.size(0) - 1) * leading_dimension(x) + x.size(1);
-  return elements * static_cast<int64_t>(x.element_size());
-}
-
 inline void check_apart(const char* op, Argument x, Argument y) {
-  const char *px = data<char>(x.tensor), *py = data<char>(y.tensor);
-  STD_TORCH_CHECK(px >= py + span_bytes(y.tensor) || py >= px + span_bytes(x.tensor), op, ": ", x.name,
-                  " must not overlap ", y.name);
+  STD_TORCH_CHECK(!overlap(x.tensor, y.tensor), op, ": ", x.name, " must not overlap ", y.name);
 }
 
 // All on one device, and no argument reaches into one that is written.

@@ -33,11 +33,16 @@ inline bool is_row_major(const Tensor& x) {
   return (x.size(1) == 1 || x.stride(1) == 1) && leading_dimension(x) >= x.size(1);
 }
 
+// From the first to the last byte, gaps between the rows of a matrix included.
+inline int64_t span_bytes(const Tensor& x) {
+  const int64_t elements = x.is_contiguous() ? x.numel() : (x.size(0) - 1) * leading_dimension(x) + x.size(1);
+  return elements * static_cast<int64_t>(x.element_size());
+}
+
 inline bool overlap(const Tensor& x, const Tensor& y) {
-  auto bytes = [](const Tensor& t) { return ((t.size(0) - 1) * leading_dimension(t) + t.size(1)) * t.element_size(); };
   const auto* px = static_cast<const char*>(x.const_data_ptr());
   const auto* py = static_cast<const char*>(y.const_data_ptr());
-  return px < py + bytes(y) && py < px + bytes(x);
+  return px < py + span_bytes(y) && py < px + span_bytes(x);
 }
 
 inline GemmShape check_gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool trans_a, bool trans_b) {

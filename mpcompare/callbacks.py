@@ -19,10 +19,10 @@ class Report(Callback):
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        _check_folder("hydra.run.dir", config.hydra.run.dir, below="")
+        _check_folder("hydra.run.dir", config.hydra.run.dir, below=False)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        _check_folder("hydra.sweep.dir", config.hydra.sweep.dir, below="**/")
+        _check_folder("hydra.sweep.dir", config.hydra.sweep.dir, below=True)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Draws the report. Ends the program with exit code 1 if a job failed."""
@@ -40,8 +40,10 @@ class Report(Callback):
             sys.exit(1)
 
 
-def _check_folder(field: str, name: str, below: str) -> None:
+def _check_folder(field: str, name: str, below: bool) -> None:
     """Ends the program with one line if nothing can be written to the folder, or a run in it would be mixed in."""
+    from mpcompare.records import check_unused
+
     folder = Path(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +51,7 @@ def _check_folder(field: str, name: str, below: str) -> None:
             pass
     except OSError as error:
         fail(str(InputError(field, name, f"cannot write there ({error.strerror}); name a folder that can be written")))
-    for file in ("result.json", "steps.csv"):
-        if found := next(folder.glob(below + file), None):
-            expected = f"already holds a run ({found}), and nothing is overwritten: name another folder"
-            fail(str(InputError(field, name, expected)))
+    try:
+        check_unused(field, folder, below)
+    except InputError as error:
+        fail(str(error))

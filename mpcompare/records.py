@@ -33,10 +33,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def check_unused(field: str, folder: Path) -> None:
-    """Raises InputError if ``folder`` holds a run: nothing that was written is ever overwritten."""
-    if (folder / RESULT).exists() or (folder / STEPS).exists():
-        raise InputError(field, folder, "already holds a run, and nothing is overwritten: name another folder")
+def check_unused(field: str, folder: Path, below: bool = False) -> None:
+    """Raises InputError if ``folder``, or one ``below`` it, holds a run: nothing that was written is overwritten."""
+    for file in (RESULT, STEPS):
+        if found := next(folder.glob(f"**/{file}" if below else file), None):
+            expected = f"already holds a run ({found}), and nothing is overwritten: name another folder"
+            raise InputError(field, folder, expected)
 
 
 class Recorder:

@@ -82,6 +82,7 @@ def run(job: Job, recorder: Recorder) -> None:
     rows = train(backend, batches(dataset, job.task.batch_size), job.steps, job.warmup_steps, device, recorder)
     timed = measure.percentiles([row["step_ms"] for row in rows if not row["warmup"]])
     seconds = timed["step_ms_p50"] / 1e3
+    machine.set_tf32(False)  # for evaluate: IEEE fp32 whatever was trained
     engine, masters, final_loss_scale = backend.engine, backend.master_params(), float(backend.loss_scale())
     recorder.add(
         **timed,
@@ -96,6 +97,7 @@ def run(job: Job, recorder: Recorder) -> None:
     )
     del backend, masters
 
+    machine.set_tf32(precision == "tf32")
     x, y = next(batches(dataset, job.task.batch_size))
     peak = measure.peak_memory(device, lambda: _two_steps(make_backend(engine), x, y))
     model = job.make_backend.memory_model(job.task, precision, engine)
@@ -190,7 +192,6 @@ def progress_bar(total: int) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 def evaluate(params: mlp.Params, dataset: Dataset, task: mlp.Task) -> dict[str, float | None]:
     """Loss and accuracy of the master parameters on the held-out samples: the same IEEE fp32 code for every backend."""
-    machine.set_tf32(False)
     params = {name: p.contiguous() for name, p in params.items()}  # amp's and fp32's are transposed views
     total, correct = 0.0, 0
     for x, y in zip(dataset.x_test.split(2048), dataset.y_test.split(2048), strict=True):

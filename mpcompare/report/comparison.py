@@ -31,6 +31,10 @@ class Entry:
         return self.run.result["status"] == "ok"
 
     @property
+    def is_baseline(self) -> bool:
+        return self.baseline is self.run
+
+    @property
     def error(self) -> str:
         """Why the run did not finish, in one line; empty if it did."""
         if self.ok:
@@ -82,9 +86,8 @@ def _identity(run: Run) -> dict[str, Any]:
 
 def _groups(runs: Sequence[Run]) -> list[list[Run]]:
     groups: list[list[Run]] = []
-    for run in sorted(
-        runs, key=lambda run: run.result["status"] != "ok"
-    ):  # those that know most about themselves first
+    # Finished runs first: they know most about themselves.
+    for run in sorted(runs, key=lambda run: run.result["status"] != "ok"):
         mine = _identity(run)
         for group in groups:
             theirs = _identity(group[0])

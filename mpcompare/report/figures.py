@@ -55,19 +55,18 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
         for place, entry in enumerate(_finished(comparison)):
             steps = entry.run.steps
             style = {"color": COLOURS[place % 7], "linestyle": DASHES[place % 7]}
-            is_baseline = entry.baseline is entry.run
             above.plot(
                 steps["step"],
                 steps["loss"],
-                label=entry.label + (" (baseline)" if is_baseline else ""),
+                label=entry.label + (" (baseline)" if entry.is_baseline else ""),
                 **style,
-                linewidth=5 if is_baseline else max(2.6 - 0.5 * place, 1),
-                alpha=0.45 if is_baseline else 1,
-                zorder=1 if is_baseline else 2,
+                linewidth=5 if entry.is_baseline else max(2.6 - 0.5 * place, 1),
+                alpha=0.45 if entry.is_baseline else 1,
+                zorder=1 if entry.is_baseline else 2,
             )
             skipped = steps[steps["skipped"]]
             above.plot(skipped["step"], skipped["loss"], "x", color=style["color"], markersize=8)
-            if not is_baseline and len(entry.loss_diff):
+            if not entry.is_baseline and len(entry.loss_diff):
                 # A log axis has no zero: equal losses leave a gap. A loss that is not finite is marked at the top.
                 number = steps["step"].to_numpy()[: len(entry.loss_diff)]
                 difference = np.where(entry.loss_diff > 0, entry.loss_diff, np.nan)
@@ -113,7 +112,7 @@ def _step_time(axes: Axes, entries: list[Entry]) -> None:
     p20, p50, p80 = (np.array([e.run.result[f"step_ms_p{p}"] for e in entries]) for p in (20, 50, 80))
     axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=_colours(entries), ecolor="0.2", capsize=4)
     for place, entry in enumerate(entries):
-        ratio = "baseline" if entry.baseline is entry.run else f"{entry.speedup:.2f}x"
+        ratio = "baseline" if entry.is_baseline else f"{entry.speedup:.2f}x"
         axes.annotate(
             f"{p50[place]:.4g} ms, {ratio}", (p80[place], place), (6, 0), textcoords="offset points", va="center"
         )

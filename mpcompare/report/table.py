@@ -78,7 +78,7 @@ def _table(comparison: Comparison, narrow: bool) -> Table:
         f"x {versus}": lambda e, r: f"{e.speedup:.2f}",
         "peak MB": lambda e, r: f"{r['peak_memory_bytes'] / 1e6:.4g}",
         "final loss": lambda e, r: f"{float(r['final_loss']):.5f}",
-        f"max |loss - {versus}|": lambda e, r: "baseline" if e.baseline is e.run else f"{e.max_abs_loss_diff:.1e}",
+        f"max |loss - {versus}|": lambda e, r: "baseline" if e.is_baseline else f"{e.max_abs_loss_diff:.1e}",
         "test acc.": lambda e, r: "-" if r["test_accuracy"] is None else f"{r['test_accuracy']:.4f}",
     }
     if len(baselines) > 1:

@@ -24,6 +24,7 @@ from mpcompare.errors import InputError, check_choice
 from mpcompare.loss_scale import LossScale
 from mpcompare.mlp import Params, Task
 
+PHASES = ("forward", "backward", "unscale", "step", "update")
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -36,11 +37,13 @@ class Backend(Protocol):
 
     Attributes:
         PRECISIONS: accepted values of ``precision``; the first is the default where it does not depend on the device.
+        IDLE_PHASES: those of ``PHASES`` that hold no work here: none is needed, or another phase does it.
         engine: what computes the matrix products: ``torch``, or ``native`` for this project's own operators.
         skipped: whether the last ``step()`` left the parameters alone because ``unscale()`` found inf or NaN.
     """
 
     PRECISIONS: ClassVar[tuple[str, ...]]
+    IDLE_PHASES: ClassVar[tuple[str, ...]]
     engine: str
     skipped: bool
 

@@ -10,17 +10,22 @@ from contextlib import contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C waits until the block is done: a row is written once and whole, a profiler is started or not.
 
-    Nothing changes where Ctrl-C would not raise KeyboardInterrupt: in another thread, or where it is ignored.
+    So does SIGTERM where it raises KeyboardInterrupt, as in the processes of a sweep. Nothing changes where neither
+    would: in another thread, or where they are ignored.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
+    raising = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if in_main_thread and signal.getsignal(number) is signal.default_int_handler
+    ]
     arrived: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+    for number in raising:
+        signal.signal(number, lambda number, _: arrived.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in raising:
+            signal.signal(number, signal.default_int_handler)
         if arrived:
             raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """Where a result comes from: versions, device, flags, commit."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from mpcompare.errors import InputError, check_choice
+from mpcompare.load import nvidia_smi
 
 
 def select_device(device: str) -> torch.device:
@@ -38,23 +40,40 @@ def set_tf32(allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
+def set_deterministic(only: bool) -> None:
+    """Whether torch may take only algorithms that give the same bits every time; what has none raises RuntimeError."""
+    if only:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(only)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time
+    torch.backends.cudnn.deterministic = only
+
+
 def provenance(device: torch.device) -> dict[str, Any]:
     """Everything about the machine and its state that a result may depend on, as observed now."""
     packages = ("mpcompare", "torch", "torchvision", "hydra-core", "numpy")
     return {
         "device": device.type,
         "device_name": device_name(device),
+        "host": hashlib.sha256(platform.node().encode()).hexdigest()[:8],
         "threads": torch.get_num_threads(),
         "cpu_count": os.cpu_count(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in packages},
         "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "driver": (nvidia_smi(device, "driver_version") or [None])[0] if device.type == "cuda" else None,
         "flags": {
             "tf32": torch.backends.cuda.matmul.allow_tf32,
             "fp16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
             "bf16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+            "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        },
+        "environment": {  # what changes speed without being seen in the configuration
+            name: os.environ[name]
+            for name in sorted(os.environ)
+            if name.startswith(("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_", "PYTORCH_", "TORCH_", "CUDA_"))
         },
         "commit": _commit(),
     }

@@ -17,7 +17,8 @@ import pandas as pd
 from mpcompare.errors import InputError
 
 STEP_FIELDS = ("step", "warmup", "loss", "loss_scale", "skipped", "step_ms")
-STEPS, RESULT = "steps.csv", "result.json"
+BLOCK_FIELDS = ("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle")
+STEPS, BLOCKS, RESULT = "steps.csv", "blocks.csv", "result.json"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -57,9 +58,16 @@ class Recorder:
 
     def steps(self, rows: Sequence[dict[str, Any]]) -> None:
         """Appends rows of ``STEP_FIELDS`` to ``steps.csv``."""
+        self._append(STEPS, STEP_FIELDS, rows)
+
+    def block(self, row: dict[str, Any]) -> None:
+        """Appends a row of ``BLOCK_FIELDS`` to ``blocks.csv``."""
+        self._append(BLOCKS, BLOCK_FIELDS, [row])
+
+    def _append(self, name: str, fields: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
         try:
-            with (self.folder / STEPS).open("a", newline="") as file:
-                writer = csv.DictWriter(file, STEP_FIELDS)
+            with (self.folder / name).open("a", newline="") as file:
+                writer = csv.DictWriter(file, fields)
                 if file.tell() == 0:
                     writer.writeheader()
                 writer.writerows(rows)
@@ -82,6 +90,22 @@ class Recorder:
         return InputError("hydra output folder", self.folder, f"cannot write there ({error.strerror})")
 
 
+def conclude(folder: Path, identity: dict[str, Any], cause: str) -> bool:
+    """Completes the record of a run whose process is gone: what still says ``running`` has failed for ``cause``.
+
+    Returns:
+        Whether there was anything to complete.
+    """
+    path = folder / RESULT
+    folder.mkdir(parents=True, exist_ok=True)
+    result = json.loads(path.read_text()) if path.exists() else {"status": "running", **identity}
+    if result["status"] != "running":
+        return False
+    result.update(status="interrupted" if cause == "interrupted" else "failed", error=cause)
+    write_atomically(path, lambda unfinished: unfinished.write_text(json.dumps(_finite(result), indent=2) + "\n"))
+    return True
+
+
 def _finite(value: Any) -> Any:
     """JSON has no inf and NaN: they become the strings ``inf``, ``-inf``, ``nan``, which ``float()`` reads back."""
     if isinstance(value, dict):
@@ -99,6 +123,7 @@ class Run:
         folder: where it lies.
         name: the folder, as short as tells it from the other runs that were read.
         result: ``result.json``.
+        blocks: ``blocks.csv``, the timed blocks; no rows if nothing was timed.
         steps: ``steps.csv``; no rows if no step was finished.
     """
 
@@ -106,6 +131,7 @@ class Run:
     name: str
     result: dict[str, Any]
     steps: pd.DataFrame
+    blocks: pd.DataFrame
 
 
 # What a result must hold to be read as one, and to be read as a finished one.
@@ -113,7 +139,7 @@ IDENTITY = ("status", "backend", "precision", "task", "batch_size", "seed", "con
 FINISHED = (
     *("engine", "loss_scale", "dataset", "dataset_reason", "dataset_fingerprint", "initial_weights", "device_name"),
     *("step_ms_p20", "step_ms_p50", "step_ms_p80", "final_loss", "test_accuracy", "skipped_steps"),
-    *("peak_memory_bytes", "peak_memory_bytes_analytic"),
+    *("peak_memory_bytes", "peak_memory_bytes_analytic", "timing", "phase_ms", "phase_overhead"),
 )
 
 
@@ -121,14 +147,15 @@ def read_run(folder: Path, name: str = "") -> Run:
     """Reads a run folder. Raises InputError if a file in it is not what a run writes."""
     try:
         result = json.loads((folder / RESULT).read_text())
-        steps = _read_steps(folder / STEPS)
-        _check(result, steps)
+        steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool})
+        blocks = _read(folder / BLOCKS, BLOCK_FIELDS, {"round": int, "steps": int})
+        _check(result, steps, blocks)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError("folder", folder, f"not a readable run ({error})") from error
-    return Run(folder, name or folder.name, result, steps)
+    return Run(folder, name or folder.name, result, steps, blocks)
 
 
-def _check(result: dict[str, Any], steps: pd.DataFrame) -> None:
+def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) -> None:
     """Raises unless this is what a run writes, and, if it finished, all of it."""
     finished = result["status"] == "ok"
     if missing := [key for key in (*IDENTITY, *(FINISHED if finished else ())) if key not in result]:
@@ -143,18 +170,22 @@ def _check(result: dict[str, Any], steps: pd.DataFrame) -> None:
     total = train["warmup_steps"] + train["steps"]
     if steps["step"].tolist() != list(range(1, total + 1)):
         raise ValueError(f"{STEPS} does not hold the steps 1 to {total}")
+    rounds = result["timing"]["rounds"]
+    if blocks["round"].tolist() != list(range(1, rounds + 1)):
+        raise ValueError(f"{BLOCKS} does not hold the rounds 1 to {rounds}")
 
 
-def _read_steps(path: Path) -> pd.DataFrame:
+def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataFrame:
+    """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers, ``throttle`` text."""
     text = path.read_text() if path.exists() else ""
     text = text[: text.rfind("\n") + 1]  # a row that was cut off, by a full disk say, is no row
     if not text:
-        return pd.DataFrame(columns=list(STEP_FIELDS))
-    types = {"step": int, "warmup": bool, "loss": float, "loss_scale": float, "skipped": bool, "step_ms": float}
-    steps = pd.read_csv(io.StringIO(text), dtype=types)
-    if tuple(steps) != STEP_FIELDS:
-        raise ValueError(f"{STEPS} has columns {', '.join(map(str, steps))}")
-    return steps
+        return pd.DataFrame(columns=list(fields))
+    types = {field: types.get(field, str if field == "throttle" else float) for field in fields}
+    rows = pd.read_csv(io.StringIO(text), dtype=types)
+    if tuple(rows) != tuple(fields):
+        raise ValueError(f"{path.name} has columns {', '.join(map(str, rows))}")
+    return rows
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:

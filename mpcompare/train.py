@@ -1,25 +1,33 @@
-"""The loop: batches x backend x clock -> records. Everything around it that makes the comparison fair is here too."""
+"""One entrant, from its first line to its last: a pass for each question, and turns, so that several can be compared.
+
+    what does it compute?     train, with every step recorded
+    how long is a step?       blocks of bare steps, in turns with the others
+    where does the time go?   blocks with a clock between the phases
+    how much must be live?    two steps of a fresh backend under the memory meter
+"""
 
 import copy
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import rich.console
-import rich.progress
+import numpy as np
 import torch
 from torch import Tensor
 
-from mpcompare import machine, measure, mlp
-from mpcompare.backend import Backend, resolve_precision
+from mpcompare import machine, measure, meter, mlp
+from mpcompare.backend import PHASES, Backend, resolve_precision
 from mpcompare.data import Dataset, batches
-from mpcompare.errors import check_whole
+from mpcompare.errors import InputError, check_whole
 from mpcompare.interrupt import uninterrupted
+from mpcompare.load import Watch
 from mpcompare.loss_scale import LossScale
+from mpcompare.race import Finish, Progress, Time, Turn, Turns
 from mpcompare.records import STEP_FIELDS, Recorder
+
+Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,9 @@ class Job:
         load_data: ``(task, seed) -> Dataset``.
         loss_scale: a policy, or a function from the resolved precision to one.
         precision, engine, device: as asked for, ``auto`` included.
-        steps, warmup_steps: timed steps, after warm-up steps that train too but are not timed.
+        steps, warmup_steps: training steps, and how many before them are marked as warm-up.
+        deterministic: only algorithms that give the same bits every time.
+        block_s: seconds that a timed block of steps takes, about.
     """
 
     backend: str
@@ -46,15 +56,21 @@ class Job:
     seed: int
     steps: int
     warmup_steps: int
+    deterministic: bool
+    block_s: float
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, at_least=0, at_most=2**32 - 1)  # the generator takes 32 bits
         check_whole("train.steps", self.steps, at_least=1)
         check_whole("train.warmup_steps", self.warmup_steps, at_least=0)
+        if not isinstance(self.deterministic, bool):
+            raise InputError("train.deterministic", self.deterministic, "expected true or false")
 
 
-def run(job: Job, recorder: Recorder) -> None:
-    """Trains, evaluates and measures memory, and writes what it finds with ``recorder``."""
+def run(job: Job, recorder: Recorder) -> Turns:
+    """Everything that one run does, turn by turn (``race``); writes what it finds with ``recorder``."""
+    yield Turn()  # what is slow to import is imported
+    machine.set_deterministic(job.deterministic)
     device = machine.select_device(job.device)
     precision = resolve_precision(job.precision, job.make_backend.PRECISIONS, device, job.backend)
     loss_scale = job.loss_scale(precision) if callable(job.loss_scale) else job.loss_scale
@@ -64,7 +80,9 @@ def run(job: Job, recorder: Recorder) -> None:
     def make_backend(engine: str) -> Backend:
         return job.make_backend(params, job.task, precision, copy.deepcopy(loss_scale), engine)
 
+    start = time.perf_counter()
     backend = make_backend(job.engine)  # before the data: what cannot work says so at once
+    construct_s = time.perf_counter() - start
     dataset = job.load_data(job.task, job.seed)
     dataset.check(job.task)
     dataset = dataset.to(device)
@@ -79,27 +97,53 @@ def run(job: Job, recorder: Recorder) -> None:
         **machine.provenance(device),
     )
 
-    rows = train(backend, batches(dataset, job.task.batch_size), job.steps, job.warmup_steps, device, recorder)
-    timed = measure.percentiles([row["step_ms"] for row in rows if not row["warmup"]])
-    seconds = timed["step_ms_p50"] / 1e3
+    stream, clock = batches(dataset, job.task.batch_size), measure.clock(device)
+    rows = yield from train(backend, stream, job.steps, job.warmup_steps, clock, recorder)
     machine.set_tf32(False)  # for evaluate: IEEE fp32 whatever was trained
-    engine, masters, final_loss_scale = backend.engine, backend.master_params(), float(backend.loss_scale())
     recorder.add(
-        **timed,
+        construct_s=construct_s,
         first_step_ms=rows[0]["step_ms"],
-        samples_per_s=job.task.batch_size / seconds,
-        tflops=job.task.flops_per_step / seconds / 1e12,
         skipped_steps=sum(row["skipped"] for row in rows),
         final_loss=rows[-1]["loss"],
-        final_loss_scale=final_loss_scale,
+        final_loss_scale=float(backend.loss_scale()),
         dtypes=backend.dtypes(),
-        **evaluate(masters, dataset, job.task),
+        **evaluate(backend.master_params(), dataset, job.task),
     )
-    del backend, masters
-
     machine.set_tf32(precision == "tf32")
-    x, y = next(batches(dataset, job.task.batch_size))
-    peak = measure.peak_memory(device, lambda: _two_steps(make_backend(engine), x, y))
+    steps = block_steps(backend, stream, job.block_s, clock)
+    measure.settle()
+    first_ms, last_ms, last_loss = rows[0]["step_ms"], rows[-1]["step_ms"], rows[-1]["loss"]
+    order = yield Turn(
+        text=f"{backend.engine}, {dataset.name}, {len(rows)} steps, loss {last_loss:.4f}, first step {first_ms:.4g} ms, "
+        f"last {last_ms:.4g} ms"
+    )
+
+    blocks, watch, settled = [], Watch(device), True
+    while isinstance(order, Time):
+        watch.start()
+        step_ms, wall_ms = time_block(backend, stream, steps, clock)
+        load = watch.stop()
+        blocks.append(step_ms)
+        recorder.block({"round": order.round, "steps": steps, "step_ms": step_ms, "wall_ms": wall_ms, **load})
+        settled &= measure.settle()
+        order = yield Turn(step_ms)
+    assert isinstance(order, Finish)
+
+    timed = measure.percentiles(blocks)
+    seconds = timed["step_ms_p50"] / 1e3
+    recorder.add(
+        **timed,
+        samples_per_s=job.task.batch_size / seconds,
+        tflops=job.task.flops_per_step / seconds / 1e12,
+        timing=vars(order),
+        idle_threads_spin=not settled,
+        **time_phases(backend, stream, steps, clock),
+    )
+    engine = backend.engine
+    del backend
+
+    x, y = next(stream)
+    peak = meter.peak_memory(device, lambda: _two_steps(make_backend(engine), x, y))
     model = job.make_backend.memory_model(job.task, precision, engine)
     recorder.add(
         peak_memory_bytes=peak + x.nbytes + y.nbytes,
@@ -119,75 +163,107 @@ def step(backend: Backend, x: Tensor, y: Tensor) -> Tensor:
     return loss
 
 
+WRITE_EVERY_S = 0.1  # steps are written at least this often
+
+
 def train(
-    backend: Backend,
-    stream: Iterator[tuple[Tensor, Tensor]],
-    steps: int,
-    warmup_steps: int,
-    device: torch.device,
-    recorder: Recorder,
-) -> list[dict[str, Any]]:
+    backend: Backend, stream: Batches, steps: int, warmup_steps: int, clock: measure.Clock, recorder: Recorder
+) -> Generator[Progress | Turn, Any, list[dict[str, Any]]]:
     """Trains ``warmup_steps + steps`` steps and records each; returns the rows of ``steps.csv``."""
-    clock = measure.clock(device)
     rows: list[dict[str, Any]] = []
-    waiting: list[tuple[Tensor, float | Tensor, bool]] = []  # steps whose values are not read from the device yet
+    waiting: list[tuple[float | Tensor, float | Tensor, bool]] = []  # steps whose values are not read yet
 
     def read() -> None:
         first = len(rows)
-        for (loss, scale, skipped), step_ms in zip(waiting, clock.read(), strict=False):  # the last may be unfinished
+        step_ms = clock.read()[::2]  # every second interval lies between two steps
+        for (loss, scale, skipped), ms in zip(waiting, step_ms, strict=False):  # the last step may be unfinished
             number = len(rows) + 1
-            values = (number, number <= warmup_steps, float(loss), float(scale), skipped, step_ms)
+            values = (number, number <= warmup_steps, float(loss), float(scale), skipped, ms)
             rows.append(dict(zip(STEP_FIELDS, values, strict=True)))
         waiting.clear()
         recorder.steps(rows[first:])
 
-    total = warmup_steps + steps
-    with progress_bar(total) as show:
-        try:
-            for number, (x, y) in enumerate(islice(stream, total), start=1):
-                scale = backend.loss_scale()
-                clock.start()
-                loss = step(backend, x, y)
-                clock.stop()
-                waiting.append((loss, scale, backend.skipped))
-                if number % clock.block == 0 or number == total:
-                    with uninterrupted():
-                        read()
-                    show(rows[-1])
-        finally:
-            if waiting:
+    total, written = warmup_steps + steps, time.monotonic()
+    yield Progress(0, total, "first step")
+    try:
+        for number, (x, y) in enumerate(islice(stream, total), start=1):
+            scale = _keep(backend.loss_scale())
+            clock.mark()
+            loss = step(backend, x, y)
+            clock.mark()
+            waiting.append((_keep(loss), scale, backend.skipped))
+            if time.monotonic() - written > WRITE_EVERY_S or number == total:
                 with uninterrupted():
                     read()
+                written = time.monotonic()
+                row = rows[-1]
+                text = f"{number}/{total}  loss {row['loss']:.4f}  {row['step_ms']:.4g} ms/step"
+                yield Progress(number, total, text + ("  warm-up" if row["warmup"] else ""))
+    finally:
+        if waiting:
+            with uninterrupted():
+                read()
     return rows
 
 
-@contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar with loss and ms a step on stderr; nothing where that is not a terminal."""
-    console = rich.console.Console(stderr=True)
-    columns = (
-        rich.progress.BarColumn(bar_width=30),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.TimeRemainingColumn(),
-    )
-    # No refreshing thread: it would run beside the steps that are timed.
-    with rich.progress.Progress(
-        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("first step", total=total)
-        bar.refresh()
-        drawn = time.monotonic()
+def _keep(value: float | Tensor) -> float | Tensor:
+    """The number; on a GPU a copy of the tensor, to be read later: the step must not wait, and may overwrite its own."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.is_cuda else value.item()
+    return value
 
-        def show(row: dict[str, Any]) -> None:
-            nonlocal drawn
-            if time.monotonic() - drawn < 0.1:
-                return
-            text = f"loss {row['loss']:.4f}  {row['step_ms']:.1f} ms/step{'  warm-up' if row['warmup'] else ''}"
-            bar.update(task, completed=row["step"], description=text, refresh=True)
-            drawn = time.monotonic()
 
-        yield show
+def time_block(backend: Backend, stream: Batches, steps: int, clock: measure.Clock) -> tuple[float, float]:
+    """Milliseconds a step of ``steps`` bare steps, by the clock and by the wall: nothing is read or written between."""
+    start = time.perf_counter()
+    clock.mark()
+    for x, y in islice(stream, steps):
+        step(backend, x, y)
+    clock.mark()
+    (block_ms,) = clock.read()
+    return block_ms / steps, (time.perf_counter() - start) * 1e3 / steps
+
+
+def block_steps(backend: Backend, stream: Batches, block_s: float, clock: measure.Clock) -> int:
+    """How many steps take about ``block_s``; at least one."""
+    steps = 1
+    while True:
+        block_ms = time_block(backend, stream, steps, clock)[0] * steps
+        if block_ms > block_s * 1e3 / 8:
+            return max(1, round(steps * block_s * 1e3 / block_ms))
+        steps *= 2
+
+
+PHASE_BLOCKS = 3
+
+
+def time_phases(backend: Backend, stream: Batches, steps: int, clock: measure.Clock) -> dict[str, Any]:
+    """``phase_ms``, a phase's median over all steps (None where it holds no work), and ``phase_overhead``: what the clock between them costs, relative
+    to bare steps, in blocks that take turns."""
+    phases, bare, instrumented = [], [], []
+    for _ in range(PHASE_BLOCKS):
+        bare.append(time_block(backend, stream, steps, clock)[0])
+        for x, y in islice(stream, steps):
+            clock.mark()
+            backend.forward(x, y)
+            clock.mark()
+            backend.backward()
+            clock.mark()
+            backend.unscale()
+            clock.mark()
+            backend.step()
+            clock.mark()
+            backend.update()
+            clock.mark()
+        marks = np.array([*clock.read(), 0.0]).reshape(-1, 6)[:, :5]  # the sixth lies between two steps
+        phases.append(marks)
+        instrumented.append(float(marks.sum(axis=1).mean()))
+    medians = np.median(np.concatenate(phases), axis=0)
+    named = zip(PHASES, medians.tolist(), strict=True)
+    return {
+        "phase_ms": {phase: None if phase in backend.IDLE_PHASES else ms for phase, ms in named},
+        "phase_overhead": float(np.median(instrumented) / np.median(bare) - 1),
+    }
 
 
 def evaluate(params: mlp.Params, dataset: Dataset, task: mlp.Task) -> dict[str, float | None]:

@@ -37,6 +37,7 @@ class Amp:
     """``autocast`` around forward and loss, ``GradScaler`` around backward and step, SGD on the fp32 parameters."""
 
     PRECISIONS = ("fp16", "bf16")
+    IDLE_PHASES: tuple[str, ...] = ()
     engine = "torch"
 
     def __init__(self, params: mlp.Params, task: mlp.Task, precision: str, loss_scale: LossScale, engine: str) -> None:

@@ -15,6 +15,7 @@ class Fp32:
     """``nn.Sequential`` and ``torch.optim.SGD`` in IEEE FP32; ``precision=tf32`` rounds the GEMM's operands on CUDA."""
 
     PRECISIONS = ("fp32", "tf32")
+    IDLE_PHASES = ("unscale",)
     engine = "torch"
 
     def __init__(self, params: mlp.Params, task: mlp.Task, precision: str, loss_scale: LossScale, engine: str) -> None:

@@ -28,6 +28,7 @@ class Fused:
     """Manual mixed precision with fused native operators; the same contract and the same rules as ``scratch``."""
 
     PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
+    IDLE_PHASES: tuple[str, ...] = ()
     engine = "native"
 
     def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:

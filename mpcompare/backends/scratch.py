@@ -59,6 +59,7 @@ class Scratch:
     """The five phases by hand. With ``precision=fp32`` every cast below is the identity: the same step in FP32."""
 
     PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
+    IDLE_PHASES: tuple[str, ...] = ()
 
     def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
         self.engine, self.gemm = ops.select_gemm(engine, params["W1"].device)

@@ -1,12 +1,15 @@
 """Which runs may stand in one comparison, what each is called there, and what it is compared with."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from mpcompare.intervals import Interval, ratio, unpaired_ratio
 from mpcompare.records import Run
 
 # Runs are compared only where all of these are equal; runs that failed early know the first two only.
@@ -42,11 +45,26 @@ class Entry:
         return self.run.result.get("error") or "ended without a word: killed, or still running"
 
     @property
-    def speedup(self) -> float:
-        """Median step time of the baseline over this run's; nan where there is none."""
+    def side_by_side(self) -> bool:
+        """Whether this run and its baseline took turns, so that their ratio is free of the machine's drift."""
+        if self.baseline is None or self.is_baseline:
+            return self.is_baseline
+        mine, theirs = (run.result["timing"]["race"] for run in (self.run, self.baseline))
+        return mine is not None and mine == theirs
+
+    @cached_property
+    def speedup(self) -> Interval:
+        """Step time of the baseline over this run's, median and 95 % interval: of the ratios round by round where the
+        two took turns, else of the two medians; nan where there is none."""
         if not self.ok or self.baseline is None:
-            return float("nan")
-        return self.baseline.result["step_ms_p50"] / self.run.result["step_ms_p50"]
+            return Interval(math.nan, math.nan, math.nan)
+        if self.is_baseline:
+            return Interval(1.0, 1.0, 1.0)
+        mine, theirs = (run.blocks.set_index("round")["step_ms"] for run in (self.run, self.baseline))
+        if not self.side_by_side:
+            return unpaired_ratio(theirs.to_list(), mine.to_list())
+        rounds = mine.index.intersection(theirs.index)
+        return ratio(theirs[rounds].to_list(), mine[rounds].to_list())
 
     @property
     def max_abs_loss_diff(self) -> float:

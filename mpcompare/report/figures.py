@@ -112,11 +112,12 @@ def _step_time(axes: Axes, entries: list[Entry]) -> None:
     p20, p50, p80 = (np.array([e.run.result[f"step_ms_p{p}"] for e in entries]) for p in (20, 50, 80))
     axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=_colours(entries), ecolor="0.2", capsize=4)
     for place, entry in enumerate(entries):
-        ratio = "baseline" if entry.is_baseline else f"{entry.speedup:.2f}x"
+        s = entry.speedup
+        ratio = "baseline" if entry.is_baseline else f"{s.median:.2f}x ({s.low:.2f}-{s.high:.2f})"
         axes.annotate(
             f"{p50[place]:.4g} ms, {ratio}", (p80[place], place), (6, 0), textcoords="offset points", va="center"
         )
-    axes.set_xlabel("ms a step: median, p20 to p80; x: speed relative to the baseline")
+    axes.set_xlabel("ms a step: median, p20 to p80 of the blocks; x: speed relative to the baseline (95 % interval)")
 
 
 def _memory(axes: Axes, entries: list[Entry]) -> None:

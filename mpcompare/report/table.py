@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpcompare.records import write_atomically
+from mpcompare.race import describe_timing
 from mpcompare.report.comparison import Comparison, Entry
 
 
@@ -23,15 +24,22 @@ def summary(comparisons: Sequence[Comparison]) -> pd.DataFrame:
 def _row(entry: Entry) -> dict[str, object]:
     result = entry.run.result
     difference = entry.max_abs_loss_diff  # nan of a run that diverged is a result, not an empty cell
+    timing = result.get("timing", {})
     copied = ("backend", "engine", "precision", "dataset", "step_ms_p20", "step_ms_p50", "step_ms_p80")
     return {
         **{key: result.get(key) for key in copied},
-        "speedup_vs_baseline": entry.speedup,
+        "speedup_vs_baseline": entry.speedup.median,
         "peak_memory_bytes": result.get("peak_memory_bytes"),
         "final_loss": result.get("final_loss"),
         "max_abs_loss_diff_vs_baseline": str(difference) if entry.ok and not math.isfinite(difference) else difference,
         "test_accuracy": result.get("test_accuracy"),
         "baseline": entry.baseline.name if entry.baseline else None,
+        "speedup_low": entry.speedup.low,
+        "speedup_high": entry.speedup.high,
+        "side_by_side": entry.side_by_side if entry.ok else None,
+        **{key: timing.get(key) for key in ("rounds", "stopped")},
+        **{f"{phase}_ms": ms for phase, ms in result.get("phase_ms", {}).items()},
+        **{key: result.get(key) for key in ("phase_overhead", "construct_s", "first_step_ms")},
         "peak_memory_bytes_analytic": result.get("peak_memory_bytes_analytic"),
         "loss_scale": result.get("loss_scale"),
         "skipped_steps": result.get("skipped_steps"),
@@ -58,10 +66,51 @@ def show(comparisons: Sequence[Comparison]) -> None:
     for comparison in comparisons:
         console.print(Text(comparison.title, style="bold"))
         console.print(Text(comparison.dataset))
-        console.print(_table(comparison, narrow=console.width < 130))
+        console.print(_table(comparison, narrow=console.width < 140))
+        for line in _timing_lines(comparison):
+            console.print(Text(line))
+        if any(entry.ok for entry in comparison.entries):
+            console.print(_phases(comparison))
         for entry in comparison.entries:
             if not entry.ok:
                 console.print(Text(f"{entry.label}: {entry.run.result['status']}: {entry.error}", style="red"))
+
+
+def _speedup(entry: Entry) -> str:
+    if entry.is_baseline:
+        return "1.00"
+    s = entry.speedup
+    return f"{s.median:.2f} ({s.low:.2f}-{s.high:.2f}){'' if entry.side_by_side else '~'}"
+
+
+def _timing_lines(comparison: Comparison) -> list[str]:
+    """How the times came about: when timing stopped, and what disturbed it."""
+    finished = [entry for entry in comparison.entries if entry.ok]
+    lines = list(dict.fromkeys(describe_timing(entry.run.result["timing"]) for entry in finished))
+    if not all(entry.side_by_side for entry in finished):
+        lines.append("~ not timed in turns with its baseline: drift of the machine is in the ratio")
+    for entry in finished:
+        others = entry.run.blocks["other_cores"].median()
+        if others > 0.25:
+            lines.append(f"{entry.label}: other programs kept {others:.1f} cores busy while it was timed")
+        if entry.run.result["idle_threads_spin"]:
+            lines.append(f"{entry.label}: its idle threads keep cores busy in the turns of others (OMP_WAIT_POLICY?)")
+    return lines
+
+
+def _phases(comparison: Comparison) -> Table:
+    """Milliseconds of each phase; ``-`` where it holds no work."""
+    finished = [entry for entry in comparison.entries if entry.ok]
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("ms in phase", no_wrap=True)
+    for phase in (phases := list(finished[0].run.result["phase_ms"])):
+        table.add_column(phase, justify="right")
+    table.add_column("cost of this clock", justify="right")
+    for entry in finished:
+        times = entry.run.result["phase_ms"]
+        cells = ["-" if times[phase] is None else f"{times[phase]:.4g}" for phase in phases]
+        table.add_row(entry.label, *cells, f"{entry.run.result['phase_overhead']:+.1%}")
+    return table
 
 
 def _table(comparison: Comparison, narrow: bool) -> Table:
@@ -75,7 +124,7 @@ def _table(comparison: Comparison, narrow: bool) -> Table:
         "engine": lambda e, r: r.get("engine", ""),
         "ms/step p50": lambda e, r: f"{r['step_ms_p50']:.4g}",
         "p20 - p80": lambda e, r: f"{r['step_ms_p20']:.4g} - {r['step_ms_p80']:.4g}",
-        f"x {versus}": lambda e, r: f"{e.speedup:.2f}",
+        f"x {versus}": lambda e, r: _speedup(e),
         "peak MB": lambda e, r: f"{r['peak_memory_bytes'] / 1e6:.4g}",
         "final loss": lambda e, r: f"{float(r['final_loss']):.5f}",
         f"max |loss - {versus}|": lambda e, r: "baseline" if e.is_baseline else f"{e.max_abs_loss_diff:.1e}",

@@ -1,0 +1,81 @@
+"""What the machine did beside a timed block: how fast its clock was, what held it back, who else used it."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+
+LOAD_FIELDS = ("clock_mhz", "other_cores", "throttle")
+Load = dict[str, float | str | None]
+
+# nvidia-smi -q's names for the bits of clocks_event_reasons.active (NVML, nvmlClocksEventReasons)
+_THROTTLE = {
+    0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+}  # fmt: skip
+
+
+class Watch:
+    """Observes the machine from :meth:`start` to :meth:`stop`; what cannot be read is None."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def start(self) -> None:
+        self._busy, self._own, self._time = _busy_seconds(), time.process_time(), time.perf_counter()
+
+    def stop(self) -> Load:
+        """``clock_mhz`` of the device now; ``other_cores``: how many CPU cores others kept busy meanwhile, the
+        hypervisor's share (steal) included; ``throttle``: what holds a GPU's clock back, as NVML names it."""
+        seconds = time.perf_counter() - self._time
+        busy = _busy_seconds()
+        others = None
+        if busy is not None and self._busy is not None:
+            others = max(busy - self._busy - (time.process_time() - self._own), 0.0) / seconds
+        clock, throttle = _gpu(self.device) if self.device.type == "cuda" else (_cpu_mhz(), None)
+        return {"clock_mhz": clock, "other_cores": others, "throttle": throttle}
+
+
+def _busy_seconds() -> float | None:
+    """CPU seconds that all processes of the machine have used since it started."""
+    try:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = (
+            int(field) for field in Path("/proc/stat").read_text().split()[1:9]
+        )
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_mhz() -> float | None:
+    """Mean over the cores that the first 64 KB of /proc/cpuinfo show."""
+    try:
+        with Path("/proc/cpuinfo").open() as file:
+            lines = file.read(1 << 16).splitlines()
+        values = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz") and line.split(":")[1]]
+        return sum(values) / len(values)
+    except (OSError, ValueError, IndexError, ZeroDivisionError):
+        return None
+
+
+def _gpu(device: torch.device) -> tuple[float | None, str | None]:
+    answer = nvidia_smi(device, "clocks.sm,clocks_event_reasons.active")
+    try:
+        clock, reasons = answer
+        active = [name for bit, name in _THROTTLE.items() if int(reasons, 16) & bit]
+        return float(clock), "+".join(active) or "none"
+    except ValueError:
+        return None, None
+
+
+def nvidia_smi(device: torch.device, fields: str) -> list[str]:
+    """What nvidia-smi answers to ``--query-gpu=fields`` for this GPU; empty where it does not."""
+    command = ["nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"]
+    command += [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [field.strip() for field in answer.strip().split(",")]

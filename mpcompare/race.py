@@ -1,0 +1,215 @@
+"""How entrants take turns: at any moment one of them computes. Knows neither processes nor backends.
+
+An entrant is a program that stops at the end of each of its turns and goes on when it is told to: a generator that
+yields ``Turn`` and is sent an ``Order`` (in ``train``), here or in a process of its own (in ``launcher``).
+
+    order       the entrant's turn
+    (start)     imports what it needs; all may do this at once
+    Train       makes its backend, loads the data, trains, evaluates
+    Time        times one block of steps; once a round, in an order that rotates from round to round
+    Finish      times the phases and measures memory
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from mpcompare.errors import check_number
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When enough blocks are timed.
+
+    Attributes:
+        rel_ci: half width of a 95 % interval, relative to its ratio, that is narrow enough.
+        budget_s: seconds after which timing ends however wide the intervals are.
+        block_s: seconds that a block takes, about; at least one step.
+    """
+
+    rel_ci: float
+    budget_s: float
+    block_s: float
+
+    def __post_init__(self) -> None:
+        check_number("measure.rel_ci", self.rel_ci, above=0, below=1)
+        check_number("measure.budget_s", self.budget_s, above=0)
+        check_number("measure.block_s", self.block_s, above=0)
+
+
+@dataclass(frozen=True)
+class Train:
+    pass
+
+
+@dataclass(frozen=True)
+class Time:
+    round: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Timing is over.
+
+    Attributes:
+        rounds: how many there were.
+        stopped: ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out).
+        half_width: of the widest interval, relative: of the ratios between entrants; of one alone, of its step time.
+        seconds: that timing took.
+        race: a name shared by those that took turns; None for one alone.
+    """
+
+    rounds: int
+    stopped: str
+    half_width: float
+    seconds: float
+    race: str | None
+
+
+Order = Train | Time | Finish
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Something to show; the turn goes on."""
+
+    done: float
+    total: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The end of a turn.
+
+    Attributes:
+        step_ms: of the block, where one was timed.
+        text: what is worth a line.
+    """
+
+    step_ms: float = math.nan
+    text: str = ""
+
+
+Turns = Generator[Progress | Turn, Order | None, None]
+
+
+class Entrant(Protocol):
+    """Who takes part."""
+
+    name: str
+
+    def turn(self, order: Order | None) -> Turn | None:
+        """One turn, from ``order`` (None: the start) to its end; None if the entrant is gone: finished, or failed."""
+
+
+class Display(Protocol):
+    """Shows how a race goes."""
+
+    def progress(self, name: str, progress: Progress) -> None:
+        """How far an entrant is."""
+
+    def line(self, text: str) -> None:
+        """What is worth a line."""
+
+
+# Fewer rounds cannot carry a 95 % interval of a median, whatever its width.
+MIN_ROUNDS = 10
+
+
+def race(entrants: Sequence[Entrant], rules: Rules, display: Display, name: str | None = None) -> None:
+    """Runs all entrants to their ends. One that is gone early is left out from then on; the others go on."""
+    racing = [entrant for entrant in entrants if entrant.turn(None)]
+    trained = []
+    for entrant in racing:
+        if turn := entrant.turn(Train()):
+            display.line(f"{entrant.name}: {turn.text}")
+            trained.append(entrant)
+    racing, finish = _time(trained, rules, display, name)
+    for entrant in racing:
+        entrant.turn(finish)
+
+
+def _time(
+    racing: list[Entrant], rules: Rules, display: Display, name: str | None
+) -> tuple[list[Entrant], Finish]:
+    """Rounds of blocks until the rules say that it is enough."""
+    from mpcompare import intervals  # scipy takes a second, and --help imports this file
+
+    start = time.monotonic()
+    blocks: dict[str, list[float]] = {entrant.name: [] for entrant in racing}
+
+    def widest() -> float:
+        times = [blocks[entrant.name] for entrant in racing]
+        if len(times) == 1:
+            return intervals.interval(times[0]).half_width
+        return max((intervals.ratio(a, b).half_width for a, b in itertools.combinations(times, 2)), default=math.inf)
+
+    for rounds in itertools.count(1):
+        first = rounds % len(racing) if racing else 0
+        for entrant in [*racing[first:], *racing[:first]]:
+            turn = entrant.turn(Time(rounds))
+            if turn is None:
+                racing = [other for other in racing if other is not entrant]
+                continue
+            blocks[entrant.name].append(turn.step_ms)
+        seconds = time.monotonic() - start
+        out_of_time = seconds >= rules.budget_s
+        due = rounds >= MIN_ROUNDS and rounds % max(1, rounds // 10) == 0  # not every round of many: it takes a while
+        half_width = widest() if racing and (due or out_of_time) else math.inf
+        _show(racing, rounds, half_width, seconds, rules, display)
+        if not racing or out_of_time or half_width <= rules.rel_ci:
+            stopped = "rel_ci" if half_width <= rules.rel_ci and rounds >= MIN_ROUNDS else "budget"
+            finish = Finish(rounds, stopped, half_width, seconds, name)
+            break
+    if racing:
+        display.line(describe_timing(asdict(finish)))
+    return racing, finish
+
+
+def _show(
+    racing: Sequence[Entrant], rounds: int, half_width: float, seconds: float, rules: Rules, display: Display
+) -> None:
+    known = f", known within {half_width:.1%}" if half_width < math.inf else ""
+    for entrant in racing:
+        text = f"round {rounds} of timed blocks{known}, {seconds:.0f} of {rules.budget_s:g} s at most"
+        display.progress(entrant.name, Progress(min(seconds, rules.budget_s), rules.budget_s, text))
+
+
+def describe_timing(finish: dict[str, object]) -> str:
+    """A :class:`Finish`, as a record holds it, in words."""
+    rounds, half_width = finish["rounds"], float(str(finish["half_width"]))
+    what = "every ratio" if finish["race"] else "the step time"
+    why = "narrow enough" if finish["stopped"] == "rel_ci" else "the time budget ended (measure.budget_s)"
+    known = f"{what} is known within {half_width:.1%} (95 %)" if half_width < math.inf else "too few for an interval"
+    return f"{rounds} round{'s' if rounds != 1 else ''} of blocks, stopped because {why}: {known}"
+
+
+def alone(turns: Turns, rules: Rules) -> None:
+    """One entrant in this process, with a progress bar where there is a terminal."""
+    from mpcompare.progress import Board
+
+    with Board(["run"], lines=False) as board:
+        race([_Local(turns, board)], rules, board)
+
+
+class _Local:
+    """An entrant in this process."""
+
+    name = "run"
+
+    def __init__(self, turns: Turns, display: Display) -> None:
+        self.turns, self.display = turns, display
+
+    def turn(self, order: Order | None) -> Turn | None:
+        try:
+            event = self.turns.send(order)
+            while isinstance(event, Progress):
+                self.display.progress(self.name, event)
+                event = next(self.turns)
+        except StopIteration:
+            return None
+        return event

@@ -1,0 +1,54 @@
+"""Backends that go wrong, for the tests of the launcher, which runs them in processes of their own."""
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+from mpcompare.backends.fp32 import Fp32
+
+
+class Killed(Fp32):
+    """Killed from outside in its second step, as the kernel does where memory runs out."""
+
+    def update(self):
+        if hasattr(self, "second"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.second = True
+        super().update()
+
+
+class Hung(Fp32):
+    def backward(self):
+        time.sleep(1000)
+
+
+class Exits(Fp32):
+    def backward(self):
+        print("something native gave up", flush=True)
+        os._exit(3)
+
+
+class Segfault(Fp32):
+    def backward(self):
+        ctypes.string_at(0)
+
+
+class Raises(Fp32):
+    def backward(self):
+        raise ZeroDivisionError("a bug")
+
+
+class Logged(Fp32):
+    """Notes when each step began and ended, in a file of its own in the current folder."""
+
+    def forward(self, x, y):
+        self.began = time.monotonic()
+        return super().forward(x, y)
+
+    def update(self):
+        super().update()
+        time.sleep(0.002)
+        with Path(f"steps-{os.getpid()}").open("a") as file:
+            file.write(f"{self.began} {time.monotonic()}\n")

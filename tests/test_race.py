@@ -1,0 +1,101 @@
+"""Who takes turns when, and when it is enough: with entrants that only pretend to compute."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from mpcompare.errors import InputError
+from mpcompare.race import Finish, Rules, Time, Train, Turn, describe_timing, race
+
+
+class Board:
+    def __init__(self):
+        self.lines = []
+
+    def progress(self, name, progress):
+        pass
+
+    def line(self, text):
+        self.lines.append(text)
+
+
+class Pretender:
+    """Takes ``step_ms(round)``; gone when told ``gone``, an order's type or a round's number."""
+
+    def __init__(self, name, log, step_ms=lambda round_: 1.0, gone="never"):
+        self.name, self.log, self.step_ms, self.gone = name, log, step_ms, gone
+        self.finish = None
+
+    def turn(self, order):
+        self.log.append((self.name, order.round if isinstance(order, Time) else type(order).__name__))
+        if self.gone in (type(order), getattr(order, "round", 0)):
+            return None
+        if isinstance(order, Finish):
+            self.finish = order
+            return None
+        return Turn(self.step_ms(order.round) if isinstance(order, Time) else math.nan)
+
+
+RULES = Rules(rel_ci=0.02, budget_s=30, block_s=0.1)
+
+
+def test_turns_rotate_so_that_nobody_always_follows_the_same_one():
+    log = []
+    entrants = [Pretender(name, log) for name in "abc"]
+    race(entrants, RULES, Board(), "r")
+    assert log[:6] == [("a", "NoneType"), ("b", "NoneType"), ("c", "NoneType"), *((n, "Train") for n in "abc")]
+    rounds = [[n for n, number in log if number == r] for r in range(1, 11)]
+    assert rounds[:4] == [["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"], ["b", "c", "a"]]
+    assert log[-3:] == [(n, "Finish") for n in "abc"]
+    assert entrants[0].finish == entrants[2].finish
+    assert (entrants[0].finish.rounds, entrants[0].finish.stopped) == (10, "rel_ci")  # ten equal ratios are enough
+    assert entrants[0].finish.half_width == 0
+
+
+def test_timing_goes_on_until_the_widest_interval_is_narrow():
+    noise = itertools.cycle([0.8, 1.25, 1.0, 0.9, 1.1])
+    log = []
+    entrants = [Pretender("a", log), Pretender("b", log, lambda _: next(noise)), Pretender("c", log)]
+    race(entrants, RULES, Board(), "r")
+    finish = entrants[0].finish
+    assert finish.stopped == "rel_ci"
+    assert finish.rounds > 20
+    assert finish.half_width <= 0.02
+
+
+def test_the_budget_ends_it_and_says_so():
+    noise = np.random.default_rng(0)
+    board, entrant = Board(), Pretender("a", [], lambda _: noise.lognormal())
+    race([entrant], Rules(rel_ci=0.001, budget_s=0.3, block_s=0.1), board)
+    assert entrant.finish.stopped == "budget"
+    assert entrant.finish.half_width > 0.001
+    assert "the time budget ended (measure.budget_s): the step time is known within" in board.lines[-1]
+
+
+@pytest.mark.parametrize("gone", [type(None), Train, 3, Finish])
+def test_one_that_is_gone_does_not_stop_the_others(gone):
+    log = []
+    lost = Pretender("lost", log, gone=gone)
+    others = [Pretender(name, log) for name in "ab"]
+    race([others[0], lost, others[1]], RULES, Board(), "r")
+    assert [other.finish.rounds for other in others] == [10, 10]
+    assert sum(entry == ("lost", 4) for entry in log) == (gone is Finish)
+
+
+def test_a_race_that_everybody_left_ends():
+    race([Pretender("a", [], gone=2), Pretender("b", [], gone=Train)], RULES, Board(), "r")
+
+
+def test_timing_is_described_by_what_was_found():
+    finish = {"rounds": 12, "stopped": "rel_ci", "half_width": 0.013, "seconds": 9.0, "race": "r"}
+    assert describe_timing(finish) == (
+        "12 rounds of blocks, stopped because narrow enough: every ratio is known within 1.3% (95 %)"
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"rel_ci": 0}, {"rel_ci": "x"}, {"budget_s": -1}, {"block_s": math.nan}])
+def test_wrong_rules_are_named(wrong):
+    with pytest.raises(InputError, match=f"measure.{next(iter(wrong))}="):
+        Rules(**{"rel_ci": 0.02, "budget_s": 1, "block_s": 0.1, **wrong})

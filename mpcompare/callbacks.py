@@ -22,7 +22,13 @@ class Report(Callback):
         _check_folder("hydra.run.dir", config.hydra.run.dir, below=False)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        from mpcompare.report.comparable import check_allowed
+
         _check_folder("hydra.sweep.dir", config.hydra.sweep.dir, below=True)
+        try:
+            check_allowed(OmegaConf.select(config, "report.allow"), config.task or ())
+        except InputError as error:
+            fail(str(error))
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Draws the report. Ends the program with exit code 1 if a job failed."""
@@ -30,7 +36,8 @@ class Report(Callback):
 
         folder = Path(config.hydra.sweep.dir)
         try:
-            all_finished = report([folder], folder / "report", OmegaConf.select(config, "report.baseline"))
+            settings = (OmegaConf.select(config, f"report.{key}") for key in ("baseline", "allow"))
+            all_finished = report([folder], folder / "report", *settings)
         except (InputError, OSError) as error:
             fail(f"the report cannot be drawn: {error}")
         except Exception:

@@ -1,21 +1,27 @@
 import math
+import re
 
 import pandas as pd
 import pytest
+from conftest import SMALL
 from rich.console import Console
 
+from mpcompare.errors import InputError
 from mpcompare.records import Recorder, find_runs
 from mpcompare.report import report, table
+from mpcompare.report.__main__ import main as report_main
 from mpcompare.report.comparison import compare
 
 
 def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms=10.0, status="ok", **more):
     folder.mkdir(parents=True)
     identity = {
-        "backend": backend, "precision": precision, "task": "t", "batch_size": 8, "seed": 0,
+        "backend": backend, "precision": precision, "task": "t", "batch_size": 8, "seed": 0, "sweep": None,
         "config": {
-            "task": {"lr": 0.1, "batch_size": more.get("batch_size", 8)},
+            "task": {"lr": more.get("lr", 0.1), "batch_size": more.get("batch_size", 8)},
+            "data": {"_target_": more.get("data", "auto")},
             "train": {"steps": len(losses), "warmup_steps": 0},
+            "report": {"baseline": "amp", "allow": more.get("allow", [])},
         },
     }  # fmt: skip
     recorder = Recorder(folder, {**identity, **{k: v for k, v in more.items() if k in identity}})
@@ -29,7 +35,8 @@ def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms
         recorder.add(
             engine="torch", loss_scale="NoLossScale", dataset="synthetic", dataset_reason="asked for",
             dataset_fingerprint=more.get("dataset_fingerprint", "d"), initial_weights=more.get("initial_weights", "w"),
-            device_name=more.get("device_name", "cpu"),
+            device_name=more.get("device_name", "cpu"), threads=more.get("threads", 2),
+            versions={"torch": more.get("torch", "2.15.0")}, **{k: more[k] for k in ("host",) if k in more},
             step_ms_p20=step_ms - 1, step_ms_p50=step_ms, step_ms_p80=step_ms + 1, peak_memory_bytes=2_000_000,
             peak_memory_bytes_analytic=1_900_000, final_loss=losses[-1], test_accuracy=0.5, skipped_steps=1,
         )  # fmt: skip
@@ -74,23 +81,246 @@ def test_without_the_baseline_the_first_finished_run_takes_its_place(tmp_path):
     assert [entry.baseline and entry.baseline.folder.name for entry in comparison.entries] == [None, "1", "1"]
 
 
+def labels(comparisons):
+    return [[entry.label for entry in c.entries] for c in comparisons]
+
+
+def titles(comparisons):
+    return [c.title for c in comparisons]
+
+
+DIFFERENCES = {  # what differs, and the line that says so
+    "task.lr": ({"lr": 0.2}, "task.lr=0.1 in 0, task.lr=0.2 in 1"),
+    "task.batch_size": ({"batch_size": 16}, "task.batch_size=8 in 0, task.batch_size=16 in 1"),
+    "seed": ({"seed": 1}, "seed=0 in 0, seed=1 in 1"),
+    "dataset_fingerprint": ({"dataset_fingerprint": "e"}, "dataset_fingerprint=d in 0, dataset_fingerprint=e in 1"),
+    "initial_weights": ({"initial_weights": "v"}, "initial_weights=w in 0, initial_weights=v in 1"),
+}
+
+
+@pytest.mark.parametrize("field", DIFFERENCES)
+def test_runs_that_differ_are_refused_with_the_field_and_allowed_by_its_name(tmp_path, field, capsys):
+    difference, line = DIFFERENCES[field]
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", step_ms=5.0, **difference)
+    with pytest.raises(InputError) as refused:
+        report([tmp_path], tmp_path / "report", "amp")
+    assert str(refused.value) == (
+        f"{line}: these are not one comparison; report.allow=[{field}], or --allow {field} of python -m "
+        "mpcompare.report, puts them together"
+    )
+    assert not (tmp_path / "report").exists()
+    assert report([tmp_path], tmp_path / "report", "amp", [field])
+    assert f"NOT THE SAME: {field} (report.allow)" in capsys.readouterr().out
+    (comparison,) = compare(find_runs([tmp_path]), "amp", [field])
+    (value,) = difference.values()
+    assert comparison.entries[1].label == f"mine bf16 {field.removeprefix('task.')}={value}"
+    assert comparison.entries[1].speedup == 2.0
+    summary = pd.read_csv(tmp_path / "report" / "summary.csv")
+    assert summary["not_the_same"].tolist() == [f"NOT THE SAME: {field} (report.allow)"] * 2
+
+
+def test_a_refusal_names_every_field_and_what_is_allowed_already(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", lr=0.2, seed=1, initial_weights="v")
+    with pytest.raises(InputError) as refused:
+        compare(find_runs([tmp_path]), "amp", ["task.lr"])
+    assert str(refused.value).startswith("seed=0 in 0, seed=1 in 1; initial_weights=w in 0, initial_weights=v in 1: ")
+    assert "--allow task.lr seed initial_weights of" in str(refused.value)
+    (comparison,) = compare(find_runs([tmp_path]), "amp", ["task", "seed", "initial_weights"])
+    assert comparison.not_the_same == "NOT THE SAME: task.lr, seed, initial_weights (report.allow)"
+    assert comparison.title == "t, batch 8, seed 0/1, cpu"
+
+
+def test_labels_leave_out_what_follows_from_the_rest(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "amp", seed=1, initial_weights="v", dataset_fingerprint="e")
+    allow = ["seed", "initial_weights", "dataset_fingerprint"]
+    assert labels(compare(find_runs([tmp_path]), "amp", allow)) == [["amp bf16 seed=0", "amp bf16 seed=1"]]
+
+
+def test_what_is_allowed_and_not_different_is_not_mentioned(tmp_path):
+    for i, backend in enumerate(("amp", "mine")):
+        write_run(tmp_path / str(i), backend)
+    (comparison,) = compare(find_runs([tmp_path]), "amp", ["seed", "task"])
+    assert comparison.not_the_same == ""
+    assert labels([comparison]) == [["amp bf16", "mine bf16"]]
+
+
 @pytest.mark.parametrize(
-    "difference",
+    ("allow", "message"),
     [
-        {"batch_size": 16},
-        {"dataset_fingerprint": "other"},
-        {"device_name": "gpu"},
-        {"seed": 1},
-        {"initial_weights": "v"},
+        (
+            ["lr"],
+            "report.allow=lr: expected one of task, task.lr, task.batch_size, seed, dataset_fingerprint, initial_",
+        ),
+        (["task.nope"], "report.allow=task.nope: expected one of task, "),
+        (["device_name"], "report.allow=device_name: expected one of task, "),
+        ("seed", "report.allow=seed: expected a list of names, such as [seed,task.lr], or []"),
     ],
 )
-def test_different_tasks_data_seeds_and_devices_are_never_compared(tmp_path, difference):
+def test_what_cannot_be_allowed_is_named(tmp_path, allow, message):
     write_run(tmp_path / "0", "amp")
-    write_run(tmp_path / "1", "mine", **difference)
+    with pytest.raises(InputError) as refused:
+        report([tmp_path], tmp_path / "report", "amp", allow)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_sweep_over_the_task_or_the_seed_is_a_comparison_each(tmp_path):
+    for i, more in enumerate([{}, {"batch_size": 16}, {"lr": 0.2}, {"seed": 1, "initial_weights": "v"}]):
+        write_run(tmp_path / f"{i}-amp", "amp", sweep="s", **more)
+        write_run(tmp_path / f"{i}-mine", "mine", sweep="s", **more)
     comparisons = compare(find_runs([tmp_path]), "amp")
-    assert [[e.label for e in c.entries] for c in comparisons] == [["amp bf16"], ["mine bf16"]]
-    assert comparisons[1].entries[0].baseline.folder.name == "1"
-    assert report([tmp_path], tmp_path / "report", "amp")  # two panels
+    assert labels(comparisons) == [["amp bf16", "mine bf16"]] * 4
+    assert [[e.baseline.folder.name for e in c.entries] for c in comparisons] == [[f"{i}-amp"] * 2 for i in range(4)]
+    assert titles(comparisons) == [
+        "t, batch 8, seed 0, cpu, lr 0.1", "t, batch 16, seed 0, cpu", "t, batch 8, seed 0, cpu, lr 0.2",
+        "t, batch 8, seed 1, cpu",
+    ]  # fmt: skip
+    assert report([tmp_path], tmp_path / "report", "amp")  # two rows of panels
+
+
+@pytest.mark.parametrize("field", ["dataset_fingerprint", "initial_weights"])
+@pytest.mark.parametrize("device_name", ["cpu", "gpu"])
+def test_what_was_asked_for_alike_and_came_out_different_is_refused_in_one_sweep_too(tmp_path, field, device_name):
+    write_run(tmp_path / "0", "amp", sweep="s")
+    write_run(tmp_path / "1", "mine", sweep="s", device_name=device_name, **{field: "other"})
+    with pytest.raises(InputError, match=f"{field}=. in 0, {field}=other in 1: these are not one comparison"):
+        compare(find_runs([tmp_path]), "amp")
+
+
+def test_data_that_a_sweep_varied_on_purpose_is_a_comparison_each(tmp_path):
+    write_run(tmp_path / "0", "amp", sweep="s")
+    write_run(tmp_path / "1", "amp", sweep="s", data="digits", dataset_fingerprint="e")
+    assert len(compare(find_runs([tmp_path]), "amp")) == 2
+    for folder, more in (("2", {}), ("3", {"data": "digits", "dataset_fingerprint": "e"})):
+        write_run(tmp_path / "single" / folder, "amp", **more)
+    with pytest.raises(InputError, match="dataset_fingerprint=d in 2, dataset_fingerprint=e in 3"):
+        compare(find_runs([tmp_path / "single"]), "amp")
+
+
+def two_sweeps(folder, here, there):
+    for sweep, more, scale in (("A", here, 1.0), ("B", there, 10.0)):
+        for i, size in enumerate((8, 16)):
+            write_run(folder / sweep / f"{i}-amp", "amp", sweep=sweep, batch_size=size, step_ms=10 * scale, **more)
+            write_run(folder / sweep / f"{i}-mine", "mine", sweep=sweep, batch_size=size, step_ms=5 * scale, **more)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "told_apart"),
+    [
+        ({"device_name": "cpu"}, {"device_name": "gpu"}, ("cpu", "gpu")),
+        ({"threads": 2}, {"threads": 8}, ("cpu, 2 threads", "cpu, 8 threads")),
+        ({"host": "0123456789"}, {"host": "abcdefghij"}, ("cpu, host 01234567", "cpu, host abcdefgh")),
+        ({}, {"host": "abcdefghij"}, ("cpu", "cpu, host abcdefgh")),
+    ],
+)
+def test_merged_sweeps_of_two_machines_are_facets_and_never_one_ratio(tmp_path, here, there, told_apart):
+    two_sweeps(tmp_path, here, there)
+    comparisons = compare(find_runs([tmp_path / "A", tmp_path / "B"]), "amp")
+    assert [{e.run.result["sweep"] for e in c.entries} for c in comparisons] == [{"A"}, {"A"}, {"B"}, {"B"}]
+    for comparison in comparisons:
+        assert [e.speedup for e in comparison.entries] == [1.0, 2.0]
+        assert len({e.run.result["batch_size"] for e in comparison.entries}) == 1
+        assert not comparison.not_the_same
+    assert titles(comparisons) == [f"t, batch {size}, seed 0, {name}" for name in told_apart for size in (8, 16)]
+
+
+def test_sweeps_of_one_machine_are_merged_into_one_comparison(tmp_path):
+    write_run(tmp_path / "A", "amp", sweep="A")
+    write_run(tmp_path / "B", "mine", sweep="B", step_ms=5.0)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert [e.speedup for e in comparison.entries] == [1.0, 2.0]
+
+
+def test_sweeps_are_merged_where_each_shares_a_task_with_another(tmp_path):
+    for sweep, seeds in (("A", (0, 1)), ("C", (2, 3)), ("B", (1, 2))):
+        for seed in seeds:
+            write_run(tmp_path / sweep / str(seed), "amp", sweep=sweep, seed=seed, initial_weights=f"w{seed}")
+    assert len(compare(find_runs([tmp_path]), "amp")) == 4  # A and C through B
+    with pytest.raises(InputError, match="seed=0 in A/0, seed=2 in C/2; initial_weights=w0 in A/0, "):
+        compare(find_runs([tmp_path / "A", tmp_path / "C"]), "amp")
+
+
+def test_failed_runs_join_what_they_know_of_and_their_own_sweep_first(tmp_path):
+    for sweep, device in (("A", "cpu"), ("B", "gpu")):
+        write_run(tmp_path / sweep / "0", "mine", sweep=sweep, status="failed", losses=())
+        write_run(tmp_path / sweep / "1", "amp", sweep=sweep, device_name=device)
+        write_run(tmp_path / sweep / "2", "mine", sweep=sweep, seed=7, status="failed", losses=())
+    comparisons = compare(find_runs([tmp_path]), "amp")
+    assert [[e.run.name for e in c.entries] for c in comparisons] == [["A/0", "A/1"], ["A/2", "B/2"], ["B/0", "B/1"]]
+    assert titles(comparisons)[1] == "t, batch 8, seed 7, no device"
+    write_run(tmp_path / "C", "mine", seed=8, status="failed", losses=())
+    with pytest.raises(InputError, match="seed=0 in A/0, seed=8 in C: these are not one comparison"):
+        compare(find_runs([tmp_path]), "amp")
+
+
+def test_versions_of_torch_are_told_apart(tmp_path):
+    write_run(tmp_path / "0", "amp", torch="2.11.0")
+    write_run(tmp_path / "1", "amp")
+    write_run(tmp_path / "2", "mine", status="failed", losses=())
+    assert labels(compare(find_runs([tmp_path]), "amp")) == [
+        ["amp bf16 torch 2.11.0", "amp bf16 torch 2.15.0", "mine bf16"]
+    ]
+
+
+def test_the_variant_stands_in_the_table(tmp_path, capsys):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", lr=0.25)
+    write_run(tmp_path / "2", "mine", lr=0.5, status="failed", losses=())
+    assert not report([tmp_path], tmp_path / "report", "amp", ["task"])
+    out = capsys.readouterr().out
+    assert re.search(r"mine +bf16 +lr=0.25 +torch", out)
+    assert re.search(r"mine +bf16 +lr=0.5 +failed", out)
+
+
+def test_the_command_line_of_the_report_allows_and_refuses(cli, tmp_path):
+    write_run(tmp_path / "A", "amp", allow=["seed"])
+    write_run(tmp_path / "B", "mine", seed=1)
+    folders, out = (str(tmp_path / "A"), str(tmp_path / "B")), ("--out", str(tmp_path / "out"))
+    ended = cli(*folders, *out, main=report_main)
+    assert ended.code == 0, ended.err  # as the first run was configured
+    assert "NOT THE SAME: seed (report.allow)" in ended.out
+    ended = cli(*folders, *out, "--allow", main=report_main)
+    assert ended.code == 2
+    assert ended.err.startswith("mpcompare: error: seed=0 in A, seed=1 in B: these are not one comparison; ")
+    assert cli(*folders, *out, "--allow", "task.lr", "seed", main=report_main).code == 0
+    ended = cli(*folders, *out, "--allow", "sed", main=report_main)
+    assert ended.code == 2
+    assert ended.err.startswith("mpcompare: error: report.allow=sed: expected one of task, task.lr")
+
+
+def test_a_sweep_over_seeds_and_two_runs_of_different_seeds(cli, tmp_path):
+    ended = cli("-m", "backend=amp,fp32", "seed=0,1", *SMALL, "hydra.sweep.dir=sweep")
+    assert ended.code == 0, ended.err
+    summary = pd.read_csv(tmp_path / "sweep" / "report" / "summary.csv").set_index("run")
+    assert (summary["seed"] == summary.loc[summary["baseline"], "seed"].to_numpy()).all()
+    assert summary["not_the_same"].isna().all()
+    for seed in (0, 1):
+        assert cli("backend=amp", f"seed={seed}", *SMALL, f"hydra.run.dir=run{seed}").code == 0
+    ended = cli("run0", "run1", "--out", "out", main=report_main)
+    assert ended.code == 2
+    line = ended.err.splitlines()[-1]
+    assert line.startswith("mpcompare: error: seed=0 in run0, seed=1 in run1; ")
+    assert "; initial_weights=" in line
+    allow = re.search(r"--allow (.*) of python", line).group(1).split()
+    ended = cli("run0", "run1", "--out", "out", "--allow", *allow, main=report_main)
+    assert ended.code == 0, ended.err
+    assert "NOT THE SAME: seed, " in ended.out
+    assert cli("sweep", "run0", "run1", "--out", "out", main=report_main).code == 0  # the sweep has both seeds
+
+
+def test_a_report_that_is_refused_after_a_sweep_loses_nothing(cli, tmp_path):
+    ended = cli("-m", "backend=amp", "seed=0,1", *SMALL, "report.allow=[seed]", "hydra.sweep.dir=sweep")
+    assert ended.code == 2
+    line = ended.err.splitlines()[-1]
+    assert line.startswith("mpcompare: error: the report cannot be drawn: ")
+    assert re.search(r"report.allow=\[seed,(dataset_fingerprint,)?initial_weights\]", line)
+    assert len(list((tmp_path / "sweep").glob("*/result.json"))) == 2
+    ended = cli("-m", "backend=amp", *SMALL, "report.allow=[sed]", "hydra.sweep.dir=other")
+    assert ended.code == 2
+    assert "report.allow=sed: expected one of task, " in ended.err
+    assert not list((tmp_path / "other").rglob("result.json"))  # said before the first job
 
 
 def test_a_failed_run_is_a_row_that_says_why(tmp_path, capsys):

@@ -11,16 +11,25 @@ from mpcompare.report import report
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.report",
+        usage="%(prog)s FOLDER... [--out OUT] [--baseline BASELINE] [--allow [FIELD ...]]",
         description="Draw the comparison of finished runs: a table, summary.csv, loss.png, step_time.png, memory.png. "
-        "Exit code 1 where a run did not finish.",
+        "Several folders are merged: of one task, from any number of machines. "
+        "Exit code 1 where a run did not finish, 2 where the runs are not comparable.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep, a run, or a folder of them")
     parser.add_argument("--out", type=Path, help="where the report goes (default: FOLDER/report, of the first FOLDER)")
     parser.add_argument("--baseline", help="backend to compare with (default: as the first run was configured)")
+    parser.add_argument(
+        "--allow",
+        nargs="*",
+        metavar="FIELD",
+        help="fields in which runs of one comparison may differ all the same: task.KEY, task for all of them, seed, "
+        "dataset_fingerprint, initial_weights (default: as the first run was configured)",
+    )
     args = parser.parse_args()
     out = args.out or args.folders[0] / "report"
     try:
-        all_finished = report(args.folders, out, args.baseline)
+        all_finished = report(args.folders, out, args.baseline, args.allow)
     except InputError as error:
         fail(str(error))
     except OSError as error:

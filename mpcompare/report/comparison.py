@@ -1,19 +1,16 @@
-"""Which runs may stand in one comparison, what each is called there, and what it is compared with."""
+"""The comparisons of a report: what each is called, what each run is called there and what it is compared with."""
 
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import combinations
 
 import numpy as np
 
 from mpcompare.intervals import Interval, ratio, unpaired_ratio
 from mpcompare.records import Run
-
-# Runs are compared only where all of these are equal; runs that failed early know the first two only.
-SAME = ("task_config", "seed", "dataset_fingerprint", "initial_weights", "device_name")
+from mpcompare.report.comparable import OBSERVED, check_comparable, differing, facet, group, task_identity, varied
 
 
 @dataclass(frozen=True)
@@ -22,11 +19,13 @@ class Entry:
 
     Attributes:
         label: its name there: backend and precision, and whatever else tells it from the others.
+        variant: what of that is neither backend nor precision: the allowed fields and the torch that are not the same.
         baseline: the run that it is compared with; itself for a baseline; None if it failed or nothing finished.
     """
 
     run: Run
     label: str
+    variant: str
     baseline: Run | None
 
     @property
@@ -84,63 +83,97 @@ class Entry:
 
 @dataclass
 class Comparison:
-    """Runs of one task on the same data from the same weights on one device."""
+    """Runs of one task on the same data from the same weights on one device.
+
+    Attributes:
+        not_the_same: says in which fields they differ all the same, because the user allowed it; empty if in none.
+    """
 
     title: str
     dataset: str
+    not_the_same: str = ""
     entries: list[Entry] = field(default_factory=list)
 
 
-def compare(runs: Sequence[Run], baseline: str) -> list[Comparison]:
+def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> list[Comparison]:
     """Sorts ``runs`` into comparisons and finds each run's baseline: backend ``baseline``, in the same precision if it
-    is there; where that backend is missing, the first run that finished."""
-    return [_comparison(group, baseline) for group in _groups(runs)]
+    is there; where that backend is missing, the first run that finished.
+
+    Raises InputError if they are not comparable in other fields than the ones in ``allow``.
+    """
+    check_comparable(runs, allow)
+    groups = group(runs, allow)
+    return [_comparison(g, title, baseline) for g, title in zip(groups, _titles(groups), strict=True)]
 
 
-def _identity(run: Run) -> dict[str, Any]:
-    config = run.result["config"]
-    return {**run.result, "task_config": json.dumps(config["task"], sort_keys=True)}
-
-
-def _groups(runs: Sequence[Run]) -> list[list[Run]]:
-    groups: list[list[Run]] = []
-    # Finished runs first: they know most about themselves.
-    for run in sorted(runs, key=lambda run: run.result["status"] != "ok"):
-        mine = _identity(run)
-        for group in groups:
-            theirs = _identity(group[0])
-            if all(mine[key] == theirs[key] for key in SAME if key in mine and key in theirs):
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    order = {id(run): place for place, run in enumerate(runs)}
-    groups = [sorted(group, key=lambda run: order[id(run)]) for group in groups]
-    return sorted(groups, key=lambda group: order[id(group[0])])
-
-
-def _comparison(runs: Sequence[Run], baseline: str) -> Comparison:
+def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
     finished = [run for run in runs if run.result["status"] == "ok"]
-    known = (finished or runs)[0].result
+    datasets = [f"{r['dataset']}: {r['dataset_reason']}" for r in (run.result for run in runs) if "dataset" in r]
+    different = varied(runs)
     comparison = Comparison(
-        title=f"{known['task']}, batch {known['batch_size']}, seed {known['seed']}, "
-        f"{known.get('device_name', 'no device')}",
-        dataset=f"{known['dataset']}: {known['dataset_reason']}" if "dataset" in known else "no data",
+        title=title,
+        dataset=_each(datasets) if "dataset_fingerprint" in different else (datasets or ["no data"])[0],
+        not_the_same=f"NOT THE SAME: {', '.join(different)} (report.allow)" if different else "",
     )
     preferred = [run for run in finished if run.result["backend"] == baseline] or finished[:1]
-    for run, label in zip(runs, _labels(runs), strict=True):
+    variants = _variants(runs)
+    for run, label, variant in zip(runs, _labels(runs, variants), variants, strict=True):
         same_precision = [b for b in preferred if b.result["precision"] == run.result["precision"]]
         candidates = same_precision or preferred
-        comparison.entries.append(Entry(run, label, candidates[0] if run in finished else None))
+        comparison.entries.append(Entry(run, label, variant, candidates[0] if run in finished else None))
     return comparison
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """Backend and precision (once where they are the same word); where that is not enough, also engine, loss scale,
-    and in the end the folder."""
+def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Task, batch, seed and device; where these are the same for several, also what else tells them apart."""
+    known = [[{**task_identity(run), **facet(run), "task": run.result["task"]} for run in runs] for runs in groups]
+
+    def each(key: str) -> list[str]:
+        return [_each(run[key] for run in runs if run.get(key) is not None) for runs in known]
+
+    shown = ("task", "task.batch_size", "seed", "device_name")
+    columns = zip(*map(each, shown), strict=True)
+    titles = [f"{task}, batch {batch}, seed {seed}, {device or 'no device'}" for task, batch, seed, device in columns]
+    task_keys = [key for runs in known for run in runs for key in run if key.startswith("task.")]
+    words = {key: f"{key.removeprefix('task.')} {{}}" for key in task_keys}
+    for key, word in {**words, "threads": "{} threads", "host": "host {:.8}"}.items():
+        values = each(key)
+        alike = [{v for t, v in zip(titles, values, strict=True) if t == title} for title in titles]
+        titles = [
+            f"{title}, {word.format(value)}" if value and len(others) > 1 else title
+            for title, value, others in zip(titles, values, alike, strict=True)
+        ]
+    return titles
+
+
+def _each(values: Iterable[object]) -> str:
+    return "/".join(dict.fromkeys(map(str, values)))
+
+
+def _variants(runs: Sequence[Run]) -> list[str]:
+    """For each run its values of the fields in which they differ, consequences of others left out, and of torch."""
+    words: list[list[str]] = [[] for _ in runs]
+    for key in varied(runs):
+        pairs = combinations(zip(runs, words, strict=True), 2)
+        if any(word_a == word_b and key in differing(a, b) for (a, word_a), (b, word_b) in pairs):
+            for run, mine in zip(runs, words, strict=True):
+                if key in (identity := task_identity(run)):
+                    value = identity[key][:8] if key in OBSERVED else identity[key]
+                    mine.append(f"{key.removeprefix('task.')}={value}")
+    torch = [run.result.get("versions", {}).get("torch") for run in runs]
+    if len({*torch} - {None}) > 1:
+        for version, mine in zip(torch, words, strict=True):
+            mine += [f"torch {version}"] if version else []
+    return [" ".join(mine) for mine in words]
+
+
+def _labels(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
+    """Backend and precision (once where they are the same word) and variant; where that is not enough, also engine,
+    loss scale, and in the end the folder."""
     keys = ["backend", "precision"]
     for more in ("engine", "loss_scale", None):
-        labels = [" ".join(dict.fromkeys(str(run.result.get(key, "")) for key in keys)).strip() for run in runs]
+        words = [[str(run.result.get(key, "")) for key in keys] for run in runs]
+        labels = [" ".join(filter(None, dict.fromkeys([*w, v]))) for w, v in zip(words, variants, strict=True)]
         if len(set(labels)) == len(labels) or more is None:
             break
         keys.append(more)

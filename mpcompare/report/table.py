@@ -18,7 +18,13 @@ from mpcompare.report.comparison import Comparison, Entry
 
 def summary(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """A row a run; times in ms, memory in bytes; empty cells for what a failed run does not have."""
-    return pd.DataFrame([_row(entry) for comparison in comparisons for entry in comparison.entries])
+    return pd.DataFrame(
+        [
+            {**_row(entry), "not_the_same": comparison.not_the_same or None}
+            for comparison in comparisons
+            for entry in comparison.entries
+        ]
+    )
 
 
 def _row(entry: Entry) -> dict[str, object]:
@@ -66,6 +72,8 @@ def show(comparisons: Sequence[Comparison]) -> None:
     for comparison in comparisons:
         console.print(Text(comparison.title, style="bold"))
         console.print(Text(comparison.dataset))
+        if comparison.not_the_same:
+            console.print(Text(comparison.not_the_same, style="bold red"))
         console.print(_table(comparison, narrow=console.width < 140))
         for line in _timing_lines(comparison):
             console.print(Text(line))
@@ -121,6 +129,7 @@ def _table(comparison: Comparison, narrow: bool) -> Table:
     columns: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
         "backend": lambda e, r: r["backend"],
         "precision": lambda e, r: r["precision"],
+        "variant": lambda e, r: e.variant,
         "engine": lambda e, r: r.get("engine", ""),
         "ms/step p50": lambda e, r: f"{r['step_ms_p50']:.4g}",
         "p20 - p80": lambda e, r: f"{r['step_ms_p20']:.4g} - {r['step_ms_p80']:.4g}",
@@ -132,12 +141,14 @@ def _table(comparison: Comparison, narrow: bool) -> Table:
     }
     if len(baselines) > 1:
         columns["baseline"] = lambda e, r: labels[id(e.baseline)]
+    if not any(entry.variant for entry in comparison.entries):
+        del columns["variant"]
     if narrow:
         for header in ("engine", "p20 - p80", "final loss", "test acc."):
             del columns[header]
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for header in columns:
-        words = header in ("backend", "precision", "engine", "baseline")
+        words = header in ("backend", "precision", "variant", "engine", "baseline")
         table.add_column(header, justify="left" if words else "right", no_wrap=not header.startswith("max"))
     for entry in comparison.entries:
         result = entry.run.result
@@ -145,5 +156,6 @@ def _table(comparison: Comparison, narrow: bool) -> Table:
         if entry.ok:
             table.add_row(*(cell(entry, result) for cell in cells))
         else:
-            table.add_row(result["backend"], result["precision"], result["status"], style="red")
+            known = {"backend": result["backend"], "precision": result["precision"], "variant": entry.variant}
+            table.add_row(*(known[header] for header in known if header in columns), result["status"], style="red")
     return table

@@ -1,6 +1,7 @@
 import math
 import re
 
+import matplotlib.image
 import pandas as pd
 import pytest
 from conftest import SMALL
@@ -321,6 +322,18 @@ def test_a_report_that_is_refused_after_a_sweep_loses_nothing(cli, tmp_path):
     assert ended.code == 2
     assert "report.allow=sed: expected one of task, " in ended.err
     assert not list((tmp_path / "other").rglob("result.json"))  # said before the first job
+
+
+@pytest.mark.parametrize(("n", "shape"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 2)), (7, (3, 3))])
+def test_figures_are_at_most_three_comparisons_wide(tmp_path, n, shape):
+    for i in range(n):
+        write_run(tmp_path / f"{i}-amp", "amp", sweep="s", batch_size=8 * (i + 1))
+    assert report([tmp_path], tmp_path / "report", "amp")
+    for name in ("loss", "step_time", "memory"):
+        height, width = matplotlib.image.imread(tmp_path / "report" / f"{name}.png").shape[:2]
+        assert width == 6.4 * 150 * shape[1]
+        assert height % shape[0] == 0
+    assert height / shape[0] < 600
 
 
 def test_a_failed_run_is_a_row_that_says_why(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The comparison as figures: loss, step time, memory. One column of panels a comparison, one colour a run."""
+"""The comparison as figures: loss, step time, memory. A part for each comparison, one colour a run."""
 
 import logging
 import math
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.records import write_atomically
 from mpcompare.report.comparison import Comparison, Entry
@@ -16,7 +16,7 @@ from mpcompare.report.comparison import Comparison, Entry
 # Okabe and Ito's palette: told apart by colour-blind readers; lines differ in their dashes too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
-WIDTH = 6.4  # inches a comparison
+WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
 logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run announces a font cache
 
 
@@ -40,18 +40,25 @@ def _save(figure: Figure, path: Path) -> None:
     write_atomically(path, lambda unfinished: figure.savefig(unfinished, dpi=150))
 
 
-def _title(axes: Axes, comparison: Comparison) -> None:
-    lines = [comparison.title, *textwrap.wrap(comparison.dataset, 80)]
-    axes.set_title("\n".join(lines), fontsize=9, loc="left")
+def _grid(comparisons: Sequence[Comparison], height: float) -> tuple[Figure, list[SubFigure]]:
+    """A figure with a part for every comparison, with its title and ``height`` inches below that, three in a row."""
+    rows = math.ceil(len(comparisons) / 3)
+    columns = math.ceil(len(comparisons) / rows)
+    texts = [(c.title, c.dataset, c.not_the_same) for c in comparisons]
+    titles = [[line for text in paragraphs for line in textwrap.wrap(text, 84)] for paragraphs in texts]
+    height += LINE * max(map(len, titles))
+    figure = Figure(figsize=(WIDTH * columns, height * rows), layout="constrained")
+    parts = list(figure.subfigures(rows, columns, squeeze=False).flat)[: len(comparisons)]
+    for part, title in zip(parts, titles, strict=True):
+        part.suptitle("\n".join(title), fontsize=9, x=0.02, ha="left")
+    return figure, parts
 
 
 def _loss(comparisons: Sequence[Comparison]) -> Figure:
     """Loss curves above, their difference to the baseline below on a log axis; warm-up shaded, skipped steps marked."""
-    figure = Figure(figsize=(WIDTH * len(comparisons), 6.4), layout="constrained")
-    panels = figure.subplots(2, len(comparisons), squeeze=False, sharex="col", height_ratios=(3, 2))
-    for column, comparison in enumerate(comparisons):
-        above, below = panels[:, column]
-        _title(above, comparison)
+    figure, parts = _grid(comparisons, 6.1)
+    for part, comparison in zip(parts, comparisons, strict=True):
+        above, below = part.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         for place, entry in enumerate(_finished(comparison)):
             steps = entry.run.steps
             style = {"color": COLOURS[place % 7], "linestyle": DASHES[place % 7]}
@@ -90,11 +97,9 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
 
 def _bars(comparisons: Sequence[Comparison], bars: int, fill: Callable[[Axes, list[Entry]], None]) -> Figure:
     """A panel of horizontal bars a comparison, the first run at the top."""
-    figure = Figure(figsize=(WIDTH * len(comparisons), 1.6 + 0.5 * bars), layout="constrained")
-    panels = figure.subplots(1, len(comparisons), squeeze=False)
-    for axes, comparison in zip(panels[0], comparisons, strict=True):
-        entries = _finished(comparison)
-        _title(axes, comparison)
+    figure, parts = _grid(comparisons, 1.3 + 0.5 * bars)
+    for part, comparison in zip(parts, comparisons, strict=True):
+        axes, entries = part.subplots(), _finished(comparison)
         fill(axes, entries)
         axes.set_yticks(range(len(entries)), [entry.label for entry in entries])
         axes.set_ylim(bars - 0.4, -0.6)  # inverted; the same bar height in every panel

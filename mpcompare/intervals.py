@@ -52,4 +52,3 @@ def unpaired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> 
     """The ratio of medians of times that were not taken side by side: wider, and blind to drift between the two."""
     a, b = interval(numerator), interval(denominator)
     return Interval(a.median / b.median, a.low / b.high, a.high / b.low)
-

@@ -69,7 +69,7 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None) -> None:
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
-    """What a record knows before anything has run. Reads ``HydraConfig``; ends the program where a group is no option."""
+    """What a record knows before anything has run; ends the program where a group's choice is no option."""
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices
     for group in ("backend", "task", "data", "loss_scale"):

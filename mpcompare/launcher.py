@@ -110,7 +110,7 @@ def _race(
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:
-    return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def _what(each: _Job) -> str:
@@ -177,9 +177,7 @@ class _Process:
                 self.pipe.send(order)
         while True:
             if not connection.wait([self.pipe, self.process.sentinel], timeout=self.silence_limit_s):
-                self.cause = (
-                    f"hung: no sign of life for {self.silence_limit_s:g} s (hydra.launcher.silence_limit_s)"
-                )
+                self.cause = f"hung: no sign of life for {self.silence_limit_s:g} s (hydra.launcher.silence_limit_s)"
                 self.end()
                 return None
             try:
@@ -216,7 +214,9 @@ class _Process:
         try:
             concluded = records.conclude(self.job.folder, self.job.identity, cause)
         except OSError as error:
-            raise InputError("hydra output folder", self.job.folder, f"cannot write there ({error.strerror})") from error
+            raise InputError(
+                "hydra output folder", self.job.folder, f"cannot write there ({error.strerror})"
+            ) from error
         if concluded:
             self.board.line(f"{self.name}: {cause}")
 
@@ -269,13 +269,14 @@ def _entrant(
     setup_globals()
     JobRuntime.instance().set("name", config.hydra.job.name)
     try:
-        run_job(
+        ended = run_job(
             task_function=partial(_logged, task, pipe),
             config=config,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
             hydra_context=hydra_context,
-        ).return_value  # noqa: B018 - raises what the job raised
+        )
+        assert ended.return_value is None  # raises what the job raised
     except KeyboardInterrupt:
         sys.exit(130)
     except InputError as error:

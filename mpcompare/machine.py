@@ -62,7 +62,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in packages},
         "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "driver": (nvidia_smi(device, "driver_version") or [None])[0] if device.type == "cuda" else None,
+        "driver": ", ".join(nvidia_smi(device, "driver_version")) or None if device.type == "cuda" else None,
         "flags": {
             "tf32": torch.backends.cuda.matmul.allow_tf32,
             "fp16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,

@@ -1,5 +1,6 @@
 """The one clock. It belongs to the harness, depends on the device, and knows no backend."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -29,7 +30,7 @@ class CpuClock:
 
     def read(self) -> list[float]:
         marks, self._marks = self._marks, []
-        return [(after - before) / 1e6 for before, after in zip(marks, marks[1:], strict=False)]
+        return [(after - before) / 1e6 for before, after in itertools.pairwise(marks)]
 
 
 class CudaClock:
@@ -47,7 +48,7 @@ class CudaClock:
         marks, self._marks = self._marks, []
         if marks:
             marks[-1].synchronize()
-        return [before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
+        return [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
 
 
 def clock(device: torch.device) -> Clock:

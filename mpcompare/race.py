@@ -133,9 +133,7 @@ def race(entrants: Sequence[Entrant], rules: Rules, display: Display, name: str 
         entrant.turn(finish)
 
 
-def _time(
-    racing: list[Entrant], rules: Rules, display: Display, name: str | None
-) -> tuple[list[Entrant], Finish]:
+def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | None) -> tuple[list[Entrant], Finish]:
     """Rounds of blocks until the rules say that it is enough."""
     from mpcompare import intervals  # scipy takes a second, and --help imports this file
 

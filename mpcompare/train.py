@@ -1,9 +1,9 @@
 """One entrant, from its first line to its last: a pass for each question, and turns, so that several can be compared.
 
-    what does it compute?     train, with every step recorded
-    how long is a step?       blocks of bare steps, in turns with the others
-    where does the time go?   blocks with a clock between the phases
-    how much must be live?    two steps of a fresh backend under the memory meter
+what does it compute?     train, with every step recorded
+how long is a step?       blocks of bare steps, in turns with the others
+where does the time go?   blocks with a clock between the phases
+how much must be live?    two steps of a fresh backend under the memory meter
 """
 
 import copy
@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from mpcompare import machine, measure, meter, mlp
@@ -114,8 +113,8 @@ def run(job: Job, recorder: Recorder) -> Turns:
     measure.settle()
     first_ms, last_ms, last_loss = rows[0]["step_ms"], rows[-1]["step_ms"], rows[-1]["loss"]
     order = yield Turn(
-        text=f"{backend.engine}, {dataset.name}, {len(rows)} steps, loss {last_loss:.4f}, first step {first_ms:.4g} ms, "
-        f"last {last_ms:.4g} ms"
+        text=f"{backend.engine}, {dataset.name}, {len(rows)} steps, loss {last_loss:.4f}, "
+        f"first step {first_ms:.4g} ms, last {last_ms:.4g} ms"
     )
 
     blocks, watch, settled = [], Watch(device), True
@@ -207,7 +206,7 @@ def train(
 
 
 def _keep(value: float | Tensor) -> float | Tensor:
-    """The number; on a GPU a copy of the tensor, to be read later: the step must not wait, and may overwrite its own."""
+    """The number; on a GPU a copy to be read later: the step must not wait, and may overwrite its own tensor."""
     if isinstance(value, Tensor):
         return value.clone() if value.is_cuda else value.item()
     return value
@@ -238,8 +237,12 @@ PHASE_BLOCKS = 3
 
 
 def time_phases(backend: Backend, stream: Batches, steps: int, clock: measure.Clock) -> dict[str, Any]:
-    """``phase_ms``, a phase's median over all steps (None where it holds no work), and ``phase_overhead``: what the clock between them costs, relative
-    to bare steps, in blocks that take turns."""
+    """Where a step's time goes.
+
+    Returns:
+        ``phase_ms``, the median of each phase over all steps, None where it holds no work; ``phase_overhead``, what the
+        clock between the phases costs relative to bare steps, in blocks that take turns.
+    """
     phases, bare, instrumented = [], [], []
     for _ in range(PHASE_BLOCKS):
         bare.append(time_block(backend, stream, steps, clock)[0])

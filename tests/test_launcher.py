@@ -1,5 +1,6 @@
 """A sweep as a race of processes: isolation, turns, and every way to die."""
 
+import itertools
 import json
 import os
 import signal
@@ -56,7 +57,7 @@ def test_one_computes_at_any_moment(cli, tmp_path):
     }
     assert len(spans) == 3
     merged = sorted((begin, end, name) for name, all_ in spans.items() for begin, end in all_)
-    assert all(end <= begin for (_, end, _), (begin, _, _) in zip(merged, merged[1:], strict=False))
+    assert all(end <= begin for (_, end, _), (begin, _, _) in itertools.pairwise(merged))
     found = results(tmp_path / "sweep")
     races = {result["timing"]["race"] for result in found.values()}
     assert len(races) == 1

@@ -115,13 +115,32 @@ def test_unreadable_steps_are_named(tmp_path, text):
 def test_a_finished_run_without_all_its_steps_is_not_readable(tmp_path):
     recorder = Recorder(tmp_path, {**IDENTITY, "config": {"task": {}, "train": {"steps": 2, "warmup_steps": 1}}})
     recorder.steps([row(1), row(2), row(3)])
-    recorder.add(**dict.fromkeys(records.FINISHED, 1.0), status="ok")
+    for number in (1, 2):
+        recorder.block({"round": number, "steps": 5, "step_ms": 0.5, "wall_ms": 0.5})
+    recorder.add(**{**dict.fromkeys(records.FINISHED, 1.0), "timing": {"rounds": 2}}, status="ok")
     assert len(read_run(tmp_path).steps) == 3
     lines = (tmp_path / "steps.csv").read_text().splitlines(keepends=True)
     for kept in (lines[:3], [lines[0], *lines[2:]]):
         (tmp_path / "steps.csv").write_text("".join(kept))
         with pytest.raises(InputError, match="steps.csv does not hold the steps 1 to 3"):
             read_run(tmp_path)
+    (tmp_path / "steps.csv").write_text("".join(lines))
+    (tmp_path / "blocks.csv").unlink()
+    with pytest.raises(InputError, match="blocks.csv does not hold the rounds 1 to 2"):
+        read_run(tmp_path)
+
+
+def test_only_what_still_runs_is_concluded(tmp_path):
+    identity = {**IDENTITY, "backend": "amp"}
+    del identity["status"]
+    assert records.conclude(tmp_path / "new", identity, "killed by SIGKILL")
+    assert read_run(tmp_path / "new").result["error"] == "killed by SIGKILL"
+    assert not records.conclude(tmp_path / "new", identity, "something else")
+    (tmp_path / "new2").mkdir()
+    Recorder(tmp_path / "new2", identity).add(engine="native")
+    assert records.conclude(tmp_path / "new2", identity, "interrupted")
+    result = read_run(tmp_path / "new2").result
+    assert (result["status"], result["engine"]) == ("interrupted", "native")
 
 
 def test_no_runs_and_no_folder_are_named(tmp_path):

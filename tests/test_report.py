@@ -33,7 +33,14 @@ def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms
     if rows:
         recorder.steps(rows)
     if status == "ok":
+        blocks = more.get("blocks", [step_ms] * 10)
+        for round_, ms in enumerate(blocks, start=1):
+            recorder.block({"round": round_, "steps": 1, "step_ms": ms, "wall_ms": ms, "other_cores": 0.0})
         recorder.add(
+            timing={"rounds": len(blocks), "stopped": "rel_ci", "half_width": 0.0, "seconds": 1.0,
+                    "race": more.get("race", "r")},
+            phase_ms={"forward": 4.0, "backward": 5.0, "unscale": None, "step": 1.0, "update": 0.0},
+            phase_overhead=0.01, idle_threads_spin=False,
             engine="torch", loss_scale="NoLossScale", dataset="synthetic", dataset_reason="asked for",
             dataset_fingerprint=more.get("dataset_fingerprint", "d"), initial_weights=more.get("initial_weights", "w"),
             device_name=more.get("device_name", "cpu"), threads=more.get("threads", 2),
@@ -116,7 +123,7 @@ def test_runs_that_differ_are_refused_with_the_field_and_allowed_by_its_name(tmp
     (comparison,) = compare(find_runs([tmp_path]), "amp", [field])
     (value,) = difference.values()
     assert comparison.entries[1].label == f"mine bf16 {field.removeprefix('task.')}={value}"
-    assert comparison.entries[1].speedup == 2.0
+    assert comparison.entries[1].speedup.median == 2.0
     summary = pd.read_csv(tmp_path / "report" / "summary.csv")
     assert summary["not_the_same"].tolist() == [f"NOT THE SAME: {field} (report.allow)"] * 2
 
@@ -221,7 +228,7 @@ def test_merged_sweeps_of_two_machines_are_facets_and_never_one_ratio(tmp_path, 
     comparisons = compare(find_runs([tmp_path / "A", tmp_path / "B"]), "amp")
     assert [{e.run.result["sweep"] for e in c.entries} for c in comparisons] == [{"A"}, {"A"}, {"B"}, {"B"}]
     for comparison in comparisons:
-        assert [e.speedup for e in comparison.entries] == [1.0, 2.0]
+        assert [e.speedup.median for e in comparison.entries] == [1.0, 2.0]
         assert len({e.run.result["batch_size"] for e in comparison.entries}) == 1
         assert not comparison.not_the_same
     assert titles(comparisons) == [f"t, batch {size}, seed 0, {name}" for name in told_apart for size in (8, 16)]
@@ -231,7 +238,7 @@ def test_sweeps_of_one_machine_are_merged_into_one_comparison(tmp_path):
     write_run(tmp_path / "A", "amp", sweep="A")
     write_run(tmp_path / "B", "mine", sweep="B", step_ms=5.0)
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    assert [e.speedup for e in comparison.entries] == [1.0, 2.0]
+    assert [e.speedup.median for e in comparison.entries] == [1.0, 2.0]
 
 
 def test_sweeps_are_merged_where_each_shares_a_task_with_another(tmp_path):

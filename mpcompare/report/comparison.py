@@ -117,10 +117,22 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
     )
     preferred = [run for run in finished if run.result["backend"] == baseline] or finished[:1]
     variants = _variants(runs)
+    variant_of = {id(run): variant for run, variant in zip(runs, variants, strict=True)}
+
+    def closest(run: Run) -> Run:
+        """The same in precision before the same in variant before one that it took turns with."""
+        mine = run.result
+        return min(
+            preferred,
+            key=lambda b: (
+                b.result["precision"] != mine["precision"],
+                variant_of[id(b)] != variant_of[id(run)],
+                b.result["timing"]["race"] != mine["timing"]["race"],
+            ),
+        )
+
     for run, label, variant in zip(runs, _labels(runs, variants), variants, strict=True):
-        same_precision = [b for b in preferred if b.result["precision"] == run.result["precision"]]
-        candidates = same_precision or preferred
-        comparison.entries.append(Entry(run, label, variant, candidates[0] if run in finished else None))
+        comparison.entries.append(Entry(run, label, variant, closest(run) if run.result["status"] == "ok" else None))
     return comparison
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpcompare.records import write_atomically
 from mpcompare.race import describe_timing
+from mpcompare.records import write_atomically
 from mpcompare.report.comparison import Comparison, Entry
 
 

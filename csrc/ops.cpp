@@ -30,4 +30,6 @@ STABLE_TORCH_LIBRARY(mpcompare, m) {
   m.def(
       "sgd(Tensor(a!) master, Tensor(b!)? velocity, Tensor(c!)? params, Tensor grad, *, float lr, "
       "float momentum=0.0, float inv_scale=1.0) -> ()");
+  // bytes that the CPU operators keep for packing, in all threads: torch's allocator knows nothing of them
+  m.def("workspace_bytes() -> int");
 }

@@ -26,6 +26,7 @@ from mpcompare.mlp import Params, Task
 
 PHASES = ("forward", "backward", "unscale", "step", "update")
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MemoryModel = dict[str, dict[str, int]]
 
 
 class BackendUnavailable(Exception):  # noqa: N818 - it is a cell of the table, not a fault
@@ -98,8 +99,9 @@ class Backend(Protocol):
         """Continues from :meth:`state_dict`, bit for bit."""
 
     @staticmethod
-    def memory_model(task: Task, precision: str, engine: str) -> dict[str, int]:
-        """Bytes of every tensor that is live at a step's peak, by name (``mpcompare.memory``); empty if unknown."""
+    def memory_model(task: Task, precision: str, engine: str) -> MemoryModel:
+        """Bytes of every tensor that is live at a step's peak: ``{kind: {tensor: bytes}}``, the kinds those of
+        ``mpcompare.memory.KINDS``; empty if unknown."""
 
 
 def resolve_precision(precision: str, accepted: tuple[str, ...], device: torch.device, backend: str) -> str:

@@ -1,49 +1,76 @@
-"""The analytic memory model: which tensors must be live at the peak of a step, by name and size in bytes.
+"""The analytic memory model: which tensors must be live at the peak of a step, by kind, name and size in bytes.
 
 A step is replayed as the sequence of its allocations and frees; the peak is the fullest moment. It counts what the
-framework's allocator hands out, not library workspaces (cuBLAS on a GPU; packing buffers of a CPU GEMM).
+framework's allocator hands out. What libraries take for themselves (cuBLAS on a GPU, packing buffers of a CPU GEMM) is
+``workspace``: measured where it can be, and no part of what model and allocator are compared by.
 """
 
 from itertools import pairwise
 
-from mpcompare.backend import DTYPES
+from mpcompare.backend import DTYPES, MemoryModel
 from mpcompare.mlp import Task
+
+# In the order of a figure: what a step finds, what it keeps for the next, what comes and goes in it.
+KINDS = (
+    "inputs",
+    "master params",
+    "optimizer state",
+    "compute copies",  # 16-bit weights that a backend keeps for itself
+    "cast cache",  # 16-bit weights that autocast keeps
+    "activations",  # the 16-bit copy of the inputs among them
+    "gradients",  # of activations and of weights
+    "workspace",  # what libraries take outside the allocator
+)
+
+
+def allocated_bytes(model: MemoryModel) -> int:
+    """What the allocator must have handed out at the peak: everything but ``workspace``."""
+    return sum(sum(tensors.values()) for kind, tensors in model.items() if kind != "workspace")
 
 
 class Ledger:
-    """Live tensors by name; :attr:`peak` is the breakdown of the fullest moment so far."""
+    """Live tensors, each under a name of its own; :attr:`peak` is the breakdown of the fullest moment so far."""
 
     def __init__(self) -> None:
-        self.live: dict[str, int] = {}
-        self.peak: dict[str, int] = {}
+        self._live: dict[str, tuple[str, int]] = {}
+        self._fullest: dict[str, tuple[str, int]] = {}
 
-    def alloc(self, name: str, elements: int, itemsize: int) -> None:
-        self.live[name] = elements * itemsize
-        if sum(self.live.values()) > sum(self.peak.values()):
-            self.peak = dict(self.live)
+    def alloc(self, kind: str, name: str, elements: int, itemsize: int) -> None:
+        self._live[name] = (kind, elements * itemsize)
+        if _total(self._live) > _total(self._fullest):
+            self._fullest = dict(self._live)
 
     def free(self, *names: str) -> None:
         for name in names:
-            self.live.pop(name, None)
+            self._live.pop(name, None)
+
+    @property
+    def peak(self) -> MemoryModel:
+        by_kind = {kind: {n: size for n, (k, size) in self._fullest.items() if k == kind} for kind in KINDS}
+        return {kind: tensors for kind, tensors in by_kind.items() if tensors}
+
+
+def _total(tensors: dict[str, tuple[str, int]]) -> int:
+    return sum(size for _, size in tensors.values())
 
 
 def _inputs_and_masters(task: Task) -> Ledger:
     ledger = Ledger()
-    ledger.alloc("x", task.batch_size * task.in_features, 4)
+    ledger.alloc("inputs", "x", task.batch_size * task.in_features, 4)
     if task.loss == "cross_entropy":
-        ledger.alloc("y", task.batch_size, 8)
+        ledger.alloc("inputs", "y", task.batch_size, 8)
     else:
-        ledger.alloc("y", task.batch_size * task.out_features, 4)
+        ledger.alloc("inputs", "y", task.batch_size * task.out_features, 4)
     for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
-        ledger.alloc(f"master W{layer}", fan_in * fan_out, 4)
-        ledger.alloc(f"master b{layer}", fan_out, 4)
+        ledger.alloc("master params", f"master W{layer}", fan_in * fan_out, 4)
+        ledger.alloc("master params", f"master b{layer}", fan_out, 4)
         if task.momentum:
-            ledger.alloc(f"momentum W{layer}", fan_in * fan_out, 4)
-            ledger.alloc(f"momentum b{layer}", fan_out, 4)
+            ledger.alloc("optimizer state", f"momentum W{layer}", fan_in * fan_out, 4)
+            ledger.alloc("optimizer state", f"momentum b{layer}", fan_out, 4)
     return ledger
 
 
-def autograd_peak(task: Task, precision: str) -> dict[str, int]:
+def autograd_peak(task: Task, precision: str) -> MemoryModel:
     """The peak of a step by autograd, with autocast where ``precision`` is 16-bit (backends fp32 and amp).
 
     Autograd keeps each layer's input and each relu's output, relu is not in place, and autocast keeps the 16-bit copies
@@ -53,92 +80,93 @@ def autograd_peak(task: Task, precision: str) -> dict[str, int]:
     last, low = len(sizes) - 1, size < 4
     m = _inputs_and_masters(task)
     if task.loss == "mse":
-        m.alloc("squares of the last step", n * sizes[-1], 4)
+        m.alloc("activations", "squares of the last step", n * sizes[-1], 4)
     if low:
-        m.alloc("x 16-bit", n * sizes[0], size)
+        m.alloc("activations", "x 16-bit", n * sizes[0], size)
     for layer in range(1, last + 1):
         if low:
-            m.alloc(f"W{layer} 16-bit", sizes[layer - 1] * sizes[layer], size)
-            m.alloc(f"b{layer} 16-bit", sizes[layer], size)
-        m.alloc(f"a{layer}", n * sizes[layer], size)
+            m.alloc("cast cache", f"W{layer} 16-bit", sizes[layer - 1] * sizes[layer], size)
+            m.alloc("cast cache", f"b{layer} 16-bit", sizes[layer], size)
+        m.alloc("activations", f"a{layer}", n * sizes[layer], size)
         if layer < last:
-            m.alloc(f"z{layer}", n * sizes[layer], size)
+            m.alloc("activations", f"z{layer}", n * sizes[layer], size)
             m.free(f"a{layer}")
     if low:
-        m.alloc("logits fp32", n * sizes[-1], 4)
+        m.alloc("activations", "logits fp32", n * sizes[-1], 4)
     if task.loss == "cross_entropy":
-        m.alloc("log_probs", n * sizes[-1], 4)
+        m.alloc("activations", "log_probs", n * sizes[-1], 4)
         m.free(f"a{last}", "logits fp32")
     else:
-        m.alloc("squares", n * sizes[-1], 4)
-        m.alloc("squares, to be summed", n * sizes[-1], 4)
+        m.alloc("activations", "squares", n * sizes[-1], 4)
+        m.alloc("activations", "squares, to be summed", n * sizes[-1], 4)
         m.free(
             "squares, to be summed", "squares of the last step"
         )  # the scalar that mse_loss returns keeps its squares
     m.free(*(f"b{layer} 16-bit" for layer in range(1, last + 1)), "W1 16-bit")  # W2.. are needed for dz
     if task.loss == "cross_entropy":
-        m.alloc("dlog_probs", n * sizes[-1], 4)
-    m.alloc("dlogits fp32", n * sizes[-1], 4)
+        m.alloc("gradients", "dlog_probs", n * sizes[-1], 4)
+    m.alloc("gradients", "dlogits fp32", n * sizes[-1], 4)
     m.free("log_probs", "dlog_probs", "logits fp32", f"a{last}")
     if low:
-        m.alloc(f"da{last}", n * sizes[-1], size)
+        m.alloc("gradients", f"da{last}", n * sizes[-1], size)
         m.free("dlogits fp32")
     for layer in range(last, 0, -1):
         if layer > 1:
-            m.alloc(f"dz{layer - 1}", n * sizes[layer - 1], size)
-        m.alloc(f"dW{layer}", sizes[layer - 1] * sizes[layer], size)
-        m.alloc(f"db{layer}", sizes[layer], size)
+            m.alloc("gradients", f"dz{layer - 1}", n * sizes[layer - 1], size)
+        m.alloc("gradients", f"dW{layer}", sizes[layer - 1] * sizes[layer], size)
+        m.alloc("gradients", f"db{layer}", sizes[layer], size)
         m.free(f"da{layer}", "dlogits fp32", f"W{layer} 16-bit")
         if layer == 1:
             m.free("x 16-bit")
         if low:
-            m.alloc(f"dW{layer} fp32", sizes[layer - 1] * sizes[layer], 4)
-            m.alloc(f"db{layer} fp32", sizes[layer], 4)
+            m.alloc("gradients", f"dW{layer} fp32", sizes[layer - 1] * sizes[layer], 4)
+            m.alloc("gradients", f"db{layer} fp32", sizes[layer], 4)
             m.free(f"dW{layer}", f"db{layer}")
         if layer > 1:
-            m.alloc(f"da{layer - 1}", n * sizes[layer - 1], size)
+            m.alloc("gradients", f"da{layer - 1}", n * sizes[layer - 1], size)
             m.free(f"dz{layer - 1}", f"z{layer - 1}")
     return m.peak
 
 
-def scratch_peak(task: Task, precision: str) -> dict[str, int]:
+def scratch_peak(task: Task, precision: str) -> MemoryModel:
     """The peak of backend scratch: relu and its mask work in place: two activations are live at a time, not three."""
     n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
     last, low = len(sizes) - 1, size < 4
     m = _inputs_and_masters(task)
     if low:
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
-            m.alloc(f"W{layer} 16-bit", fan_in * fan_out, size)
-            m.alloc(f"b{layer} 16-bit", fan_out, size)
-        m.alloc("z0", n * sizes[0], size)
+            m.alloc("compute copies", f"W{layer} 16-bit", fan_in * fan_out, size)
+            m.alloc("compute copies", f"b{layer} 16-bit", fan_out, size)
+        m.alloc("activations", "z0", n * sizes[0], size)
     for layer in range(1, last + 1):
-        m.alloc(f"z{layer}", n * sizes[layer], size)
+        m.alloc("activations", f"z{layer}", n * sizes[layer], size)
     if low:
-        m.alloc("logits fp32", n * sizes[-1], 4)
-    for name in ("shifted", "log_probs", "dlogits") if task.loss == "cross_entropy" else ("difference", "dlogits"):
-        m.alloc(name, n * sizes[-1], 4)
+        m.alloc("activations", "logits fp32", n * sizes[-1], 4)
+    for name in ("shifted", "log_probs") if task.loss == "cross_entropy" else ("difference",):
+        m.alloc("activations", name, n * sizes[-1], 4)
+    m.alloc("gradients", "dlogits", n * sizes[-1], 4)
     m.free(f"z{last}", "logits fp32", "shifted", "log_probs", "difference")
     if low:
-        m.alloc("da fp32", n * sizes[-1], 4)
-    m.alloc(f"da{last}", n * sizes[-1], size)
+        m.alloc("gradients", "da fp32", n * sizes[-1], 4)
+    m.alloc("gradients", f"da{last}", n * sizes[-1], size)
     m.free("dlogits", "da fp32")
     for layer in range(last, 0, -1):
         m.free(f"z{layer}")
-        m.alloc(f"dW{layer}", sizes[layer - 1] * sizes[layer], size)
-        m.alloc(f"db{layer}", sizes[layer], size)
+        m.alloc("gradients", f"dW{layer}", sizes[layer - 1] * sizes[layer], size)
+        m.alloc("gradients", f"db{layer}", sizes[layer], size)
         if layer > 1:
-            m.alloc(f"da{layer - 1}", n * sizes[layer - 1], size)
+            m.alloc("gradients", f"da{layer - 1}", n * sizes[layer - 1], size)
             m.free(f"da{layer}")
     m.free("da1", "z0", *(f"{name}{layer} 16-bit" for name in "Wb" for layer in range(1, last + 1)))
     if low:
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
-            m.alloc(f"dW{layer} fp32", fan_in * fan_out, 4)
-            m.alloc(f"db{layer} fp32", fan_out, 4)
+            m.alloc("gradients", f"dW{layer} fp32", fan_in * fan_out, 4)
+            m.alloc("gradients", f"db{layer} fp32", fan_out, 4)
             m.free(f"dW{layer}", f"db{layer}")
     return m.peak
 
 
-def fused_peak(task: Task, precision: str) -> dict[str, int]:
+def fused_peak(task: Task, precision: str) -> MemoryModel:
     """The peak of backend fused: every buffer is made once, so the peak is their sum.
 
     On CUDA, relu_backward takes a temporary dz of the size of z beside them, which is not in the model.
@@ -147,13 +175,13 @@ def fused_peak(task: Task, precision: str) -> dict[str, int]:
     last, low = len(sizes) - 1, size < 4
     m = _inputs_and_masters(task)
     if low:
-        m.alloc("z0", n * sizes[0], size)
+        m.alloc("activations", "z0", n * sizes[0], size)
     for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
         if low:
-            m.alloc(f"W{layer} 16-bit", fan_in * fan_out, size)
-            m.alloc(f"b{layer} 16-bit", fan_out, size)
-        m.alloc(f"dW{layer}", fan_in * fan_out, size)
-        m.alloc(f"db{layer}", fan_out, size)
-        m.alloc(f"z{layer} = da{layer}" if layer < last else "logits", n * fan_out, size)
-    m.alloc("dlogits", n * sizes[-1], size)
+            m.alloc("compute copies", f"W{layer} 16-bit", fan_in * fan_out, size)
+            m.alloc("compute copies", f"b{layer} 16-bit", fan_out, size)
+        m.alloc("gradients", f"dW{layer}", fan_in * fan_out, size)
+        m.alloc("gradients", f"db{layer}", fan_out, size)
+        m.alloc("activations", f"z{layer} = da{layer}" if layer < last else "logits", n * fan_out, size)
+    m.alloc("gradients", "dlogits", n * sizes[-1], size)
     return m.peak

@@ -1,10 +1,21 @@
-"""The memory meter."""
+"""The memory meter: what torch's allocator handed out at the fullest moment, and how much of the process is resident.
 
+Like the clock it belongs to the harness, depends on the device, and knows no backend. Three views that cannot replace
+each other: the allocator counts tensors, exactly; on CUDA it reserves more than it hands out; the resident set is all
+that the process has touched, workspaces of libraries and freed memory that was kept included.
+"""
+
+import ctypes
+import gc
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,20 +25,60 @@ from mpcompare.interrupt import uninterrupted
 # torch's profiler writes its own start and stop to stderr, and an error where there is no GPU driver.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
+# Their memory is named after the operator that called them, if there is one.
+EMPTY = ("aten::empty", "aten::new_empty")  # and empty_like, empty_strided, ...
+KINETO_DEVICE = {"cpu": 0, "cuda": 1}  # c10::DeviceType, as the profiler writes it
 
-def peak_memory(device: torch.device, run: Callable[[], None]) -> int:
-    """The most bytes that torch's allocator had handed out at a time while ``run`` ran, above the level at its start.
 
-    On CUDA that is ``max_memory_allocated``; on a CPU the sum over the allocator's own events, from torch's profiler.
-    Memory that libraries take by themselves (cuBLAS workspace outside torch, buffers of a CPU GEMM) is not seen.
+@dataclass(frozen=True)
+class Peak:
+    """The fullest moment of a run, in bytes.
+
+    Attributes:
+        bytes: the most that torch's allocator had handed out at a time, above the level at the start.
+        by_op: what the run had allocated and not freed at that moment, by the innermost operator that asked for it,
+            the largest first.
+        reserved_bytes: the most that torch's CUDA allocator held, handed out or not; None on a CPU.
+        graph_pool_bytes: how much of it lies in private pools, those of CUDA graphs; None on a CPU.
     """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
+
+    bytes: int
+    by_op: dict[str, int]
+    reserved_bytes: int | None = None
+    graph_pool_bytes: int | None = None
+
+
+def peak_memory(device: torch.device, run: Callable[[], None]) -> Peak:
+    """The peak of ``run``, which is profiled: not to be timed.
+
+    On CUDA ``bytes`` is ``max_memory_allocated``; on a CPU it is the sum over the allocator's own events. Memory that
+    libraries take by themselves (cuBLAS workspace outside torch, buffers of a CPU GEMM) is not seen.
+    """
+    gc.collect()  # what is garbage already must not be freed, and subtracted, in the middle of the run
+    if device.type == "cpu":
+        return Peak(*_fullest(_profile(run), device))
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # what earlier runs left reserved is not this run's
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    events = _profile(run)
+    torch.cuda.synchronize(device)
+    return Peak(
+        # The replay of a graph allocates nothing: after a reset this does not count the memory that an earlier capture
+        # took. The graph's pool, below, does.
+        bytes=torch.cuda.max_memory_allocated(device) - before,
+        by_op=_fullest(events, device)[1],
+        reserved_bytes=torch.cuda.max_memory_reserved(device),
+        graph_pool_bytes=sum(
+            segment["total_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if segment["device"] == torch.cuda.current_device() and tuple(segment["segment_pool_id"]) != (0, 0)
+        ),
+    )
+
+
+def _profile(run: Callable[[], None]) -> list[dict[str, Any]]:
+    """Runs it under torch's profiler; returns the events of the chrome trace, times in microseconds."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     profile = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
     with uninterrupted():
@@ -40,6 +91,86 @@ def peak_memory(device: torch.device, run: Callable[[], None]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
-    changes = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
-    return int(np.cumsum([0, *(event["args"]["Bytes"] for event in changes)]).max())
+        return json.loads(trace.read_text())["traceEvents"]
+
+
+def _fullest(events: Iterable[dict[str, Any]], device: torch.device) -> tuple[int, dict[str, int]]:
+    """The highest level of the allocator, and what was live then by operator."""
+    changes = list(_changes(events, KINETO_DEVICE[device.type]))
+    level = np.cumsum([0, *(size for _, _, size in changes)])
+    peak = int(level.argmax())
+    live: dict[int, tuple[str, int]] = {}
+    for op, address, size in changes[:peak]:
+        if size > 0:
+            live[address] = op, size
+        else:
+            live.pop(address, None)  # None: it is older than the run
+    by_op: Counter[str] = Counter()
+    for op, size in live.values():
+        by_op[op] += size
+    return int(level[peak]), dict(by_op.most_common())
+
+
+def _changes(events: Iterable[dict[str, Any]], device_type: int) -> Iterator[tuple[str, int, int]]:
+    """Allocations and frees in their order: operator, address, and bytes, negative for a free.
+
+    One pass in order of time, in which every thread has the stack of its operators that have not ended.
+    """
+    told = [event for event in events if event.get("cat") == "cpu_op" or event.get("name") == "[memory]"]
+    running: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for event in sorted(told, key=lambda event: (event["ts"], -event.get("dur", 0))):  # an operator before its callees
+        stack = running[event["tid"]]
+        while stack and stack[-1]["ts"] + stack[-1]["dur"] < event["ts"]:
+            stack.pop()
+        if event["name"] != "[memory]":
+            stack.append(event)
+        elif event["args"]["Device Type"] == device_type:
+            yield _asker([op["name"] for op in stack]), event["args"]["Addr"], event["args"]["Bytes"]
+
+
+def _asker(stack: list[str]) -> str:
+    """The innermost operator that does more than make an empty tensor; else the outermost; ``-`` outside of all."""
+    return next((name for name in reversed(stack) if not name.startswith(EMPTY)), stack[0] if stack else "-")
+
+
+def rss_bytes() -> int | None:
+    """What is resident of this process now; None where that is not known (elsewhere than on Linux)."""
+    return _proc_status("VmRSS")
+
+
+def peak_rss_bytes() -> int | None:
+    """The most that was resident since the last reset, or since the process began; None where that is not known."""
+    peak = _proc_status("VmHWM")
+    if peak is not None:
+        return peak
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def reset_peak_rss() -> bool:
+    """Lets :func:`peak_rss_bytes` start again from what is resident now; returns whether it can (on Linux).
+
+    Garbage is freed first, and freed memory goes back to the system: a run that could reuse it would seem small.
+    """
+    if sys.platform != "linux":
+        return False
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc
+        libc.malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _proc_status(field: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        value = next(line.split()[1] for line in lines if line.startswith(f"{field}:"))
+    except (OSError, StopIteration):
+        return None
+    return int(value) * 1024  # the kernel's "kB"

@@ -100,6 +100,13 @@ def sgd(
     torch.ops.mpcompare.sgd(master, velocity, params, grad, lr=lr, momentum=momentum, inv_scale=inv_scale)
 
 
+def workspace_bytes() -> int:
+    """Bytes in which the CPU operators keep packed operands, over all threads: beside torch's allocator, and kept from
+    call to call at the size of the largest; 0 before the first product."""
+    # Asked of torch, not of the cache of load(): it is torch that knows what is loaded.
+    return torch.ops.mpcompare.workspace_bytes() if hasattr(torch.ops.mpcompare, "workspace_bytes") else 0
+
+
 def select_gemm(engine: str, device: torch.device) -> tuple[str, Gemm]:
     """The engine that will be used and its gemm.
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from mpcompare import machine, measure, meter, mlp
+from mpcompare import machine, measure, memory, meter, mlp, ops
 from mpcompare.backend import PHASES, Backend, resolve_precision
 from mpcompare.data import Dataset, batches
 from mpcompare.errors import InputError, check_whole
@@ -80,14 +80,14 @@ def run(job: Job, recorder: Recorder) -> Turns:
         return job.make_backend(params, job.task, precision, copy.deepcopy(loss_scale), engine)
 
     start = time.perf_counter()
-    backend = make_backend(job.engine)  # before the data: what cannot work says so at once
+    engine = make_backend(job.engine).engine  # before the data: what cannot work says so at once
     construct_s = time.perf_counter() - start
     dataset = job.load_data(job.task, job.seed)
     dataset.check(job.task)
     dataset = dataset.to(device)
     recorder.add(
         precision=precision,
-        engine=backend.engine,
+        engine=engine,
         loss_scale=loss_scale.name,
         dataset=dataset.name,
         dataset_reason=dataset.reason,
@@ -96,8 +96,11 @@ def run(job: Job, recorder: Recorder) -> Turns:
         **machine.provenance(device),
     )
 
+    rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
+    backend = make_backend(engine)
     stream, clock = batches(dataset, job.task.batch_size), measure.clock(device)
     rows = yield from train(backend, stream, job.steps, job.warmup_steps, clock, recorder)
+    peak_rss = meter.peak_rss_bytes()  # before evaluate, which has activations of its own
     machine.set_tf32(False)  # for evaluate: IEEE fp32 whatever was trained
     recorder.add(
         construct_s=construct_s,
@@ -138,16 +141,22 @@ def run(job: Job, recorder: Recorder) -> Turns:
         idle_threads_spin=not settled,
         **time_phases(backend, stream, steps, clock),
     )
-    engine = backend.engine
     del backend
 
     x, y = next(stream)
     peak = meter.peak_memory(device, lambda: _two_steps(make_backend(engine), x, y))
     model = job.make_backend.memory_model(job.task, precision, engine)
     recorder.add(
-        peak_memory_bytes=peak + x.nbytes + y.nbytes,
-        peak_memory_bytes_analytic=sum(model.values()) if model else None,
+        batch_bytes=x.nbytes + y.nbytes,
+        peak_memory_bytes=peak.bytes + x.nbytes + y.nbytes,
+        peak_memory_bytes_analytic=memory.allocated_bytes(model) if model else None,
         memory_model=model,
+        memory_by_op=peak.by_op,
+        memory_reserved_bytes=peak.reserved_bytes,
+        graph_pool_bytes=peak.graph_pool_bytes,
+        workspace_bytes=ops.workspace_bytes() if engine == "native" and device.type == "cpu" else 0,
+        rss_before_bytes=rss_before,
+        peak_rss_bytes=peak_rss,
         status="ok",
     )
 

@@ -16,14 +16,15 @@ import pytest
 import torch
 from conftest import BACKENDS, CUDA, SMALL, make_backend, make_task
 
-from mpcompare import data, mlp, train
+from mpcompare import data, memory, mlp, train
 from mpcompare.interrupt import uninterrupted
 
 REQUIRED_RESULTS = {
     "backend", "engine", "precision", "dtypes", "step_ms_p20", "step_ms_p50", "step_ms_p80", "samples_per_s", "tflops",
     "peak_memory_bytes", "peak_memory_bytes_analytic", "final_loss", "test_accuracy", "test_loss", "dataset",
     "dataset_reason", "dataset_fingerprint", "initial_weights", "versions", "device", "device_name", "threads", "flags",
-    "commit", "config", "status",
+    "commit", "config", "status", "memory_model", "memory_by_op", "memory_reserved_bytes", "graph_pool_bytes",
+    "batch_bytes", "workspace_bytes", "rss_before_bytes", "peak_rss_bytes",
 }  # fmt: skip
 
 
@@ -72,7 +73,7 @@ def test_what_is_written_is_what_happened(cli, tmp_path):
     assert result["test_accuracy"] == pytest.approx((output.argmax(1) == dataset.y_test).float().mean().item())
     assert result["tflops"] == pytest.approx(task.flops_per_step / result["step_ms_p50"] / 1e9)
     assert result["peak_memory_bytes"] == pytest.approx(result["peak_memory_bytes_analytic"], rel=0.01, abs=4096)
-    assert result["peak_memory_bytes_analytic"] == sum(result["memory_model"].values())
+    assert result["peak_memory_bytes_analytic"] == memory.allocated_bytes(result["memory_model"])
     assert result["flags"]["tf32"] is False
     assert (result["loss_scale"], result["final_loss_scale"], result["skipped_steps"]) == ("none", 1.0, 0)
 

@@ -1,4 +1,5 @@
 import math
+import os
 import re
 import subprocess
 import sys
@@ -232,3 +233,36 @@ def test_gemm_compiles_into_a_graph_by_its_fake_kernel():
         ops.native_gemm(a, b, torch.empty(4, 8))
         with pytest.raises(RuntimeError, match="shapes do not match"):
             ops.native_gemm(a, b, torch.empty(4, 9))
+
+
+def test_the_packing_workspace_is_counted_kept_and_given_back():
+    """In a process of its own: 0 before a product, then what its threads hold; a thread that ends frees its own."""
+    script = """
+import threading, time, torch
+from mpcompare import ops
+counts = [ops.workspace_bytes()]
+ops.load("cpu")
+counts.append(ops.workspace_bytes())
+a, b, out = torch.ones(300, 500), torch.ones(500, 400), torch.empty(300, 400)
+def multiply():
+    ops.native_gemm(a, b, out)
+    counts.append(ops.workspace_bytes())
+multiply()
+multiply()
+other = threading.Thread(target=multiply)
+other.start()
+other.join()
+deadline = time.monotonic() + 10
+while ops.workspace_bytes() == counts[-1] and time.monotonic() < deadline:
+    time.sleep(0.01)  # Python's join does not wait for the end of the C++ thread
+counts.append(ops.workspace_bytes())
+print(*counts)
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
+    nothing, loaded, first, again, with_another_thread, after_it = map(int, done.stdout.split())
+    assert (nothing, loaded) == (0, 0)
+    assert first >= 4 * 256 * 400  # 256 rows of b are packed at a time
+    assert first % (2 << 20) == 0  # whole huge pages
+    assert again == after_it == first
+    assert with_another_thread == 2 * first

@@ -7,9 +7,10 @@ import pytest
 from conftest import SMALL
 from rich.console import Console
 
+from mpcompare import memory
 from mpcompare.errors import InputError
 from mpcompare.records import Recorder, find_runs
-from mpcompare.report import report, table
+from mpcompare.report import figures, report, table
 from mpcompare.report.__main__ import main as report_main
 from mpcompare.report.comparison import compare
 
@@ -48,7 +49,7 @@ def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms
             step_ms_p20=step_ms - 1, step_ms_p50=step_ms, step_ms_p80=step_ms + 1, peak_memory_bytes=2_000_000,
             peak_memory_bytes_analytic=1_900_000, final_loss=losses[-1], test_accuracy=0.5, skipped_steps=1,
         )  # fmt: skip
-        recorder.add(status="ok")
+        recorder.add(**{key: value for key, value in more.items() if key not in identity}, status="ok")
     elif status == "failed":
         recorder.add(status=status, error="precision=fp16: no")
 
@@ -338,8 +339,7 @@ def test_figures_are_at_most_three_comparisons_wide(tmp_path, n, shape):
     assert report([tmp_path], tmp_path / "report", "amp")
     for name in ("loss", "step_time", "memory"):
         height, width = matplotlib.image.imread(tmp_path / "report" / f"{name}.png").shape[:2]
-        assert width == 6.4 * 150 * shape[1]
-        assert height % shape[0] == 0
+        assert round(width / (6.4 * 150)) == shape[1]
     assert height / shape[0] < 600
 
 
@@ -404,3 +404,71 @@ def test_runs_that_differ_in_nothing_but_the_folder_have_names_of_their_own(tmp_
     labels = [entry.label for entry in comparison.entries]
     assert len(set(labels)) == 2
     assert all(label.startswith("amp bf16") for label in labels)
+
+
+MEASURED = {
+    "device": "cpu", "memory_model": {"inputs": {"x": 200_000}, "activations": {"z0": 900_000, "z1": 800_000}},
+    "workspace_bytes": 14_000_000, "batch_bytes": 200_000, "rss_before_bytes": 9_000_000, "peak_rss_bytes": 25_000_000,
+    "memory_by_op": {"aten::mm": 1_200_000, "aten::add": 300_000},
+}  # fmt: skip
+
+
+def test_memory_that_is_not_what_the_model_says_is_named(tmp_path, capsys):
+    write_run(tmp_path / "0", "above", peak_memory_bytes_analytic=1_900_000, **MEASURED)
+    write_run(tmp_path / "1", "close", peak_memory_bytes_analytic=1_910_000, **MEASURED)
+    write_run(tmp_path / "2", "below", peak_memory_bytes_analytic=4_000_000)
+    write_run(tmp_path / "3", "unknown", peak_memory_bytes_analytic=None, memory_model={})
+    assert report([tmp_path], tmp_path / "report", "above")
+    out = capsys.readouterr().out
+    for cell in ("vs model", " +5.3 % ", " +4.7 % ", " -50.0 % ", " - "):
+        assert cell in out
+    assert (
+        "above bf16: measured 0.1 MB (5.3 %) above the model; most of the peak: aten::mm 1.2 MB, aten::add 0.3" in out
+    )
+    assert "below bf16: measured 2.0 MB (50.0 %) below the model\n" in out
+    assert "close bf16: measured" not in out
+    assert "unknown bf16: measured" not in out
+    summary = pd.read_csv(tmp_path / "report" / "summary.csv")
+    assert list(summary)[-2:] == ["workspace_bytes", "peak_rss_bytes"]
+    assert summary["workspace_bytes"].tolist()[:2] == [14e6, 14e6]
+    assert summary["peak_rss_bytes"].isna().tolist() == [False, False, True, True]
+
+
+def test_percent_has_no_negative_zero():
+    assert [table.percent(x) for x in (-1e-9, 0.0051, -0.5, math.nan)] == ["+0.0 %", "+0.5 %", "-50.0 %", "-"]
+
+
+def test_the_memory_figure_stacks_the_model_and_what_was_measured_and_nothing_overlaps(tmp_path):
+    write_run(tmp_path / "0", "mine", **MEASURED)
+    write_run(tmp_path / "1", "amp", **{**MEASURED, "workspace_bytes": 0})
+    write_run(tmp_path / "2", "old", peak_memory_bytes=20_000_000)  # a record without kinds
+    write_run(tmp_path / "3", "gpu", **{**MEASURED, "device": "cuda"})
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    figure = figures._memory_figure([comparison], bars=4)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    widths = {container.get_label(): [bar.get_width() for bar in container] for container in axes.containers}
+    assert widths["inputs"] == [0.2]
+    assert widths["activations"] == [1.7]
+    assert widths["model"] == [1.9]  # the old record's
+    assert [line.get_xdata()[0] for line in axes.lines] == pytest.approx([16.2, 16.2])  # 25 - 9 + 0.2, not on the GPU
+    texts = [text.get_text() for text in axes.texts]
+    assert texts[:3] == ["1.9 MB model", "2 MB (+5.3 %) + 14 MB", "16.2 MB resident"]
+    assert len(texts) == 3 + 3 + 2 + 2
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "inputs", "activations", figures.ALLOCATED, figures.OUTSIDE, figures.RESIDENT, "model",
+    ]  # fmt: skip
+    boxes = [text.get_window_extent() for text in axes.texts]
+    bars = [bar.get_window_extent() for container in axes.containers for bar in container]
+    for place, box in enumerate(boxes):
+        assert axes.bbox.x0 < box.x0
+        assert box.x1 < axes.bbox.x1
+        assert not any(box.overlaps(other) for other in [*boxes[:place], *bars])
+    box = legend.get_window_extent()
+    assert (box.x0 > 0, box.x1 < figure.bbox.x1, box.y0 > 0, box.y1 < axes.get_tightbbox().y0) == (True,) * 4
+
+
+def test_the_figure_knows_the_kinds_of_the_model():
+    assert tuple(figures.KINDS) == memory.KINDS
+    assert len(set(figures.KINDS.values())) == len(memory.KINDS)

@@ -356,6 +356,8 @@ void gemm_reference(Tensor a, Tensor b, Tensor out, bool trans_a, bool trans_b, 
   });
 }
 
+int64_t workspace_bytes() { return mpcompare::workspace_bytes; }
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
@@ -363,4 +365,9 @@ STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
   m.impl("gemm_reference", TORCH_BOX(&gemm_reference));
   m.impl("linear", TORCH_BOX(&linear));
   m.impl("relu_backward", TORCH_BOX(&relu_backward));
+}
+
+// No argument is a tensor that would choose a device.
+STABLE_TORCH_LIBRARY_IMPL(mpcompare, CompositeExplicitAutograd, m) {
+  m.impl("workspace_bytes", TORCH_BOX(&workspace_bytes));
 }

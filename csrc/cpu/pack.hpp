@@ -6,12 +6,18 @@
 #include "vector.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <utility>
 
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+
+namespace mpcompare {
+// What the Buffers of all threads hold now. Not in the unnamed namespace: one number for the whole library.
+inline std::atomic<int64_t> workspace_bytes{0};
+}  // namespace mpcompare
 
 namespace {
 
@@ -28,14 +34,15 @@ constexpr int PER_LANE = std::is_same_v<T, bf16> && HAS_BF16_DOT ? 2 : 1;  // el
 // Scratch memory that is kept from call to call, on huge pages where the system has them.
 class Buffer {
  public:
-  ~Buffer() { std::free(data_); }
+  ~Buffer() { release(); }
   uint32_t* at_least(int64_t lanes) {  // nullptr where there is no memory
     constexpr size_t PAGE = size_t{2} << 20;
     const size_t bytes = (lanes * sizeof(uint32_t) + PAGE - 1) / PAGE * PAGE;
     if (bytes > bytes_) {
-      std::free(data_);
+      release();
       data_ = static_cast<uint32_t*>(std::aligned_alloc(PAGE, bytes));
       bytes_ = data_ ? bytes : 0;
+      mpcompare::workspace_bytes += bytes_;
 #ifdef MADV_HUGEPAGE
       if (data_) madvise(data_, bytes, MADV_HUGEPAGE);
 #endif
@@ -44,6 +51,11 @@ class Buffer {
   }
 
  private:
+  void release() {
+    std::free(data_);
+    mpcompare::workspace_bytes -= bytes_;
+  }
+
   uint32_t* data_ = nullptr;
   size_t bytes_ = 0;
 };

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mpcompare import memory, mlp
-from mpcompare.backend import DTYPES, dtype_name
+from mpcompare.backend import DTYPES, MemoryModel, dtype_name
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 
@@ -106,5 +106,5 @@ class Amp:
         self.scaler.load_state_dict(state["scaler"])
 
     @staticmethod
-    def memory_model(task: mlp.Task, precision: str, engine: str) -> dict[str, int]:
+    def memory_model(task: mlp.Task, precision: str, engine: str) -> MemoryModel:
         return memory.autograd_peak(task, precision)

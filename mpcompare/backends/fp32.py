@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mpcompare import memory, mlp
-from mpcompare.backend import dtype_name
+from mpcompare.backend import MemoryModel, dtype_name
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale, NoLossScale
 
@@ -69,5 +69,5 @@ class Fp32:
         self.optimizer.load_state_dict(state["optimizer"])
 
     @staticmethod
-    def memory_model(task: mlp.Task, precision: str, engine: str) -> dict[str, int]:
+    def memory_model(task: mlp.Task, precision: str, engine: str) -> MemoryModel:
         return memory.autograd_peak(task, precision)

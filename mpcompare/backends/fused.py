@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mpcompare import memory, ops
-from mpcompare.backend import DTYPES, BackendUnavailable, dtype_name
+from mpcompare.backend import DTYPES, BackendUnavailable, MemoryModel, dtype_name
 from mpcompare.build import BuildError
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
@@ -117,5 +117,5 @@ class Fused:
         vars(self.scaling).update(state["scaling"])
 
     @staticmethod
-    def memory_model(task: Task, precision: str, engine: str) -> dict[str, int]:
+    def memory_model(task: Task, precision: str, engine: str) -> MemoryModel:
         return memory.fused_peak(task, precision)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mpcompare import memory, ops
-from mpcompare.backend import DTYPES, dtype_name
+from mpcompare.backend import DTYPES, MemoryModel, dtype_name
 from mpcompare.loss_scale import LossScale
 from mpcompare.mlp import Params, Task
 
@@ -150,5 +150,5 @@ class Scratch:
         vars(self.scaling).update(state["scaling"])
 
     @staticmethod
-    def memory_model(task: Task, precision: str, engine: str) -> dict[str, int]:
+    def memory_model(task: Task, precision: str, engine: str) -> MemoryModel:
         return memory.scratch_peak(task, precision) if engine == "native" else {}

@@ -66,6 +66,12 @@ class Entry:
         return ratio(theirs[rounds].to_list(), mine[rounds].to_list())
 
     @property
+    def model_difference(self) -> float:
+        """Measured peak memory over the analytic model's, less 1; nan where there is no model."""
+        model = self.run.result.get("peak_memory_bytes_analytic")
+        return self.run.result["peak_memory_bytes"] / model - 1 if self.ok and model else float("nan")
+
+    @property
     def max_abs_loss_diff(self) -> float:
         """Largest difference of the training loss to the baseline's at the same step, over the steps both have."""
         difference = self.loss_diff

@@ -5,6 +5,7 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,11 +13,28 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.records import write_atomically
 from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.table import percent
 
 # Okabe and Ito's palette: told apart by colour-blind readers; lines differ in their dashes too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
+# The kinds of the memory model, in its order; black and the hatched greys are left to what is measured.
+KINDS = {
+    "inputs": "#56B4E9",
+    "master params": "#0072B2",
+    "optimizer state": "#009E73",
+    "compute copies": "#CC79A7",
+    "cast cache": "#D55E00",
+    "activations": "#E69F00",
+    "gradients": "#F0E442",
+    "workspace": "0.8",
+}
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
+# Of the figure's measured rows; short, because a legend does not wrap.
+ALLOCATED = "measured: allocator"
+OUTSIDE = "measured: packing buffers"
+RESIDENT = "measured: rise of RSS"
+Piece = tuple[float, str, dict[str, Any]]  # of a stacked bar: width, label, style
 logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run announces a font cache
 
 
@@ -29,7 +47,7 @@ def draw(comparisons: Sequence[Comparison], out: Path) -> None:
     _save(_loss(drawn), out / "loss.png")
     bars = max(len(_finished(c)) for c in drawn)
     _save(_bars(drawn, bars, _step_time), out / "step_time.png")
-    _save(_bars(drawn, bars, _memory), out / "memory.png")
+    _save(_memory_figure(drawn, bars), out / "memory.png")
 
 
 def _finished(comparison: Comparison) -> list[Entry]:
@@ -95,15 +113,26 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
     return figure
 
 
-def _bars(comparisons: Sequence[Comparison], bars: int, fill: Callable[[Axes, list[Entry]], None]) -> Figure:
-    """A panel of horizontal bars a comparison, the first run at the top."""
-    figure, parts = _grid(comparisons, 1.3 + 0.5 * bars)
+def _bars(
+    comparisons: Sequence[Comparison],
+    bars: int,
+    fill: Callable[[Axes, list[Entry]], None],
+    inches: float = 0.5,
+    room: float = 1.45,
+) -> Figure:
+    """A panel of horizontal bars a comparison, the first run at the top.
+
+    Args:
+        inches: how high each run is.
+        room: how wide the panel is, the longest bar being 1: the numbers stand beside the bars.
+    """
+    figure, parts = _grid(comparisons, 1.3 + inches * bars)
     for part, comparison in zip(parts, comparisons, strict=True):
         axes, entries = part.subplots(), _finished(comparison)
         fill(axes, entries)
         axes.set_yticks(range(len(entries)), [entry.label for entry in entries])
         axes.set_ylim(bars - 0.4, -0.6)  # inverted; the same bar height in every panel
-        axes.set_xlim(0, 1.45 * axes.dataLim.xmax)  # room for the numbers beside the bars
+        axes.set_xlim(0, room * axes.dataLim.xmax)
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
     return figure
@@ -125,12 +154,63 @@ def _step_time(axes: Axes, entries: list[Entry]) -> None:
     axes.set_xlabel("ms a step: median, p20 to p80 of the blocks; x: speed relative to the baseline (95 % interval)")
 
 
+def _memory_figure(comparisons: Sequence[Comparison], bars: int) -> Figure:
+    """A panel a comparison, and one legend for all below them: the kinds in their order, then what was measured."""
+    figure = _bars(comparisons, bars, _memory, inches=0.95, room=1.75)
+    pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in pairs}
+    order = sorted(handles, key=lambda label: [*KINDS, ALLOCATED, OUTSIDE, RESIDENT, label].index(label))
+    figure.legend([handles[label] for label in order], order, loc="outside lower center", ncols=3, fontsize=8)
+    return figure
+
+
 def _memory(axes: Axes, entries: list[Entry]) -> None:
-    measured = [e.run.result["peak_memory_bytes"] / 1e6 for e in entries]
-    model = [(e.run.result["peak_memory_bytes_analytic"] or math.nan) / 1e6 for e in entries]
-    axes.barh(range(len(entries)), measured, color=_colours(entries))
-    axes.plot(model, range(len(entries)), "|", color="black", markersize=18, markeredgewidth=2)
-    for place, megabytes in enumerate(measured):
-        right = max(megabytes, np.nan_to_num(model[place]))
-        axes.annotate(f"{megabytes:.4g} MB", (right, place), (6, 0), textcoords="offset points", va="center")
-    axes.set_xlabel("peak memory of a step in MB; black line: analytic model")
+    """Three rows a run: the model, stacked by kind; what was measured; how much more of the process was resident."""
+    for place, entry in enumerate(entries):
+        result = entry.run.result
+        if model := _by_kind(result):
+            kinds = [(size, kind, {"color": KINDS.get(kind, "0.6")}) for kind, size in model.items()]
+            right = _stack(axes, place - 0.25, kinds)
+            _beside(axes, right, place - 0.25, f"{right:.4g} MB model")
+        measured, workspace = result["peak_memory_bytes"] / 1e6, (result.get("workspace_bytes") or 0) / 1e6
+        pieces: list[Piece] = [(measured, ALLOCATED, {"color": "0.35"})]
+        text = f"{measured:.4g} MB" + (f" ({percent(entry.model_difference)})" if model else "")
+        if workspace:
+            style = {"facecolor": "white", "edgecolor": "0.35", "hatch": "//////", "linewidth": 0.5}
+            pieces.append((workspace, OUTSIDE, style))
+            text += f" + {workspace:.3g} MB"
+        _beside(axes, _stack(axes, place + 0.05, pieces), place + 0.05, text)
+        if (resident := _resident(result)) is not None:
+            axes.plot(resident, place + 0.3, "d", color="black", markersize=6, label=RESIDENT)
+            _beside(axes, resident, place + 0.3, f"{resident:.4g} MB resident")
+    axes.set_xlabel("peak memory of a step in MB, the batch included")
+
+
+def _by_kind(result: dict[str, Any]) -> dict[str, float]:
+    """The model in MB by kind; one piece where the record knows no kinds, none where there is no model."""
+    model = result.get("memory_model") or {}
+    if model and all(isinstance(tensors, dict) for tensors in model.values()):
+        return {kind: sum(tensors.values()) / 1e6 for kind, tensors in model.items()}
+    total = result["peak_memory_bytes_analytic"]
+    return {"model": total / 1e6} if total else {}
+
+
+def _resident(result: dict[str, Any]) -> float | None:
+    """By how many MB training raised the resident set, and the batch, which was there before; None if unknown."""
+    before, peak, batch = (result.get(key) for key in ("rss_before_bytes", "peak_rss_bytes", "batch_bytes"))
+    if result.get("device") != "cpu" or before is None or peak is None or batch is None:
+        return None  # on a GPU the process holds none of the tensors
+    return (peak - before + batch) / 1e6
+
+
+def _stack(axes: Axes, y: float, pieces: Sequence[Piece]) -> float:
+    """A bar of labelled pieces; returns where it ends."""
+    left = 0.0
+    for width, label, style in pieces:
+        axes.barh(y, width, height=0.28, left=left, label=label, **style)
+        left += width
+    return left
+
+
+def _beside(axes: Axes, x: float, y: float, text: str) -> None:
+    axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=8)

@@ -15,6 +15,8 @@ from mpcompare.race import describe_timing
 from mpcompare.records import write_atomically
 from mpcompare.report.comparison import Comparison, Entry
 
+TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
+
 
 def summary(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """A row a run; times in ms, memory in bytes; empty cells for what a failed run does not have."""
@@ -56,6 +58,8 @@ def _row(entry: Entry) -> dict[str, object]:
         "status": result["status"],
         "error": entry.error or None,
         "run": entry.run.name,
+        "workspace_bytes": result.get("workspace_bytes"),
+        "peak_rss_bytes": result.get("peak_rss_bytes"),
     }
 
 
@@ -65,7 +69,7 @@ def write(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def show(comparisons: Sequence[Comparison]) -> None:
-    """Prints a table for each comparison, and below it why runs failed, in full."""
+    """Prints a table for each comparison, and below it why runs failed, and whose memory is not what the model says."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)  # a file or a pipe has no width: do not wrap at 80
@@ -82,6 +86,24 @@ def show(comparisons: Sequence[Comparison]) -> None:
         for entry in comparison.entries:
             if not entry.ok:
                 console.print(Text(f"{entry.label}: {entry.run.result['status']}: {entry.error}", style="red"))
+            elif abs(entry.model_difference) > TOLERANCE:
+                console.print(Text(_memory_difference(entry), style="yellow"), soft_wrap=True)
+
+
+def percent(difference: float) -> str:
+    """``+1.5 %``; ``-`` for nan. Never -0.0."""
+    return "-" if math.isnan(difference) else f"{round(100 * difference, 1) + 0.0:+.1f} %"
+
+
+def _memory_difference(entry: Entry) -> str:
+    """How far the measured peak is from the model, and which operators' memory was live at that moment."""
+    result = entry.run.result
+    difference = result["peak_memory_bytes"] - result["peak_memory_bytes_analytic"]
+    share = abs(100 * entry.model_difference)
+    side = "above" if difference > 0 else "below"
+    held = [f"{op} {size / 1e6:.1f} MB" for op, size in list((result.get("memory_by_op") or {}).items())[:3]]
+    text = f"{entry.label}: measured {abs(difference) / 1e6:.1f} MB ({share:.1f} %) {side} the model"
+    return f"{text}; most of the peak: {', '.join(held)}" if held else text
 
 
 def _speedup(entry: Entry) -> str:
@@ -135,6 +157,7 @@ def _table(comparison: Comparison, narrow: bool) -> Table:
         "p20 - p80": lambda e, r: f"{r['step_ms_p20']:.4g} - {r['step_ms_p80']:.4g}",
         f"x {versus}": lambda e, r: _speedup(e),
         "peak MB": lambda e, r: f"{r['peak_memory_bytes'] / 1e6:.4g}",
+        "vs model": lambda e, r: percent(e.model_difference),
         "final loss": lambda e, r: f"{float(r['final_loss']):.5f}",
         f"max |loss - {versus}|": lambda e, r: "baseline" if e.is_baseline else f"{e.max_abs_loss_diff:.1e}",
         "test acc.": lambda e, r: "-" if r["test_accuracy"] is None else f"{r['test_accuracy']:.4f}",
@@ -144,7 +167,7 @@ def _table(comparison: Comparison, narrow: bool) -> Table:
     if not any(entry.variant for entry in comparison.entries):
         del columns["variant"]
     if narrow:
-        for header in ("engine", "p20 - p80", "final loss", "test acc."):
+        for header in ("engine", "p20 - p80", "vs model", "final loss", "test acc."):
             del columns[header]
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for header in columns:

@@ -1,0 +1,187 @@
+"""Checks the referee itself: can its ratios be believed, what does it cost, does it survive?
+
+    python scripts/check_clock.py same       the same backend under two names: is the ratio 1?
+    python scripts/check_clock.py planted    against one that wastes 5 % of its step: is it found?
+    python scripts/check_clock.py overhead   what the harness costs a step, against a bare loop
+    python scripts/check_clock.py kill       one entrant killed at a random moment: does every sweep end in a report?
+
+Options: --sweeps 20, and after `--` overrides for the sweeps, `-- task.batch_size=512 task.hidden=[1024]` by default
+(a step of some milliseconds), `-- data=auto` for the default task. Exit code 1 where a bar is missed.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from mpcompare import data, loss_scale, measure, mlp, train
+from mpcompare.backends.amp import Amp
+from mpcompare.records import Recorder
+
+WASTE = 0.05
+
+
+class Slow(Amp):
+    """amp that wastes 5 % of each step. It spins: a sleep of a tenth of a millisecond takes two."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.began = time.perf_counter()
+        return super().forward(x, y)
+
+    def update(self) -> None:
+        super().update()
+        end = time.perf_counter() + WASTE * (time.perf_counter() - self.began)
+        while time.perf_counter() < end:
+            pass
+
+
+def sweep(folder: Path, backends: list[str], overrides: list[str]) -> subprocess.Popen[str]:
+    """Starts a sweep over ``backends``, among them ``again`` (amp) and ``slow``, into ``folder/sweep``."""
+    conf = folder / "conf" / "backend"
+    conf.mkdir(parents=True)
+    (conf / "again.yaml").write_text("_target_: mpcompare.backends.amp.Amp\n")
+    (conf / "slow.yaml").write_text("_target_: check_clock.Slow\n")
+    command = [sys.executable, "-m", "mpcompare", "--config-dir", str(conf.parent), "-m"]
+    command += [f"backend={','.join(backends)}", f"hydra.sweep.dir={folder / 'sweep'}", *overrides]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def ratios(opponent: str, sweeps: int, overrides: list[str]) -> pd.DataFrame:
+    """``sweeps`` sweeps of amp and ``opponent``: the opponent's time over amp's, with its interval."""
+    rows = []
+    for number in range(1, sweeps + 1):
+        with tempfile.TemporaryDirectory() as name:
+            backends = ["amp", opponent] if number % 2 else [opponent, "amp"]
+            process = sweep(Path(name), backends, overrides)
+            output, _ = process.communicate()
+            if process.returncode:
+                sys.exit(output)
+            table = pd.read_csv(Path(name) / "sweep" / "report" / "summary.csv").set_index("backend")
+        found = table.loc[opponent]
+        median, low, high = (1 / found[key] for key in ("speedup_vs_baseline", "speedup_high", "speedup_low"))
+        rows.append({"ratio": median, "low": low, "high": high, "rounds": found["rounds"], "stopped": found["stopped"]})
+        print(
+            f"{number:3}  {median:.4f}  ({low:.4f} to {high:.4f})  {found['rounds']} rounds, {found['stopped']}",
+            flush=True,
+        )
+    return pd.DataFrame(rows)
+
+
+def same(sweeps: int, overrides: list[str]) -> bool:
+    found = ratios("again", sweeps, overrides)
+    inside = int(((found["low"] <= 1) & (found["high"] >= 1)).sum())
+    median, worst = found["ratio"].median(), (found["ratio"] - 1).abs().max()
+    print(
+        f"amp / amp: 1 is in the 95 % interval of {inside} of {sweeps}; median {median:.4f}, farthest {worst:.4f} away"
+    )
+    return inside >= 0.9 * sweeps and abs(median - 1) <= 0.02
+
+
+def planted(sweeps: int, overrides: list[str]) -> bool:
+    found = ratios("slow", sweeps, overrides)["ratio"] - 1
+    near = int(((found - WASTE).abs() <= 0.015).sum())
+    spread = f"{found.min():.2%} to {found.max():.2%}"
+    print(f"planted {WASTE:.1%}, found {found.median():.2%} ({spread}); {near} of {sweeps} within 1.5 points")
+    return near == sweeps
+
+
+def overhead(sweeps: int, overrides: list[str]) -> bool:
+    """Milliseconds a step in the harness's loops and in a bare one, in turns; ``overrides`` do not matter."""
+    good = True
+    for hidden, batch_size, steps in ((8192, 8192, 3), (32, 64, 5000)):
+        task = mlp.Task(784, [hidden], 10, "cross_entropy", batch_size, 10 * batch_size, lr=0.01)
+        backend = Amp(mlp.init_params(task.sizes, 0), task, "bf16", loss_scale.auto("bf16"), "auto")
+        stream, clock = data.batches(data.digits(task, 0), batch_size), measure.CpuClock()
+
+        def bare() -> None:
+            for x, y in islice(stream, steps):  # noqa: B023
+                backend.forward(x, y)  # noqa: B023
+                backend.backward()  # noqa: B023
+                backend.unscale()  # noqa: B023
+                backend.step()  # noqa: B023
+                backend.update()  # noqa: B023
+
+        def recorded() -> None:
+            with tempfile.TemporaryDirectory() as name:
+                for _ in train.train(backend, stream, steps, 0, clock, Recorder(Path(name), {})):  # noqa: B023
+                    pass
+
+        def timed() -> None:
+            train.time_block(backend, stream, steps, clock)  # noqa: B023
+
+        loops: dict[str, Callable[[], None]] = {"bare": bare, "training": recorded, "timed block": timed}
+        times: dict[str, list[float]] = {name: [] for name in loops}
+        for round_ in range(sweeps + 1):
+            for name in list(loops)[round_ % 3 :] + list(loops)[: round_ % 3]:
+                start = time.perf_counter()
+                loops[name]()
+                if round_:
+                    times[name].append((time.perf_counter() - start) * 1e3 / steps)
+        step = float(np.median(times["bare"]))
+        for name in ("training", "timed block"):
+            cost = float(np.median(np.array(times[name]) - np.array(times["bare"])))
+            bar = 0.01 * step if hidden == 8192 else 0.050
+            good &= cost < bar
+            print(
+                f"{hidden} x {batch_size}, {name}: {1e3 * cost:+.1f} us on a step of {step:.3f} ms ({cost / step:+.2%})"
+            )
+    return good
+
+
+def kill(sweeps: int, overrides: list[str]) -> bool:
+    ended = 0
+    for number in range(1, sweeps + 1):
+        with tempfile.TemporaryDirectory() as name:
+            process = sweep(Path(name), ["scratch", "amp", "fp32"], [*overrides, "measure.budget_s=5"])
+            after = random.uniform(0.5, 14)
+            time.sleep(after)
+            entrants = children(process.pid)
+            if entrants:
+                os.kill(random.choice(entrants), signal.SIGKILL)
+            process.communicate()
+            summary = Path(name) / "sweep" / "report" / "summary.csv"
+            table = pd.read_csv(summary) if summary.exists() else pd.DataFrame({"status": []})
+            ended += len(table) == 3 and (table["status"] == "ok").sum() >= 2
+            status = ", ".join(table["status"])
+            print(
+                f"{number:3}  after {after:4.1f} s, {'killed one' if entrants else 'nobody there'}: {status}",
+                flush=True,
+            )
+    print(f"{ended} of {sweeps} sweeps ended with a report in which the others finished")
+    return ended == sweeps
+
+
+def children(pid: int) -> list[int]:
+    """The entrants of a launcher: its children but multiprocessing's own helper."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text(errors="replace"):
+                found.append(int(child))
+    return found
+
+
+def main() -> None:
+    checks = {"same": same, "planted": planted, "overhead": overhead, "kill": kill}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("check", choices=checks)
+    parser.add_argument("--sweeps", type=int, default=20)
+    parser.add_argument("overrides", nargs="*", default=["data=digits", "task.batch_size=512", "task.hidden=[1024]"])
+    args = parser.parse_args()
+    sys.exit(0 if checks[args.check](args.sweeps, args.overrides) else 1)
+
+
+if __name__ == "__main__":
+    main()

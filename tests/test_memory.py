@@ -1,0 +1,72 @@
+import pytest
+import torch
+from conftest import BACKENDS, COLUMNS, make_batch, make_task
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpcompare import memory, meter, mlp, ops, train
+from mpcompare.loss_scale import NoLossScale
+from mpcompare.report import table
+
+CPU = torch.device("cpu")
+
+
+def test_ledger_keeps_the_fullest_moment_by_kind():
+    ledger = memory.Ledger()
+    ledger.alloc("gradients", "dW", 3, 4)
+    ledger.alloc("inputs", "x", 10, 2)
+    ledger.alloc("gradients", "db", 1, 4)
+    ledger.free("dW", "db")
+    ledger.alloc("activations", "z", 2, 4)
+    assert ledger.peak == {"inputs": {"x": 20}, "gradients": {"dW": 12, "db": 4}}
+    assert list(ledger.peak) == ["inputs", "gradients"]  # in the order of KINDS
+
+
+def test_kinds_tell_autocast_from_a_backend_that_keeps_its_own_copies():
+    # The widest layer is the last, so the peak is at its relu, where the weights before it are still needed.
+    task = make_task(hidden=[16, 64], momentum=0.9, batch_size=512)
+    weights = sum(p.numel() for p in mlp.init_params(task.sizes, 0).values())
+    batch = task.batch_size * (4 * task.in_features + 8)
+    for name, precision, copies in (("scratch", "bf16", "compute copies"), ("fused", "fp16", "compute copies"),
+                                    ("amp", "bf16", "cast cache"), ("fp32", "fp32", None)):  # fmt: skip
+        model = BACKENDS[name].memory_model(task, precision, "native")
+        assert {"compute copies", "cast cache"} & set(model) == ({copies} if copies else set())
+        sizes = {kind: sum(tensors.values()) for kind, tensors in model.items()}
+        assert (sizes["inputs"], sizes["master params"], sizes["optimizer state"]) == (batch, 4 * weights, 4 * weights)
+        if name == "fused":
+            assert sizes[copies] == 2 * weights
+
+
+@pytest.mark.parametrize(("name", "precision"), [("amp", "bf16"), ("fp32", "fp32")])
+def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
+    """The shape that the README shows, and the tolerance that its table promises: a run takes up to 1 GB."""
+    task = make_task(in_features=784, hidden=[8192], out_features=10, batch_size=8192)
+    x, y = make_batch(task, CPU)
+    params, cls = mlp.init_params(task.sizes, 0), BACKENDS[name]
+    peak = meter.peak_memory(CPU, lambda: train._two_steps(cls(params, task, precision, NoLossScale(), "torch"), x, y))
+    model = memory.allocated_bytes(cls.memory_model(task, precision, "torch"))
+    assert peak.bytes + x.nbytes + y.nbytes == pytest.approx(model, rel=table.TOLERANCE)
+
+
+@given(
+    name_precision=st.sampled_from([c for c in COLUMNS if c != ("amp", "fp16")]),  # slow on a CPU, and bf16's twin
+    sizes=st.lists(st.integers(256, 768), min_size=2, max_size=5), batch_size=st.integers(256, 1024),
+    loss=st.sampled_from(["cross_entropy", "mse"]), momentum=st.sampled_from([0.0, 0.9]),
+)  # fmt: skip
+def test_memory_model_is_what_is_measured(name_precision, sizes, batch_size, loss, momentum):
+    """Every large tensor is in the model: it differs from the allocator's own count by small temporaries only."""
+    name, precision = name_precision
+    task = make_task(
+        in_features=sizes[0], hidden=sizes[1:-1], out_features=sizes[-1], batch_size=batch_size, loss=loss,
+        momentum=momentum,
+    )  # fmt: skip
+    ops.load("cpu")
+    x, y = make_batch(task, CPU)
+    params, cls = mlp.init_params(task.sizes, 0), BACKENDS[name]
+    peak = meter.peak_memory(
+        CPU, lambda: train._two_steps(cls(params, task, precision, NoLossScale(), "native"), x, y)
+    ).bytes
+    model = cls.memory_model(task, precision, "native")
+    assert list(model) == [kind for kind in memory.KINDS if kind in model]
+    # Not in the model: a few numbers a row inside the loss, and oneDNN's packing buffers for 16-bit products.
+    assert peak + x.nbytes + y.nbytes == pytest.approx(memory.allocated_bytes(model), rel=0.01, abs=64 * batch_size)

@@ -4,6 +4,8 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,17 @@ def set_tf32(allowed: bool) -> None:
     """TF32 for fp32 matrix products on CUDA: a precision of its own here, so off unless it was asked for."""
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """:func:`set_tf32` for a while."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    set_tf32(allowed)
+    try:
+        yield
+    finally:
+        set_tf32(before)
 
 
 def set_deterministic(only: bool) -> None:

@@ -150,6 +150,13 @@ def peak_rss_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def release() -> None:
+    """Frees garbage, and gives freed memory back to the system where malloc can."""
+    gc.collect()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc
+        libc.malloc_trim(0)
+
+
 def reset_peak_rss() -> bool:
     """Lets :func:`peak_rss_bytes` start again from what is resident now; returns whether it can (on Linux).
 
@@ -157,9 +164,7 @@ def reset_peak_rss() -> bool:
     """
     if sys.platform != "linux":
         return False
-    gc.collect()
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc
-        libc.malloc_trim(0)
+    release()
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -17,7 +17,7 @@ import pandas as pd
 from mpcompare.errors import InputError
 
 STEP_FIELDS = ("step", "warmup", "loss", "loss_scale", "skipped", "step_ms")
-BLOCK_FIELDS = ("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle")
+BLOCK_FIELDS = ("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled")
 STEPS, BLOCKS, RESULT = "steps.csv", "blocks.csv", "result.json"
 
 
@@ -148,7 +148,7 @@ def read_run(folder: Path, name: str = "") -> Run:
     try:
         result = json.loads((folder / RESULT).read_text())
         steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool})
-        blocks = _read(folder / BLOCKS, BLOCK_FIELDS, {"round": int, "steps": int})
+        blocks = _read(folder / BLOCKS, BLOCK_FIELDS, {"round": int, "steps": int, "throttle": str, "settled": bool})
         _check(result, steps, blocks)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError("folder", folder, f"not a readable run ({error})") from error
@@ -176,12 +176,12 @@ def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) ->
 
 
 def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataFrame:
-    """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers, ``throttle`` text."""
+    """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers."""
     text = path.read_text() if path.exists() else ""
     text = text[: text.rfind("\n") + 1]  # a row that was cut off, by a full disk say, is no row
     if not text:
         return pd.DataFrame(columns=list(fields))
-    types = {field: types.get(field, str if field == "throttle" else float) for field in fields}
+    types = {field: types.get(field, float) for field in fields}
     rows = pd.read_csv(io.StringIO(text), dtype=types)
     if tuple(rows) != tuple(fields):
         raise ValueError(f"{path.name} has columns {', '.join(map(str, rows))}")

@@ -7,13 +7,15 @@ how much must be live?    two steps of a fresh backend under the memory meter
 """
 
 import copy
+import random
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mpcompare import machine, measure, memory, meter, mlp, ops
@@ -23,7 +25,7 @@ from mpcompare.errors import InputError, check_whole
 from mpcompare.interrupt import uninterrupted
 from mpcompare.load import Watch
 from mpcompare.loss_scale import LossScale
-from mpcompare.race import Finish, Progress, Time, Turn, Turns
+from mpcompare.race import Finish, Order, Progress, Time, Turn, Turns
 from mpcompare.records import STEP_FIELDS, Recorder
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -66,9 +68,60 @@ class Job:
             raise InputError("train.deterministic", self.deterministic, "expected true or false")
 
 
+@dataclass(frozen=True)
+class _Setup:
+    """What the passes of one run share."""
+
+    device: torch.device
+    precision: str
+    engine: str
+    make_backend: Callable[[], Backend]
+    dataset: Dataset
+    batches: Callable[[], Batches]
+    clock: measure.Clock
+
+
 def run(job: Job, recorder: Recorder) -> Turns:
     """Everything that one run does, turn by turn (``race``); writes what it finds with ``recorder``."""
     yield Turn()  # what is slow to import is imported
+    setup = _set_up(job, recorder)
+
+    rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
+    backend = setup.make_backend()
+    rows = yield from train(backend, setup.batches(), job.steps, job.warmup_steps, setup.clock, recorder)
+    peak_rss = meter.peak_rss_bytes()  # before evaluate, which has activations of its own
+    with machine.tf32(False):  # IEEE fp32 whatever was trained
+        evaluated = evaluate(backend.master_params(), setup.dataset, job.task)
+    recorder.add(
+        first_step_ms=rows[0]["step_ms"],
+        skipped_steps=sum(row["skipped"] for row in rows),
+        final_loss=rows[-1]["loss"],
+        final_loss_scale=float(backend.loss_scale()),
+        dtypes=backend.dtypes(),
+        rss_before_bytes=rss_before,
+        peak_rss_bytes=peak_rss,
+        **evaluated,
+    )
+
+    trained = copy.deepcopy(backend.state_dict())
+    steps = block_steps(backend, setup.batches(), job.block_s, setup.clock)
+    del backend
+    meter.release()
+    measure.settle()
+    finish, blocks = yield from _take_turns(setup, trained, steps, recorder, _trained(setup, rows))
+    timed = measure.percentiles(blocks)
+    seconds = timed["step_ms_p50"] / 1e3
+    recorder.add(
+        **timed,
+        samples_per_s=job.task.batch_size / seconds,
+        tflops=job.task.flops_per_step / seconds / 1e12,
+        timing=vars(finish),
+        **time_phases(_fresh(setup, trained), setup.batches(), steps, setup.clock),
+    )
+    recorder.add(**_memory(setup, job), status="ok")
+
+
+def _set_up(job: Job, recorder: Recorder) -> _Setup:
     machine.set_deterministic(job.deterministic)
     device = machine.select_device(job.device)
     precision = resolve_precision(job.precision, job.make_backend.PRECISIONS, device, job.backend)
@@ -89,76 +142,88 @@ def run(job: Job, recorder: Recorder) -> Turns:
         precision=precision,
         engine=engine,
         loss_scale=loss_scale.name,
+        construct_s=construct_s,
         dataset=dataset.name,
         dataset_reason=dataset.reason,
         dataset_fingerprint=dataset.fingerprint,
         initial_weights=mlp.fingerprint(params),
         **machine.provenance(device),
     )
-
-    rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
-    backend = make_backend(engine)
-    stream, clock = batches(dataset, job.task.batch_size), measure.clock(device)
-    rows = yield from train(backend, stream, job.steps, job.warmup_steps, clock, recorder)
-    peak_rss = meter.peak_rss_bytes()  # before evaluate, which has activations of its own
-    machine.set_tf32(False)  # for evaluate: IEEE fp32 whatever was trained
-    recorder.add(
-        construct_s=construct_s,
-        first_step_ms=rows[0]["step_ms"],
-        skipped_steps=sum(row["skipped"] for row in rows),
-        final_loss=rows[-1]["loss"],
-        final_loss_scale=float(backend.loss_scale()),
-        dtypes=backend.dtypes(),
-        **evaluate(backend.master_params(), dataset, job.task),
-    )
-    machine.set_tf32(precision == "tf32")
-    steps = block_steps(backend, stream, job.block_s, clock)
-    measure.settle()
-    first_ms, last_ms, last_loss = rows[0]["step_ms"], rows[-1]["step_ms"], rows[-1]["loss"]
-    order = yield Turn(
-        text=f"{backend.engine}, {dataset.name}, {len(rows)} steps, loss {last_loss:.4f}, "
-        f"first step {first_ms:.4g} ms, last {last_ms:.4g} ms"
+    return _Setup(
+        device,
+        precision,
+        engine,
+        lambda: make_backend(engine),
+        dataset,
+        lambda: batches(dataset, job.task.batch_size),
+        measure.clock(device),
     )
 
-    blocks, watch, settled = [], Watch(device), True
+
+def _trained(setup: _Setup, rows: Sequence[dict[str, Any]]) -> str:
+    first, last = rows[0], rows[-1]
+    return (
+        f"{setup.engine}, {setup.dataset.name}, {len(rows)} steps, loss {last['loss']:.4f}, "
+        f"first step {first['step_ms']:.4g} ms, last {last['step_ms']:.4g} ms"
+    )
+
+
+def _take_turns(
+    setup: _Setup, trained: dict[str, Any], steps: int, recorder: Recorder, text: str
+) -> Generator[Progress | Turn, Order | None, tuple[Finish, list[float]]]:
+    """Blocks of ``steps`` steps, one a turn; returns why that ended, and the blocks' milliseconds a step."""
+    order = yield Turn(text=text)
+    blocks, watch = [], Watch(setup.device)
     while isinstance(order, Time):
+        padding, backend, stream = _padding(), _fresh(setup, trained), setup.batches()
+        lead_in = max(1, steps // 4)  # after another's turn caches are cold, and fresh pages are not mapped yet
+        time_block(backend, stream, lead_in, setup.clock)
         watch.start()
-        step_ms, wall_ms = time_block(backend, stream, steps, clock)
+        step_ms, wall_ms = time_block(backend, stream, steps, setup.clock)
         load = watch.stop()
+        del padding, backend
+        meter.release()
+        settled = measure.settle()
         blocks.append(step_ms)
-        recorder.block({"round": order.round, "steps": steps, "step_ms": step_ms, "wall_ms": wall_ms, **load})
-        settled &= measure.settle()
+        row = {"round": order.round, "steps": steps, "step_ms": step_ms, "wall_ms": wall_ms, **load}
+        recorder.block({**row, "settled": settled})
         order = yield Turn(step_ms)
     assert isinstance(order, Finish)
+    return order, blocks
 
-    timed = measure.percentiles(blocks)
-    seconds = timed["step_ms_p50"] / 1e3
-    recorder.add(
-        **timed,
-        samples_per_s=job.task.batch_size / seconds,
-        tflops=job.task.flops_per_step / seconds / 1e12,
-        timing=vars(order),
-        idle_threads_spin=not settled,
-        **time_phases(backend, stream, steps, clock),
-    )
-    del backend
 
-    x, y = next(stream)
-    peak = meter.peak_memory(device, lambda: _two_steps(make_backend(engine), x, y))
-    model = job.make_backend.memory_model(job.task, precision, engine)
-    recorder.add(
-        batch_bytes=x.nbytes + y.nbytes,
-        peak_memory_bytes=peak.bytes + x.nbytes + y.nbytes,
-        peak_memory_bytes_analytic=memory.allocated_bytes(model) if model else None,
-        memory_model=model,
-        memory_by_op=peak.by_op,
-        memory_reserved_bytes=peak.reserved_bytes,
-        graph_pool_bytes=peak.graph_pool_bytes,
-        workspace_bytes=ops.workspace_bytes() if engine == "native" and device.type == "cpu" else 0,
-        rss_before_bytes=rss_before,
-        peak_rss_bytes=peak_rss,
-        status="ok",
-    )
+def _fresh(setup: _Setup, trained: dict[str, Any]) -> Backend:
+    """A new backend in the state that training ended in.
+
+    Each block has one: where a program's memory happens to lie makes it up to 5 % faster or slower for as long as it
+    runs, so that blocks of one layout agree with each other and not with the next run's. Laid out anew, each block is
+    an independent draw, and the interval holds that too (Curtsinger and Berger, "Stabilizer", ASPLOS 2013).
+    """
+    backend = setup.make_backend()
+    backend.load_state_dict(trained)
+    return backend
+
+
+def _padding() -> Tensor:
+    """Up to 4 MB that shift what is allocated after it."""
+    return torch.empty(random.randrange(1 << 12, 1 << 22), dtype=torch.uint8)
+
+
+def _memory(setup: _Setup, job: Job) -> dict[str, Any]:
+    """The peak of two steps of a fresh backend, and what the model says of it."""
+    x, y = next(setup.batches())
+    peak = meter.peak_memory(setup.device, lambda: _two_steps(setup.make_backend(), x, y))
+    model = job.make_backend.memory_model(job.task, setup.precision, setup.engine)
+    return {
+        "batch_bytes": x.nbytes + y.nbytes,
+        "peak_memory_bytes": peak.bytes + x.nbytes + y.nbytes,
+        "peak_memory_bytes_analytic": memory.allocated_bytes(model) if model else None,
+        "memory_model": model,
+        "memory_by_op": peak.by_op,
+        "memory_reserved_bytes": peak.reserved_bytes,
+        "graph_pool_bytes": peak.graph_pool_bytes,
+        "workspace_bytes": ops.workspace_bytes() if setup.engine == "native" and setup.device.type == "cpu" else 0,
+    }
 
 
 def step(backend: Backend, x: Tensor, y: Tensor) -> Tensor:

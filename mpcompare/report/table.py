@@ -123,7 +123,7 @@ def _timing_lines(comparison: Comparison) -> list[str]:
         others = entry.run.blocks["other_cores"].median()
         if others > 0.25:
             lines.append(f"{entry.label}: other programs kept {others:.1f} cores busy while it was timed")
-        if entry.run.result["idle_threads_spin"]:
+        if not entry.run.blocks["settled"].all():
             lines.append(f"{entry.label}: its idle threads keep cores busy in the turns of others (OMP_WAIT_POLICY?)")
     return lines
 

@@ -99,7 +99,8 @@ def _race(
     with _sigterm_is_ctrl_c(), Board([each.folder.name for each in jobs]) as board:
         try:
             for each in jobs:
-                entrants.append(_Process(each, hydra, task, silence_limit_s, board))
+                with uninterrupted():  # one that has started is in the list
+                    entrants.append(_Process(each, hydra, task, silence_limit_s, board))
             race(entrants, rules, board, name)
         finally:
             with uninterrupted():
@@ -176,7 +177,9 @@ class _Process:
             with suppress(OSError):  # gone: the loop below sees it
                 self.pipe.send(order)
         while True:
-            if not connection.wait([self.pipe, self.process.sentinel], timeout=self.silence_limit_s):
+            # In two halves: time in which Ctrl-Z stopped both must not pass for silence.
+            halves = (connection.wait([self.pipe, self.process.sentinel], self.silence_limit_s / 2) for _ in range(2))
+            if not any(halves):
                 self.cause = f"hung: no sign of life for {self.silence_limit_s:g} s (hydra.launcher.silence_limit_s)"
                 self.end()
                 return None

@@ -109,6 +109,7 @@ def run(job: Job, recorder: Recorder) -> Turns:
     meter.release()
     measure.settle()
     finish, blocks = yield from _take_turns(setup, trained, steps, recorder, _trained(setup, rows))
+    yield Progress(0, 1, "phases and memory")
     timed = measure.percentiles(blocks)
     seconds = timed["step_ms_p50"] / 1e3
     recorder.add(
@@ -119,6 +120,7 @@ def run(job: Job, recorder: Recorder) -> Turns:
         **time_phases(_fresh(setup, trained), setup.batches(), steps, setup.clock),
     )
     recorder.add(**_memory(setup, job), status="ok")
+    yield Progress(1, 1, "done")
 
 
 def _set_up(job: Job, recorder: Recorder) -> _Setup:

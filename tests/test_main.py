@@ -93,7 +93,7 @@ def test_the_sweep_of_the_readme_ends_in_a_report(cli, tmp_path):
     results = [json.loads(p.read_text()) for p in sorted(folder.glob("*/result.json"))]
     for key in ("initial_weights", "dataset_fingerprint"):
         assert len({r[key] for r in results}) == 1
-    for name in ("loss", "step_time", "memory"):
+    for name in ("loss", "step_time", "phases", "memory"):
         assert (folder / "report" / f"{name}.png").stat().st_size > 10_000
     assert "x amp bf16" in ended.out
     assert f"Report: {folder / 'report'}" in ended.out

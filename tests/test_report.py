@@ -43,7 +43,7 @@ def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms
             timing={"rounds": len(blocks), "stopped": "rel_ci", "half_width": 0.0, "seconds": 1.0,
                     "race": more.get("race", "r")},
             phase_ms={"forward": 4.0, "backward": 5.0, "unscale": None, "step": 1.0, "update": 0.0},
-            phase_overhead=0.01,
+            phase_overhead=0.01, first_step_ms=50.0, construct_s=0.5,
             engine="torch", loss_scale="NoLossScale", dataset="synthetic", dataset_reason="asked for",
             dataset_fingerprint=more.get("dataset_fingerprint", "d"), initial_weights=more.get("initial_weights", "w"),
             device_name=more.get("device_name", "cpu"), threads=more.get("threads", 2),
@@ -68,7 +68,7 @@ def test_summary_compares_with_the_baseline_step_by_step(tmp_path, capsys):
     assert summary["backend"].tolist() == ["mine", "amp"]
     assert summary["speedup_vs_baseline"].tolist() == [2.0, 1.0]
     assert summary["max_abs_loss_diff_vs_baseline"].tolist() == [0.25, 0.0]
-    for name in ("loss", "step_time", "memory"):
+    for name in ("loss", "step_time", "phases", "memory"):
         assert (tmp_path / "report" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     assert "x amp" in out
@@ -339,7 +339,7 @@ def test_figures_are_at_most_three_comparisons_wide(tmp_path, n, shape):
     for i in range(n):
         write_run(tmp_path / f"{i}-amp", "amp", sweep="s", batch_size=8 * (i + 1))
     assert report([tmp_path], tmp_path / "report", "amp")
-    for name in ("loss", "step_time", "memory"):
+    for name in ("loss", "step_time", "phases", "memory"):
         height, width = matplotlib.image.imread(tmp_path / "report" / f"{name}.png").shape[:2]
         assert round(width / (6.4 * 150)) == shape[1]
     assert height / shape[0] < 600

@@ -14,7 +14,8 @@ def report(folders: Sequence[Path], out: Path, baseline: str | None = None, allo
 
     Args:
         folders: runs or sweeps.
-        out: gets ``summary.csv``, ``loss.png``, ``step_time.png`` and ``memory.png``; made if it is missing.
+        out: gets ``summary.csv``, ``loss.png``, ``step_time.png``, ``phases.png`` and
+            ``memory.png``; made if it is missing.
         baseline: backend to compare with; None is what the first run was configured with. Where a comparison lacks
             it, its first finished run takes its place, and that is said.
         allow: fields of the task identity in which runs of one comparison may differ; None as for ``baseline``.

@@ -12,7 +12,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.report",
         usage="%(prog)s FOLDER... [--out OUT] [--baseline BASELINE] [--allow [FIELD ...]]",
-        description="Draw the comparison of finished runs: a table, summary.csv, loss.png, step_time.png, memory.png. "
+        description="Draw the comparison of finished runs: a table, summary.csv, the figures. "
         "Several folders are merged: of one task, from any number of machines. "
         "Exit code 1 where a run did not finish, 2 where the runs are not comparable.",
     )

@@ -1,4 +1,4 @@
-"""The comparison as figures: loss, step time, memory. A part for each comparison, one colour a run."""
+"""The comparison as figures: loss, step time, phases, memory. A part for each comparison, one colour a run."""
 
 import logging
 import math
@@ -29,6 +29,7 @@ KINDS = {
     "gradients": "#F0E442",
     "workspace": "0.8",
 }
+PHASES = {"forward": "#56B4E9", "backward": "#E69F00", "unscale": "#F0E442", "step": "#009E73", "update": "#CC79A7"}
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
 # Of the figure's measured rows; short, because a legend does not wrap.
 ALLOCATED = "measured: allocator"
@@ -39,14 +40,15 @@ logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run annou
 
 
 def draw(comparisons: Sequence[Comparison], out: Path) -> None:
-    """Writes ``loss.png``, ``step_time.png`` and ``memory.png`` into ``out``; comparisons with no finished run are
-    left out, and with none at all nothing is drawn."""
+    """Writes ``loss.png``, ``step_time.png``, ``phases.png`` and ``memory.png`` into ``out``; comparisons with no
+    finished run are left out, and with none at all nothing is drawn."""
     drawn = [c for c in comparisons if _finished(c)]
     if not drawn:
         return
     _save(_loss(drawn), out / "loss.png")
     bars = max(len(_finished(c)) for c in drawn)
     _save(_bars(drawn, bars, _step_time), out / "step_time.png")
+    _save(_phases_figure(drawn, bars), out / "phases.png")
     _save(_memory_figure(drawn, bars), out / "memory.png")
 
 
@@ -152,6 +154,29 @@ def _step_time(axes: Axes, entries: list[Entry]) -> None:
             f"{p50[place]:.4g} ms, {ratio}", (p80[place], place), (6, 0), textcoords="offset points", va="center"
         )
     axes.set_xlabel("ms a step: median, p20 to p80 of the blocks; x: speed relative to the baseline (95 % interval)")
+
+
+def _phases_figure(comparisons: Sequence[Comparison], bars: int) -> Figure:
+    """A panel a comparison, and one legend for all below them."""
+    figure = _bars(comparisons, bars, _phases, room=1.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles[: len(PHASES)], labels[: len(PHASES)], loc="outside lower center", ncols=5, fontsize=8)
+    return figure
+
+
+def _phases(axes: Axes, entries: list[Entry]) -> None:
+    """A bar a run, of its phases from first to last."""
+    for place, entry in enumerate(entries):
+        times = entry.run.result["phase_ms"]
+        right = 0.0
+        for phase, colour in PHASES.items():
+            width = times[phase] or 0.0
+            axes.barh(place, width, left=right, color=colour, edgecolor="white", linewidth=0.5, label=phase)
+            if width > 0.12 * sum(ms or 0.0 for ms in times.values()):
+                axes.text(right + width / 2, place, f"{width:.3g}", ha="center", va="center", fontsize=8)
+            right += width
+        _beside(axes, right, place, f"{right:.4g} ms (clock {entry.run.result['phase_overhead']:+.1%})")
+    axes.set_xlabel("ms in each phase, with a clock between them; its cost against bare steps in brackets")
 
 
 def _memory_figure(comparisons: Sequence[Comparison], bars: int) -> Figure:

@@ -129,17 +129,20 @@ def _timing_lines(comparison: Comparison) -> list[str]:
 
 
 def _phases(comparison: Comparison) -> Table:
-    """Milliseconds of each phase; ``-`` where it holds no work."""
+    """Milliseconds of each phase, ``-`` where it holds no work; and what is not in the step time: the first step's
+    milliseconds and the seconds that making the backend took, builds and compilation included."""
     finished = [entry for entry in comparison.entries if entry.ok]
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("ms in phase", no_wrap=True)
     for phase in (phases := list(finished[0].run.result["phase_ms"])):
         table.add_column(phase, justify="right")
-    table.add_column("cost of this clock", justify="right")
+    for header in ("clock's cost", "first step", "set-up s"):
+        table.add_column(header, justify="right")
     for entry in finished:
         times = entry.run.result["phase_ms"]
         cells = ["-" if times[phase] is None else f"{times[phase]:.4g}" for phase in phases]
-        table.add_row(entry.label, *cells, f"{entry.run.result['phase_overhead']:+.1%}")
+        overhead, first, set_up = (entry.run.result[key] for key in ("phase_overhead", "first_step_ms", "construct_s"))
+        table.add_row(entry.label, *cells, f"{overhead:+.1%}", f"{first:.4g}", f"{set_up:.2g}")
     return table
 
 

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -104,16 +105,28 @@ def build(recipe: Recipe) -> Path:
         with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
             unfinished = Path(folder) / library.name
             command = [*recipe.compiler, *recipe.arguments, "-o", str(unfinished)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                log.debug("%s\n%s", " ".join(command), done.stderr)
-                raise BuildError(
-                    f"{recipe.compiler[0]} failed with exit code {done.returncode}: {_reason(done.stderr)}"
-                )
+            code, said = _run(command)
+            if code != 0:
+                log.debug("%s\n%s", " ".join(command), said)
+                raise BuildError(f"{recipe.compiler[0]} failed with exit code {code}: {_reason(said)}")
             unfinished.replace(library)
     except OSError as error:
         raise BuildError(f"cannot run {recipe.compiler[0]} or write to {cache_dir()}: {error}") from error
     return library
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Exit code and what it said on stderr. On Ctrl-C the compiler ends too, with the programs that it runs in turn."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            _, said = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, said
 
 
 def cache_key(recipe: Recipe) -> str:

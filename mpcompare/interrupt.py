@@ -20,9 +20,9 @@ def uninterrupted() -> Iterator[None]:
         if in_main_thread and signal.getsignal(number) is signal.default_int_handler
     ]
     arrived: list[int] = []
-    for number in raising:
-        signal.signal(number, lambda number, _: arrived.append(number))
     try:
+        for number in raising:
+            signal.signal(number, lambda number, _: arrived.append(number))
         yield
     finally:
         for number in raising:

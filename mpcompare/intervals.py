@@ -10,19 +10,26 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and its 95 % bootstrap interval; nan where there are too few values."""
+    """A median and its 95 % bootstrap interval, whose ends are nan where there are too few values."""
 
     median: float
     low: float
     high: float
 
+    def __str__(self) -> str:
+        """``1.38 (1.37-1.39)``, or ``1.38`` where there is no interval."""
+        return f"{self.median:.2f}" + ("" if math.isnan(self.low) else f" ({self.low:.2f}-{self.high:.2f})")
+
     @property
     def half_width(self) -> float:
-        """Of the interval, relative to the median; inf where there is none."""
-        return (self.high - self.low) / 2 / self.median if math.isfinite(self.low) else math.inf
+        """How far the interval reaches to its wider side, relative to the median; inf where there is none."""
+        if math.isnan(self.low):
+            return math.inf
+        return max(self.high - self.median, self.median - self.low) / self.median
 
 
 RESAMPLES = 4000
+MIN_VALUES = 6  # of five normal values the interval holds the median in 93 of 100 samples, of three in 73
 
 
 def interval(values: Iterable[float]) -> Interval:
@@ -34,7 +41,7 @@ def interval(values: Iterable[float]) -> Interval:
     """
     x = np.asarray(list(values), dtype=float)
     n = len(x)
-    if n < 2 or not np.isfinite(x).all():
+    if n < MIN_VALUES or not np.isfinite(x).all():
         return Interval(float(np.median(x)) if n else math.nan, math.nan, math.nan)
     drawn = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))  # seeded: the same values, the same interval
     medians = np.median(x[drawn], axis=1)

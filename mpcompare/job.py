@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import platform
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -17,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mpcompare.errors import InputError, fail
+from mpcompare.interrupt import uninterrupted
 from mpcompare.paths import CONF
 from mpcompare.race import Rules, Turns, alone
 
@@ -45,16 +45,18 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None) -> None:
         with closing(turns_of(_job(cfg), recorder)) as turns:
             (drive or partial(alone, rules=rules(cfg)))(turns)
     except KeyboardInterrupt:
-        recorder.add(status="interrupted", error="interrupted from the keyboard")
+        with uninterrupted():
+            if recorder.result["status"] == "running":
+                recorder.add(status="interrupted", error="interrupted")
         raise
     except Exception as error:
         known = _known(error)
         try:
-            recorder.add(status="failed", error=known or f"{type(error).__name__}: {error}".splitlines()[0])
+            recorder.add(status="failed", error=known or _first_line(error))
         except InputError:  # a full disk, say: without a record the report would not miss this job
             fail(known or str(error))
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            log.error(known, exc_info=None if known else error)
+            log.error(known or _first_line(error), exc_info=None if known else error)
         elif known:
             fail(known)
         else:
@@ -83,13 +85,14 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
         "task": chosen["task"],
         "batch_size": config["task"].get("batch_size"),
         "seed": config["seed"],
-        "sweep": _fingerprint(platform.node(), Path(hydra_config.sweep.dir).resolve()) if in_sweep else None,
+        "sweep": _fingerprint(Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir) if in_sweep else None,
         "config": config,
     }
 
 
-def _fingerprint(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+def _fingerprint(folder: Path) -> str:
+    """A sweep's folder, the same for all its jobs wherever they run, without saying where that is."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:8]
 
 
 def rules(cfg: DictConfig) -> Rules:
@@ -143,5 +146,9 @@ def _known(error: Exception) -> str | None:
         return " ".join(str(error).split())
     cpu_out_of_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or cpu_out_of_memory:
-        return f"out of memory, try a smaller task.batch_size or task.hidden ({str(error).splitlines()[0]})"
+        return f"out of memory, try a smaller task.batch_size or task.hidden ({_first_line(error)})"
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return (f"{type(error).__name__}: {error}".splitlines())[0]

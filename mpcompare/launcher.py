@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import partial
 from multiprocessing import connection, context, get_context
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from hydra import version
 from hydra.core.hydra_config import HydraConfig
@@ -40,6 +42,7 @@ OUTPUT = "output.log"  # what an entrant's process prints beside its log
 class _Job:
     config: DictConfig
     overrides: list[str]
+    name: str
     folder: Path
     identity: dict[str, Any]
 
@@ -64,6 +67,11 @@ def launch(
     for folder in (folders := [each.folder for each in jobs]):
         if folders.count(folder) > 1:
             raise InputError("hydra.sweep.subdir", folder.name, "expected a folder of its own for each job")
+        records.check_unused("hydra.sweep.subdir", folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError("hydra.sweep.subdir", folder, f"cannot write there ({error.strerror})") from error
     races: dict[str, list[_Job]] = {}
     for each in jobs:
         races.setdefault(_what(each), []).append(each)
@@ -71,9 +79,8 @@ def launch(
     for i, of in enumerate(races.values()):
         log.info(f"Race {i + 1} of {len(races)}: {len(of)} taking turns")
         for each in of:
-            log.info(f"\t{each.folder.name} : {' '.join(filter_overrides(each.overrides))}")
-        name = f"{of[0].identity['sweep']}-{initial_job_idx}-{i}" if len(of) > 1 else None
-        _race(of, hydra, task, limits[i], silence_limit_s, name)
+            log.info(f"\t{each.name} : {' '.join(filter_overrides(each.overrides))}")
+        _race(of, hydra, task, limits[i], silence_limit_s)
     return [_job_return(each) for each in jobs]
 
 
@@ -83,8 +90,10 @@ def _job(hydra: HydraContext, sweep_config: DictConfig, number: int, overrides: 
         config.hydra.job.id = number
         config.hydra.job.num = number
     with _as_hydra_config(config):
-        folder = Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
-        return _Job(config, overrides, folder, job.identity(_without_hydra(config)))
+        name = str(config.hydra.sweep.subdir)
+        return _Job(
+            config, overrides, name, Path(str(config.hydra.sweep.dir)) / name, job.identity(_without_hydra(config))
+        )
 
 
 def _race(
@@ -93,21 +102,23 @@ def _race(
     task: TaskFunction,
     rules: Rules,
     silence_limit_s: float,
-    name: str | None,
 ) -> None:
     entrants: list[_Process] = []
-    with _sigterm_is_ctrl_c(), Board([each.folder.name for each in jobs]) as board:
+    with _sigterm_is_ctrl_c(), Board([each.name for each in jobs]) as board:
         try:
             for each in jobs:
                 with uninterrupted():  # one that has started is in the list
                     entrants.append(_Process(each, hydra, task, silence_limit_s, board))
-            race(entrants, rules, board, name)
+            race(entrants, rules, board, uuid4().hex[:8])
         finally:
             with uninterrupted():
                 for entrant in entrants:
                     entrant.ask_to_stop()
+                deadline = time.monotonic() + GRACE_S
                 for entrant in entrants:
-                    entrant.end()
+                    entrant.end(deadline)
+    if lost := [entrant.unrecorded for entrant in entrants if entrant.unrecorded]:
+        raise lost[0]
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:
@@ -159,16 +170,20 @@ class _Process:
     def __init__(
         self, each: _Job, hydra: HydraContext, task: TaskFunction, silence_limit_s: float, board: Board
     ) -> None:
-        self.job, self.name, self.board, self.silence_limit_s = each, each.folder.name, board, silence_limit_s
-        self.cause: str | None = None
+        self.job, self.name, self.board, self.silence_limit_s = each, each.name, board, silence_limit_s
+        self.cause: str | None = None  # of its end, where the launcher brought it about
+        self.unrecorded: InputError | None = None
         self.oom_kills = _oom_kills()
-        each.folder.mkdir(parents=True, exist_ok=True)
         spawn: context.SpawnContext = get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
         arguments = (theirs, hydra, task, each.config, version.getbase(), each.folder / OUTPUT)
         self.process = spawn.Process(target=_entrant, args=arguments, name=self.name)
-        with _ignored(signal.SIGINT):  # inherited: Ctrl-C reaches the launcher, which tells the entrants
+        # Inherited: Ctrl-C in a terminal goes to all, and only the launcher shall hear it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
             self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         theirs.close()
 
     def turn(self, order: Order | None) -> Turn | None:
@@ -177,10 +192,9 @@ class _Process:
             with suppress(OSError):  # gone: the loop below sees it
                 self.pipe.send(order)
         while True:
-            # In two halves: time in which Ctrl-Z stopped both must not pass for silence.
-            halves = (connection.wait([self.pipe, self.process.sentinel], self.silence_limit_s / 2) for _ in range(2))
-            if not any(halves):
+            if self._is_silent():
                 self.cause = f"hung: no sign of life for {self.silence_limit_s:g} s (hydra.launcher.silence_limit_s)"
+                self.process.kill()
                 self.end()
                 return None
             try:
@@ -195,40 +209,52 @@ class _Process:
             if isinstance(event, Progress):
                 self.board.progress(self.name, event)
             else:
-                self.board.say(self.name, event)
+                self.board.say(self.name, *event)
+
+    def _is_silent(self) -> bool:
+        """Waits until the entrant says something or is gone; True if ``silence_limit_s`` pass without either."""
+        waited = 0.0
+        # In slices: a child of the entrant's may keep the pipe open when it is gone, and time in which Ctrl-Z stopped
+        # both is no silence.
+        while waited < self.silence_limit_s:
+            slice_s = min(1.0, self.silence_limit_s - waited)
+            if connection.wait([self.pipe, self.process.sentinel], slice_s) or not self.process.is_alive():
+                return False
+            waited += slice_s
+        return True
 
     def ask_to_stop(self) -> None:
         """Like Ctrl-C; a process that is done already does not notice."""
         if self.process.is_alive():
+            self.cause = "interrupted"
             self.process.terminate()
 
-    def end(self) -> None:
-        """Waits for the process to end, kills it if it does not, and completes its record."""
+    def end(self, deadline: float | None = None) -> None:
+        """Waits for the process to end, kills it if it has not by ``deadline``, and completes its record."""
+        self.process.join(GRACE_S if deadline is None else max(deadline - time.monotonic(), 0))
         if self.process.is_alive():
-            self.process.join(0 if self.cause else GRACE_S)
-        if stuck := self.process.is_alive():
             self.process.kill()
             self.process.join()
-        output = self.job.folder / OUTPUT
-        said = output.read_text(errors="replace").strip().splitlines() if output.exists() else []
-        if not said:
-            output.unlink(missing_ok=True)
-        cause = self.cause or ("interrupted" if stuck else self._cause_of_death(said))
         try:
-            concluded = records.conclude(self.job.folder, self.job.identity, cause)
-        except OSError as error:
-            raise InputError(
-                "hydra output folder", self.job.folder, f"cannot write there ({error.strerror})"
-            ) from error
-        if concluded:
-            self.board.line(f"{self.name}: {cause}")
+            output = self.job.folder / OUTPUT
+            said = output.read_text(errors="replace").strip().splitlines() if output.exists() else []
+            if not said:
+                output.unlink(missing_ok=True)
+            cause = self.cause or self._cause_of_death(said)
+            if records.conclude(self.job.folder, self.job.identity, cause):
+                self.board.line(f"{self.name}: {cause}")
+        except (OSError, ValueError) as error:
+            self.unrecorded = InputError(
+                "hydra output folder", self.job.folder, f"cannot complete the record ({error})"
+            )
 
     def _cause_of_death(self, said: Sequence[str]) -> str:
         code = self.process.exitcode or 0
-        cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        named = {each.value: each.name for each in signal.Signals}
+        cause = f"killed by {named.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
         if code == -signal.SIGKILL:
             out_of_memory = _oom_kills() > self.oom_kills
-            cause += ": the machine ran out of memory" if out_of_memory else ": out of memory, or by hand"
+            cause += ": out of memory" + (", as the kernel was meanwhile" if out_of_memory else ", or by hand")
         elif said:
             cause += f": {said[-1]}"
         return cause
@@ -241,15 +267,6 @@ def _oom_kills() -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
-
-
-@contextmanager
-def _ignored(number: signal.Signals) -> Iterator[None]:
-    before = signal.signal(number, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
 
 
 # ---- in the entrant's process
@@ -321,4 +338,4 @@ class _ToLauncher(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         with suppress(OSError):
-            self.pipe.send(level + self.format(record))
+            self.pipe.send((level + self.format(record), record.levelno >= logging.ERROR))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-LOAD_FIELDS = ("clock_mhz", "other_cores", "throttle")
 Load = dict[str, float | str | None]
 
 # nvidia-smi -q's names for the bits of clocks_event_reasons.active (NVML, nvmlClocksEventReasons)
@@ -27,8 +26,12 @@ class Watch:
         self._busy, self._own, self._time = _busy_seconds(), time.process_time(), time.perf_counter()
 
     def stop(self) -> Load:
-        """``clock_mhz`` of the device now; ``other_cores``: how many CPU cores others kept busy meanwhile, the
-        hypervisor's share (steal) included; ``throttle``: what holds a GPU's clock back, as NVML names it."""
+        """What was seen.
+
+        Returns:
+            ``other_cores``: how many CPU cores others kept busy, the hypervisor's share (steal) included.
+            ``clock_mhz`` and ``throttle``: the clock and what holds a GPU's back, as NVML names it, right afterwards.
+        """
         seconds = time.perf_counter() - self._time
         busy = _busy_seconds()
         others = None
@@ -61,13 +64,13 @@ def _cpu_mhz() -> float | None:
 
 
 def _gpu(device: torch.device) -> tuple[float | None, str | None]:
-    answer = nvidia_smi(device, "clocks.sm,clocks_event_reasons.active")
+    # Asked one by one: an older driver does not know the second, and then answers nothing.
+    clock, reasons = nvidia_smi(device, "clocks.sm"), nvidia_smi(device, "clocks_event_reasons.active")
     try:
-        clock, reasons = answer
-        active = [name for bit, name in _THROTTLE.items() if int(reasons, 16) & bit]
-        return float(clock), "+".join(active) or "none"
-    except ValueError:
-        return None, None
+        throttle = "+".join(name for bit, name in _THROTTLE.items() if int(reasons[0], 16) & bit) or "none"
+    except (ValueError, IndexError):
+        throttle = None
+    return (float(clock[0]) if clock and clock[0].isdigit() else None), throttle
 
 
 def nvidia_smi(device: torch.device, fields: str) -> list[str]:

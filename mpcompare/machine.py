@@ -62,6 +62,25 @@ def set_deterministic(only: bool) -> None:
     torch.backends.cudnn.deterministic = only
 
 
+_ENVIRONMENT = (
+    *(
+        "OMP_",
+        "GOMP_",
+        "KMP_",
+        "MKL_",
+        "ONEDNN_",
+        "DNNL_",
+        "ATEN_",
+        "TORCH",
+        "PYTORCH_",
+        "CUDA_",
+        "CUBLAS",
+        "NVIDIA_TF32",
+    ),
+    *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"),
+)
+
+
 def provenance(device: torch.device) -> dict[str, Any]:
     """Everything about the machine and its state that a result may depend on, as observed now."""
     packages = ("mpcompare", "torch", "torchvision", "hydra-core", "numpy")
@@ -84,9 +103,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
             "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         },
         "environment": {  # what changes speed without being seen in the configuration
-            name: os.environ[name]
-            for name in sorted(os.environ)
-            if name.startswith(("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_", "PYTORCH_", "TORCH_", "CUDA_"))
+            name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ENVIRONMENT)
         },
         "commit": _commit(),
     }

@@ -1,8 +1,8 @@
 """The analytic memory model: which tensors must be live at the peak of a step, by kind, name and size in bytes.
 
 A step is replayed as the sequence of its allocations and frees; the peak is the fullest moment. It counts what the
-framework's allocator hands out. What libraries take for themselves (cuBLAS on a GPU, packing buffers of a CPU GEMM) is
-``workspace``: measured where it can be, and no part of what model and allocator are compared by.
+framework's allocator hands out. The workspaces that libraries take for themselves (cuBLAS on a GPU, packing buffers of
+a CPU GEMM) are no part of it: they are measured, where they can be, and stand beside it.
 """
 
 from itertools import pairwise
@@ -19,13 +19,12 @@ KINDS = (
     "cast cache",  # 16-bit weights that autocast keeps
     "activations",  # the 16-bit copy of the inputs among them
     "gradients",  # of activations and of weights
-    "workspace",  # what libraries take outside the allocator
 )
 
 
 def allocated_bytes(model: MemoryModel) -> int:
-    """What the allocator must have handed out at the peak: everything but ``workspace``."""
-    return sum(sum(tensors.values()) for kind, tensors in model.items() if kind != "workspace")
+    """What the allocator must have handed out at the peak."""
+    return sum(sum(tensors.values()) for tensors in model.values())
 
 
 class Ledger:

@@ -151,8 +151,10 @@ def peak_rss_bytes() -> int | None:
 
 
 def release() -> None:
-    """Frees garbage, and gives freed memory back to the system where malloc can."""
+    """Frees garbage, and gives freed memory back: to the system where malloc can, to the GPU for other processes."""
     gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc
         libc.malloc_trim(0)
 

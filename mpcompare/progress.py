@@ -10,6 +10,8 @@ from rich.text import Text
 
 from mpcompare.race import Progress
 
+LINE_EVERY_S = 10  # where there is no terminal
+
 
 class Board:
     """A bar for each name, drawn by whoever calls: a refreshing thread would run beside the steps that are timed.
@@ -32,7 +34,7 @@ class Board:
         )
         # A run alone needs no name.
         self.tasks = {n: self.bars.add_task("waiting", name=n if len(names) > 1 else "", total=None) for n in names}
-        self.drawn = 0.0
+        self.drawn = self.written = time.monotonic()
         self.said: set[str] = set()
 
     def __enter__(self) -> "Board":
@@ -44,15 +46,19 @@ class Board:
         self.bars.stop()
 
     def progress(self, name: str, progress: Progress) -> None:
-        """Moves a bar; draws at most ten times a second."""
+        """Moves a bar; draws at most ten times a second, or writes a line now and then."""
         self.bars.update(self.tasks[name], completed=progress.done, total=progress.total, description=progress.text)
-        if time.monotonic() - self.drawn > 0.1:
+        now = time.monotonic()
+        if now - self.drawn > 0.1:
             self.bars.refresh()
-            self.drawn = time.monotonic()
+            self.drawn = now
+        if not self.console.is_terminal and now - self.written > LINE_EVERY_S:
+            self.line(f"{name}: {progress.text}")
+            self.written = now
 
-    def say(self, name: str, text: str) -> None:
-        """A line of one entrant's; what another has said already (which data were taken, say) is not repeated."""
-        if text not in self.said:
+    def say(self, name: str, text: str, is_error: bool) -> None:
+        """A line of one entrant's; but for errors, what another has said already is not repeated (which data, say)."""
+        if is_error or text not in self.said:
             self.said.add(text)
             self.line(f"{name}: {text}")
 

@@ -57,9 +57,9 @@ class Finish:
     Attributes:
         rounds: how many there were.
         stopped: ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out).
-        half_width: of the widest interval, relative: of the ratios between entrants; of one alone, of its step time.
+        half_width: relative, of the widest interval: of the ratios between entrants; of one alone, of its step time.
         seconds: that timing took.
-        race: a name shared by those that took turns; None for one alone.
+        race: a name shared by those that took turns to the end; None for one alone.
     """
 
     rounds: int
@@ -138,20 +138,19 @@ def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | Non
     from mpcompare import intervals  # scipy takes a second, and --help imports this file
 
     start = time.monotonic()
-    blocks: dict[str, list[float]] = {entrant.name: [] for entrant in racing}
+    blocks: dict[int, list[float]] = {id(entrant): [] for entrant in racing}
 
     def widest() -> float:
-        times = [blocks[entrant.name] for entrant in racing]
+        times = [blocks[id(entrant)] for entrant in racing]
         if len(times) == 1:
             return intervals.interval(times[0]).half_width
         return max((intervals.ratio(a, b).half_width for a, b in itertools.combinations(times, 2)), default=math.inf)
 
     look, half_width = MIN_ROUNDS, math.inf
     for rounds in itertools.count(1):
-        first = rounds % len(racing) if racing else 0
-        for entrant in [*racing[first:], *racing[:first]]:
+        for entrant in _order(racing, rounds):
             if turn := entrant.turn(Time(rounds)):
-                blocks[entrant.name].append(turn.step_ms)
+                blocks[id(entrant)].append(turn.step_ms)
             else:
                 racing = [other for other in racing if other is not entrant]
         seconds = time.monotonic() - start
@@ -163,11 +162,21 @@ def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | Non
         _show(racing, rounds, half_width, seconds, rules, display)
         if done:
             stopped = "rel_ci" if half_width <= rules.rel_ci and rounds >= MIN_ROUNDS else "budget"
-            finish = Finish(rounds, stopped, half_width, seconds, name)
+            finish = Finish(rounds, stopped, half_width, seconds, name if len(racing) > 1 else None)
             break
     if racing:
         display.line(describe_timing(asdict(finish)))
     return racing, finish
+
+
+def _order(racing: Sequence[Entrant], rounds: int) -> list[Entrant]:
+    """Rotated by one from round to round, and every other time around backwards, so that no one always goes first, and
+    no one always follows the same other."""
+    if not racing:
+        return []
+    first = rounds % len(racing)
+    order = [*racing[first:], *racing[:first]]
+    return order if rounds // len(racing) % 2 == 0 else order[::-1]
 
 
 def _next_look(rounds: int, half_width: float, rel_ci: float) -> int:

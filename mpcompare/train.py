@@ -177,9 +177,8 @@ def _take_turns(
     order = yield Turn(text=text)
     blocks, watch = [], Watch(setup.device)
     while isinstance(order, Time):
-        padding, backend, stream = _padding(), _fresh(setup, trained), setup.batches()
-        lead_in = max(1, steps // 4)  # after another's turn caches are cold, and fresh pages are not mapped yet
-        time_block(backend, stream, lead_in, setup.clock)
+        padding, backend, stream = _padding(setup.device), _fresh(setup, trained), setup.batches()
+        time_block(backend, stream, _warmup(steps), setup.clock)
         watch.start()
         step_ms, wall_ms = time_block(backend, stream, steps, setup.clock)
         load = watch.stop()
@@ -202,13 +201,18 @@ def _fresh(setup: _Setup, trained: dict[str, Any]) -> Backend:
     an independent draw, and the interval holds that too (Curtsinger and Berger, "Stabilizer", ASPLOS 2013).
     """
     backend = setup.make_backend()
-    backend.load_state_dict(trained)
+    backend.load_state_dict(copy.deepcopy(trained))  # torch's optimizers keep the tensors that they are given
     return backend
 
 
-def _padding() -> Tensor:
+def _warmup(steps: int) -> int:
+    """Steps before a block of ``steps``: after another's turn caches are cold, and fresh pages are not mapped yet."""
+    return max(1, steps // 4)
+
+
+def _padding(device: torch.device) -> Tensor:
     """Up to 4 MB that shift what is allocated after it."""
-    return torch.empty(random.randrange(1 << 12, 1 << 22), dtype=torch.uint8)
+    return torch.empty(random.randrange(1 << 12, 1 << 22), dtype=torch.uint8, device=device)
 
 
 def _memory(setup: _Setup, job: Job) -> dict[str, Any]:
@@ -246,17 +250,19 @@ def train(
 ) -> Generator[Progress | Turn, Any, list[dict[str, Any]]]:
     """Trains ``warmup_steps + steps`` steps and records each; returns the rows of ``steps.csv``."""
     rows: list[dict[str, Any]] = []
+    on_disk = 0
     waiting: list[tuple[float | Tensor, float | Tensor, bool]] = []  # steps whose values are not read yet
 
     def read() -> None:
-        first = len(rows)
+        nonlocal on_disk
         step_ms = clock.read()[::2]  # every second interval lies between two steps
         for (loss, scale, skipped), ms in zip(waiting, step_ms, strict=False):  # the last step may be unfinished
             number = len(rows) + 1
             values = (number, number <= warmup_steps, float(loss), float(scale), skipped, ms)
             rows.append(dict(zip(STEP_FIELDS, values, strict=True)))
         waiting.clear()
-        recorder.steps(rows[first:])
+        recorder.steps(rows[on_disk:])
+        on_disk = len(rows)
 
     total, written = warmup_steps + steps, time.monotonic()
     yield Progress(0, total, "first step")
@@ -309,7 +315,7 @@ def block_steps(backend: Backend, stream: Batches, block_s: float, clock: measur
         steps *= 2
 
 
-PHASE_BLOCKS = 3
+PHASE_BLOCKS = 4  # of each kind
 
 
 def time_phases(backend: Backend, stream: Batches, steps: int, clock: measure.Clock) -> dict[str, Any]:
@@ -319,9 +325,12 @@ def time_phases(backend: Backend, stream: Batches, steps: int, clock: measure.Cl
         ``phase_ms``, the median of each phase over all steps, None where it holds no work; ``phase_overhead``, what the
         clock between the phases costs relative to bare steps, in blocks that take turns.
     """
-    phases, bare, instrumented = [], [], []
-    for _ in range(PHASE_BLOCKS):
-        bare.append(time_block(backend, stream, steps, clock)[0])
+    phases, bare, clocked = [], [], []
+    time_block(backend, stream, _warmup(steps), clock)
+    for number in range(2 * PHASE_BLOCKS):
+        if number % 4 in (0, 3):  # bare, clocked, clocked, bare: drift hits both alike
+            bare.append(time_block(backend, stream, steps, clock)[0])
+            continue
         for x, y in islice(stream, steps):
             clock.mark()
             backend.forward(x, y)
@@ -334,14 +343,14 @@ def time_phases(backend: Backend, stream: Batches, steps: int, clock: measure.Cl
             clock.mark()
             backend.update()
             clock.mark()
-        marks = np.array([*clock.read(), 0.0]).reshape(-1, 6)[:, :5]  # the sixth lies between two steps
-        phases.append(marks)
-        instrumented.append(float(marks.sum(axis=1).mean()))
+        intervals = clock.read()
+        clocked.append(sum(intervals) / steps)
+        phases.append(np.array([*intervals, 0.0]).reshape(-1, 6)[:, :5])  # the sixth lies between two steps
     medians = np.median(np.concatenate(phases), axis=0)
     named = zip(PHASES, medians.tolist(), strict=True)
     return {
         "phase_ms": {phase: None if phase in backend.IDLE_PHASES else ms for phase, ms in named},
-        "phase_overhead": float(np.median(instrumented) / np.median(bare) - 1),
+        "phase_overhead": float(np.median(clocked) / np.median(bare) - 1),
     }
 
 

@@ -47,7 +47,9 @@ def test_turns_rotate_so_that_nobody_always_follows_the_same_one():
     race(entrants, RULES, Board(), "r")
     assert log[:6] == [("a", "NoneType"), ("b", "NoneType"), ("c", "NoneType"), *((n, "Train") for n in "abc")]
     rounds = [[n for n, number in log if number == r] for r in range(1, 11)]
-    assert rounds[:4] == [["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"], ["b", "c", "a"]]
+    assert rounds[:5] == [list("bca"), list("cab"), list("cba"), list("acb"), list("bac")]
+    for one, other in itertools.permutations("abc", 2):
+        assert sum(order.index(one) < order.index(other) for order in rounds[:6]) == 3
     assert log[-3:] == [(n, "Finish") for n in "abc"]
     assert entrants[0].finish == entrants[2].finish
     assert (entrants[0].finish.rounds, entrants[0].finish.stopped) == (10, "rel_ci")  # ten equal ratios are enough

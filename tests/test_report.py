@@ -442,7 +442,7 @@ def test_percent_has_no_negative_zero():
 def test_the_memory_figure_stacks_the_model_and_what_was_measured_and_nothing_overlaps(tmp_path):
     write_run(tmp_path / "0", "mine", **MEASURED)
     write_run(tmp_path / "1", "amp", **{**MEASURED, "workspace_bytes": 0})
-    write_run(tmp_path / "2", "old", peak_memory_bytes=20_000_000)  # a record without kinds
+    write_run(tmp_path / "2", "old", peak_memory_bytes=20_000_000, peak_memory_bytes_analytic=None)  # no model
     write_run(tmp_path / "3", "gpu", **{**MEASURED, "device": "cuda"})
     (comparison,) = compare(find_runs([tmp_path]), "amp")
     figure = figures._memory_figure([comparison], bars=4)
@@ -451,14 +451,13 @@ def test_the_memory_figure_stacks_the_model_and_what_was_measured_and_nothing_ov
     widths = {container.get_label(): [bar.get_width() for bar in container] for container in axes.containers}
     assert widths["inputs"] == [0.2]
     assert widths["activations"] == [1.7]
-    assert widths["model"] == [1.9]  # the old record's
     assert [line.get_xdata()[0] for line in axes.lines] == pytest.approx([16.2, 16.2])  # 25 - 9 + 0.2, not on the GPU
     texts = [text.get_text() for text in axes.texts]
     assert texts[:3] == ["1.9 MB model", "2 MB (+5.3 %) + 14 MB", "16.2 MB resident"]
-    assert len(texts) == 3 + 3 + 2 + 2
+    assert len(texts) == 3 + 3 + 1 + 2
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
-        "inputs", "activations", figures.ALLOCATED, figures.OUTSIDE, figures.RESIDENT, "model",
+        "inputs", "activations", figures.ALLOCATED, figures.OUTSIDE, figures.RESIDENT,
     ]  # fmt: skip
     boxes = [text.get_window_extent() for text in axes.texts]
     bars = [bar.get_window_extent() for container in axes.containers for bar in container]

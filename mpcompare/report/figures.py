@@ -27,7 +27,6 @@ KINDS = {
     "cast cache": "#D55E00",
     "activations": "#E69F00",
     "gradients": "#F0E442",
-    "workspace": "0.8",
 }
 PHASES = {"forward": "#56B4E9", "backward": "#E69F00", "unscale": "#F0E442", "step": "#009E73", "update": "#CC79A7"}
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
@@ -148,8 +147,8 @@ def _step_time(axes: Axes, entries: list[Entry]) -> None:
     p20, p50, p80 = (np.array([e.run.result[f"step_ms_p{p}"] for e in entries]) for p in (20, 50, 80))
     axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=_colours(entries), ecolor="0.2", capsize=4)
     for place, entry in enumerate(entries):
-        s = entry.speedup
-        ratio = "baseline" if entry.is_baseline else f"{s.median:.2f}x ({s.low:.2f}-{s.high:.2f})"
+        side = "" if entry.side_by_side else ", not side by side"
+        ratio = "baseline" if entry.is_baseline else f"x {entry.speedup}{side}"
         axes.annotate(
             f"{p50[place]:.4g} ms, {ratio}", (p80[place], place), (6, 0), textcoords="offset points", va="center"
         )
@@ -212,12 +211,8 @@ def _memory(axes: Axes, entries: list[Entry]) -> None:
 
 
 def _by_kind(result: dict[str, Any]) -> dict[str, float]:
-    """The model in MB by kind; one piece where the record knows no kinds, none where there is no model."""
-    model = result.get("memory_model") or {}
-    if model and all(isinstance(tensors, dict) for tensors in model.values()):
-        return {kind: sum(tensors.values()) / 1e6 for kind, tensors in model.items()}
-    total = result["peak_memory_bytes_analytic"]
-    return {"model": total / 1e6} if total else {}
+    """The model in MB by kind; empty where there is none."""
+    return {kind: sum(tensors.values()) / 1e6 for kind, tensors in (result.get("memory_model") or {}).items()}
 
 
 def _resident(result: dict[str, Any]) -> float | None:

@@ -82,7 +82,7 @@ def show(comparisons: Sequence[Comparison]) -> None:
         for line in _timing_lines(comparison):
             console.print(Text(line))
         if any(entry.ok for entry in comparison.entries):
-            console.print(_phases(comparison))
+            console.print(_phases(comparison, narrow=console.width < 100))
         for entry in comparison.entries:
             if not entry.ok:
                 console.print(Text(f"{entry.label}: {entry.run.result['status']}: {entry.error}", style="red"))
@@ -109,14 +109,15 @@ def _memory_difference(entry: Entry) -> str:
 def _speedup(entry: Entry) -> str:
     if entry.is_baseline:
         return "1.00"
-    s = entry.speedup
-    return f"{s.median:.2f} ({s.low:.2f}-{s.high:.2f}){'' if entry.side_by_side else '~'}"
+    return str(entry.speedup) + ("" if entry.side_by_side else "~")
 
 
 def _timing_lines(comparison: Comparison) -> list[str]:
     """How the times came about: when timing stopped, and what disturbed it."""
     finished = [entry for entry in comparison.entries if entry.ok]
-    lines = list(dict.fromkeys(describe_timing(entry.run.result["timing"]) for entry in finished))
+    timings = {entry.label: describe_timing(entry.run.result["timing"]) for entry in finished}
+    same = len(set(timings.values())) == 1
+    lines = list(timings.values())[:1] if same else [f"{label}: {text}" for label, text in timings.items()]
     if not all(entry.side_by_side for entry in finished):
         lines.append("~ not timed in turns with its baseline: drift of the machine is in the ratio")
     for entry in finished:
@@ -128,7 +129,7 @@ def _timing_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _phases(comparison: Comparison) -> Table:
+def _phases(comparison: Comparison, narrow: bool) -> Table:
     """Milliseconds of each phase, ``-`` where it holds no work; and what is not in the step time: the first step's
     milliseconds and the seconds that making the backend took, builds and compilation included."""
     finished = [entry for entry in comparison.entries if entry.ok]
@@ -136,13 +137,14 @@ def _phases(comparison: Comparison) -> Table:
     table.add_column("ms in phase", no_wrap=True)
     for phase in (phases := list(finished[0].run.result["phase_ms"])):
         table.add_column(phase, justify="right")
-    for header in ("clock's cost", "first step", "set-up s"):
+    for header in () if narrow else ("clock's cost", "first step", "set-up s"):
         table.add_column(header, justify="right")
     for entry in finished:
         times = entry.run.result["phase_ms"]
         cells = ["-" if times[phase] is None else f"{times[phase]:.4g}" for phase in phases]
         overhead, first, set_up = (entry.run.result[key] for key in ("phase_overhead", "first_step_ms", "construct_s"))
-        table.add_row(entry.label, *cells, f"{overhead:+.1%}", f"{first:.4g}", f"{set_up:.2g}")
+        more = () if narrow else (f"{overhead:+.1%}", f"{first:.4g}", f"{set_up:.2g}")
+        table.add_row(entry.label, *cells, *more)
     return table
 
 

@@ -108,7 +108,8 @@ def run(job: Job, recorder: Recorder) -> Turns:
     del backend
     meter.release()
     measure.settle()
-    finish, blocks = yield from _take_turns(setup, trained, steps, recorder, _trained(setup, rows))
+    with meter.frozen():
+        finish, blocks = yield from _take_turns(setup, trained, steps, recorder, _trained(setup, rows))
     yield Progress(0, 1, "phases and memory")
     timed = measure.percentiles(blocks)
     seconds = timed["step_ms_p50"] / 1e3

@@ -19,6 +19,9 @@ from conftest import BACKENDS, CUDA, SMALL, make_backend, make_task
 from mpcompare import data, memory, mlp, train
 from mpcompare.interrupt import uninterrupted
 
+# A sweep in this process: no other has to start, where it is not the launcher that is tested.
+BASIC = (*SMALL, "hydra/launcher=basic")
+
 REQUIRED_RESULTS = {
     "backend", "engine", "precision", "dtypes", "step_ms_p20", "step_ms_p50", "step_ms_p80", "samples_per_s", "tflops",
     "peak_memory_bytes", "peak_memory_bytes_analytic", "final_loss", "test_accuracy", "test_loss", "dataset",
@@ -109,7 +112,7 @@ def test_the_sweep_of_the_readme_ends_in_a_report(cli, tmp_path):
 
 def test_a_sweep_over_precisions_and_batch_sizes_compares_like_with_like(cli, tmp_path):
     folder = tmp_path / "sweep"
-    ended = cli("-m", "backend=scratch,amp", "precision=fp16,bf16", *SMALL, "task.batch_size=32,64",
+    ended = cli("-m", "backend=scratch,amp", "precision=fp16,bf16", *BASIC, "task.batch_size=32,64",
                 f"hydra.sweep.dir={folder}")  # fmt: skip
     assert ended.code == 0, ended.err
     table = pd.read_csv(folder / "report" / "summary.csv")
@@ -122,7 +125,7 @@ def test_a_sweep_over_precisions_and_batch_sizes_compares_like_with_like(cli, tm
 
 def test_a_job_that_fails_is_a_row_and_the_others_finish(cli, tmp_path):
     folder = tmp_path / "sweep"
-    ended = cli("-m", "backend=fp32,scratch", "precision=fp16", *SMALL, f"hydra.sweep.dir={folder}")
+    ended = cli("-m", "backend=fp32,scratch", "precision=fp16", *BASIC, f"hydra.sweep.dir={folder}")
     assert ended.code == 1
     table = pd.read_csv(folder / "report" / "summary.csv")
     assert table["status"].tolist() == ["failed", "ok"]
@@ -133,7 +136,7 @@ def test_a_job_that_fails_is_a_row_and_the_others_finish(cli, tmp_path):
 @pytest.mark.parametrize("bad", ["task.lr=0.01,nan", "task.batch_size=64,0", "train.steps=4,0", "task.hidden=[32],[0]"])
 def test_wrong_input_of_one_job_is_its_row(cli, tmp_path, bad):
     folder = tmp_path / "sweep"
-    ended = cli("-m", "backend=amp", *SMALL, bad, f"hydra.sweep.dir={folder}")
+    ended = cli("-m", "backend=amp", *BASIC, bad, f"hydra.sweep.dir={folder}")
     assert ended.code == 1
     table = pd.read_csv(folder / "report" / "summary.csv")
     assert table["status"].tolist() == ["ok", "failed"]
@@ -155,9 +158,9 @@ def test_a_fault_of_a_backend_is_its_row_with_the_traceback_in_the_log(cli, tmp_
 
 def test_a_sweep_into_a_used_folder_is_refused(cli, tmp_path):
     folder = tmp_path / "sweep"
-    assert cli("-m", "backend=amp", *SMALL, f"hydra.sweep.dir={folder}").code == 0
+    assert cli("-m", "backend=amp", *BASIC, f"hydra.sweep.dir={folder}").code == 0
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    ended = cli("-m", "backend=amp", *SMALL, "task.lr=0.5", f"hydra.sweep.dir={folder}")
+    ended = cli("-m", "backend=amp", *BASIC, "task.lr=0.5", f"hydra.sweep.dir={folder}")
     assert ended.code == 2
     assert "hydra.sweep.dir=" in ended.err
     assert "already holds a run" in ended.err
@@ -167,7 +170,7 @@ def test_a_sweep_into_a_used_folder_is_refused(cli, tmp_path):
 def test_a_report_that_cannot_be_drawn_is_a_failure(cli, tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "report").write_text("")
-    ended = cli("-m", "backend=amp", *SMALL, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    ended = cli("-m", "backend=amp", *BASIC, f"hydra.sweep.dir={tmp_path / 'sweep'}")
     assert ended.code == 2
     assert "the report cannot be drawn" in ended.err
     assert "amp" in ended.out
@@ -324,7 +327,7 @@ def test_a_job_that_cannot_leave_a_record_is_not_forgotten(cli, tmp_path, monkey
 
 def test_what_cannot_be_resolved_is_a_row(cli, tmp_path):
     folder = tmp_path / "sweep"
-    ended = cli("-m", "backend=amp", *SMALL, "seed=0,${nothing}", f"hydra.sweep.dir={folder}")
+    ended = cli("-m", "backend=amp", *BASIC, "seed=0,${nothing}", f"hydra.sweep.dir={folder}")
     assert ended.code == 1
     table = pd.read_csv(folder / "report" / "summary.csv")
     assert table["status"].tolist() == ["ok", "failed"]

@@ -302,13 +302,13 @@ def test_the_command_line_of_the_report_allows_and_refuses(cli, tmp_path):
 
 
 def test_a_sweep_over_seeds_and_two_runs_of_different_seeds(cli, tmp_path):
-    ended = cli("-m", "backend=amp,fp32", "seed=0,1", *SMALL, "hydra.sweep.dir=sweep")
+    ended = cli("-m", "backend=amp,fp32", "seed=0,1", *SMALL, "hydra/launcher=basic", "hydra.sweep.dir=sweep")
     assert ended.code == 0, ended.err
     summary = pd.read_csv(tmp_path / "sweep" / "report" / "summary.csv").set_index("run")
     assert (summary["seed"] == summary.loc[summary["baseline"], "seed"].to_numpy()).all()
     assert summary["not_the_same"].isna().all()
     for seed in (0, 1):
-        assert cli("backend=amp", f"seed={seed}", *SMALL, f"hydra.run.dir=run{seed}").code == 0
+        assert cli("backend=amp", f"seed={seed}", *SMALL, "hydra/launcher=basic", f"hydra.run.dir=run{seed}").code == 0
     ended = cli("run0", "run1", "--out", "out", main=report_main)
     assert ended.code == 2
     line = ended.err.splitlines()[-1]
@@ -322,13 +322,15 @@ def test_a_sweep_over_seeds_and_two_runs_of_different_seeds(cli, tmp_path):
 
 
 def test_a_report_that_is_refused_after_a_sweep_loses_nothing(cli, tmp_path):
-    ended = cli("-m", "backend=amp", "seed=0,1", *SMALL, "report.allow=[seed]", "hydra.sweep.dir=sweep")
+    ended = cli(
+        "-m", "backend=amp", "seed=0,1", *SMALL, "hydra/launcher=basic", "report.allow=[seed]", "hydra.sweep.dir=sweep"
+    )
     assert ended.code == 2
     line = ended.err.splitlines()[-1]
     assert line.startswith("mpcompare: error: the report cannot be drawn: ")
     assert re.search(r"report.allow=\[seed,(dataset_fingerprint,)?initial_weights\]", line)
     assert len(list((tmp_path / "sweep").glob("*/result.json"))) == 2
-    ended = cli("-m", "backend=amp", *SMALL, "report.allow=[sed]", "hydra.sweep.dir=other")
+    ended = cli("-m", "backend=amp", *SMALL, "hydra/launcher=basic", "report.allow=[sed]", "hydra.sweep.dir=other")
     assert ended.code == 2
     assert "report.allow=sed: expected one of task, " in ended.err
     assert not list((tmp_path / "other").rglob("result.json"))  # said before the first job

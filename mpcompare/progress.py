@@ -34,7 +34,8 @@ class Board:
         )
         # A run alone needs no name.
         self.tasks = {n: self.bars.add_task("waiting", name=n if len(names) > 1 else "", total=None) for n in names}
-        self.drawn = self.written = time.monotonic()
+        self.drawn = dict.fromkeys(names, 0.0)
+        self.written = time.monotonic()
         self.said: set[str] = set()
 
     def __enter__(self) -> "Board":
@@ -49,9 +50,9 @@ class Board:
         """Moves a bar; draws at most ten times a second, or writes a line now and then."""
         self.bars.update(self.tasks[name], completed=progress.done, total=progress.total, description=progress.text)
         now = time.monotonic()
-        if now - self.drawn > 0.1:
+        if now - self.drawn[name] > 0.1:
             self.bars.refresh()
-            self.drawn = now
+            self.drawn[name] = now
         if not self.console.is_terminal and now - self.written > LINE_EVERY_S:
             self.line(f"{name}: {progress.text}")
             self.written = now
@@ -66,3 +67,4 @@ class Board:
         """A line above the bars."""
         if self.lines:
             self.console.print(Text(text), soft_wrap=True)
+            self.bars.refresh()

@@ -119,7 +119,7 @@ def _bars(
     bars: int,
     fill: Callable[[Axes, list[Entry]], None],
     inches: float = 0.5,
-    room: float = 1.45,
+    room: float = 1.6,
 ) -> Figure:
     """A panel of horizontal bars a comparison, the first run at the top.
 
@@ -152,12 +152,12 @@ def _step_time(axes: Axes, entries: list[Entry]) -> None:
         axes.annotate(
             f"{p50[place]:.4g} ms, {ratio}", (p80[place], place), (6, 0), textcoords="offset points", va="center"
         )
-    axes.set_xlabel("ms a step: median, p20 to p80 of the blocks; x: speed relative to the baseline (95 % interval)")
+    axes.set_xlabel("ms a step: median, p20 to p80 of the blocks\nx: speed relative to the baseline (95 % interval)")
 
 
 def _phases_figure(comparisons: Sequence[Comparison], bars: int) -> Figure:
     """A panel a comparison, and one legend for all below them."""
-    figure = _bars(comparisons, bars, _phases, room=1.3)
+    figure = _bars(comparisons, bars, _phases, room=1.5)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles[: len(PHASES)], labels[: len(PHASES)], loc="outside lower center", ncols=5, fontsize=8)
     return figure
@@ -175,7 +175,7 @@ def _phases(axes: Axes, entries: list[Entry]) -> None:
                 axes.text(right + width / 2, place, f"{width:.3g}", ha="center", va="center", fontsize=8)
             right += width
         _beside(axes, right, place, f"{right:.4g} ms (clock {entry.run.result['phase_overhead']:+.1%})")
-    axes.set_xlabel("ms in each phase, with a clock between them; its cost against bare steps in brackets")
+    axes.set_xlabel("ms in each phase, with a clock between them\n(its cost against bare steps)")
 
 
 def _memory_figure(comparisons: Sequence[Comparison], bars: int) -> Figure:

@@ -147,7 +147,9 @@ def kill(sweeps: int, overrides: list[str]) -> bool:
     for number in range(1, sweeps + 1):
         with tempfile.TemporaryDirectory() as name:
             process = sweep(Path(name), ["scratch", "amp", "fp32"], [*overrides, "measure.budget_s=5"])
-            after = random.uniform(0.5, 14)
+            while len(children(process.pid)) < 3:
+                time.sleep(0.05)
+            after = random.uniform(0, 14)
             time.sleep(after)
             entrants = children(process.pid)
             if entrants:
@@ -158,7 +160,7 @@ def kill(sweeps: int, overrides: list[str]) -> bool:
             ended += len(table) == 3 and (table["status"] == "ok").sum() >= 2
             status = ", ".join(table["status"])
             print(
-                f"{number:3}  after {after:4.1f} s, {'killed one' if entrants else 'nobody there'}: {status}",
+                f"{number:3}  after {after:4.1f} s, {'killed one' if entrants else 'all had ended'}: {status}",
                 flush=True,
             )
     print(f"{ended} of {sweeps} sweeps ended with a report in which the others finished")

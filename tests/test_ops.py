@@ -253,8 +253,8 @@ other = threading.Thread(target=multiply)
 other.start()
 other.join()
 deadline = time.monotonic() + 10
-while ops.workspace_bytes() == counts[-1] and time.monotonic() < deadline:
-    time.sleep(0.01)  # Python's join does not wait for the end of the C++ thread
+while ops.workspace_bytes() != counts[2] and time.monotonic() < deadline:
+    time.sleep(0.01)  # Python's join does not wait for the end of the C++ thread, which frees buffer by buffer
 counts.append(ops.workspace_bytes())
 print(*counts)
 """

@@ -119,7 +119,7 @@ def _bars(
     bars: int,
     fill: Callable[[Axes, list[Entry]], None],
     inches: float = 0.5,
-    room: float = 1.6,
+    room: float = 1.75,
 ) -> Figure:
     """A panel of horizontal bars a comparison, the first run at the top.
 

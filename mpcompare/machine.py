@@ -63,22 +63,9 @@ def set_deterministic(only: bool) -> None:
 
 
 _ENVIRONMENT = (
-    *(
-        "OMP_",
-        "GOMP_",
-        "KMP_",
-        "MKL_",
-        "ONEDNN_",
-        "DNNL_",
-        "ATEN_",
-        "TORCH",
-        "PYTORCH_",
-        "CUDA_",
-        "CUBLAS",
-        "NVIDIA_TF32",
-    ),
-    *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"),
-)
+    "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH", "PYTORCH_", "CUDA_", "CUBLAS", "NVIDIA_TF32",
+    "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD",
+)  # fmt: skip
 
 
 def provenance(device: torch.device) -> dict[str, Any]:

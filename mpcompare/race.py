@@ -116,7 +116,7 @@ class Display(Protocol):
         """What is worth a line."""
 
 
-# Fewer rounds cannot carry a 95 % interval of a median, whatever its width.
+# The first look: from fewer rounds the spread, which plans the next one, is hardly known.
 MIN_ROUNDS = 10
 
 

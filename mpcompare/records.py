@@ -80,9 +80,8 @@ class Recorder:
         self._write()
 
     def _write(self) -> None:
-        text = json.dumps(_finite(self.result), indent=2, allow_nan=False) + "\n"
         try:
-            write_atomically(self.folder / RESULT, lambda path: path.write_text(text))
+            _write_result(self.folder, self.result)
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -102,8 +101,13 @@ def conclude(folder: Path, identity: dict[str, Any], cause: str) -> bool:
     if result["status"] != "running":
         return False
     result.update(status="interrupted" if cause == "interrupted" else "failed", error=cause)
-    write_atomically(path, lambda unfinished: unfinished.write_text(json.dumps(_finite(result), indent=2) + "\n"))
+    _write_result(folder, result)
     return True
+
+
+def _write_result(folder: Path, result: dict[str, Any]) -> None:
+    text = json.dumps(_finite(result), indent=2, allow_nan=False) + "\n"
+    write_atomically(folder / RESULT, lambda path: path.write_text(text))
 
 
 def _finite(value: Any) -> Any:

@@ -180,7 +180,7 @@ def _phases(axes: Axes, entries: list[Entry]) -> None:
 
 def _memory_figure(comparisons: Sequence[Comparison], bars: int) -> Figure:
     """A panel a comparison, and one legend for all below them: the kinds in their order, then what was measured."""
-    figure = _bars(comparisons, bars, _memory, inches=0.95, room=1.75)
+    figure = _bars(comparisons, bars, _memory, inches=0.95)
     pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in pairs}
     order = sorted(handles, key=lambda label: [*KINDS, ALLOCATED, OUTSIDE, RESIDENT, label].index(label))

@@ -104,6 +104,16 @@ class Backend(Protocol):
         ``mpcompare.memory.KINDS``; empty if unknown."""
 
 
+def step(backend: Backend, x: Tensor, y: Tensor) -> Tensor:
+    """One training step: the five phases in their order. Returns the loss."""
+    loss = backend.forward(x, y)
+    backend.backward()
+    backend.unscale()
+    backend.step()
+    backend.update()
+    return loss
+
+
 def resolve_precision(precision: str, accepted: tuple[str, ...], device: torch.device, backend: str) -> str:
     """``auto`` becomes fp16 on CUDA and bf16 on a CPU, where torch's fp16 GEMM is 100 times slower, if accepted.
 

@@ -122,6 +122,9 @@ def _job(cfg: DictConfig) -> "Job":
         warmup_steps=cfg.train.warmup_steps,
         deterministic=cfg.train.deterministic,
         block_s=rules(cfg).block_s,
+        examine=cfg.verdict.enabled,
+        noise=cfg.verdict.noise,
+        is_baseline=HydraConfig.get().runtime.choices["backend"] == cfg.report.baseline,
     )
 
 

@@ -8,7 +8,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -94,13 +94,19 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-def forward(params: Params, x: Tensor) -> Tensor:
-    """Output of the network, ``[n, out]``, in the dtype of ``params``: plain torch, differentiable."""
-    layers = len(params) // 2
+def activations(params: Params, x: Tensor) -> list[Tensor]:
+    """``z_1 ... z_{L-1}``, then the output, ``[n, width]`` each, in the dtype of ``params``: plain torch."""
+    layers, z = len(params) // 2, []
     for layer in range(1, layers + 1):
         x = x @ params[f"W{layer}"] + params[f"b{layer}"]
         x = x.relu() if layer < layers else x
-    return x
+        z.append(x)
+    return z
+
+
+def forward(params: Params, x: Tensor) -> Tensor:
+    """Output of the network, ``[n, out]``."""
+    return activations(params, x)[-1]
 
 
 def loss_fn(loss: str, output: Tensor, y: Tensor) -> Tensor:
@@ -108,12 +114,38 @@ def loss_fn(loss: str, output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output, y) if loss == "cross_entropy" else F.mse_loss(output, y)
 
 
-def oracle(params: Params, x: Tensor, y: Tensor, loss: str) -> tuple[float, Params]:
-    """Loss and gradients in float64 by autograd: what every backend is measured against."""
+def oracle(
+    params: Params,
+    x: Tensor,
+    y: Tensor,
+    loss: str,
+    see: Callable[[str, Tensor], None] | None = None,
+    rows: int = 1024,
+) -> tuple[float, Params]:
+    """Loss and gradients in float64 by autograd: what every backend is measured against.
+
+    Args:
+        params, x, y, loss: as of a training step.
+        see: is shown the activations ``z1``, ``z2``, ..., ``output`` and their gradients ``dz1``, ..., ``doutput``:
+            float64, ``[rows, width]``.
+        rows: of the batch at a time: the float64 activations of a large batch would not fit.
+    """
     params64 = {name: p.detach().double().requires_grad_() for name, p in params.items()}
-    value = loss_fn(loss, forward(params64, x.double()), y.double() if y.is_floating_point() else y)
-    grads = torch.autograd.grad(value, list(params64.values()))
-    return value.item(), dict(zip(params64, grads, strict=True))
+    total, grads = 0.0, {name: torch.zeros_like(p) for name, p in params64.items()}
+    for x_part, y_part in zip(x.split(rows), y.split(rows), strict=True):
+        z = activations(params64, x_part.double())
+        target = y_part.double() if y.is_floating_point() else y_part
+        part = loss_fn(loss, z[-1], target) * (len(x_part) / len(x))  # the parts' mean, weighted by their rows
+        total += part.item()
+        found = torch.autograd.grad(part, [*params64.values(), *(z if see else [])])
+        for total_grad, grad in zip(grads.values(), found, strict=False):
+            total_grad += grad
+        if see:
+            names = [*(f"z{layer}" for layer in range(1, len(z))), "output"]
+            for name, value, grad in zip(names, z, found[len(params64) :], strict=True):
+                see(name, value.detach())
+                see(f"d{name}", grad)
+    return total, grads
 
 
 def to_module(params: Params) -> nn.Sequential:

@@ -18,7 +18,7 @@ from mpcompare.errors import InputError
 
 STEP_FIELDS = ("step", "warmup", "loss", "loss_scale", "skipped", "step_ms")
 BLOCK_FIELDS = ("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled")
-STEPS, BLOCKS, RESULT = "steps.csv", "blocks.csv", "result.json"
+STEPS, BLOCKS, NUMERICS, RESULT = "steps.csv", "blocks.csv", "numerics.json", "result.json"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -74,6 +74,13 @@ class Recorder:
         except OSError as error:
             raise self._unwritable(error) from error
 
+    def numerics(self, found: dict[str, Any]) -> None:
+        """Writes ``numerics.json``: what :func:`mpcompare.examine.examine` found."""
+        try:
+            _write_json(self.folder / NUMERICS, found)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
     def add(self, **result: Any) -> None:
         """Adds to the result and writes it."""
         self.result.update(result)
@@ -106,17 +113,30 @@ def conclude(folder: Path, identity: dict[str, Any], cause: str) -> bool:
 
 
 def _write_result(folder: Path, result: dict[str, Any]) -> None:
-    text = json.dumps(_finite(result), indent=2, allow_nan=False) + "\n"
-    write_atomically(folder / RESULT, lambda path: path.write_text(text))
+    _write_json(folder / RESULT, result, indent=2)
 
 
-def _finite(value: Any) -> Any:
+def _write_json(path: Path, value: dict[str, Any], indent: int | None = None) -> None:
+    text = json.dumps(finite(value), indent=indent, allow_nan=False) + "\n"
+    write_atomically(path, lambda unfinished: unfinished.write_text(text))
+
+
+def finite(value: Any) -> Any:
     """JSON has no inf and NaN: they become the strings ``inf``, ``-inf``, ``nan``, which ``float()`` reads back."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def numbers(value: Any) -> Any:
+    """The inverse of :func:`finite`, for values that are no words."""
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    return float(value) if value in ("inf", "-inf", "nan") else value
 
 
 @dataclass(frozen=True)
@@ -129,6 +149,7 @@ class Run:
         result: ``result.json``.
         blocks: ``blocks.csv``, the timed blocks; no rows if nothing was timed.
         steps: ``steps.csv``; no rows if no step was finished.
+        numerics: ``numerics.json``; None if the run was not examined.
     """
 
     folder: Path
@@ -136,6 +157,7 @@ class Run:
     result: dict[str, Any]
     steps: pd.DataFrame
     blocks: pd.DataFrame
+    numerics: dict[str, Any] | None = None
 
 
 # What a result must hold to be read as one, and to be read as a finished one.
@@ -154,10 +176,11 @@ def read_run(folder: Path, name: str = "") -> Run:
         result = json.loads((folder / RESULT).read_text())
         steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool})
         blocks = _read(folder / BLOCKS, BLOCK_FIELDS, {"round": int, "steps": int, "throttle": str, "settled": bool})
+        numerics = numbers(json.loads((folder / NUMERICS).read_text())) if (folder / NUMERICS).exists() else None
         _check(result, steps, blocks)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError("folder", folder, f"not a readable run ({error})") from error
-    return Run(folder, name or folder.name, result, steps, blocks)
+    return Run(folder, name or folder.name, result, steps, blocks, numerics)
 
 
 def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) -> None:

@@ -1,6 +1,6 @@
 """One entrant, from its first line to its last: a pass for each question, and turns, so that several can be compared.
 
-what does it compute?     train, with every step recorded
+what does it compute?     train, with every step recorded; then examine (examine.py)
 how long is a step?       blocks of bare steps, in turns with the others
 where does the time go?   blocks with a clock between the phases
 how much must be live?    two steps of a fresh backend under the memory meter
@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpcompare import machine, measure, memory, meter, mlp, ops
-from mpcompare.backend import PHASES, Backend, resolve_precision
+from mpcompare import examine, machine, measure, memory, meter, mlp, ops
+from mpcompare.backend import PHASES, Backend, resolve_precision, step
 from mpcompare.data import Dataset, batches
 from mpcompare.errors import InputError, check_whole
 from mpcompare.interrupt import uninterrupted
@@ -44,6 +45,9 @@ class Job:
         steps, warmup_steps: training steps, and how many before them are marked as warm-up.
         deterministic: only algorithms that give the same bits every time.
         block_s: seconds that a timed block of steps takes, about.
+        examine: whether what it computes is examined after training.
+        noise: how many more runs of a baseline measure the noise then.
+        is_baseline: whether others are compared with this backend.
     """
 
     backend: str
@@ -59,6 +63,9 @@ class Job:
     warmup_steps: int
     deterministic: bool
     block_s: float
+    examine: bool
+    noise: int
+    is_baseline: bool
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, at_least=0, at_most=2**32 - 1)  # the generator takes 32 bits
@@ -66,6 +73,9 @@ class Job:
         check_whole("train.warmup_steps", self.warmup_steps, at_least=0)
         if not isinstance(self.deterministic, bool):
             raise InputError("train.deterministic", self.deterministic, "expected true or false")
+        if not isinstance(self.examine, bool):
+            raise InputError("verdict.enabled", self.examine, "expected true or false")
+        check_whole("verdict.noise", self.noise, at_least=0)
 
 
 @dataclass(frozen=True)
@@ -75,10 +85,16 @@ class _Setup:
     device: torch.device
     precision: str
     engine: str
-    make_backend: Callable[[], Backend]
+    loss_scale: LossScale
+    params: mlp.Params
+    make_backend: Callable[[mlp.Params, LossScale], Backend]
     dataset: Dataset
     batches: Callable[[], Batches]
     clock: measure.Clock
+
+    def new_backend(self) -> Backend:
+        """From the initial weights."""
+        return self.make_backend(self.params, copy.deepcopy(self.loss_scale))
 
 
 def run(job: Job, recorder: Recorder) -> Turns:
@@ -87,7 +103,7 @@ def run(job: Job, recorder: Recorder) -> Turns:
     setup = _set_up(job, recorder)
 
     rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
-    backend = setup.make_backend()
+    backend = setup.new_backend()
     rows = yield from train(backend, setup.batches(), job.steps, job.warmup_steps, setup.clock, recorder)
     peak_rss = meter.peak_rss_bytes()  # before evaluate, which has activations of its own
     with machine.tf32(False):  # IEEE fp32 whatever was trained
@@ -104,6 +120,13 @@ def run(job: Job, recorder: Recorder) -> Turns:
     )
 
     trained = copy.deepcopy(backend.state_dict())
+    if job.examine:
+        start, noise = time.monotonic(), job.noise if job.is_baseline else 0
+        subject = examine.Subject(
+            setup.make_backend, setup.params, setup.loss_scale, setup.precision, job.task, setup.batches
+        )
+        recorder.numerics((yield from examine.examine(subject, backend, rows, noise)))
+        recorder.add(examine_s=time.monotonic() - start)
     steps = block_steps(backend, setup.batches(), job.block_s, setup.clock)
     del backend
     meter.release()
@@ -132,11 +155,13 @@ def _set_up(job: Job, recorder: Recorder) -> _Setup:
     machine.set_tf32(precision == "tf32")
     params = {name: p.to(device) for name, p in mlp.init_params(job.task.sizes, job.seed).items()}
 
-    def make_backend(engine: str) -> Backend:
-        return job.make_backend(params, job.task, precision, copy.deepcopy(loss_scale), engine)
+    def make_backend(params: mlp.Params, loss_scale: LossScale, engine: str) -> Backend:
+        return job.make_backend(params, job.task, precision, loss_scale, engine)
 
     start = time.perf_counter()
-    engine = make_backend(job.engine).engine  # before the data: what cannot work says so at once
+    engine = make_backend(
+        params, copy.deepcopy(loss_scale), job.engine
+    ).engine  # before the data: what cannot work says so at once
     construct_s = time.perf_counter() - start
     dataset = job.load_data(job.task, job.seed)
     dataset.check(job.task)
@@ -156,7 +181,9 @@ def _set_up(job: Job, recorder: Recorder) -> _Setup:
         device,
         precision,
         engine,
-        lambda: make_backend(engine),
+        loss_scale,
+        params,
+        partial(make_backend, engine=engine),
         dataset,
         lambda: batches(dataset, job.task.batch_size),
         measure.clock(device),
@@ -201,7 +228,7 @@ def _fresh(setup: _Setup, trained: dict[str, Any]) -> Backend:
     runs, so that blocks of one layout agree with each other and not with the next run's. Laid out anew, each block is
     an independent draw, and the interval holds that too (Curtsinger and Berger, "Stabilizer", ASPLOS 2013).
     """
-    backend = setup.make_backend()
+    backend = setup.new_backend()
     backend.load_state_dict(copy.deepcopy(trained))  # torch's optimizers keep the tensors that they are given
     return backend
 
@@ -219,7 +246,7 @@ def _padding(device: torch.device) -> Tensor:
 def _memory(setup: _Setup, job: Job) -> dict[str, Any]:
     """The peak of two steps of a fresh backend, and what the model says of it."""
     x, y = next(setup.batches())
-    peak = meter.peak_memory(setup.device, lambda: _two_steps(setup.make_backend(), x, y))
+    peak = meter.peak_memory(setup.device, lambda: _two_steps(setup.new_backend(), x, y))
     model = job.make_backend.memory_model(job.task, setup.precision, setup.engine)
     return {
         "batch_bytes": x.nbytes + y.nbytes,
@@ -231,16 +258,6 @@ def _memory(setup: _Setup, job: Job) -> dict[str, Any]:
         "graph_pool_bytes": peak.graph_pool_bytes,
         "workspace_bytes": ops.workspace_bytes() if setup.engine == "native" and setup.device.type == "cpu" else 0,
     }
-
-
-def step(backend: Backend, x: Tensor, y: Tensor) -> Tensor:
-    """One training step: the five phases in their order. Returns the loss."""
-    loss = backend.forward(x, y)
-    backend.backward()
-    backend.unscale()
-    backend.step()
-    backend.update()
-    return loss
 
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often

@@ -88,7 +88,7 @@ def test_every_way_to_die_is_a_row_with_its_cause(cli, tmp_path):
 
 
 def test_jobs_that_differ_in_what_they_compute_race_apart(cli, tmp_path):
-    ended = cli("-m", "backend=amp,fp32", *SMALL, "task.batch_size=32,64", "measure.budget_s=2",
+    ended = cli("-m", "backend=amp,fp32", *SMALL, "task.batch_size=32,64", "measure.budget_s=5",
                 f"hydra.sweep.dir={tmp_path / 's'}")  # fmt: skip
     assert ended.code == 0, ended.err
     races = {name: result["timing"]["race"] for name, result in results(tmp_path / "s").items()}

@@ -53,7 +53,9 @@ def test_a_run_writes_steps_and_result(cli, tmp_path, device_name):
     assert result["step_ms_p20"] <= result["step_ms_p50"] == timed.median() <= result["step_ms_p80"]
     assert result["samples_per_s"] == pytest.approx(64 / result["step_ms_p50"] * 1e3)
     assert result["config"]["task"]["hidden"] == [32]
-    assert {p.name for p in folder.iterdir()} == {"steps.csv", "blocks.csv", "result.json", "mpcompare.log", ".hydra"}
+    assert {p.name for p in folder.iterdir()} == {
+        "steps.csv", "blocks.csv", "numerics.json", "result.json", "mpcompare.log", ".hydra",
+    }  # fmt: skip
 
 
 def test_what_is_written_is_what_happened(cli, tmp_path):

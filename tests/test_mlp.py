@@ -65,6 +65,24 @@ def test_oracle_gradients_are_finite_differences_of_its_loss(loss):
         assert (values[0] - values[1]) / (2 * h) == pytest.approx(grads[name][index].item(), rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_oracle_is_the_same_some_rows_at_a_time_and_shows_what_it_sees(loss):
+    task = make_task(loss=loss, batch_size=23)
+    params, (x, y) = mlp.init_params(task.sizes, 0), make_batch(task, CPU)
+    whole_loss, whole = mlp.oracle(params, x, y, loss)
+    seen: dict[str, list[torch.Tensor]] = {}
+    value, grads = mlp.oracle(params, x, y, loss, see=lambda n, t: seen.setdefault(n, []).append(t), rows=10)
+    assert value == pytest.approx(whole_loss, rel=1e-14)
+    for name, g in grads.items():
+        torch.testing.assert_close(g, whole[name], rtol=1e-12, atol=1e-15)
+    assert list(seen) == ["z1", "dz1", "z2", "dz2", "output", "doutput"]
+    doutput, z2 = torch.cat(seen["doutput"]), torch.cat(seen["z2"])
+    assert doutput.shape == (23, 5)
+    torch.testing.assert_close(doutput.sum(dim=0), whole["b3"])
+    torch.testing.assert_close(z2.t() @ doutput, whole["W3"])
+    torch.testing.assert_close(torch.cat(seen["dz2"]), doutput @ params["W3"].double().t())
+
+
 def test_flops_count_every_matrix_product_of_a_step():
     n = 8192
     task = make_task(in_features=784, hidden=[8192], out_features=10, batch_size=n)

@@ -1,0 +1,161 @@
+"""What the passes find, on backends that are right; those that are not are in test_verdict.py."""
+
+import copy
+import math
+
+import pytest
+import torch
+from conftest import BACKENDS, COLUMNS, make_backend, make_batch, make_task
+from judging import dataset_of, examined
+
+from mpcompare import examine, mlp
+from mpcompare.backend import step
+from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
+
+TASK = make_task(in_features=40, samples=32 * 25)
+DATA = dataset_of(TASK)
+
+
+@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+def test_a_right_backend_updates_within_fp32_and_equals_a_new_one_from_its_weights(name, precision, device):
+    task = make_task(in_features=40, samples=32 * 25, momentum=0.9)
+    policy = DynamicLossScale() if precision == "fp16" else NoLossScale()
+    run = examined(name, BACKENDS[name], task, DATA, precision, policy=policy, steps=4, device=device.type)
+    found = run.numerics
+    assert found["policy"] is None
+    assert [s["skipped"] for s in found["first"]["steps"]] == [False] * 3
+    assert len(found["first"]["updates"]) == 3
+    assert all(e["excess"] <= 1 for update in found["first"]["updates"] for e in update.values())
+    assert found["first"]["effective_precision"] == precision
+    for e in found["last"]["gradients"].values():
+        assert e["error"] <= 2**-20 * e["norm"]
+    u = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24}[precision]
+    assert found["unit_roundoff"] == u
+    assert abs(found["first"]["loss"] - found["first"]["exact_loss"]) < u
+
+
+def test_the_oracle_starts_from_the_numbers_that_the_precision_has():
+    """Beside it errors are a few roundings; beside unrounded weights and inputs they are several times as large."""
+    params, (x, y) = mlp.init_params(TASK.sizes, 0), make_batch(TASK, torch.device("cpu"))
+    backend = make_backend("scratch", TASK, "bf16", torch.device("cpu"))
+    backend.forward(x, y)
+    backend.backward()
+    backend.unscale()
+    subject = examine.Subject(lambda *_: backend, params, NoLossScale(), "bf16", TASK, lambda: iter([(x, y)]))
+    rounded = examine._largest_error(backend.grads(), examine._oracle(subject, params, (x, y), "bf16"))
+    unrounded = examine._largest_error(backend.grads(), examine._oracle(subject, params, (x, y), "fp32"))
+    assert rounded < 2.0**-6
+    assert unrounded > 2 * rounded
+
+
+def test_the_noise_of_the_loss_is_what_roundings_of_the_activations_make():
+    task = make_task(hidden=[64], batch_size=200)
+    params, (x, y) = mlp.init_params(task.sizes, 0), make_batch(task, torch.device("cpu"))
+    subject = examine.Subject(lambda *_: None, params, NoLossScale(), "bf16", task, lambda: iter([(x, y)]))
+    exact = examine._oracle(subject, params, (x, y), "bf16")
+    p64 = {name: p.bfloat16().double() for name, p in params.items()}
+    x64, u, losses = x.bfloat16().double(), 2.0**-8, []
+    for seed in range(300):
+        generator = torch.Generator().manual_seed(seed)
+
+        def noisy(z, generator=generator):
+            return z * (1 + u * (2 * torch.rand(z.shape, generator=generator, dtype=z.dtype) - 1))
+
+        z = noisy((x64 @ p64["W1"] + p64["b1"]).relu())
+        losses.append(mlp.loss_fn("cross_entropy", noisy(z @ p64["W2"] + p64["b2"]), y).item())
+    assert torch.tensor(losses).std().item() == pytest.approx(exact.loss_noise, rel=0.2)
+
+
+def test_an_overflow_is_skipped_and_what_follows_is_right():
+    run = examined("scratch", BACKENDS["scratch"], TASK, DATA, "fp16", steps=3)
+    steps = run.numerics["overflow"]["steps"]
+    assert [s["finite"] for s in steps] == [False, True, True, True, False, True]
+    assert [s["skipped"] for s in steps] == [True, False, False, False, True, False]
+    assert [s["moved"] for s in steps] == [False, True, True, True, False, True]
+    scale = steps[0]["loss_scale"]
+    # Backs off by 2^-8, grows after two good steps, backs off after the infinite input.
+    assert [s["loss_scale"] / scale for s in steps] == [1, 2**-8, 2**-8, 2**-7, 2**-7, 2**-15]
+    assert run.numerics["overflow"]["next_scale"]["loss_scale"] == scale * 2**-15
+    first, after = run.numerics["first"]["gradients"], run.numerics["overflow"]["gradients"]
+    assert after["W1"]["error"] == pytest.approx(first["W1"]["error"], rel=0.1)
+
+
+@pytest.mark.parametrize("largest", [3e-9, 0.02, 1.0, 1234.5])
+def test_the_scale_that_is_too_large_is_just_too_large(largest):
+    policy = examine._too_large(DynamicLossScale(), {"W1": torch.tensor([largest / 3, -largest]).double()})
+    assert 1.04 * 65504 <= policy.init_scale * largest <= 2.11 * 65504
+    assert math.log2(policy.init_scale).is_integer()
+
+
+def test_a_static_scale_and_one_with_a_floor_and_hysteresis_are_followed():
+    for policy in (StaticLossScale(1024.0), DynamicLossScale(min_scale=1.0, hysteresis=2)):
+        found = examined("scratch", BACKENDS["scratch"], TASK, DATA, "fp16", policy=policy, steps=3).numerics
+        steps = found["overflow"]["steps"]
+        assert all(s["loss_scale"] == s["should_scale"] and s["skipped"] == s["should_skip"] for s in steps)
+        assert not steps[0]["finite"]
+
+
+def test_noise_runs_are_the_same_function_and_not_the_same_roundings():
+    params, (x, _) = mlp.init_params(TASK.sizes, 3), make_batch(TASK, torch.device("cpu"))
+    units = [torch.randperm(width) for width in TASK.sizes[:-1]] + [torch.arange(TASK.sizes[-1])]
+    moved = examine._reordered(params, units)
+    rows = torch.randperm(len(x))
+    torch.testing.assert_close(mlp.forward(moved, x[rows][:, units[0]]), mlp.forward(params, x)[rows])
+    back = examine._reordered(moved, [order.argsort() for order in units])
+    assert all(torch.equal(back[name], params[name]) for name in params)
+
+    run = examined("amp", BACKENDS["amp"], TASK, DATA, "fp16", steps=5, noise=2)
+    again = run.numerics["noise"]
+    losses = run.steps["loss"].tolist()
+    assert len(again) == 2
+    assert "loss scale 32768" in again[0]["change"]
+    assert "loss scale 16384" in again[1]["change"]
+    for other in again:
+        differences = [abs(a - b) for a, b in zip(losses, other["losses"], strict=True)]
+        assert 0 < max(differences) < 2.0**-10
+    assert examined("amp", BACKENDS["amp"], TASK, DATA, "fp16", steps=5).numerics["noise"] == []
+
+
+def test_histograms_are_of_the_baseline_only_and_count_every_element():
+    found = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=2, noise=1).numerics
+    for when in ("first", "last"):
+        counts = found["exponents"][when]
+        assert sum(counts["dW1"]) == 40 * 24
+        assert sum(counts["z1"]) == sum(counts["dz1"]) == 32 * 24
+        assert sum(counts["output"]) == 32 * 5
+        assert counts["z1"][0] > 0  # relu
+        assert sum(counts["update of W2"]) == 24 * 16
+    assert examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=2).numerics["exponents"] == {}
+
+
+def test_examining_does_not_write_to_what_it_is_given():
+    params = mlp.init_params(TASK.sizes, 0)
+    kept, policy = copy.deepcopy(params), DynamicLossScale()
+    backend = BACKENDS["scratch"](params, TASK, "fp16", copy.deepcopy(policy), "auto")
+    (x, y) = make_batch(TASK, torch.device("cpu"))
+    rows = [{"step": 1, "loss": float(step(backend, x, y)), "loss_scale": 65536.0, "skipped": False}]
+
+    def make(params, policy):
+        return BACKENDS["scratch"](params, TASK, "fp16", policy, "auto")
+
+    def batches():
+        while True:
+            yield x, y
+
+    subject = examine.Subject(make, params, policy, "fp16", TASK, batches)
+    list(examine.examine(subject, backend, rows, 1))
+    assert all(torch.equal(kept[name], params[name]) for name in params)
+    assert policy == DynamicLossScale()
+
+
+def test_the_first_wrong_loss_scale_is_found():
+    rows = [
+        {"step": 1, "loss_scale": 65536.0, "skipped": True},
+        {"step": 2, "loss_scale": 32768.0, "skipped": False},
+        {"step": 3, "loss_scale": 65536.0, "skipped": False},
+    ]
+    policy = DynamicLossScale(growth_interval=2)
+    expected = {"step": 3, "loss_scale": 65536.0, "should_scale": 32768.0}
+    assert examine._first_wrong_scale(policy, rows) == expected
+    assert examine._first_wrong_scale(policy, rows[:2]) is None
+    assert policy.growth_tracker == 0

@@ -31,19 +31,19 @@ class Report(Callback):
             fail(str(error))
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Draws the report. Ends the program with exit code 1 if a job failed."""
+        """Draws the report. Ends the program with exit code 1 if a job failed, or differs and report.strict is set."""
         from mpcompare.report import report
 
         folder = Path(config.hydra.sweep.dir)
         try:
-            settings = (OmegaConf.select(config, f"report.{key}") for key in ("baseline", "allow"))
-            all_finished = report([folder], folder / "report", *settings)
+            settings = (OmegaConf.select(config, f"report.{key}") for key in ("baseline", "allow", "strict"))
+            good = report([folder], folder / "report", *settings)
         except (InputError, OSError) as error:
             fail(f"the report cannot be drawn: {error}")
         except Exception:
             traceback.print_exc()
             sys.exit(1)
-        if not all_finished:
+        if not good:
             sys.exit(1)
 
 

@@ -11,10 +11,10 @@ from mpcompare.report import report
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.report",
-        usage="%(prog)s FOLDER... [--out OUT] [--baseline BASELINE] [--allow [FIELD ...]]",
+        usage="%(prog)s FOLDER... [--out OUT] [--baseline BASELINE] [--allow [FIELD ...]] [--strict]",
         description="Draw the comparison of finished runs: a table, summary.csv, the figures. "
         "Several folders are merged: of one task, from any number of machines. "
-        "Exit code 1 where a run did not finish, 2 where the runs are not comparable.",
+        "Exit code 1 where a run did not finish (or differs, with --strict), 2 where the runs are not comparable.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep, a run, or a folder of them")
     parser.add_argument("--out", type=Path, help="where the report goes (default: FOLDER/report, of the first FOLDER)")
@@ -26,15 +26,21 @@ def main() -> None:
         help="fields in which runs of one comparison may differ all the same: task.KEY, task for all of them, seed, "
         "dataset_fingerprint, initial_weights (default: as the first run was configured)",
     )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        default=None,
+        help="exit code 1 where a run's verdict is that it differs from its reference (default: as for --baseline)",
+    )
     args = parser.parse_args()
     out = args.out or args.folders[0] / "report"
     try:
-        all_finished = report(args.folders, out, args.baseline, args.allow)
+        good = report(args.folders, out, args.baseline, args.allow, args.strict)
     except InputError as error:
         fail(str(error))
     except OSError as error:
         fail(f"--out={out}: cannot write there ({error.strerror})")
-    sys.exit(0 if all_finished else 1)
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

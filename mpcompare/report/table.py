@@ -1,7 +1,7 @@
 """The comparison as a table: ``summary.csv`` for programs, the console for people."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,19 @@ from rich.text import Text
 from mpcompare.race import describe_timing
 from mpcompare.records import write_atomically
 from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.verdict import Verdict
 
 TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
 
 
-def summary(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+Verdicts = Mapping[str, Verdict]  # by the run's name
+
+
+def summary(comparisons: Sequence[Comparison], verdicts: Verdicts) -> pd.DataFrame:
     """A row a run; times in ms, memory in bytes; empty cells for what a failed run does not have."""
     return pd.DataFrame(
         [
-            {**_row(entry), "not_the_same": comparison.not_the_same or None}
+            {**_row(entry), "not_the_same": comparison.not_the_same or None, **_verdict(verdicts.get(entry.run.name))}
             for comparison in comparisons
             for entry in comparison.entries
         ]
@@ -63,22 +67,31 @@ def _row(entry: Entry) -> dict[str, object]:
     }
 
 
-def write(comparisons: Sequence[Comparison], path: Path) -> None:
+def _verdict(verdict: Verdict | None) -> dict[str, str | None]:
+    if verdict is None:
+        return {"verdict": None, "cause": None}
+    return {"verdict": verdict.word, "cause": verdict.cause or None}
+
+
+def write(comparisons: Sequence[Comparison], verdicts: Verdicts, path: Path) -> None:
     """Writes :func:`summary` as CSV."""
-    write_atomically(path, lambda unfinished: summary(comparisons).to_csv(unfinished, index=False))
+    write_atomically(path, lambda unfinished: summary(comparisons, verdicts).to_csv(unfinished, index=False))
 
 
-def show(comparisons: Sequence[Comparison]) -> None:
-    """Prints a table for each comparison, and below it why runs failed, and whose memory is not what the model says."""
+def show(comparisons: Sequence[Comparison], verdicts: Verdicts) -> None:
+    """Prints a table for each comparison; below it why runs differ or failed, and whose memory is not the model's."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=160)  # a file or a pipe has no width: do not wrap at 80
+        console = Console(width=200)  # a file or a pipe has no width: do not wrap at 80
     for comparison in comparisons:
         console.print(Text(comparison.title, style="bold"))
         console.print(Text(comparison.dataset))
         if comparison.not_the_same:
             console.print(Text(comparison.not_the_same, style="bold red"))
-        console.print(_table(comparison, narrow=console.width < 140))
+        console.print(_table(comparison, verdicts, width=console.width))
+        for entry in comparison.entries:
+            if (verdict := verdicts.get(entry.run.name)) and verdict.because:
+                console.print(Text(f"{entry.label} {verdict}: {verdict.because}"), soft_wrap=True)
         for line in _timing_lines(comparison):
             console.print(Text(line))
         if any(entry.ok for entry in comparison.entries):
@@ -148,7 +161,7 @@ def _phases(comparison: Comparison, narrow: bool) -> Table:
     return table
 
 
-def _table(comparison: Comparison, narrow: bool) -> Table:
+def _table(comparison: Comparison, verdicts: Verdicts, width: int) -> Table:
     """All columns, or, where the terminal is narrow, those that matter most; summary.csv has them all."""
     labels = {id(entry.run): entry.label for entry in comparison.entries}
     baselines = list(dict.fromkeys(labels[id(e.baseline)] for e in comparison.entries if e.baseline))
@@ -166,18 +179,23 @@ def _table(comparison: Comparison, narrow: bool) -> Table:
         "final loss": lambda e, r: f"{float(r['final_loss']):.5f}",
         f"max |loss - {versus}|": lambda e, r: "baseline" if e.is_baseline else f"{e.max_abs_loss_diff:.1e}",
         "test acc.": lambda e, r: "-" if r["test_accuracy"] is None else f"{r['test_accuracy']:.4f}",
+        "verdict": lambda e, r: str(verdicts[e.run.name]),
     }
     if len(baselines) > 1:
         columns["baseline"] = lambda e, r: labels[id(e.baseline)]
     if not any(entry.variant for entry in comparison.entries):
         del columns["variant"]
-    if narrow:
+    if width < 160:
         for header in ("engine", "p20 - p80", "vs model", "final loss", "test acc."):
             del columns[header]
+    if width < 100:
+        del columns[f"max |loss - {versus}|"]
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for header in columns:
-        words = header in ("backend", "precision", "variant", "engine", "baseline")
-        table.add_column(header, justify="left" if words else "right", no_wrap=not header.startswith("max"))
+        words = header in ("backend", "precision", "variant", "engine", "verdict", "baseline")
+        table.add_column(
+            header, justify="left" if words else "right", no_wrap=not header.startswith(("max", "verdict"))
+        )
     for entry in comparison.entries:
         result = entry.run.result
         cells = list(columns.values())

@@ -1,0 +1,93 @@
+"""Does a run compute the same as its reference? From records only; docs/verdict.md says why these checks, and how good.
+
+The reference is the baseline in the same precision, or, where there is none, the first run in that precision.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mpcompare.records import Run, finite, write_atomically
+from mpcompare.report.checks import Check, checks, has_gradients
+from mpcompare.report.comparable import differing
+from mpcompare.report.comparison import Comparison, Entry
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of a run.
+
+    Attributes:
+        word: ``same``; ``within noise`` (its gradients cannot be seen, the run cannot be told from its reference's);
+            ``differs``; ``reference`` (others are compared with it; it passed what needs no other); ``not comparable``;
+            ``not examined`` (it or its reference: ``verdict.enabled=false``).
+        cause: of ``differs``, that of the first check that failed; of ``not comparable``, the field.
+        because: the cause in a sentence.
+        unchecked: what could not be looked at.
+    """
+
+    word: str
+    cause: str = ""
+    because: str = ""
+    reference: str | None = None
+    checks: list[Check] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.cause}" if self.cause else self.word
+
+
+def judge(comparison: Comparison) -> dict[str, Verdict]:
+    """The verdict on every finished run of a comparison, by the name of its folder."""
+    finished = [entry for entry in comparison.entries if entry.ok]
+    return {entry.run.name: judge_run(entry.run, _reference(entry, finished)) for entry in finished}
+
+
+def write(verdicts: Mapping[str, Verdict], path: Path) -> None:
+    """Writes ``verdict.json``: by run, what is said of it, and every check with its value and limit."""
+    found = {
+        name: {**asdict(verdict), "checks": [{**asdict(c), "passed": c.passed} for c in verdict.checks]}
+        for name, verdict in verdicts.items()
+    }
+    text = json.dumps(finite(found), indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda unfinished: unfinished.write_text(text))
+
+
+def _reference(entry: Entry, finished: Sequence[Entry]) -> Run:
+    """The baseline, where it has the same precision; else the first run that has."""
+    precision = entry.run.result["precision"]
+    if entry.baseline and entry.baseline.result["precision"] == precision:
+        return entry.baseline
+    return next(other.run for other in finished if other.run.result["precision"] == precision)
+
+
+def judge_run(run: Run, reference: Run) -> Verdict:
+    """The verdict on ``run``; both may be the same one."""
+    if run.numerics is None or reference.numerics is None:
+        return Verdict("not examined", reference=reference.name)
+    if fields := differing(run, reference):
+        return Verdict("not comparable", fields[0], f"{fields[0]} is not that of {reference.name}", reference.name)
+    done = list(checks(run, reference))
+    unchecked = [] if run is reference else _unchecked(run.numerics, reference.numerics)
+    failed = next((check for check in done if not check.passed), None)
+    if failed:
+        return Verdict("differs", failed.cause, failed.because, reference.name, done, unchecked)
+    if run is reference:
+        return Verdict("reference", reference=reference.name, checks=done)
+    if "gradients in the first step" in unchecked:
+        if "the run" in unchecked:
+            return Verdict("not comparable", "gradients", "neither gradients nor noise are known", reference.name, done)
+        return Verdict("within noise", "", "", reference.name, done, unchecked)
+    return Verdict("same", "", "", reference.name, done, unchecked)
+
+
+def _unchecked(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    passes = {"first": "in the first step", "overflow": "after a skipped step", "last": "after training"}
+    missing = [
+        f"gradients {when}"
+        for where, when in passes.items()
+        if not has_gradients(where, mine, theirs) and (where in mine or where in theirs)
+    ]
+    return missing + ([] if theirs["noise"] else ["the run"])

@@ -1,0 +1,408 @@
+"""Planted bugs: each a small patch of a correct backend, with the cause that the verdict should name.
+
+Some show only in a precision, a shape or with a policy: those say where.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.backend import Backend
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.fused import Fused
+from mpcompare.backends.scratch import Scratch
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.mlp import Params, Task
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug.
+
+    Attributes:
+        cause: what the verdict should call it.
+        precisions: those in which it is a bug at all.
+        invisible: why no check can see it at this task; empty if one can.
+        task: what the task must be for the bug to exist.
+    """
+
+    backend: type[Backend]
+    cause: str
+    precisions: tuple[str, ...] = ("fp16", "bf16")
+    invisible: str = ""
+    task: dict[str, Any] | None = None
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def plants(cause: str, **where: Any) -> Callable[[type[Backend]], type[Backend]]:
+    def register(backend: type[Backend]) -> type[Backend]:
+        MUTANTS[backend.__name__] = Mutant(backend, cause, **where)
+        return backend
+
+    return register
+
+
+FP16 = ("fp16",)
+SMALL_GRADIENTS = {"in_features": 256, "hidden": [256, 256], "out_features": 256, "loss": "mse", "batch_size": 256}
+
+
+# The loss and its gradient.
+
+
+@plants("loss")
+class SoftmaxIn16Bits(Scratch):
+    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
+        super().__init__(params, task, precision, loss_scale, engine)
+        dtype = self.compute_dtype
+
+        def in_16_bits(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            n = len(logits)
+            shifted = (logits - logits.amax(dim=1, keepdim=True)).to(dtype)
+            log_probs = shifted - shifted.exp().sum(dim=1, keepdim=True).log()
+            rows = torch.arange(n, device=y.device)
+            dlogits = log_probs.exp()
+            dlogits[rows, y] -= 1
+            return -log_probs[rows, y].float().mean(), dlogits.float() / n
+
+        self.loss_of = in_16_bits
+
+
+@plants("loss")
+class LossIn16Bits(Scratch):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x, y).to(self.compute_dtype).float()
+
+
+@plants("gradient scaled")
+class MeanTakenTwice(Scratch):
+    def backward(self) -> None:
+        self.dlogits /= len(self.dlogits)
+        super().backward()
+
+
+@plants("gradient scaled")
+class WrongBatchSize(Scratch):
+    def backward(self) -> None:
+        n = len(self.dlogits)
+        self.dlogits *= n / (n - n // 8)
+        super().backward()
+
+
+@plants("loss")
+class LastBiasLeftOut(Scratch):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        last = f"b{len(self.layers)}"
+        kept = self.masters[last]
+        self.masters[last] = torch.zeros_like(kept)
+        loss = super().forward(x, y)
+        self.masters[last] = kept
+        return loss
+
+
+# Backward.
+
+
+@plants("input gradient")
+class MaskFromTheGradient(Scratch):
+    def backward(self) -> None:
+        import mpcompare.backends.scratch as module
+
+        right = module.mask_relu_
+        module.mask_relu_ = lambda dz, z: right(dz, dz.clone())
+        try:
+            super().backward()
+        finally:
+            module.mask_relu_ = right
+
+
+@plants("input gradient")
+class MaskLeftOut(Scratch):
+    def backward(self) -> None:
+        import mpcompare.backends.scratch as module
+
+        right = module.mask_relu_
+        module.mask_relu_ = lambda dz, z: dz  # as z >= 0 would be
+        try:
+            super().backward()
+        finally:
+            module.mask_relu_ = right
+
+
+@plants("gradient missing")
+class BiasGradientMissing(Scratch):
+    def backward(self) -> None:
+        super().backward()
+        self.scaled_grads["b1"].zero_()
+
+
+@plants("bias sum")
+class BiasSummedIn16Bits(Scratch):
+    """A running sum in 16 bits; by blocks, as torch's scalar loops are slow."""
+
+    def backward(self) -> None:
+        parts: list[Tensor] = []
+        right = Tensor.sum
+
+        def in_16_bits(da: Tensor, dim: int) -> Tensor:
+            total = torch.zeros(da.shape[1], dtype=da.dtype)
+            for row in da:
+                total += row
+            parts.append(total)
+            return total
+
+        Tensor.sum = in_16_bits  # type: ignore[assignment,method-assign]
+        try:
+            super().backward()
+        finally:
+            Tensor.sum = right  # type: ignore[method-assign]
+
+
+@plants("gradient transposed", task={"hidden": [64, 64], "in_features": 64})
+class WeightGradientTransposed(Scratch):
+    def backward(self) -> None:
+        super().backward()
+        self.scaled_grads["W2"] = self.scaled_grads["W2"].t().contiguous()
+
+
+@plants("products")
+class AccumulateIn16Bits(Scratch):
+    """Sums of 16 products in fp32, these in 16 bits."""
+
+    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
+        super().__init__(params, task, precision, loss_scale, engine)
+
+        def gemm(
+            a: Tensor, b: Tensor, out: Tensor, trans_a: bool = False, trans_b: bool = False, beta: float = 0.0
+        ) -> None:
+            a, b = (a.t() if trans_a else a), (b.t() if trans_b else b)
+            if beta == 0:
+                out.zero_()
+            for k in range(0, a.shape[1], 16):
+                out.add_((a[:, k : k + 16].float() @ b[k : k + 16].float()).to(out.dtype))
+
+        self.gemm = gemm  # type: ignore[assignment]
+
+
+@plants("later steps", precisions=("bf16",))
+class GradientsPileUp(Amp):
+    """zero_grad() is forgotten. With GradScaler it goes unnoticed: what piles up is divided by the scale once more."""
+
+    def update(self) -> None:
+        self.scaler.update(self.static_scale)
+
+
+# Loss scaling and the skip.
+
+
+@plants("loss scale", precisions=FP16)
+class NoLossScaling(Scratch):
+    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
+        super().__init__(params, task, precision, NoLossScale(), engine)
+
+
+@plants("underflow", precisions=FP16, task=SMALL_GRADIENTS)
+class NotScaledAtAll(Scratch):
+    """It says that it scales, but neither multiplies nor divides."""
+
+    def backward(self) -> None:
+        self.dlogits /= self.scaling.scale
+        super().backward()
+
+    def unscale(self) -> None:
+        super().unscale()
+        for g in self.unscaled.values():
+            g *= self.scaling.scale
+
+
+@plants("underflow", precisions=FP16, task=SMALL_GRADIENTS)
+class UnscaledIn16Bits(Scratch):
+    def unscale(self) -> None:
+        self.found_inf = self.scaling.found_inf(self.scaled_grads.values())
+        self.observed["gradients"] = self.scaled_grads["W1"].dtype
+        inv_scale = self.scaling.inv_scale
+        self.unscaled = {name: self.scaled_grads.pop(name).mul_(inv_scale).float() for name in self.masters}
+
+
+@plants("gradient scaled", precisions=FP16)
+class UnscaledTwice(Scratch):
+    def unscale(self) -> None:
+        super().unscale()
+        for g in self.unscaled.values():
+            g *= self.scaling.inv_scale
+
+
+@plants("gradient scaled", precisions=FP16)
+class NotUnscaled(Scratch):
+    def unscale(self) -> None:
+        super().unscale()
+        for g in self.unscaled.values():
+            g *= self.scaling.scale
+
+
+@plants("overflow", precisions=FP16)
+class ScaledTwiceRemovedTwice(Scratch):
+    def backward(self) -> None:
+        self.dlogits *= self.scaling.scale
+        super().backward()
+
+    def unscale(self) -> None:
+        super().unscale()
+        for g in self.unscaled.values():
+            g *= self.scaling.inv_scale
+
+
+@plants("skip", precisions=FP16)
+class NeverSkips(Scratch):
+    def step(self) -> None:
+        found_inf, self.found_inf = self.found_inf, False
+        super().step()
+        self.found_inf = found_inf
+
+
+@plants("skip", precisions=FP16)
+class OnlyFirstLayerSearchedForInf(Scratch):
+    def unscale(self) -> None:
+        all_grads = self.scaled_grads
+        self.scaled_grads = {name: all_grads[name] for name in ("W1", "b1")}
+        self.found_inf = self.scaling.found_inf(self.scaled_grads.values())
+        found_inf, self.scaled_grads = self.found_inf, all_grads
+        super().unscale()
+        self.found_inf = found_inf
+
+
+@plants("skip", precisions=FP16, invisible="where a bias's gradient overflows, so does a weight's at this task")
+class BiasNotSearchedForInf(Scratch):
+    def unscale(self) -> None:
+        biases = {name: g for name, g in self.scaled_grads.items() if name[0] == "b"}
+        for name in biases:
+            self.scaled_grads[name] = biases[name].nan_to_num(0, 0, 0)
+        super().unscale()
+        inv_scale = self.scaling.inv_scale
+        self.unscaled.update({name: g.float() * inv_scale for name, g in biases.items()})
+
+
+@plants("loss scale", precisions=FP16)
+class GrowthOneStepLate(Scratch):
+    def update(self) -> None:
+        if isinstance(self.scaling, DynamicLossScale) and self.scaling.growth_tracker == 0 and not self.found_inf:
+            self.late = not getattr(self, "late", False)
+            if self.late:
+                del self.unscaled
+                return
+        super().update()
+
+
+@plants("loss scale", precisions=FP16)
+class TrackerKeptAfterOverflow(Scratch):
+    def update(self) -> None:
+        tracker, found_inf = getattr(self.scaling, "growth_tracker", 0), self.found_inf
+        super().update()
+        if found_inf:
+            self.scaling.growth_tracker = tracker  # type: ignore[union-attr]
+
+
+@plants("loss scale", precisions=FP16)
+class NeverBacksOff(Scratch):
+    def update(self) -> None:
+        self.found_inf = False
+        super().update()
+
+
+@plants("after a skip", precisions=FP16)
+class CopiesUpdatedInASkippedStep(Fused):
+    """The masters are left alone, and the compute copies are not."""
+
+    def step(self) -> None:
+        super().step()
+        if self.skipped:
+            for name, copy in self.params.items():
+                copy.mul_(0.5) if name[0] == "W" else None
+
+
+# The update.
+
+
+@plants("no master weights")
+class NoMasterWeights(Scratch):
+    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
+        super().__init__(params, task, precision, loss_scale, engine)
+        self.masters = {name: p.to(self.compute_dtype).float() for name, p in self.masters.items()}
+
+    def step(self) -> None:
+        super().step()
+        for master in self.masters.values():
+            master.copy_(master.to(self.compute_dtype))
+
+
+@plants("update")
+class UpdatedTwice(Scratch):
+    def step(self) -> None:
+        super().step()
+        super().step()
+
+
+@plants("update", task={"momentum": 0.9})
+class MomentumDampened(Scratch):
+    """v = momentum v + (1 - momentum) g, from the second step on."""
+
+    def step(self) -> None:
+        if getattr(self, "later", False):
+            for g in self.unscaled.values():
+                g *= 1 - self.momentum
+        super().step()
+        if getattr(self, "later", False):
+            for g in self.unscaled.values():
+                g /= 1 - self.momentum
+        self.later = True
+
+
+@plants("update")
+class LearningRateIn16Bits(Scratch):
+    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
+        super().__init__(params, task, precision, loss_scale, engine)
+        self.lr = torch.tensor(self.lr, dtype=self.compute_dtype).item()
+
+
+# Which weights, which precision.
+
+
+@plants("later steps")
+class StaleCopies(Fused):
+    """The compute copies stay what they were at the start."""
+
+    def step(self) -> None:
+        stale = {name: copy.clone() for name, copy in self.params.items()}
+        super().step()
+        for name, copy in self.params.items():
+            copy.copy_(stale[name])
+
+
+@plants("precision")
+class ComputesInBf16(Scratch):
+    """bf16 where fp16 was asked for, and fp16 where bf16 was."""
+
+    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
+        super().__init__(params, task, "bf16" if precision == "fp16" else "fp16", loss_scale, engine)
+
+
+@plants("precision")
+class ComputesInFp32(Scratch):
+    """FP32 where a 16-bit precision was asked for, without a word."""
+
+    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
+        super().__init__(params, task, "fp32", loss_scale, engine)
+
+
+@plants("precision")
+class SaysItIsWhatWasAskedFor(ComputesInFp32):
+    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
+        super().__init__(params, task, precision, loss_scale, engine)
+        self.asked_for = precision
+
+    def dtypes(self) -> dict[str, str]:
+        return {**super().dtypes(), "activations": self.asked_for, "gradients": self.asked_for}

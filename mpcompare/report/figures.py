@@ -41,32 +41,32 @@ logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run annou
 def draw(comparisons: Sequence[Comparison], out: Path) -> None:
     """Writes ``loss.png``, ``step_time.png``, ``phases.png`` and ``memory.png`` into ``out``; comparisons with no
     finished run are left out, and with none at all nothing is drawn."""
-    drawn = [c for c in comparisons if _finished(c)]
+    drawn = [c for c in comparisons if finished(c)]
     if not drawn:
         return
-    _save(_loss(drawn), out / "loss.png")
-    bars = max(len(_finished(c)) for c in drawn)
-    _save(_bars(drawn, bars, _step_time), out / "step_time.png")
-    _save(_phases_figure(drawn, bars), out / "phases.png")
-    _save(_memory_figure(drawn, bars), out / "memory.png")
+    save(_loss(drawn), out / "loss.png")
+    bars = max(len(finished(c)) for c in drawn)
+    save(_bars(drawn, bars, _step_time), out / "step_time.png")
+    save(_phases_figure(drawn, bars), out / "phases.png")
+    save(_memory_figure(drawn, bars), out / "memory.png")
 
 
-def _finished(comparison: Comparison) -> list[Entry]:
+def finished(comparison: Comparison) -> list[Entry]:
     return [entry for entry in comparison.entries if entry.ok]
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     write_atomically(path, lambda unfinished: figure.savefig(unfinished, dpi=150))
 
 
-def _grid(comparisons: Sequence[Comparison], height: float) -> tuple[Figure, list[SubFigure]]:
+def grid(comparisons: Sequence[Comparison], height: float, width: float = WIDTH) -> tuple[Figure, list[SubFigure]]:
     """A figure with a part for every comparison, with its title and ``height`` inches below that, three in a row."""
     rows = math.ceil(len(comparisons) / 3)
     columns = math.ceil(len(comparisons) / rows)
     texts = [(c.title, c.dataset, c.not_the_same) for c in comparisons]
     titles = [[line for text in paragraphs for line in textwrap.wrap(text, 84)] for paragraphs in texts]
     height += LINE * max(map(len, titles))
-    figure = Figure(figsize=(WIDTH * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     parts = list(figure.subfigures(rows, columns, squeeze=False).flat)[: len(comparisons)]
     for part, title in zip(parts, titles, strict=True):
         part.suptitle("\n".join(title), fontsize=9, x=0.02, ha="left")
@@ -75,10 +75,10 @@ def _grid(comparisons: Sequence[Comparison], height: float) -> tuple[Figure, lis
 
 def _loss(comparisons: Sequence[Comparison]) -> Figure:
     """Loss curves above, their difference to the baseline below on a log axis; warm-up shaded, skipped steps marked."""
-    figure, parts = _grid(comparisons, 6.1)
+    figure, parts = grid(comparisons, 6.1)
     for part, comparison in zip(parts, comparisons, strict=True):
         above, below = part.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-        for place, entry in enumerate(_finished(comparison)):
+        for place, entry in enumerate(finished(comparison)):
             steps = entry.run.steps
             style = {"color": COLOURS[place % 7], "linestyle": DASHES[place % 7]}
             above.plot(
@@ -99,7 +99,7 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
                 below.plot(number, difference, marker="o", markersize=3, **style)
                 lost = number[~np.isfinite(entry.loss_diff)]
                 below.plot(lost, np.ones(len(lost)), "^", color=style["color"], transform=below.get_xaxis_transform())
-        warmup = int(_finished(comparison)[0].run.steps["warmup"].sum())
+        warmup = int(finished(comparison)[0].run.steps["warmup"].sum())
         for axes in (above, below):
             axes.axvspan(0.5, warmup + 0.5, color="0.92", zorder=0, label="warm-up" if warmup else None)
             axes.grid(alpha=0.3)
@@ -112,6 +112,12 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
         if not below.lines:
             below.text(0.5, 0.5, "nothing to compare with", transform=below.transAxes, ha="center", color="0.4")
     return figure
+
+
+def nothing(axes: Axes, why: str) -> None:
+    """An empty panel that says why it is."""
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="0.4")
 
 
 def _bars(
@@ -127,9 +133,9 @@ def _bars(
         inches: how high each run is.
         room: how wide the panel is, the longest bar being 1: the numbers stand beside the bars.
     """
-    figure, parts = _grid(comparisons, 1.3 + inches * bars)
+    figure, parts = grid(comparisons, 1.3 + inches * bars)
     for part, comparison in zip(parts, comparisons, strict=True):
-        axes, entries = part.subplots(), _finished(comparison)
+        axes, entries = part.subplots(), finished(comparison)
         fill(axes, entries)
         axes.set_yticks(range(len(entries)), [entry.label for entry in entries])
         axes.set_ylim(bars - 0.4, -0.6)  # inverted; the same bar height in every panel

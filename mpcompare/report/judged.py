@@ -1,0 +1,104 @@
+"""A finished run of a comparison with what is said of it: what the figures of the verdict draw."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpcompare.records import Run
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.figures import COLOURS, DASHES, finished
+from mpcompare.report.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A finished run, what is said of it, and the run that it was compared with.
+
+    Attributes:
+        place: among the finished ones, from 0: its colour is the same in every figure.
+        reference: None where the run was not judged; itself for a reference.
+    """
+
+    entry: Entry
+    place: int
+    verdict: Verdict
+    reference: Entry | None
+
+    @property
+    def run(self) -> Run:
+        return self.entry.run
+
+    @property
+    def numerics(self) -> dict[str, Any]:
+        return self.run.numerics or {}
+
+    @property
+    def is_reference(self) -> bool:
+        return self.reference is self.entry
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.place % 7]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Of lines that may coincide: the later ones are thinner, so that none hides another."""
+        dashes = DASHES[self.place % 7]
+        return {"color": self.colour, "linestyle": dashes, "linewidth": max(2.6 - 0.5 * self.place, 1)}
+
+    def limit(self, check: str) -> float:
+        """NaN if the run was not checked for that."""
+        return next((c.limit for c in self.verdict.checks if c.name == check), math.nan)
+
+    @property
+    def gradients(self) -> dict[str, dict[str, Any]]:
+        """Of the first step, by tensor."""
+        return self.numerics.get("first", {}).get("gradients", {})
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss was scaled in any training step."""
+        return bool((self.run.steps["loss_scale"] != 1).any())
+
+    @property
+    def losses(self) -> np.ndarray:
+        return self.run.steps["loss"].to_numpy(dtype=float)
+
+    @property
+    def difference(self) -> np.ndarray:
+        """``|loss - reference's loss|`` step by step; empty if the run was not judged."""
+        theirs = self.reference.run.steps["loss"].to_numpy(dtype=float) if self.reference else np.array([])
+        steps = min(len(theirs), len(self.losses))
+        return np.abs(self.losses[:steps] - theirs[:steps])
+
+    @property
+    def noise(self) -> np.ndarray | None:
+        """Step by step the largest difference between any two of this run and its noise runs; None without those."""
+        again = [np.array(a["losses"], dtype=float) for a in self.numerics.get("noise", [])]
+        if not again or not self.is_reference:
+            return None
+        losses = [self.losses, *again]
+        steps = min(map(len, losses))
+        return np.max([np.abs(a[:steps] - b[:steps]) for a, b in itertools.combinations(losses, 2)], axis=0)
+
+
+def judge(comparison: Comparison, verdicts: Mapping[str, Verdict]) -> list[Judged]:
+    entries = {entry.run.name: entry for entry in finished(comparison)}
+    found = []
+    for place, (name, entry) in enumerate(entries.items()):
+        verdict = verdicts.get(name, Verdict("not comparable"))
+        found.append(Judged(entry, place, verdict, entries.get(verdict.reference or "")))
+    return found
+
+
+def references(runs: Sequence[Judged]) -> list[Judged]:
+    return [run for run in runs if run.is_reference]
+
+
+def compared(reference: Judged, runs: Sequence[Judged]) -> list[Judged]:
+    """The runs that were compared with ``reference``."""
+    return [run for run in runs if run.reference is reference.entry and not run.is_reference]

@@ -12,7 +12,8 @@ records; a backend owns its parameters and how it computes. There is no base cla
 in the same order, and what two backends have in common is written twice, because that duplication is the comparison.
 
 To add a backend: copy the file that is closest to ``mpcompare/backends/X.py``, add ``conf/backend/X.yaml`` with its
-``_target_``, and a row to the table of backends in the README.
+``_target_``, and a row to the table of backends in the README. Every other key of that file is an option: a keyword
+argument of the backend's constructor and of its ``memory_model``.
 """
 
 from typing import Any, ClassVar, Protocol
@@ -48,7 +49,9 @@ class Backend(Protocol):
     engine: str
     skipped: bool
 
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
+    def __init__(
+        self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str, **options: Any
+    ) -> None:
         """Builds everything that outlives a step, on the device of ``params``.
 
         Args:
@@ -57,6 +60,7 @@ class Backend(Protocol):
             precision: one of ``PRECISIONS``, resolved (never ``auto``).
             loss_scale: a fresh policy, owned by this backend from now on.
             engine: ``native``, ``torch`` or ``auto``; backends without native operators ignore it.
+            options: this backend's own, by name and with defaults; most have none.
 
         Raises:
             InputError: a combination that this backend cannot do.
@@ -99,7 +103,7 @@ class Backend(Protocol):
         """Continues from :meth:`state_dict`, bit for bit."""
 
     @staticmethod
-    def memory_model(task: Task, precision: str, engine: str) -> MemoryModel:
+    def memory_model(task: Task, precision: str, engine: str, **options: Any) -> MemoryModel:
         """Bytes of every tensor that is live at a step's peak: ``{kind: {tensor: bytes}}``, the kinds those of
         ``mpcompare.memory.KINDS``; empty if unknown."""
 

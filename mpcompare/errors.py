@@ -33,6 +33,12 @@ def check_number(field: str, value: object, above: float, below: float = math.in
         raise InputError(field, value, expected + (f" and below {below:g}" if below < math.inf else ""))
 
 
+def check_flag(field: str, value: object) -> None:
+    """Raises InputError unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise InputError(field, value, "expected true or false")
+
+
 def check_choice(field: str, value: object, accepted: Iterable[str]) -> None:
     """Raises InputError unless ``value`` is one of ``accepted``."""
     if value not in (choices := list(accepted)):

@@ -114,12 +114,14 @@ class _Exact:
 
     Attributes:
         loss_noise: standard deviation of the loss if each stored activation is rounded once.
+        dz: ``numerics.exponents`` of the gradients of all activations.
         exponents: of activations, gradients and of ``lr |g| / |w|``; empty where nobody asked.
     """
 
     loss: float
     grads: mlp.Params
     loss_noise: float
+    dz: Tensor
     exponents: dict[str, list[int]]
 
 
@@ -133,14 +135,15 @@ def _oracle(subject: Subject, params: mlp.Params, batch: Batch, precision: str, 
     """
     counts: dict[str, Tensor] = {}
     activations: dict[str, Tensor] = {}
-    squares = 0.0
+    squares, dz = 0.0, torch.zeros(())
 
     def count(name: str, values: Tensor) -> None:
         counts[name] = counts.get(name, 0) + numerics.exponents(values)
 
     def look(name: str, values: Tensor) -> None:
-        nonlocal squares
+        nonlocal squares, dz
         if name.startswith("d"):
+            dz = dz + numerics.exponents(values)
             squares += (values * activations.pop(name[1:])).square().sum().item()
         else:
             activations[name] = values
@@ -156,7 +159,7 @@ def _oracle(subject: Subject, params: mlp.Params, batch: Batch, precision: str, 
             w = params[name].double()
             count(f"update of {name}", (subject.task.lr * g / w)[w != 0])
     noise = torch.finfo(dtype).eps / 2 * math.sqrt(squares / 3)
-    return _Exact(loss, grads, noise, {name: values.tolist() for name, values in counts.items()})
+    return _Exact(loss, grads, noise, dz, {name: values.tolist() for name, values in counts.items()})
 
 
 def _effective_precision(subject: Subject, grads: mlp.Params, exact: _Exact) -> str:
@@ -201,7 +204,8 @@ def _beside_a_new_one(subject: Subject, trained: Backend, weights: mlp.Params, b
     trained.update()
     new = subject.make_backend(weights, policy)
     new_loss, new_grads = _gradients(new, *batch)
-    return _beside_oracle(loss, grads, _Exact(new_loss, {name: g.double() for name, g in new_grads.items()}, 0.0, {}))
+    exact = {name: g.double() for name, g in new_grads.items()}
+    return _beside_oracle(loss, grads, _Exact(new_loss, exact, 0.0, torch.zeros(()), {}))
 
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
@@ -219,7 +223,8 @@ def _watch(
 
     Returns:
         ``steps``: what the policy and the parameters did in each; ``updates``: those of ``numerics.Optimizer.errors``;
-        ``loss``, ``gradients`` and ``first_update`` beside the oracle, if a step of ``start`` was finite.
+        and of the first finite step of ``start``, if there was one: ``loss``, ``gradients`` and ``first_update`` beside
+        the oracle; ``subnormal``, which part of the activations' gradients is below fp16's normal numbers at its scale.
     """
     policy, optimizer = copy.deepcopy(policy), numerics.Optimizer(subject.task.lr, subject.task.momentum)
     checks = not isinstance(policy, NoLossScale)
@@ -247,6 +252,7 @@ def _watch(
         if finite and not skipped:
             found["updates"].append(optimizer.errors(before, after, grads, DTYPES[subject.precision]))
         if finite and "first_update" not in found:
+            found["subnormal"] = numerics.share_below(exact.dz, torch.finfo(torch.float16).tiny / max(scale, 2.0**-126))
             found["first_update"] = _first_update(before, after, exact.grads, subject.task.lr)
             found.update(_beside_oracle(loss, grads, exact))
             if grads:

@@ -104,6 +104,7 @@ def _job(cfg: DictConfig) -> "Job":
     """The configuration as plain values: nothing below knows Hydra."""
     from mpcompare.train import Job
 
+    backend: Any = OmegaConf.to_container(cfg.backend, resolve=True)
     try:
         make_backend = hydra.utils.get_class(cfg.backend._target_)
     except (ImportError, ValueError) as error:
@@ -111,6 +112,7 @@ def _job(cfg: DictConfig) -> "Job":
     return Job(
         backend=HydraConfig.get().runtime.choices["backend"],
         make_backend=make_backend,
+        options={key: value for key, value in backend.items() if key != "_target_"},
         task=_instantiate(cfg.task),
         load_data=_instantiate(cfg.data),
         loss_scale=_instantiate(cfg.loss_scale),

@@ -33,7 +33,7 @@ from mpcompare.race import Order, Progress, Rules, Turn, Turns, race
 log = logging.getLogger(__name__)
 
 # What the jobs of one race may differ in: how they compute, never what.
-HOW = ("backend", "precision", "engine", "loss_scale")
+HOW = ("backend", "precision", "engine", "loss_scale", "scratch")
 GRACE_S = 3.0  # between being asked to stop and being killed
 OUTPUT = "output.log"  # what an entrant's process prints beside its log
 

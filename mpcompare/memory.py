@@ -53,7 +53,7 @@ def _total(tensors: dict[str, tuple[str, int]]) -> int:
     return sum(size for _, size in tensors.values())
 
 
-def _inputs_and_masters(task: Task) -> Ledger:
+def _inputs_and_masters(task: Task, itemsize: int = 4) -> Ledger:
     ledger = Ledger()
     ledger.alloc("inputs", "x", task.batch_size * task.in_features, 4)
     if task.loss == "cross_entropy":
@@ -61,11 +61,11 @@ def _inputs_and_masters(task: Task) -> Ledger:
     else:
         ledger.alloc("inputs", "y", task.batch_size * task.out_features, 4)
     for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
-        ledger.alloc("master params", f"master W{layer}", fan_in * fan_out, 4)
-        ledger.alloc("master params", f"master b{layer}", fan_out, 4)
+        ledger.alloc("master params", f"master W{layer}", fan_in * fan_out, itemsize)
+        ledger.alloc("master params", f"master b{layer}", fan_out, itemsize)
         if task.momentum:
-            ledger.alloc("optimizer state", f"momentum W{layer}", fan_in * fan_out, 4)
-            ledger.alloc("optimizer state", f"momentum b{layer}", fan_out, 4)
+            ledger.alloc("optimizer state", f"momentum W{layer}", fan_in * fan_out, itemsize)
+            ledger.alloc("optimizer state", f"momentum b{layer}", fan_out, itemsize)
     return ledger
 
 
@@ -127,28 +127,30 @@ def autograd_peak(task: Task, precision: str) -> MemoryModel:
     return m.peak
 
 
-def scratch_peak(task: Task, precision: str) -> MemoryModel:
+def scratch_peak(task: Task, precision: str, master_params: bool = True, softmax: str = "fp32") -> MemoryModel:
     """The peak of backend scratch: relu and its mask work in place: two activations are live at a time, not three."""
     n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
     last, low = len(sizes) - 1, size < 4
-    m = _inputs_and_masters(task)
-    if low:
+    loss_size, cast = DTYPES[softmax].itemsize, DTYPES[softmax] is not DTYPES[precision]
+    m = _inputs_and_masters(task, 4 if master_params else size)
+    if low and master_params:
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
             m.alloc("compute copies", f"W{layer} 16-bit", fan_in * fan_out, size)
             m.alloc("compute copies", f"b{layer} 16-bit", fan_out, size)
+    if low:
         m.alloc("activations", "z0", n * sizes[0], size)
     for layer in range(1, last + 1):
         m.alloc("activations", f"z{layer}", n * sizes[layer], size)
-    if low:
-        m.alloc("activations", "logits fp32", n * sizes[-1], 4)
+    if cast:
+        m.alloc("activations", f"logits {softmax}", n * sizes[-1], loss_size)
     for name in ("shifted", "log_probs") if task.loss == "cross_entropy" else ("difference",):
-        m.alloc("activations", name, n * sizes[-1], 4)
-    m.alloc("gradients", "dlogits", n * sizes[-1], 4)
-    m.free(f"z{last}", "logits fp32", "shifted", "log_probs", "difference")
-    if low:
-        m.alloc("gradients", "da fp32", n * sizes[-1], 4)
+        m.alloc("activations", name, n * sizes[-1], loss_size)
+    m.alloc("gradients", "dlogits", n * sizes[-1], loss_size)
+    m.free(f"z{last}", f"logits {softmax}", "shifted", "log_probs", "difference")
+    if cast:
+        m.alloc("gradients", f"da {softmax}", n * sizes[-1], loss_size)
     m.alloc("gradients", f"da{last}", n * sizes[-1], size)
-    m.free("dlogits", "da fp32")
+    m.free("dlogits", f"da {softmax}")
     for layer in range(last, 0, -1):
         m.free(f"z{layer}")
         m.alloc("gradients", f"dW{layer}", sizes[layer - 1] * sizes[layer], size)

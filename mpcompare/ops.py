@@ -63,6 +63,29 @@ def torch_gemm(
     out.copy_(alpha * product if beta == 0 else alpha * product + beta * out.float())
 
 
+BLOCK = 16  # products that a tensor core takes at once, 4 to 16 by generation; their sum is exact or nearly so
+
+
+def low_gemm(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    accumulate: torch.dtype,
+) -> None:
+    """:class:`Gemm` but for its accumulation, which is as tensor cores with 16-bit accumulators have it: products are
+    summed in fp32 by the BLOCK, and each such sum is added to a total in ``accumulate``, rounded every time."""
+    a, b = (a.t() if trans_a else a).float(), (b.t() if trans_b else b).float()
+    total = torch.zeros_like(out, dtype=accumulate)
+    for of_a, of_b in zip(a.split(BLOCK, dim=1), b.split(BLOCK), strict=True):
+        total.add_(of_a @ of_b)  # fp32 + 16 bits is added in fp32, then rounded
+    out.copy_(alpha * total.float() if beta == 0 else alpha * total.float() + beta * out.float())
+
+
 def linear(x: Tensor, w: Tensor, bias: Tensor, out: Tensor, *, relu: bool = False) -> None:
     """``out = x w + bias``, or relu of it: ``[n, in] [in, out] + [out] -> [n, out]``, rounded once."""
     torch.ops.mpcompare.linear(x, w, bias, out, relu=relu)
@@ -107,12 +130,16 @@ def workspace_bytes() -> int:
     return torch.ops.mpcompare.workspace_bytes() if hasattr(torch.ops.mpcompare, "workspace_bytes") else 0
 
 
-def select_gemm(engine: str, device: torch.device) -> tuple[str, Gemm]:
-    """The engine that will be used and its gemm.
+def select_gemm(engine: str, device: torch.device, accumulate: torch.dtype = torch.float32) -> tuple[str, Gemm]:
+    """The engine that will be used and its gemm; one that sums in less than fp32 is plain torch.
 
     ``native`` raises InputError where it cannot be built; ``auto`` then takes ``torch``, with a warning that says so.
     """
     check_choice("engine", engine, ENGINES)
+    if accumulate is not torch.float32:
+        if engine == "native":
+            raise InputError("engine", engine, "sums in fp32; to sum in 16 bits takes one of auto, torch")
+        return "torch", functools.partial(low_gemm, accumulate=accumulate)
     if engine == "torch":
         return "torch", torch_gemm
     try:

@@ -7,9 +7,10 @@ how much must be live?    two steps of a fresh backend under the memory meter
 """
 
 import copy
+import inspect
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -22,7 +23,7 @@ from torch import Tensor
 from mpcompare import examine, machine, measure, memory, meter, mlp, ops
 from mpcompare.backend import PHASES, Backend, resolve_precision, step
 from mpcompare.data import Dataset, batches
-from mpcompare.errors import InputError, check_whole
+from mpcompare.errors import InputError, check_flag, check_whole
 from mpcompare.interrupt import uninterrupted
 from mpcompare.load import Watch
 from mpcompare.loss_scale import LossScale
@@ -39,6 +40,7 @@ class Job:
     Attributes:
         backend: the name under which it was chosen.
         make_backend: the backend's class.
+        options: keyword arguments of its own.
         load_data: ``(task, seed) -> Dataset``.
         loss_scale: a policy, or a function from the resolved precision to one.
         precision, engine, device: as asked for, ``auto`` included.
@@ -52,6 +54,7 @@ class Job:
 
     backend: str
     make_backend: type[Backend]
+    options: Mapping[str, Any]
     task: mlp.Task
     load_data: Callable[[mlp.Task, int], Dataset]
     loss_scale: LossScale | Callable[[str], LossScale]
@@ -71,11 +74,16 @@ class Job:
         check_whole("seed", self.seed, at_least=0, at_most=2**32 - 1)  # the generator takes 32 bits
         check_whole("train.steps", self.steps, at_least=1)
         check_whole("train.warmup_steps", self.warmup_steps, at_least=0)
-        if not isinstance(self.deterministic, bool):
-            raise InputError("train.deterministic", self.deterministic, "expected true or false")
-        if not isinstance(self.examine, bool):
-            raise InputError("verdict.enabled", self.examine, "expected true or false")
+        check_flag("train.deterministic", self.deterministic)
+        check_flag("verdict.enabled", self.examine)
         check_whole("verdict.noise", self.noise, at_least=0)
+        signature = inspect.signature(self.make_backend)
+        for name, value in self.options.items():
+            try:
+                signature.bind_partial(*[None] * 5, **{name: value})
+            except TypeError as error:
+                own = ", ".join(list(signature.parameters)[5:]) or "no options"  # after those that all backends have
+                raise InputError(f"backend.{name}", value, f"backend={self.backend} takes {own}") from error
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ def _set_up(job: Job, recorder: Recorder) -> _Setup:
     params = {name: p.to(device) for name, p in mlp.init_params(job.task.sizes, job.seed).items()}
 
     def make_backend(params: mlp.Params, loss_scale: LossScale, engine: str) -> Backend:
-        return job.make_backend(params, job.task, precision, loss_scale, engine)
+        return job.make_backend(params, job.task, precision, loss_scale, engine, **job.options)
 
     start = time.perf_counter()
     engine = make_backend(
@@ -247,7 +255,7 @@ def _memory(setup: _Setup, job: Job) -> dict[str, Any]:
     """The peak of two steps of a fresh backend, and what the model says of it."""
     x, y = next(setup.batches())
     peak = meter.peak_memory(setup.device, lambda: _two_steps(setup.new_backend(), x, y))
-    model = job.make_backend.memory_model(job.task, setup.precision, setup.engine)
+    model = job.make_backend.memory_model(job.task, setup.precision, setup.engine, **job.options)
     return {
         "batch_bytes": x.nbytes + y.nbytes,
         "peak_memory_bytes": peak.bytes + x.nbytes + y.nbytes,

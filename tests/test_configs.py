@@ -24,7 +24,7 @@ def hydra_context():
 
 @pytest.mark.parametrize(("group", "option"), [(g, o) for g, options in GROUPS.items() for o in options])
 def test_every_option_composes_and_instantiates(group, option):
-    override = f"+{group}={option}" if group == "experiment" else f"{group}={option}"
+    override = f"+{group}={option}" if group in ("experiment", "ablation") else f"{group}={option}"
     cfg = compose("config", [override])
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     cls = hydra.utils.get_class(cfg.backend._target_)
@@ -72,6 +72,27 @@ def test_every_experiment_opens_with_the_command_that_runs_it():
     for name in GROUPS["experiment"]:
         text = (CONF / "experiment" / f"{name}.yaml").read_text()
         assert f"# python -m mpcompare +experiment={name}" in text.splitlines()[:3]
+
+
+def test_the_ablations_are_swept_all_of_them_each_from_the_defaults():
+    cfg = compose("config", ["+experiment=ablations"], return_hydra_config=True)
+    assert str(cfg.hydra.mode).endswith("MULTIRUN")
+    assert sorted(cfg.hydra.sweeper.params["+ablation"].split(",")) == GROUPS["ablation"]
+    complete = {"master_params": True, "accumulate": "fp32", "softmax": "fp32"}
+    assert OmegaConf.to_container(compose("config", []).scratch) == complete
+    taken_away = {
+        "none": {}, "no_master_params": {"master_params": False}, "no_loss_scale": {},
+        "accumulate_fp16": {"accumulate": "fp16"}, "softmax_fp16": {"softmax": "fp16"},
+    }  # fmt: skip
+    assert {"amp", *taken_away} == set(GROUPS["ablation"])
+    for name, options in taken_away.items():
+        cfg = compose("config", ["+experiment=ablations", f"+ablation={name}"])
+        backend = OmegaConf.to_container(cfg.backend, resolve=True)
+        assert backend == {"_target_": "mpcompare.backends.scratch.Scratch", **complete, **options}
+        policy = hydra.utils.instantiate(cfg.loss_scale)
+        assert (callable(policy), cfg.precision) == (name != "no_loss_scale", "fp16")
+    assert compose("config", ["+experiment=ablations", "+ablation=amp"]).backend._target_.endswith("Amp")
+    assert compose("config", ["+experiment=ablations", "+ablation=none", "precision=bf16"]).precision == "bf16"
 
 
 def test_every_knob_is_explained():

@@ -191,7 +191,7 @@ def test_help_and_cfg_are_quick_and_import_nothing_heavy():
         "backend: amp, fp32, fused, scratch",
         "data: auto, digits, mnist, synthetic",
         "loss_scale:",
-        "experiment: seed",
+        "experiment: ablations, seed",
     )
     for text in (*groups, "task:", "train:", "precision: auto", "python -m mpcompare -m backend=scratch,amp,fp32"):
         assert text in ended.stdout
@@ -246,6 +246,13 @@ BAD = {
     "unknown engine": (["engine=cublas"], "engine=cublas: expected one of auto, native, torch"),
     "unknown device": (["device=tpu"], "device=tpu: expected one of auto, cpu, cuda"),
     "bad loss scale": (["loss_scale=dynamic", "loss_scale.growth_factor=1"], "loss_scale.growth_factor=1: expected"),
+    "unknown accumulator": (["scratch.accumulate=fp8"], "scratch.accumulate=fp8: expected one of fp32, fp16, bf16"),
+    "unknown softmax": (["scratch.softmax=tf32"], "scratch.softmax=tf32: expected one of fp32, fp16, bf16"),
+    "masters a number": (["scratch.master_params=1"], "scratch.master_params=1: expected true or false"),
+    "16-bit sums, native": (["scratch.accumulate=fp16", "engine=native"], "engine=native: sums in fp32; "),
+    "an option of none": (["backend=amp", "+backend.softmax=fp16"], "backend.softmax=fp16: backend=amp takes no opti"),
+    "unknown option": (["+backend.x=1"], "backend.x=1: backend=scratch takes master_params, accumulate, softmax"),
+    "an argument of all": (["+backend.task=1"], "backend.task=1: backend=scratch takes master_params, accumulate, "),
     "output in a file": (["hydra.run.dir=file/run"], "hydra.run.dir=file/run: cannot write there (Not a directory)"),
 }
 

@@ -22,6 +22,7 @@ def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms
         "config": {
             "task": {"lr": more.get("lr", 0.1), "batch_size": more.get("batch_size", 8)},
             "data": {"_target_": more.get("data", "auto")},
+            "backend": more.pop("options", {}),
             "train": {"steps": len(losses), "warmup_steps": 0},
             "report": {"baseline": "amp", "allow": more.get("allow", [])},
         },
@@ -273,6 +274,42 @@ def test_versions_of_torch_are_told_apart(tmp_path):
     assert labels(compare(find_runs([tmp_path]), "amp")) == [
         ["amp bf16 torch 2.11.0", "amp bf16 torch 2.15.0", "mine bf16"]
     ]
+
+
+def scratch(master_params=True, accumulate="fp32"):
+    return {"_target_": "mpcompare.backends.scratch.Scratch", "master_params": master_params, "accumulate": accumulate}
+
+
+def test_runs_of_one_backend_are_told_apart_by_the_options_that_are_not_those_of_most(tmp_path):
+    write_run(tmp_path / "0", "amp", options={"_target_": "Amp"}, loss_scale="dynamic")
+    write_run(tmp_path / "1", "scratch", options=scratch(), loss_scale="dynamic")
+    write_run(tmp_path / "2", "scratch", options=scratch(master_params=False), loss_scale="dynamic")
+    write_run(tmp_path / "3", "scratch", options=scratch(), loss_scale="none")
+    write_run(tmp_path / "4", "scratch", options=scratch(accumulate="fp16"), status="failed", losses=())
+    write_run(tmp_path / "5", "scratch", "fp32", options=scratch(), loss_scale="none")
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert [entry.label for entry in comparison.entries] == [
+        "amp bf16", "scratch bf16", "scratch bf16 master_params=False", "scratch bf16 loss_scale=none",
+        "scratch bf16 accumulate=fp16", "scratch fp32",
+    ]  # fmt: skip
+    summary = table.summary([comparison], {}).set_index("run")["variant"].fillna("").tolist()
+    assert summary == ["", "", "master_params=False", "loss_scale=none", "accumulate=fp16", ""]
+
+
+def test_of_two_that_differ_both_say_in_what(tmp_path):
+    write_run(tmp_path / "0", "scratch", options=scratch())
+    write_run(tmp_path / "1", "scratch", options=scratch(accumulate="bf16"))
+    write_run(tmp_path / "2", "scratch", options=scratch(accumulate="${scratch.accumulate}"), status="running")
+    assert labels(compare(find_runs([tmp_path]), "scratch")) == [
+        ["scratch bf16 accumulate=fp32", "scratch bf16 accumulate=bf16", "scratch bf16"]
+    ]
+
+
+def test_options_do_not_choose_the_baseline(tmp_path):
+    write_run(tmp_path / "0", "scratch", options=scratch())
+    write_run(tmp_path / "1", "scratch", options=scratch(accumulate="bf16"))
+    (comparison,) = compare(find_runs([tmp_path]), "scratch")
+    assert [entry.baseline.name for entry in comparison.entries] == ["0", "0"]
 
 
 def test_the_variant_stands_in_the_table(tmp_path, capsys):

@@ -14,6 +14,9 @@ Precision Training", arXiv 1710.03740, section 3); each is marked below where it
 The network: z_0 = x, a_l = z_{l-1} W_l + b_l, z_l = relu(a_l), output = a_L. A name starting with d is the gradient of
 the scaled loss with respect to what follows: dW1 is dLoss/dW_1. Shapes: n rows of a batch, W_l is [in, out].
 
+Each technique can be taken away, to see what it is good for: ``master_params=False``, ``loss_scale=none``,
+``accumulate`` and ``softmax`` other than fp32 (python -m mpcompare +experiment=ablations).
+
 The matrix product is ``gemm(A, B, C, trans_a, trans_b, alpha, beta)``: C = alpha op(A) op(B) + beta C, summed in fp32.
 On CUDA it is one ``cublasGemmEx`` call, csrc/cuda/gemm.cu; on a CPU it is csrc/cpu/gemm.cpp.
 """
@@ -25,12 +28,13 @@ from torch import Tensor
 
 from mpcompare import memory, ops
 from mpcompare.backend import DTYPES, MemoryModel, dtype_name
+from mpcompare.errors import check_choice, check_flag
 from mpcompare.loss_scale import LossScale
 from mpcompare.mlp import Params, Task
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of fp32 ``logits`` [n, c] for classes ``y`` [n], and its gradient [n, c].
+    """Mean cross-entropy of ``logits`` [n, c] for classes ``y`` [n], and its gradient [n, c].
 
     loss = mean_i(log sum_j exp(logits_ij) - logits_iy)        dlogits = (softmax(logits) - onehot(y)) / n
     """
@@ -45,8 +49,8 @@ def cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mse(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean squared error over all elements of fp32 ``output`` [n, out], and its gradient, 2 (output - y) / (n out)."""
-    difference = output - y
+    """Mean squared error over all elements of ``output`` [n, out], and its gradient, 2 (output - y) / (n out)."""
+    difference = output - y.to(output.dtype)
     return difference.square().mean(), difference * (2 / difference.numel())
 
 
@@ -61,15 +65,29 @@ class Scratch:
     PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
     IDLE_PHASES: tuple[str, ...] = ()
 
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        self.engine, self.gemm = ops.select_gemm(engine, params["W1"].device)
-        self.compute_dtype = DTYPES[precision]
+    def __init__(
+        self,
+        params: Params,
+        task: Task,
+        precision: str,
+        loss_scale: LossScale,
+        engine: str,
+        master_params: bool = True,
+        accumulate: str = "fp32",
+        softmax: str = "fp32",
+    ) -> None:
+        check_flag("scratch.master_params", master_params)
+        check_choice("scratch.accumulate", accumulate, ("fp32", "fp16", "bf16"))
+        check_choice("scratch.softmax", softmax, ("fp32", "fp16", "bf16"))
+        self.engine, self.gemm = ops.select_gemm(engine, params["W1"].device, DTYPES[accumulate])  # (3)
+        self.compute_dtype, self.loss_dtype = DTYPES[precision], DTYPES[softmax]
         self.loss_of = cross_entropy if task.loss == "cross_entropy" else mse
         self.lr, self.momentum = task.lr, task.momentum
         self.layers = range(1, len(task.sizes))  # 1 .. L
         self.scaling = loss_scale
-        self.masters = {name: p.clone() for name, p in params.items()}  # (1) the fp32 master weights
-        self.velocity = {name: torch.zeros_like(p) for name, p in params.items()} if task.momentum else {}
+        dtype = torch.float32 if master_params else self.compute_dtype
+        self.masters = {name: p.to(dtype, copy=True) for name, p in params.items()}  # (1) the fp32 master weights
+        self.velocity = {name: torch.zeros_like(p) for name, p in self.masters.items()} if task.momentum else {}
         self.skipped = False
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -82,9 +100,9 @@ class Scratch:
             self.gemm(self.z[-1], W, a, beta=1.0)  # ... a_l = z_{l-1} W_l + b_l: (3) summed in fp32, rounded once
             self.z.append(a.relu_() if layer < len(self.layers) else a)
         logits = self.z.pop()
-        loss, self.dlogits = self.loss_of(logits.float(), y)  # (3) softmax and loss in fp32
+        loss, self.dlogits = self.loss_of(logits.to(self.loss_dtype), y)  # (3) softmax and loss in fp32
         self.observed = {"activations": logits.dtype, "loss": loss.dtype}
-        return loss
+        return loss.float()
 
     def backward(self) -> None:
         # (2) Scaling the loss scales every gradient, by the chain rule; here that starts at the logits' gradient.
@@ -127,7 +145,7 @@ class Scratch:
     # What the harness asks, outside the step.
 
     def master_params(self) -> Params:
-        return self.masters
+        return {name: p.float() for name, p in self.masters.items()}
 
     def grads(self) -> Params:
         return self.unscaled
@@ -150,5 +168,12 @@ class Scratch:
         vars(self.scaling).update(state["scaling"])
 
     @staticmethod
-    def memory_model(task: Task, precision: str, engine: str) -> MemoryModel:
-        return memory.scratch_peak(task, precision) if engine == "native" else {}
+    def memory_model(
+        task: Task,
+        precision: str,
+        engine: str,
+        master_params: bool = True,
+        accumulate: str = "fp32",
+        softmax: str = "fp32",
+    ) -> MemoryModel:
+        return memory.scratch_peak(task, precision, master_params, softmax) if engine == "native" else {}

@@ -23,7 +23,11 @@ class Errors:
 
 
 def explain(
-    errors: Mapping[str, Errors], loss_failed: bool, numbers: Mapping[str, Any], mine: Mapping[str, Any]
+    errors: Mapping[str, Errors],
+    loss_failed: bool,
+    numbers: Mapping[str, Any],
+    mine: Mapping[str, Any],
+    theirs: Mapping[str, Any],
 ) -> tuple[str, str]:
     """The cause, and a sentence that goes on after "in the first step"; empty where nothing failed."""
     failed = [name for name, e in errors.items() if e.failed]
@@ -50,9 +54,12 @@ def explain(
         errors[zeros].of["zeros"],
         numbers["unit_roundoff"] == 2.0**-11,
     )  # fp16 underflows where fp32 does not
+    small = too_small(numbers, mine, theirs)
     if narrow and share > 0.001:
-        return "underflow", f"{share:.1%} of the gradient of {zeros} is 0 and should not be"
+        return "underflow", f"{share:.1%} of the gradient of {zeros} is 0 and should not be{small}"
     off = f"off by {errors[worst].error / max(errors[worst].of['norm'], 1e-300):.1e} of its norm"
+    if small:
+        return "underflow", f"{worst} is {off}{small}"
     last = max(int(name[1:]) for name in errors)
     if all(name[0] == "b" for name in failed):
         return "bias sum", f"only bias gradients are wrong ({some}), {worst} is {off}: sums over the batch"
@@ -61,6 +68,19 @@ def explain(
     if not errors[f"b{last}"].failed:
         return "products", f"wrong where matrices are multiplied ({some}), {worst} is {off}: sums in 16 bits?"
     return "loss", f"wrong from the loss's gradient on ({some}), {worst} is {off}: softmax, or the forward pass"
+
+
+def too_small(numbers: Mapping[str, Any], mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """A clause that goes on after another, if fp16 holds most of the activations' gradients with less than its digits,
+    and far fewer of the reference's, whose loss scale is larger."""
+    share, of_reference = (found.get("subnormal", 0.0) for found in (mine, theirs))
+    if numbers["unit_roundoff"] != 2.0**-11 or share <= max(0.5, 2 * of_reference):
+        return ""
+    scale = next(step["loss_scale"] for step in mine["steps"] if step["finite"])
+    return (
+        f": at loss scale {scale:g}, {share:.1%} of the activations' gradients are subnormal in fp16, "
+        f"of the reference's {of_reference:.1%}"
+    )
 
 
 def _factor(errors: Mapping[str, Errors]) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpcompare.records import Run
-from mpcompare.report.causes import Errors, explain
+from mpcompare.report.causes import Errors, explain, too_small
 
 K = 2.0  # a run may make twice the errors of its reference: one that rounds twice as often makes 1.4 times as much
 FP32 = 2.0**-24  # unit roundoff
@@ -90,10 +90,11 @@ def _precision(run: Run, mine: Numbers) -> Iterator[Check]:
     precision, dtypes = run.result["precision"], run.result["dtypes"]
     computed = "fp32" if precision == "tf32" else precision
     promised = {"activations": (computed,), "gradients": (computed, "fp32")}
+    techniques = {"params": "no master weights", "loss": "loss"}
     for what, dtype in dtypes.items():
         expected = promised.get(what, ("fp32",))
         because = f"{what} in {dtype}, and precision={precision} means {' or '.join(expected)}"
-        yield Check(f"dtype of {what}", float(dtype not in expected), 0, "precision", because)
+        yield Check(f"dtype of {what}", float(dtype not in expected), 0, techniques.get(what, "precision"), because)
     effective = mine["first"].get("effective_precision", precision)
     because = f"precision={precision}, and the gradients are those of {effective}"
     yield Check("effective precision", float(effective != precision), 0, "precision", because)
@@ -128,6 +129,8 @@ def _overflows(run: Run, reference: Run) -> Iterator[Check]:
     yield Check("skipped training steps", len(mine ^ theirs), 0, "overflow", because)
     for where in ("first", "overflow"):
         a, b = ([s["finite"] for s in (r.numerics or {}).get(where, {}).get("steps", [])] for r in (run, reference))
+        if not (a and b):  # without loss scaling there is no pass overflow
+            continue
         because = f"{a.count(False)} steps of pass {where} overflow, of {reference.name} {b.count(False)}"
         yield Check(f"overflows of pass {where}", float(a != b), 0, "overflow", because)
 
@@ -152,7 +155,7 @@ def _gradients(where: str, mine: Numbers, theirs: Numbers, numbers: Numbers, cau
     loss_limit = K * abs(theirs["loss"] - exact) + 4 * theirs["loss_noise"] + sums * abs(exact)
     if not errors or math.isnan(loss_limit):
         return
-    found, because = explain(errors, not loss_error <= loss_limit, numbers, mine)
+    found, because = explain(errors, not loss_error <= loss_limit, numbers, mine, theirs)
     if cause and found:
         because = f"those of the first step are right, and {where} {because}"
     for name, e in errors.items():
@@ -161,6 +164,7 @@ def _gradients(where: str, mine: Numbers, theirs: Numbers, numbers: Numbers, cau
         e = theirs["gradients"][name]
         zeros, elements = mine["gradients"].get(name, {}).get("zeros", 0), e["elements"]
         because = f"{zeros:.1%} of the gradient of {name} {where} is 0 and should not be"
+        because += too_small(numbers, mine, theirs)
         yield Check(f"zeros {where}, {name}", zeros * elements, K * e["zeros"] * elements + 9, "underflow", because)
     because = f"the loss {where} is {mine['loss']:.9g}, exactly {mine['exact_loss']:.9g}"
     yield Check(f"loss {where}", loss_error, loss_limit, cause or "loss", because)

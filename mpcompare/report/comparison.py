@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,8 @@ class Entry:
 
     Attributes:
         label: its name there: backend and precision, and whatever else tells it from the others.
-        variant: what of that is neither backend nor precision: the allowed fields and the torch that are not the same.
+        variant: what of that is neither backend nor precision: the allowed fields and the torch that are not the same,
+            and where runs of one backend differ in options or loss scale, what is not that of most of them.
         baseline: the run that it is compared with; itself for a baseline; None if it failed or nothing finished.
     """
 
@@ -137,6 +139,7 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
             ),
         )
 
+    variants = [" ".join(filter(None, both)) for both in zip(variants, _options(runs), strict=True)]
     for run, label, variant in zip(runs, _labels(runs, variants), variants, strict=True):
         comparison.entries.append(Entry(run, label, variant, closest(run) if run.result["status"] == "ok" else None))
     return comparison
@@ -185,11 +188,32 @@ def _variants(runs: Sequence[Run]) -> list[str]:
     return [" ".join(mine) for mine in words]
 
 
+def _options(runs: Sequence[Run]) -> list[str]:
+    """For each run those of its backend's options, and its loss scale, that differ among the runs of this backend in
+    this precision: where most of them have the same, that goes without saying."""
+
+    def options(run: Run) -> dict[str, Any]:
+        asked_for = run.result["config"].get("backend", {})
+        known = {key: v for key, v in asked_for.items() if key != "_target_" and "${" not in str(v)}
+        return {**known, **{key: run.result[key] for key in ("loss_scale",) if key in run.result}}
+
+    def words(run: Run) -> str:
+        alike = [r for r in runs if all(r.result.get(k) == run.result.get(k) for k in ("backend", "precision"))]
+        each = {key: [str(options(r)[key]) for r in alike if key in options(r)] for key in options(run)}
+        return " ".join(
+            f"{key}={value}"
+            for key, value in options(run).items()
+            if len(set(each[key])) > 1 and each[key].count(str(value)) <= len(each[key]) / 2
+        )
+
+    return [words(run) for run in runs]
+
+
 def _labels(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
-    """Backend and precision (once where they are the same word) and variant; where that is not enough, also engine,
-    loss scale, and in the end the folder."""
+    """Backend and precision (once where they are the same word) and variant; where that is not enough, also engine, and
+    in the end the folder."""
     keys = ["backend", "precision"]
-    for more in ("engine", "loss_scale", None):
+    for more in ("engine", None):
         words = [[str(run.result.get(key, "")) for key in keys] for run in runs]
         labels = [" ".join(filter(None, dict.fromkeys([*w, v]))) for w, v in zip(words, variants, strict=True)]
         if len(set(labels)) == len(labels) or more is None:

@@ -62,6 +62,7 @@ def _row(entry: Entry) -> dict[str, object]:
         "status": result["status"],
         "error": entry.error or None,
         "run": entry.run.name,
+        "variant": entry.variant or None,
         "workspace_bytes": result.get("workspace_bytes"),
         "peak_rss_bytes": result.get("peak_rss_bytes"),
     }

@@ -1,6 +1,6 @@
 """The pass that asks what a backend computes: it is driven where its errors show, and what it does is written down.
 
-first       from the initial weights: loss and gradients beside the float64 oracle, three updates beside fp32 arithmetic
+first       from the initial weights: loss and gradients beside the float64 oracle, updates beside fp32 arithmetic
 last        the trained backend's next step: its gradients beside those of a new one that starts from its weights
 overflow    from the initial weights with a loss scale that is too large, and with an infinite input
 policy      the loss scale of every training step, beside the one that the policy asks for
@@ -65,9 +65,10 @@ def examine(
 
     yield Progress(0, 1, "numerics: gradients of the first step")
     batches = list(islice(subject.batches(), 4))
-    exact = _oracle(subject, subject.params, batches[0], subject.precision, see=noise > 0)
+    exact = _oracle(subject, subject.params, batches[0], subject.precision)
     backend = subject.make_backend(subject.params, copy.deepcopy(subject.policy))
-    found["first"] = _watch(backend, subject.policy, batches[0], batches[1:3], exact, subject)
+    second = batches[1:2] if task.momentum else []  # which shows the momentum
+    found["first"] = _watch(backend, subject.policy, batches[0], second, exact, subject)
     del backend
 
     yield Progress(0, 1, "numerics: gradients after training")
@@ -75,8 +76,8 @@ def examine(
     found["last"] = _beside_a_new_one(subject, trained, weights, after)
     found["exponents"] = {}
     if noise:
-        last = _oracle(subject, weights, after, subject.precision, see=True)
-        found["exponents"] = {"first": exact.exponents, "last": last.exponents}
+        last = _exponents(subject, weights, after)
+        found["exponents"] = {"first": _exponents(subject, subject.params, batches[0]), "last": last}
 
     if not isinstance(subject.policy, NoLossScale):
         yield Progress(0, 1, "numerics: overflow")
@@ -114,18 +115,17 @@ class _Exact:
 
     Attributes:
         loss_noise: standard deviation of the loss if each stored activation is rounded once.
-        dz: ``numerics.exponents`` of the gradients of all activations.
-        exponents: of activations, gradients and of ``lr |g| / |w|``; empty where nobody asked.
+        subnormal: which part of the activations' gradients, 0 left out, is below fp16's normal numbers at the policy's
+            first scale.
     """
 
     loss: float
     grads: mlp.Params
-    loss_noise: float
-    dz: Tensor
-    exponents: dict[str, list[int]]
+    loss_noise: float = 0.0
+    subnormal: float = 0.0
 
 
-def _oracle(subject: Subject, params: mlp.Params, batch: Batch, precision: str, see: bool = False) -> _Exact:
+def _oracle(subject: Subject, params: mlp.Params, batch: Batch, precision: str) -> _Exact:
     """The oracle starts from the 16-bit weights and inputs, which every implementation of the precision multiplies.
 
     What is left is what the implementation does. Beside unrounded ones that would drown in relu's masks: with the
@@ -133,39 +133,50 @@ def _oracle(subject: Subject, params: mlp.Params, batch: Batch, precision: str, 
 
     A relative error uniform in +- u has the variance u^2 / 3, so var(loss) = u^2 / 3 sum (dz_i z_i)^2 over all z.
     """
-    counts: dict[str, Tensor] = {}
     activations: dict[str, Tensor] = {}
-    squares, dz = 0.0, torch.zeros(())
+    squares, small, nonzero = 0.0, 0, 0
+    limit = torch.finfo(torch.float16).tiny / subject.policy.scale
+
+    def look(name: str, values: Tensor) -> None:
+        nonlocal squares, small, nonzero
+        if not name.startswith("d"):
+            activations[name] = values
+            return
+        squares += (values * activations.pop(name[1:])).square().sum().item()
+        not_zero = int(values.count_nonzero())
+        small += int((values.abs() < limit).sum()) - (values.numel() - not_zero)
+        nonzero += not_zero
+
+    rounded, x = _rounded(params, batch[0], precision)
+    loss, grads = mlp.oracle(rounded, x, batch[1], subject.task.loss, see=look)
+    noise = torch.finfo(DTYPES[precision]).eps / 2 * math.sqrt(squares / 3)
+    return _Exact(loss, grads, noise, small / max(nonzero, 1))
+
+
+def _rounded(params: mlp.Params, x: Tensor, precision: str) -> tuple[mlp.Params, Tensor]:
+    dtype = DTYPES[precision]
+    return {name: p.to(dtype).float() for name, p in params.items()}, x.to(dtype).float()
+
+
+def _exponents(subject: Subject, params: mlp.Params, batch: Batch) -> dict[str, list[int]]:
+    """``numerics.exponents`` of all activations, gradients, and of ``lr |g| / |w|``; in fp32, which holds them all."""
+    counts: dict[str, Tensor] = {}
 
     def count(name: str, values: Tensor) -> None:
         counts[name] = counts.get(name, 0) + numerics.exponents(values)
 
-    def look(name: str, values: Tensor) -> None:
-        nonlocal squares, dz
-        if name.startswith("d"):
-            dz = dz + numerics.exponents(values)
-            squares += (values * activations.pop(name[1:])).square().sum().item()
-        else:
-            activations[name] = values
-        if see:
-            count(name, values)
-
-    dtype = DTYPES[precision]
-    rounded = {name: p.to(dtype).float() for name, p in params.items()}
-    loss, grads = mlp.oracle(rounded, batch[0].to(dtype).float(), batch[1], subject.task.loss, see=look)
-    if see:
-        for name, g in grads.items():
-            count(f"d{name}", g)
-            w = params[name].double()
-            count(f"update of {name}", (subject.task.lr * g / w)[w != 0])
-    noise = torch.finfo(dtype).eps / 2 * math.sqrt(squares / 3)
-    return _Exact(loss, grads, noise, dz, {name: values.tolist() for name, values in counts.items()})
+    rounded, x = _rounded(params, batch[0], subject.precision)
+    _, grads = mlp.oracle(rounded, x, batch[1], subject.task.loss, see=count, dtype=torch.float32)
+    for name, g in grads.items():
+        count(f"d{name}", g)
+        count(f"update of {name}", (subject.task.lr * g / params[name])[params[name] != 0])
+    return {name: values.tolist() for name, values in counts.items()}
 
 
 def _effective_precision(subject: Subject, grads: mlp.Params, exact: _Exact) -> str:
     """The precision that the gradients show: the one asked for, unless another's oracle is far closer."""
     found, error = subject.precision, _largest_error(grads, exact)
-    if error <= torch.finfo(DTYPES[found]).eps:
+    if found in ("fp32", "tf32") or error <= torch.finfo(DTYPES[found]).eps:
         return found  # others need not be tried
     for other in ("fp32", "fp16", "bf16"):
         if DTYPES[other] is not DTYPES[subject.precision]:
@@ -205,7 +216,7 @@ def _beside_a_new_one(subject: Subject, trained: Backend, weights: mlp.Params, b
     new = subject.make_backend(weights, policy)
     new_loss, new_grads = _gradients(new, *batch)
     exact = {name: g.double() for name, g in new_grads.items()}
-    return _beside_oracle(loss, grads, _Exact(new_loss, exact, 0.0, torch.zeros(()), {}))
+    return _beside_oracle(loss, grads, _Exact(new_loss, exact))
 
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
@@ -224,7 +235,7 @@ def _watch(
     Returns:
         ``steps``: what the policy and the parameters did in each; ``updates``: those of ``numerics.Optimizer.errors``;
         and of the first finite step of ``start``, if there was one: ``loss``, ``gradients`` and ``first_update`` beside
-        the oracle; ``subnormal``, which part of the activations' gradients is below fp16's normal numbers at its scale.
+        the oracle; ``subnormal`` as in ``_Exact``.
     """
     policy, optimizer = copy.deepcopy(policy), numerics.Optimizer(subject.task.lr, subject.task.momentum)
     checks = not isinstance(policy, NoLossScale)
@@ -252,7 +263,7 @@ def _watch(
         if finite and not skipped:
             found["updates"].append(optimizer.errors(before, after, grads, DTYPES[subject.precision]))
         if finite and "first_update" not in found:
-            found["subnormal"] = numerics.share_below(exact.dz, torch.finfo(torch.float16).tiny / max(scale, 2.0**-126))
+            found["subnormal"] = exact.subnormal
             found["first_update"] = _first_update(before, after, exact.grads, subject.task.lr)
             found.update(_beside_oracle(loss, grads, exact))
             if grads:
@@ -308,14 +319,14 @@ def _first_wrong_scale(policy: LossScale, rows: Sequence[dict[str, Any]]) -> Fou
 def _again(subject: Subject, steps: int, number: int, keep_scale: bool) -> Generator[Progress, Any, Found]:
     """Training once more under changes that must not matter.
 
-    Rows, inputs and hidden units in another order, so that all sums are; another power of two as loss scale; weights
-    moved by less than the precision resolves, up to u |w|.
+    Rows and hidden units in another order, so that sums are; another power of two as loss scale; weights moved by less
+    than the precision resolves, up to u |w|.
     """
     task, generator = subject.task, torch.Generator().manual_seed(number)
     device = subject.params["W1"].device
     rows = torch.randperm(task.batch_size, generator=generator).to(device)
-    units = [torch.randperm(width, generator=generator).to(device) for width in task.sizes[:-1]]
-    units.append(torch.arange(task.out_features, device=device))
+    units = [torch.randperm(width, generator=generator).to(device) for width in task.sizes]
+    units[0], units[-1] = (torch.arange(width, device=device) for width in (task.in_features, task.out_features))
     policy = copy.deepcopy(subject.policy)
     if not isinstance(policy, NoLossScale) and not keep_scale:  # one that overflowed would skip other steps
         policy = replace(policy, init_scale=max(policy.init_scale / 2 ** (number + 1), getattr(policy, "min_scale", 0)))
@@ -327,11 +338,11 @@ def _again(subject: Subject, steps: int, number: int, keep_scale: bool) -> Gener
     backend = subject.make_backend(_reordered(start, units), policy)
     losses = []
     for x, y in islice(subject.batches(), steps):
-        losses.append(float(step(backend, x[rows][:, units[0]], y[rows])))
+        losses.append(float(step(backend, x[rows], y[rows])))
         yield Progress(len(losses), steps, f"numerics: noise, run {number + 1}")
     back = _reordered(_copy(backend.master_params()), [order.argsort() for order in units])
     return {
-        "change": "rows, inputs and hidden units in another order, weights moved by less than they are rounded"
+        "change": "rows and hidden units in another order, weights moved by less than they are rounded"
         + (f", loss scale {policy.scale:g}" if policy.scale != subject.policy.scale else ""),
         "losses": losses,
         "moved": numerics.sketch({name: back[name] - p for name, p in start.items()}),

@@ -121,28 +121,30 @@ def oracle(
     loss: str,
     see: Callable[[str, Tensor], None] | None = None,
     rows: int = 1024,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[float, Params]:
     """Loss and gradients in float64 by autograd: what every backend is measured against.
 
     Args:
         params, x, y, loss: as of a training step.
         see: is shown the activations ``z1``, ``z2``, ..., ``output`` and their gradients ``dz1``, ..., ``doutput``:
-            float64, ``[rows, width]``.
+            ``[rows, width]``.
         rows: of the batch at a time: the float64 activations of a large batch would not fit.
+        dtype: fp32 where orders of magnitude are all that is asked for.
     """
-    params64 = {name: p.detach().double().requires_grad_() for name, p in params.items()}
-    total, grads = 0.0, {name: torch.zeros_like(p) for name, p in params64.items()}
+    exact = {name: p.detach().to(dtype).requires_grad_() for name, p in params.items()}
+    total, grads = 0.0, {name: torch.zeros_like(p) for name, p in exact.items()}
     for x_part, y_part in zip(x.split(rows), y.split(rows), strict=True):
-        z = activations(params64, x_part.double())
-        target = y_part.double() if y.is_floating_point() else y_part
+        z = activations(exact, x_part.to(dtype))
+        target = y_part.to(dtype) if y.is_floating_point() else y_part
         part = loss_fn(loss, z[-1], target) * (len(x_part) / len(x))  # the parts' mean, weighted by their rows
         total += part.item()
-        found = torch.autograd.grad(part, [*params64.values(), *(z if see else [])])
+        found = torch.autograd.grad(part, [*exact.values(), *(z if see else [])])
         for total_grad, grad in zip(grads.values(), found, strict=False):
             total_grad += grad
         if see:
             names = [*(f"z{layer}" for layer in range(1, len(z))), "output"]
-            for name, value, grad in zip(names, z, found[len(params64) :], strict=True):
+            for name, value, grad in zip(names, z, found[len(exact) :], strict=True):
                 see(name, value.detach())
                 see(f"d{name}", grad)
     return total, grads

@@ -1,6 +1,5 @@
 """Numbers that say how exact a computation was. Judges nothing: report/verdict.py does, from what a run wrote down."""
 
-import math
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -91,13 +90,6 @@ def exponents(values: Tensor) -> Tensor:
     _, exponent = torch.frexp(values.detach().flatten())  # |value| in [2^(exponent-1), 2^exponent)
     place = (exponent - 1).clamp_(LOWEST, HIGHEST) - LOWEST + 1
     return torch.bincount(place.where(values.flatten() != 0, 0), minlength=HIGHEST - LOWEST + 2)
-
-
-def share_below(counts: Tensor, limit: float) -> float:
-    """Which part of the non-zero values that :func:`exponents` counted is below ``limit``, down to a power of 2."""
-    _, exponent = math.frexp(limit)  # limit = 2^(exponent-1)
-    below = min(max(exponent - 1 - LOWEST, 0), len(counts) - 1)  # that many exponents are
-    return counts[1 : 1 + below].sum().item() / max(counts[1:].sum().item(), 1)
 
 
 SKETCH = 256

@@ -6,4 +6,5 @@ sweep=$(mktemp -d)
 trap 'rm -rf "$sweep"' EXIT
 python -m mpcompare -m backend=scratch,amp,fp32 hydra.sweep.dir="$sweep"
 mkdir -p docs/default
-cp "$sweep"/report/{summary.csv,loss.png,step_time.png,phases.png,memory.png} docs/default/
+cp "$sweep"/report/*.{csv,json,png} docs/default/
+grep -H examine_s "$sweep"/*/result.json

@@ -7,7 +7,7 @@ import torch
 from conftest import make_backend, make_batch, make_task
 from judging import dataset_of, examined
 
-from mpcompare import memory, meter, mlp, numerics, ops
+from mpcompare import memory, meter, mlp, ops
 from mpcompare.backend import step
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
@@ -168,13 +168,6 @@ def test_the_memory_model_is_what_is_measured(options, precision, momentum):
     measured = meter.peak_memory(CPU, two_steps).bytes + x.nbytes + y.nbytes
     model = memory.allocated_bytes(Scratch.memory_model(task, precision, "native", **options))
     assert measured == pytest.approx(model, rel=0.01)
-
-
-def test_the_share_below_a_limit_is_counted_by_powers_of_two():
-    counts = numerics.exponents(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0, 2.0**-70]))
-    for limit, share in ((0.25, 0.2), (0.5, 0.4), (0.6, 0.4), (1.0, 0.8), (2.0, 1.0), (2.0**90, 1.0), (2.0**-80, 0.0)):
-        assert numerics.share_below(counts, limit) == share
-    assert numerics.share_below(torch.zeros(()).new_zeros(len(counts)), 1.0) == 0
 
 
 # ---- the verdict

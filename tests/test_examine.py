@@ -23,8 +23,8 @@ def test_a_right_backend_updates_within_fp32_and_equals_a_new_one_from_its_weigh
     run = examined(name, BACKENDS[name], task, DATA, precision, policy=policy, steps=4, device=device.type)
     found = run.numerics
     assert found["policy"] is None
-    assert [s["skipped"] for s in found["first"]["steps"]] == [False] * 3
-    assert len(found["first"]["updates"]) == 3
+    assert [s["skipped"] for s in found["first"]["steps"]] == [False] * 2
+    assert len(found["first"]["updates"]) == 2  # the second one shows the momentum
     assert all(e["excess"] <= 1 for update in found["first"]["updates"] for e in update.values())
     assert found["first"]["effective_precision"] == precision
     for e in found["last"]["gradients"].values():
@@ -46,6 +46,19 @@ def test_the_oracle_starts_from_the_numbers_that_the_precision_has():
     unrounded = examine._largest_error(backend.grads(), examine._oracle(subject, params, (x, y), "fp32"))
     assert rounded < 2.0**-6
     assert unrounded > 2 * rounded
+
+
+def test_subnormal_gradients_are_counted_at_the_loss_scale():
+    params, batch = mlp.init_params(TASK.sizes, 0), make_batch(TASK, torch.device("cpu"))
+    seen = []
+    mlp.oracle(params, *batch, TASK.loss, see=lambda n, t: seen.append(t.flatten()) if n[0] == "d" else None)
+    dz = torch.cat(seen).abs()
+    dz = dz[dz != 0]
+    for policy in (NoLossScale(), StaticLossScale(2.0**-6), StaticLossScale(2.0**6)):
+        subject = examine.Subject(lambda *_: None, params, policy, "fp32", TASK, lambda: iter([batch]))
+        share = (dz * policy.scale < 2.0**-14).double().mean().item()
+        assert examine._oracle(subject, params, batch, "fp32").subnormal == pytest.approx(share)
+        assert 0 <= share <= 1
 
 
 def test_the_noise_of_the_loss_is_what_roundings_of_the_activations_make():

@@ -36,9 +36,9 @@ def turn(turns, order):
 def entrant(tmp_path):
     task = make_task(in_features=784, out_features=10)
     job = train.Job(
-        backend="fp32", make_backend=Watched, options={}, task=task, load_data=data.digits, loss_scale=auto, precision="auto",
-        engine="auto", device="cpu", seed=0, steps=4, warmup_steps=1, deterministic=False, block_s=0.002,
-        examine=False, noise=0, is_baseline=False,
+        backend="fp32", make_backend=Watched, options={}, task=task, load_data=data.digits, loss_scale=auto,
+        precision="auto", engine="auto", device="cpu", seed=0, steps=4, warmup_steps=1, deterministic=False,
+        block_s=0.002, examine=False, noise=0, is_baseline=False,
     )  # fmt: skip
     STARTS.clear()
     identity = {"backend": "fp32", "config": {}}

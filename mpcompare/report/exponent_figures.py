@@ -96,7 +96,7 @@ def exponents(comparisons: Sequence[Comparison], judged: Sequence[Sequence[Judge
 
 def _source(run: Judged) -> str:
     last = "; thin: after training" if run.numerics["exponents"].get("last") else ""
-    return f"first step, in float64 from the weights of {run.entry.label}{last}"
+    return f"first step, in fp32 from the weights of {run.entry.label}{last}"
 
 
 def _named(counts: Mapping[str, Sequence[int]], starts: Sequence[tuple[str, ...]]) -> list[list[str]]:

@@ -166,7 +166,7 @@ def _table(comparison: Comparison, verdicts: Verdicts, width: int) -> Table:
     """All columns, or, where the terminal is narrow, those that matter most; summary.csv has them all."""
     labels = {id(entry.run): entry.label for entry in comparison.entries}
     baselines = list(dict.fromkeys(labels[id(e.baseline)] for e in comparison.entries if e.baseline))
-    versus = baselines[0] if len(baselines) == 1 else "baseline"
+    versus = baselines[0] if len(baselines) == 1 and len(baselines[0]) < 16 else "baseline"
     columns: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
         "backend": lambda e, r: r["backend"],
         "precision": lambda e, r: r["precision"],

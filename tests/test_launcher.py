@@ -9,10 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import conftest
 import pandas as pd
 import pytest
-from conftest import SMALL
 
+SMALL = (*conftest.SMALL, "verdict.enabled=false")  # which has tests of its own, and takes a second an entrant
 TESTS = str(Path(__file__).parent)
 
 
@@ -88,7 +89,7 @@ def test_every_way_to_die_is_a_row_with_its_cause(cli, tmp_path):
 
 
 def test_jobs_that_differ_in_what_they_compute_race_apart(cli, tmp_path):
-    ended = cli("-m", "backend=amp,fp32", *SMALL, "task.batch_size=32,64", "measure.budget_s=5",
+    ended = cli("-m", "backend=amp,fp32", *SMALL, "task.batch_size=32,64", "measure.budget_s=3",
                 f"hydra.sweep.dir={tmp_path / 's'}")  # fmt: skip
     assert ended.code == 0, ended.err
     races = {name: result["timing"]["race"] for name, result in results(tmp_path / "s").items()}

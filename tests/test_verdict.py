@@ -143,12 +143,18 @@ def test_a_sweep_ends_with_a_verdict_on_each(cli, tmp_path, device):
     assert "differs: gradient scaled: every gradient is 0.0156" in ended.out
     assert "times what it should be: 1 / the batch size" in ended.out
     assert cli(str(folder), "--strict", main=report_main).code == 1
-    assert cli(str(folder), main=report_main).code == 0
 
 
 def test_verdicts_can_be_left_out(cli, tmp_path):
     folder = tmp_path / "sweep"
-    ended = cli("-m", "backend=scratch,amp", *SMALL, "verdict.enabled=false", f"hydra.sweep.dir={folder}")
+    ended = cli(
+        "-m",
+        "backend=scratch,amp",
+        *SMALL,
+        "hydra/launcher=basic",
+        "verdict.enabled=false",
+        f"hydra.sweep.dir={folder}",
+    )
     assert ended.code == 0, ended.err
     verdicts = json.loads((folder / "report" / "verdict.json").read_text())
     assert {v["word"] for v in verdicts.values()} == {"not examined"}

@@ -24,7 +24,6 @@ class Errors:
 
 def explain(
     errors: Mapping[str, Errors],
-    loss_failed: bool,
     numbers: Mapping[str, Any],
     mine: Mapping[str, Any],
     theirs: Mapping[str, Any],
@@ -50,13 +49,9 @@ def explain(
         if errors[name].of.get("transposed", math.inf) <= errors[name].limit:
             return "gradient transposed", f"the gradient of {name} is transposed"
     zeros = max(failed, key=lambda name: errors[name].of["zeros"])
-    share, narrow = (
-        errors[zeros].of["zeros"],
-        numbers["unit_roundoff"] == 2.0**-11,
-    )  # fp16 underflows where fp32 does not
-    small = too_small(numbers, mine, theirs)
-    if narrow and share > 0.001:
-        return "underflow", f"{share:.1%} of the gradient of {zeros} is 0 and should not be{small}"
+    share, small = errors[zeros].of["zeros"], too_small(numbers, mine, theirs)
+    if _is_fp16(numbers) and share > 0.001:
+        return "underflow", f"{100 * share:.2g} % of the gradient of {zeros} is 0 and should not be{small}"
     off = f"off by {errors[worst].error / max(errors[worst].of['norm'], 1e-300):.1e} of its norm"
     if small:
         return "underflow", f"{worst} is {off}{small}"
@@ -74,13 +69,18 @@ def too_small(numbers: Mapping[str, Any], mine: Mapping[str, Any], theirs: Mappi
     """A clause that goes on after another, if fp16 holds most of the activations' gradients with less than its digits,
     and far fewer of the reference's, whose loss scale is larger."""
     share, of_reference = (found.get("subnormal", 0.0) for found in (mine, theirs))
-    if numbers["unit_roundoff"] != 2.0**-11 or share <= max(0.5, 2 * of_reference):
+    if not _is_fp16(numbers) or share <= max(0.5, 2 * of_reference):
         return ""
     scale = next(step["loss_scale"] for step in mine["steps"] if step["finite"])
     return (
-        f": at loss scale {scale:g}, {share:.1%} of the activations' gradients are subnormal in fp16, "
-        f"of the reference's {of_reference:.1%}"
+        f": at loss scale {scale:g}, {100 * share:.3g} % of the activations' gradients are subnormal in fp16, "
+        f"of the reference's {100 * of_reference:.2g} %"
     )
+
+
+def _is_fp16(numbers: Mapping[str, Any]) -> bool:
+    """The one precision that underflows where fp32 does not."""
+    return bool(numbers["unit_roundoff"] == 2.0**-11)
 
 
 def _factor(errors: Mapping[str, Errors]) -> float | None:

@@ -33,7 +33,7 @@ class Subject:
     """What is examined.
 
     Attributes:
-        make_backend: a new backend from initial weights and a policy of its own.
+        make_backend: a new backend from initial weights and a policy, which it copies.
         params: the initial weights, fp32 on the device.
         policy: the loss scale as it starts.
         precision: resolved.
@@ -66,10 +66,8 @@ def examine(
     yield Progress(0, 1, "numerics: gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact = _oracle(subject, subject.params, batches[0], subject.precision)
-    backend = subject.make_backend(subject.params, copy.deepcopy(subject.policy))
     second = batches[1:2] if task.momentum else []  # which shows the momentum
-    found["first"] = _watch(backend, subject.policy, batches[0], second, exact, subject)
-    del backend
+    found["first"] = _watch(subject, subject.policy, batches[0], second, exact)
 
     yield Progress(0, 1, "numerics: gradients after training")
     after = next(islice(subject.batches(), len(rows), None))
@@ -83,9 +81,7 @@ def examine(
         yield Progress(0, 1, "numerics: overflow")
         policy = _too_large(subject.policy, exact.grads)
         infinite = (torch.full_like(batches[3][0], math.inf), batches[3][1])
-        backend = subject.make_backend(subject.params, copy.deepcopy(policy))
-        found["overflow"] = _watch(backend, policy, batches[0], [*batches[1:3], infinite, batches[3]], exact, subject)
-        del backend
+        found["overflow"] = _watch(subject, policy, batches[0], [*batches[1:3], infinite, batches[3]], exact)
 
     found["noise"] = []
     for number in range(noise):
@@ -173,24 +169,24 @@ def _exponents(subject: Subject, params: mlp.Params, batch: Batch) -> dict[str, 
     return {name: values.tolist() for name, values in counts.items()}
 
 
-def _effective_precision(subject: Subject, grads: mlp.Params, exact: _Exact) -> str:
-    """The precision that the gradients show: the one asked for, unless another's oracle is far closer."""
-    found, error = subject.precision, _largest_error(grads, exact)
+def _effective_precision(subject: Subject, grads: mlp.Params, errors: Found) -> str:
+    """The precision that the gradients show: the one asked for, beside whose oracle they have ``errors``, unless
+    another's is far closer."""
+    found, error = subject.precision, _largest(errors)
     if found in ("fp32", "tf32") or error <= torch.finfo(DTYPES[found]).eps:
         return found  # others need not be tried
     for other in ("fp32", "fp16", "bf16"):
         if DTYPES[other] is not DTYPES[subject.precision]:
-            other_error = _largest_error(grads, _oracle(subject, subject.params, next(subject.batches()), other))
+            exact = _oracle(subject, subject.params, next(subject.batches()), other)
+            other_error = _largest(numerics.gradient_errors(grads, exact.grads))
             if other_error < error / 4:
                 found, error = other, other_error
     return found if error <= 8 * torch.finfo(DTYPES[found]).eps else subject.precision
 
 
-def _largest_error(grads: mlp.Params, exact: _Exact) -> float:
-    """Of all tensors, relative to the norm; inf where one is missing or holds no number."""
-    errors = numerics.gradient_errors(grads, exact.grads).values()
-    each = [e["error"] / e["norm"] if e and e["norm"] else math.inf * (not e or e["error"] > 0) for e in errors]
-    return max(each) if all(map(math.isfinite, each)) else math.inf
+def _largest(errors: Found) -> float:
+    """Relative error of all tensors."""
+    return max(map(numerics.relative_error, errors.values()))
 
 
 def _beside_oracle(loss: float, grads: mlp.Params, exact: _Exact) -> Found:
@@ -205,11 +201,7 @@ def _beside_a_new_one(subject: Subject, trained: Backend, weights: mlp.Params, b
     Both round alike, so they are equal but for the order of sums, unless the trained one computes with anything else
     than its weights. Beside the oracle a unit next to 0 could make up for all of the error.
     """
-    policy, scale = copy.deepcopy(subject.policy), float(trained.loss_scale())
-    if not isinstance(policy, NoLossScale):
-        policy = replace(
-            policy, init_scale=max(scale, 2.0**-126), **({"min_scale": 0.0} if hasattr(policy, "min_scale") else {})
-        )
+    policy = _at(subject.policy, float(trained.loss_scale()))
     loss, grads = _gradients(trained, *batch)
     trained.step()
     trained.update()
@@ -222,21 +214,15 @@ def _beside_a_new_one(subject: Subject, trained: Backend, weights: mlp.Params, b
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
 
 
-def _watch(
-    backend: Backend,
-    policy: LossScale,
-    start: Batch,
-    follow: Sequence[Batch],
-    exact: _Exact,
-    subject: Subject,
-) -> Found:
-    """The batch ``start`` until its gradients are finite, those beside the oracle, then the batches ``follow``.
+def _watch(subject: Subject, policy: LossScale, start: Batch, follow: Sequence[Batch], exact: _Exact) -> Found:
+    """A new backend takes the batch ``start`` until its gradients are finite, then the batches ``follow``.
 
     Returns:
         ``steps``: what the policy and the parameters did in each; ``updates``: those of ``numerics.Optimizer.errors``;
         and of the first finite step of ``start``, if there was one: ``loss``, ``gradients`` and ``first_update`` beside
         the oracle; ``subnormal`` as in ``_Exact``.
     """
+    backend = subject.make_backend(subject.params, policy)
     policy, optimizer = copy.deepcopy(policy), numerics.Optimizer(subject.task.lr, subject.task.momentum)
     checks = not isinstance(policy, NoLossScale)
     found: Found = {"steps": [], "updates": []}
@@ -267,7 +253,7 @@ def _watch(
             found["first_update"] = _first_update(before, after, exact.grads, subject.task.lr)
             found.update(_beside_oracle(loss, grads, exact))
             if grads:
-                found["effective_precision"] = _effective_precision(subject, grads, exact)
+                found["effective_precision"] = _effective_precision(subject, grads, found["gradients"])
         return finite
 
     for _ in range(RETRIES):
@@ -300,10 +286,17 @@ def _too_large(policy: LossScale, exact: mlp.Params) -> LossScale:
     dynamic one then backs off far enough at once, and grows again after two good steps."""
     largest = max(g.abs().max().item() for g in exact.values())
     exponent = math.ceil(math.log2(1.05 * torch.finfo(torch.float16).max / largest)) if 0 < largest < math.inf else 16
-    scale = max(2.0 ** min(exponent, 120), getattr(policy, "min_scale", 0.0))
-    if isinstance(policy, DynamicLossScale):
-        return replace(policy, init_scale=scale, backoff_factor=2.0**-8, growth_interval=2)
-    return replace(policy, init_scale=scale) if not isinstance(policy, NoLossScale) else policy
+    policy = _at(policy, 2.0 ** min(exponent, 120))
+    return (
+        replace(policy, backoff_factor=2.0**-8, growth_interval=2) if isinstance(policy, DynamicLossScale) else policy
+    )
+
+
+def _at(policy: LossScale, scale: float) -> LossScale:
+    """The same rules from another loss scale on, as far as they allow it."""
+    if isinstance(policy, NoLossScale):
+        return policy
+    return replace(policy, init_scale=max(scale, getattr(policy, "min_scale", 0.0), 2.0**-126))
 
 
 def _first_wrong_scale(policy: LossScale, rows: Sequence[dict[str, Any]]) -> Found | None:
@@ -327,9 +320,9 @@ def _again(subject: Subject, steps: int, number: int, keep_scale: bool) -> Gener
     rows = torch.randperm(task.batch_size, generator=generator).to(device)
     units = [torch.randperm(width, generator=generator).to(device) for width in task.sizes]
     units[0], units[-1] = (torch.arange(width, device=device) for width in (task.in_features, task.out_features))
-    policy = copy.deepcopy(subject.policy)
-    if not isinstance(policy, NoLossScale) and not keep_scale:  # one that overflowed would skip other steps
-        policy = replace(policy, init_scale=max(policy.init_scale / 2 ** (number + 1), getattr(policy, "min_scale", 0)))
+    policy = subject.policy
+    if not keep_scale:  # one that overflowed would skip other steps
+        policy = _at(policy, policy.scale / 2 ** (number + 1))
     unit_roundoff = torch.finfo(DTYPES[subject.precision]).eps / 2
     start = {
         name: p * (1 + unit_roundoff * (2 * torch.rand(p.shape, generator=generator) - 1).to(device))

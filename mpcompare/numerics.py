@@ -1,5 +1,6 @@
 """Numbers that say how exact a computation was. Judges nothing: report/verdict.py does, from what a run wrote down."""
 
+import math
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -41,6 +42,14 @@ def gradient_errors(grads: Mapping[str, Tensor], exact: Params) -> dict[str, dic
         if g.dim() == 2 and g.shape[0] == g.shape[1] > 1:
             found[name]["transposed"] = (g.t() - true).norm().item()
     return found
+
+
+def relative_error(e: Mapping[str, Any]) -> float:
+    """``||g - exact|| / ||exact||`` from :func:`gradient_errors`; inf where g is missing or holds no number."""
+    if not e or (not e["norm"] and e["error"]):
+        return math.inf
+    relative = e["error"] / e["norm"] if e["norm"] else 0.0
+    return relative if math.isfinite(relative) else math.inf
 
 
 class Optimizer:

@@ -60,6 +60,11 @@ def torch_gemm(
 ) -> None:
     """:class:`Gemm` in plain torch: operands widened to fp32, so the same numerics, at the speed of an fp32 product."""
     product = (a.t() if trans_a else a).float() @ (b.t() if trans_b else b).float()
+    _store(product, out, alpha, beta)
+
+
+def _store(product: Tensor, out: Tensor, alpha: float, beta: float) -> None:
+    """``out = alpha product + beta out`` of an fp32 ``product``; ``beta = 0`` never reads ``out``."""
     out.copy_(alpha * product if beta == 0 else alpha * product + beta * out.float())
 
 
@@ -83,7 +88,7 @@ def low_gemm(
     total = torch.zeros_like(out, dtype=accumulate)
     for of_a, of_b in zip(a.split(BLOCK, dim=1), b.split(BLOCK), strict=True):
         total.add_(of_a @ of_b)  # fp32 + 16 bits is added in fp32, then rounded
-    out.copy_(alpha * total.float() if beta == 0 else alpha * total.float() + beta * out.float())
+    _store(total.float(), out, alpha, beta)
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor, out: Tensor, *, relu: bool = False) -> None:

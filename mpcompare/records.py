@@ -77,7 +77,7 @@ class Recorder:
     def numerics(self, found: dict[str, Any]) -> None:
         """Writes ``numerics.json``: what :func:`mpcompare.examine.examine` found."""
         try:
-            _write_json(self.folder / NUMERICS, found)
+            write_json(self.folder / NUMERICS, found)
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -113,10 +113,11 @@ def conclude(folder: Path, identity: dict[str, Any], cause: str) -> bool:
 
 
 def _write_result(folder: Path, result: dict[str, Any]) -> None:
-    _write_json(folder / RESULT, result, indent=2)
+    write_json(folder / RESULT, result, indent=2)
 
 
-def _write_json(path: Path, value: dict[str, Any], indent: int | None = None) -> None:
+def write_json(path: Path, value: dict[str, Any], indent: int | None = None) -> None:
+    """Writes ``value`` whole or not at all."""
     text = json.dumps(finite(value), indent=indent, allow_nan=False) + "\n"
     write_atomically(path, lambda unfinished: unfinished.write_text(text))
 

@@ -102,7 +102,7 @@ class _Setup:
 
     def new_backend(self) -> Backend:
         """From the initial weights."""
-        return self.make_backend(self.params, copy.deepcopy(self.loss_scale))
+        return self.make_backend(self.params, self.loss_scale)
 
 
 def run(job: Job, recorder: Recorder) -> Turns:
@@ -164,12 +164,10 @@ def _set_up(job: Job, recorder: Recorder) -> _Setup:
     params = {name: p.to(device) for name, p in mlp.init_params(job.task.sizes, job.seed).items()}
 
     def make_backend(params: mlp.Params, loss_scale: LossScale, engine: str) -> Backend:
-        return job.make_backend(params, job.task, precision, loss_scale, engine, **job.options)
+        return job.make_backend(params, job.task, precision, copy.deepcopy(loss_scale), engine, **job.options)
 
     start = time.perf_counter()
-    engine = make_backend(
-        params, copy.deepcopy(loss_scale), job.engine
-    ).engine  # before the data: what cannot work says so at once
+    engine = make_backend(params, loss_scale, job.engine).engine  # before the data: what cannot work says so at once
     construct_s = time.perf_counter() - start
     dataset = job.load_data(job.task, job.seed)
     dataset.check(job.task)

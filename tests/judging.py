@@ -38,9 +38,9 @@ def examined(
     policy = policy or loss_scale.auto(precision)
 
     def make(params: mlp.Params, policy: LossScale) -> Backend:
-        return backend_class(params, task, precision, policy, "auto")
+        return backend_class(params, task, precision, copy.deepcopy(policy), "auto")
 
-    backend = make(params, copy.deepcopy(policy))
+    backend = make(params, policy)
     rows = []
     for number, batch in enumerate(islice(data.batches(dataset, task.batch_size), steps), start=1):
         scale = float(backend.loss_scale())

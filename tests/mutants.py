@@ -6,6 +6,7 @@ Some show only in a precision, a shape or with a policy: those say where.
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from mpcompare.backend import Backend
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
-from mpcompare.backends.scratch import Scratch
+from mpcompare.backends.scratch import Scratch, mask_relu_
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.mlp import Params, Task
 
@@ -110,27 +111,17 @@ class LastBiasLeftOut(Scratch):
 @plants("input gradient")
 class MaskFromTheGradient(Scratch):
     def backward(self) -> None:
-        import mpcompare.backends.scratch as module
-
-        right = module.mask_relu_
-        module.mask_relu_ = lambda dz, z: right(dz, dz.clone())
-        try:
+        with mock.patch("mpcompare.backends.scratch.mask_relu_", lambda dz, z: mask_relu_(dz, dz.clone())):
             super().backward()
-        finally:
-            module.mask_relu_ = right
 
 
 @plants("input gradient")
 class MaskLeftOut(Scratch):
-    def backward(self) -> None:
-        import mpcompare.backends.scratch as module
+    """As z >= 0 would be."""
 
-        right = module.mask_relu_
-        module.mask_relu_ = lambda dz, z: dz  # as z >= 0 would be
-        try:
+    def backward(self) -> None:
+        with mock.patch("mpcompare.backends.scratch.mask_relu_", lambda dz, z: dz):
             super().backward()
-        finally:
-            module.mask_relu_ = right
 
 
 @plants("gradient missing")
@@ -142,24 +133,17 @@ class BiasGradientMissing(Scratch):
 
 @plants("bias sum")
 class BiasSummedIn16Bits(Scratch):
-    """A running sum in 16 bits; by blocks, as torch's scalar loops are slow."""
+    """A running sum in 16 bits."""
 
     def backward(self) -> None:
-        parts: list[Tensor] = []
-        right = Tensor.sum
-
         def in_16_bits(da: Tensor, dim: int) -> Tensor:
             total = torch.zeros(da.shape[1], dtype=da.dtype)
             for row in da:
                 total += row
-            parts.append(total)
             return total
 
-        Tensor.sum = in_16_bits  # type: ignore[assignment,method-assign]
-        try:
+        with mock.patch.object(Tensor, "sum", in_16_bits):
             super().backward()
-        finally:
-            Tensor.sum = right  # type: ignore[method-assign]
 
 
 @plants("gradient transposed", task={"hidden": [64, 64], "in_features": 64})

@@ -14,11 +14,10 @@ import numpy as np
 
 from mpcompare.records import Run
 from mpcompare.report.causes import Errors, explain, too_small
+from mpcompare.report.comparison import loss_difference
 
 K = 2.0  # a run may make twice the errors of its reference: one that rounds twice as often makes 1.4 times as much
 FP32 = 2.0**-24  # unit roundoff
-
-
 # In the order of their power to explain: the first that fails is the cause of what fails after it.
 KINDS = (
     "dtypes",
@@ -135,24 +134,34 @@ def _overflows(run: Run, reference: Run) -> Iterator[Check]:
         yield Check(f"overflows of pass {where}", float(a != b), 0, "overflow", because)
 
 
+def _limit(e: Numbers, numbers: Numbers) -> float:
+    """Of the error of a tensor, from the reference's: K times that, and what any implementation may lose.
+
+    That is one more rounding of its largest element (where there are few, the reference's error may be small by luck),
+    and fp32 sums in another order, with a relative error like the root of their length (Higham and Mary, SIAM J. Sci.
+    Comput. 41(5), 2019).
+    """
+    return K * e["error"] + numbers["unit_roundoff"] * e["largest"] + _sums(numbers) * e["norm"]
+
+
+def _sums(numbers: Numbers) -> float:
+    return math.sqrt(numbers["longest_sum"]) * FP32
+
+
 def _gradients(where: str, mine: Numbers, theirs: Numbers, numbers: Numbers, cause: str = "") -> Iterator[Check]:
     """Loss and gradients beside the oracle's.
 
-    A gradient may be off by K times the reference's error, and by what any implementation may lose: one more rounding
-    of its largest element (where there are few, the reference's error may be small by luck), and fp32 sums in another
-    order, with a relative error like the root of their length (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019).
-    It may be 0 where the oracle's is not as often as the reference's, twice, and 9 times more (Poisson, 1e-6).
+    A gradient may be 0 where the oracle's is not as often as the reference's, twice, and 9 times more (Poisson, 1e-6).
     The loss is one number, which may be right by luck: 4 standard deviations beside K times the reference's error.
     """
-    sums = math.sqrt(numbers["longest_sum"]) * FP32
     errors: dict[str, Errors] = {}
     for name, e in theirs["gradients"].items():
-        limit = K * e["error"] + numbers["unit_roundoff"] * e["largest"] + sums * e["norm"] if e else math.nan
+        limit = _limit(e, numbers) if e else math.nan
         if not math.isnan(limit):  # a reference that diverged is no measure
             errors[name] = Errors(mine["gradients"].get(name, {}), limit)
     exact = theirs["exact_loss"]
     loss_error = abs(mine["loss"] - mine["exact_loss"])
-    loss_limit = K * abs(theirs["loss"] - exact) + 4 * theirs["loss_noise"] + sums * abs(exact)
+    loss_limit = K * abs(theirs["loss"] - exact) + 4 * theirs["loss_noise"] + _sums(numbers) * abs(exact)
     if not errors or math.isnan(loss_limit):
         return
     found, because = explain(errors, numbers, mine, theirs)
@@ -184,12 +193,18 @@ def _updates(mine: Numbers) -> Iterator[Check]:
 
 def _first_update(mine: Numbers, theirs: Numbers) -> Iterator[Check]:
     """The first update beside the oracle's: the gradient's limit times lr, and one rounding of the weights."""
-    sums = math.sqrt(mine["longest_sum"]) * FP32
     for name, e in theirs["first"]["first_update"].items():
-        limit = K * e["error"] + mine["unit_roundoff"] * e["largest"] + sums * e["norm"] + FP32 * e["weights"]
+        limit = _limit(e, mine) + FP32 * e["weights"]
         error = mine["first"]["first_update"][name]["error"]
         because = f"the first update of {name} is off by {error / e['norm'] if e['norm'] else math.inf:.1e} of its norm"
         yield Check(f"first update, {name}", error, limit, "update", because)
+
+
+def loss_noise(reference: Run) -> np.ndarray:
+    """Step by step the largest difference between the losses of any two of ``reference`` and its noise runs."""
+    again = (reference.numerics or {})["noise"]
+    losses = [reference.steps["loss"].to_numpy(), *(np.array(a["losses"], dtype=float) for a in again)]
+    return np.max([np.abs(a - b) for a, b in combinations(losses, 2)], axis=0)
 
 
 def _run(run: Run, reference: Run) -> Iterator[Check]:
@@ -197,13 +212,12 @@ def _run(run: Run, reference: Run) -> Iterator[Check]:
     mine, theirs = run.numerics or {}, reference.numerics or {}
     if not (again := theirs["noise"]):
         return
-    losses = [reference.steps["loss"].to_numpy(), *(np.array(a["losses"], dtype=float) for a in again)]
-    if not all(np.isfinite(loss).all() for loss in losses):  # correct runs may diverge too
+    found = loss_difference(run, reference)
+    steps = len(found)
+    noise = float(loss_noise(reference)[:steps].max())
+    limit = K * noise + 4 * FP32 * float(reference.steps["loss"].abs().max())
+    if not math.isfinite(limit):  # correct runs may diverge too
         return
-    steps = min(len(run.steps), *map(len, losses))
-    noise = max(float(np.abs(a[:steps] - b[:steps]).max()) for a, b in combinations(losses, 2))
-    found = np.abs(run.steps["loss"].to_numpy()[:steps] - losses[0][:steps])
-    limit = K * noise + 4 * FP32 * float(np.abs(losses[0]).max())
     because = f"the loss is up to {found.max():.1e} away from that of {reference.name}, noise is {noise:.1e}"
     yield Check("loss over the run", float(found.max()), limit, "run", because)
     # All weights in one: of a bias with two numbers alone, runs may be close by luck.

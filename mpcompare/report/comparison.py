@@ -14,6 +14,13 @@ from mpcompare.records import Run
 from mpcompare.report.comparable import OBSERVED, check_comparable, differing, facet, group, task_identity, varied
 
 
+def loss_difference(a: Run, b: Run) -> np.ndarray:
+    """``|loss of a - loss of b|`` step by step, over the steps both have."""
+    mine, theirs = (run.steps["loss"].to_numpy(dtype=float) for run in (a, b))
+    common = min(len(mine), len(theirs))
+    return np.abs(mine[:common] - theirs[:common])
+
+
 @dataclass(frozen=True)
 class Entry:
     """A run in a comparison.
@@ -84,9 +91,7 @@ class Entry:
         """``|loss - baseline's loss|`` step by step."""
         if not self.ok or self.baseline is None:
             return np.array([])
-        mine, theirs = self.run.steps["loss"].to_numpy(), self.baseline.steps["loss"].to_numpy()
-        common = min(len(mine), len(theirs))
-        return np.abs(mine[:common] - theirs[:common])
+        return loss_difference(self.run, self.baseline)
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """A finished run of a comparison with what is said of it: what the figures of the verdict draw."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mpcompare.records import Run
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.checks import loss_noise
+from mpcompare.report.comparison import Comparison, Entry, loss_difference
 from mpcompare.report.figures import COLOURS, DASHES, finished
 from mpcompare.report.verdict import Verdict
 
@@ -65,25 +65,14 @@ class Judged:
         return bool((self.run.steps["loss_scale"] != 1).any())
 
     @property
-    def losses(self) -> np.ndarray:
-        return self.run.steps["loss"].to_numpy(dtype=float)
-
-    @property
     def difference(self) -> np.ndarray:
         """``|loss - reference's loss|`` step by step; empty if the run was not judged."""
-        theirs = self.reference.run.steps["loss"].to_numpy(dtype=float) if self.reference else np.array([])
-        steps = min(len(theirs), len(self.losses))
-        return np.abs(self.losses[:steps] - theirs[:steps])
+        return loss_difference(self.run, self.reference.run) if self.reference else np.array([])
 
     @property
     def noise(self) -> np.ndarray | None:
-        """Step by step the largest difference between any two of this run and its noise runs; None without those."""
-        again = [np.array(a["losses"], dtype=float) for a in self.numerics.get("noise", [])]
-        if not again or not self.is_reference:
-            return None
-        losses = [self.losses, *again]
-        steps = min(map(len, losses))
-        return np.max([np.abs(a[:steps] - b[:steps]) for a, b in itertools.combinations(losses, 2)], axis=0)
+        """``checks.loss_noise`` of a reference; None for other runs, and where it was not measured."""
+        return loss_noise(self.run) if self.is_reference and self.numerics.get("noise") else None
 
 
 def judge(comparison: Comparison, verdicts: Mapping[str, Verdict]) -> list[Judged]:

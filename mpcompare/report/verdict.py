@@ -3,13 +3,12 @@
 The reference is the baseline in the same precision, or, where there is none, the first run in that precision.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpcompare.records import Run, finite, write_atomically
+from mpcompare.records import Run, write_json
 from mpcompare.report.checks import Check, checks, has_gradients
 from mpcompare.report.comparable import differing
 from mpcompare.report.comparison import Comparison, Entry
@@ -51,8 +50,7 @@ def write(verdicts: Mapping[str, Verdict], path: Path) -> None:
         name: {**asdict(verdict), "checks": [{**asdict(c), "passed": c.passed} for c in verdict.checks]}
         for name, verdict in verdicts.items()
     }
-    text = json.dumps(finite(found), indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda unfinished: unfinished.write_text(text))
+    write_json(path, found, indent=2)
 
 
 def _reference(entry: Entry, finished: Sequence[Entry]) -> Run:

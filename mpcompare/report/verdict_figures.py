@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import patheffects
@@ -12,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
+from mpcompare.numerics import relative_error
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.exponent_figures import exponents, seen, update_ratio
 from mpcompare.report.figures import WIDTH, finished, grid, nothing, save
@@ -54,20 +54,13 @@ def _positive(values: Iterable[float]) -> np.ndarray:
     return array[np.isfinite(array) & (array > 0)]
 
 
-def relative_error(e: Mapping[str, Any]) -> float:
-    """``||g - exact|| / ||exact||``; inf where the gradient is missing or holds no numbers."""
-    if not e or (not e["norm"] and e["error"]):
-        return math.inf
-    relative = e["error"] / e["norm"] if e["norm"] else 0.0
-    return relative if math.isfinite(relative) else math.inf
-
-
 def _relative_limit(run: Judged, runs: Sequence[Judged], tensor: str) -> float:
     """Of the run, or for a reference that of the runs that were compared with it."""
-    compared = [other for other in runs if other.reference is run.reference and not other.is_reference]
     reference = run.reference.run.numerics if run.reference else None
     norm = ((reference or {}).get("first", {}).get("gradients", {}).get(tensor) or {}).get("norm", 0.0)
-    limits = [r.limit(f"gradient in the first step, {tensor}") for r in (compared if run.is_reference else [run])]
+    limits = [
+        r.limit(f"gradient in the first step, {tensor}") for r in (compared(run, runs) if run.is_reference else [run])
+    ]
     return next((limit / norm for limit in limits if math.isfinite(limit) and norm), math.nan)
 
 

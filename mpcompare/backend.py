@@ -39,15 +39,17 @@ class Backend(Protocol):
 
     Attributes:
         PRECISIONS: accepted values of ``precision``; the first is the default where it does not depend on the device.
-        IDLE_PHASES: those of ``PHASES`` that hold no work here: none is needed, or another phase does it.
+        IDLE_PHASES: those of ``PHASES`` that hold no work here: none is needed, or another phase does it. Where options
+            or the device decide, an instance has its own.
         engine: what computes the matrix products: ``torch``, or ``native`` for this project's own operators.
-        skipped: whether the last ``step()`` left the parameters alone because ``unscale()`` found inf or NaN.
+        skipped: whether the last ``step()`` left the parameters alone because ``unscale()`` found inf or NaN: a bool,
+            or a 0-d tensor on the device that is not 0 then (reading it may wait).
     """
 
     PRECISIONS: ClassVar[tuple[str, ...]]
-    IDLE_PHASES: ClassVar[tuple[str, ...]]
+    IDLE_PHASES: tuple[str, ...]
     engine: str
-    skipped: bool
+    skipped: bool | Tensor
 
     def __init__(
         self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str, **options: Any
@@ -88,7 +90,8 @@ class Backend(Protocol):
         """The fp32 parameters that the optimizer updates."""
 
     def grads(self) -> Params:
-        """The unscaled fp32 gradients; valid from ``unscale()`` to ``update()``."""
+        """The unscaled fp32 gradients; valid from ``unscale()`` to ``update()``, and where ``forward()`` does the whole
+        step, until the next one."""
 
     def loss_scale(self) -> float | Tensor:
         """The scale that the next step will use: a number, or a 0-d tensor on the device (reading it may wait)."""

@@ -231,7 +231,7 @@ def _watch(subject: Subject, policy: LossScale, start: Batch, follow: Sequence[B
         before, scale = _copy(backend.master_params()), float(backend.loss_scale())
         loss, grads = _gradients(backend, x, y)
         backend.step()
-        after, skipped = _copy(backend.master_params()), backend.skipped
+        after, skipped = _copy(backend.master_params()), bool(backend.skipped)
         backend.update()
         finite = all(bool(g.isfinite().all()) for g in grads.values())
         found["steps"].append(

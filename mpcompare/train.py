@@ -3,7 +3,7 @@
 what does it compute?     train, with every step recorded; then examine (examine.py)
 how long is a step?       blocks of bare steps, in turns with the others
 where does the time go?   blocks with a clock between the phases
-how much must be live?    two steps of a fresh backend under the memory meter
+how much must be live?    a few steps of a fresh backend under the memory meter
 """
 
 import copy
@@ -24,6 +24,7 @@ from mpcompare import examine, machine, measure, memory, meter, mlp, ops
 from mpcompare.backend import PHASES, Backend, resolve_precision, step
 from mpcompare.data import Dataset, batches
 from mpcompare.errors import InputError, check_flag, check_whole
+from mpcompare.graph import WARMUP
 from mpcompare.interrupt import uninterrupted
 from mpcompare.load import Watch
 from mpcompare.loss_scale import LossScale
@@ -250,9 +251,9 @@ def _padding(device: torch.device) -> Tensor:
 
 
 def _memory(setup: _Setup, job: Job) -> dict[str, Any]:
-    """The peak of two steps of a fresh backend, and what the model says of it."""
+    """The peak of a fresh backend's first steps, and what the model says of it."""
     x, y = next(setup.batches())
-    peak = meter.peak_memory(setup.device, lambda: _two_steps(setup.new_backend(), x, y))
+    peak = meter.peak_memory(setup.device, lambda: _first_steps(setup.new_backend(), x, y))
     model = job.make_backend.memory_model(job.task, setup.precision, setup.engine, **job.options)
     return {
         "batch_bytes": x.nbytes + y.nbytes,
@@ -275,14 +276,16 @@ def train(
     """Trains ``warmup_steps + steps`` steps and records each; returns the rows of ``steps.csv``."""
     rows: list[dict[str, Any]] = []
     on_disk = 0
-    waiting: list[tuple[float | Tensor, float | Tensor, bool]] = []  # steps whose values are not read yet
+    waiting: list[
+        tuple[float | Tensor, float | Tensor, bool | float | Tensor]
+    ] = []  # steps whose values are not read yet
 
     def read() -> None:
         nonlocal on_disk
         step_ms = clock.read()[::2]  # every second interval lies between two steps
         for (loss, scale, skipped), ms in zip(waiting, step_ms, strict=False):  # the last step may be unfinished
             number = len(rows) + 1
-            values = (number, number <= warmup_steps, float(loss), float(scale), skipped, ms)
+            values = (number, number <= warmup_steps, float(loss), float(scale), bool(skipped), ms)
             rows.append(dict(zip(STEP_FIELDS, values, strict=True)))
         waiting.clear()
         recorder.steps(rows[on_disk:])
@@ -296,7 +299,7 @@ def train(
             clock.mark()
             loss = step(backend, x, y)
             clock.mark()
-            waiting.append((_keep(loss), scale, backend.skipped))
+            waiting.append((_keep(loss), scale, _keep(backend.skipped)))
             if time.monotonic() - written > WRITE_EVERY_S or number == total:
                 with uninterrupted():
                     read()
@@ -312,7 +315,7 @@ def train(
 
 
 def _keep(value: float | Tensor) -> float | Tensor:
-    """The number; on a GPU a copy to be read later: the step must not wait, and may overwrite its own tensor."""
+    """The value; on a GPU a copy to be read later: the step must not wait, and may overwrite its own tensor."""
     if isinstance(value, Tensor):
         return value.clone() if value.is_cuda else value.item()
     return value
@@ -391,7 +394,7 @@ def evaluate(params: mlp.Params, dataset: Dataset, task: mlp.Task) -> dict[str, 
     return {"test_loss": total / n, "test_accuracy": correct / n if task.loss == "cross_entropy" else None}
 
 
-def _two_steps(backend: Backend, x: Tensor, y: Tensor) -> None:
-    """The second step runs with everything that outlives the first."""
-    for _ in range(2):
+def _first_steps(backend: Backend, x: Tensor, y: Tensor) -> None:
+    """The second step runs with everything that outlives the first; the third is where graphs are captured."""
+    for _ in range(WARMUP + 1):
         step(backend, x, y)

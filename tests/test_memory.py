@@ -43,7 +43,9 @@ def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
     task = make_task(in_features=784, hidden=[8192], out_features=10, batch_size=8192)
     x, y = make_batch(task, CPU)
     params, cls = mlp.init_params(task.sizes, 0), BACKENDS[name]
-    peak = meter.peak_memory(CPU, lambda: train._two_steps(cls(params, task, precision, NoLossScale(), "torch"), x, y))
+    peak = meter.peak_memory(
+        CPU, lambda: train._first_steps(cls(params, task, precision, NoLossScale(), "torch"), x, y)
+    )
     model = memory.allocated_bytes(cls.memory_model(task, precision, "torch"))
     assert peak.bytes + x.nbytes + y.nbytes == pytest.approx(model, rel=table.TOLERANCE)
 
@@ -64,7 +66,7 @@ def test_memory_model_is_what_is_measured(name_precision, sizes, batch_size, los
     x, y = make_batch(task, CPU)
     params, cls = mlp.init_params(task.sizes, 0), BACKENDS[name]
     peak = meter.peak_memory(
-        CPU, lambda: train._two_steps(cls(params, task, precision, NoLossScale(), "native"), x, y)
+        CPU, lambda: train._first_steps(cls(params, task, precision, NoLossScale(), "native"), x, y)
     ).bytes
     model = cls.memory_model(task, precision, "native")
     assert list(model) == [kind for kind in memory.KINDS if kind in model]

@@ -1,0 +1,57 @@
+"""A whole training step as one CUDA graph: one launch instead of dozens, and nothing waits for Python.
+
+https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from mpcompare.backend import BackendUnavailable
+
+WARMUP = 2  # steps before the capture: libraries start, algorithms are searched, optimizers make their state
+
+
+class StepGraph:
+    """Calls ``step`` as it is ``WARMUP`` times, then captures it, and from then on replays what was captured.
+
+    A replay repeats the same kernels on the same addresses, so ``step`` takes its inputs from tensors that stay and
+    leaves its results in such, never waits for the device, and lets the host decide nothing that may change.
+    """
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.step = step
+        self.warmups_left = WARMUP
+        self.replay: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        if self.warmups_left:
+            self.warmups_left -= 1
+            warm_up(self.step)
+            return
+        if self.replay is None:
+            self.replay = capture(self.step)
+        self.replay()
+
+
+def warm_up(step: Callable[[], None]) -> None:
+    """Runs ``step`` on a stream of its own, as a capture will: autograd remembers the stream it first ran on."""
+    side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        step()
+    current.wait_stream(side)
+
+
+def capture(step: Callable[[], None]) -> Callable[[], None]:
+    """Records ``step`` without running it; returns what runs it."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def require_cuda(device: torch.device, backend: str) -> None:
+    """Raises BackendUnavailable where there are no graphs."""
+    if device.type != "cuda":
+        raise BackendUnavailable(f"{backend} needs a CUDA GPU: its step is a CUDA graph, this run is on {device.type}")

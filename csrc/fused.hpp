@@ -1,28 +1,41 @@
 // The contracts of the operators around gemm, checked once for every device.
 //
-// T, the compute dtype, is fp32, fp16 or bf16. Matrices are row-major; what gemm reads or writes may have rows further
-// apart than their length (see gemm.hpp), all else is contiguous. Arithmetic and sums are fp32 or better, and every
-// result is rounded once. Nothing may be empty, and what is written may not reach into any other argument.
+// T, the compute dtype, is fp32, fp16 or bf16. Matrices are row-major, and their rows may be further apart than their
+// length (see gemm.hpp); all else, and y, is contiguous. Arithmetic and sums are fp32 or better, and every result is
+// rounded once. Nothing may be empty, and what is written may not reach into any other argument. What a step decides
+// (loss_scale, found_inf: fp32 scalars) lies on the device: a host that reads it waits.
 //
-// linear         x [n, in] T, w [in, out] T, bias [out] T -> out [n, out] T or fp32
-//                  out = x w + bias, or relu of that
+// linear           x [n, in] T, w [in, out] T, bias [out] T -> out [n, out] T or fp32
+//                    out = x w + bias, or relu of that
 //
-// relu_backward  da [n, out] T, w [in, out] T, z [n, in] T in place -> dbias [in] T
-//                  z_ij = z_ij <= 0 ? 0 : (da w^T)_ij      dbias_j = sum_i z_ij of the new, rounded z
-//                  Where z is NaN the gradient passes, as in torch.
+// weight_grad      z [n, in] T, da [n, out] T -> dw [in, out] T
+//                    dw = z^T da
 //
-// cross_entropy  logits [n, c] T or fp32, y [n] int64 -> dlogits [n, c] T, dbias [c] T, loss [] fp32
-//                  loss = mean_i(log sum_j exp(logits_ij) - logits_i,y_i)
-//                  dlogits = (softmax(logits) - onehot(y)) loss_scale / n      dbias_j = sum_i dlogits_ij, rounded ones
-//                  A label outside [0, c) is an error on a CPU, before anything is written. A GPU cannot raise one
-//                  without a host sync: there the loss and that row's gradient are NaN.
+// linear_backward  da [n, out] T, w [in, out] T, z [n, in] T in place -> dw [in, out] T, dbias [in] T
+//                    dw = z^T da of the old z      z_ij = z_ij <= 0 ? 0 : (da w^T)_ij
+//                    dbias_j = sum_i z_ij of the new, rounded z
+//                    Where z is NaN the gradient passes, as in torch.
 //
-// mse            output [n, c] T or fp32, y [n, c] fp32 -> doutput [n, c] T, dbias [c] T, loss [] fp32
-//                  loss = mean_ij (output - y)^2      doutput = 2 (output - y) loss_scale / (n c)      dbias as above
+// cross_entropy    logits [n, c] T or fp32, y [n] int64, loss_scale -> dlogits [n, c] T, dbias [c] T, loss [] fp32
+//                    loss = mean_i(log sum_j exp(logits_ij) - logits_i,y_i)
+//                    dlogits = (softmax(logits) - onehot(y)) loss_scale / n      dbias_j = sum_i dlogits_ij, rounded ones
+//                    A label outside [0, c) is an error on a CPU, before anything is written. A GPU cannot raise one
+//                    without a host sync: there the loss and that row's gradient are NaN.
 //
-// sgd            master fp32, velocity fp32 or none, params T or none, grad T; any shape, equally many elements
-//                  v = momentum v + inv_scale grad; without velocity v = inv_scale grad, and momentum must be 0
-//                  master = master - lr v      params = master, rounded
+// mse              output [n, c] T or fp32, y [n, c] fp32, loss_scale -> doutput [n, c] T, dbias [c] T, loss [] fp32
+//                    loss = mean_ij (output - y)^2      doutput = 2 (output - y) loss_scale / (n c)      dbias as above
+//
+// non_finite       x T of any shape -> found_inf = 1 where x holds inf or NaN, else found_inf stays as it is
+//
+// sgd              master fp32, velocity fp32 or none, params T or none, grad T, loss_scale, found_inf;
+//                  master, velocity, params and grad of any shape, equally many elements; params may be grad itself
+//                    unless found_inf:  v = momentum v + grad / loss_scale      master = master - lr v
+//                    in any case        params = master, rounded
+//                    Without velocity v = grad / loss_scale, and momentum must be 0. The division is by 1 / loss_scale,
+//                    rounded to fp32, as in torch.amp.GradScaler.
+//
+// update_scale     loss_scale in place, growth_tracker and overflows_left int32 scalars in place, found_inf
+//                    DynamicLossScale.update of mpcompare/loss_scale.py
 #pragma once
 #include "gemm.hpp"
 
@@ -39,6 +52,7 @@ using Arguments = std::vector<Argument>;
 
 struct LossShape {
   int64_t n, c;
+  int64_t ld, ldg;  // elements from one row to the next, of the output and of its gradient
 };
 
 template <class T>
@@ -131,52 +145,71 @@ inline GemmShape check_linear(const Tensor& x, const Tensor& w, const Tensor& bi
   return {M, N, K, leading_dimension(x), leading_dimension(w), leading_dimension(out)};
 }
 
+// The product z^T da.
+inline GemmShape check_weight_grad(const Tensor& z, const Tensor& da, const Tensor& dw) {
+  const char* op = "weight_grad";
+  for (const Argument& m : Arguments{{"z", z}, {"da", da}, {"dw", dw}}) check_matrix(op, m);
+  STD_TORCH_CHECK(z.size(0) == da.size(0), op, ": z has ", z.size(0), " rows, da has ", da.size(0));
+  const int64_t M = z.size(1), N = da.size(1), K = z.size(0);
+  check_size(op, {"dw", dw}, M, N);
+  check_compute_dtype(op, {"z", z});
+  for (const Argument& x : Arguments{{"da", da}, {"dw", dw}}) check_same_dtype(op, x, {"z", z});
+  check_memory(op, {{"dw", dw}}, {{"z", z}, {"da", da}});
+  return {M, N, K, leading_dimension(z), leading_dimension(da), leading_dimension(dw)};
+}
+
 // The product da w^T.
-inline GemmShape check_relu_backward(const Tensor& da, const Tensor& w, const Tensor& z, const Tensor& dbias) {
-  const char* op = "relu_backward";
-  for (const Argument& m : Arguments{{"da", da}, {"w", w}, {"z", z}}) check_matrix(op, m);
+inline GemmShape check_linear_backward(const Tensor& da, const Tensor& w, const Tensor& z, const Tensor& dw,
+                                       const Tensor& dbias) {
+  const char* op = "linear_backward";
+  for (const Argument& m : Arguments{{"da", da}, {"w", w}, {"z", z}, {"dw", dw}}) check_matrix(op, m);
   STD_TORCH_CHECK(da.size(1) == w.size(1), op, ": da has ", da.size(1), " columns, w has ", w.size(1));
   const int64_t M = da.size(0), N = w.size(0), K = da.size(1);
   check_size(op, {"z", z}, M, N);
+  check_size(op, {"dw", dw}, N, K);
   check_vector(op, {"dbias", dbias}, N);
   check_compute_dtype(op, {"da", da});
-  for (const Argument& x : Arguments{{"w", w}, {"z", z}, {"dbias", dbias}}) check_same_dtype(op, x, {"da", da});
-  check_memory(op, {{"z", z}, {"dbias", dbias}}, {{"da", da}, {"w", w}});
+  for (const Argument& x : Arguments{{"w", w}, {"z", z}, {"dw", dw}, {"dbias", dbias}})
+    check_same_dtype(op, x, {"da", da});
+  check_memory(op, {{"z", z}, {"dw", dw}, {"dbias", dbias}}, {{"da", da}, {"w", w}});
   return {M, N, K, leading_dimension(da), leading_dimension(w), leading_dimension(z)};
+}
+
+inline void check_fp32_scalar(const char* op, Argument x) {
+  STD_TORCH_CHECK(x.tensor.dim() == 0 && x.tensor.scalar_type() == ScalarType::Float, op, ": ", x.name,
+                  " must be an fp32 scalar");
 }
 
 // What cross_entropy and mse share: output and its gradient, column sums, scalar loss. The caller checks y's shape.
 inline LossShape check_loss(const char* op, Argument output, Argument gradient, const Tensor& dbias, const Tensor& loss,
-                            const Tensor& y) {
-  for (const Argument& m : {output, gradient}) {
-    check_matrix(op, m);
-    check_contiguous(op, m);
-  }
-  const LossShape s{output.tensor.size(0), output.tensor.size(1)};
+                            const Tensor& y, const Tensor& loss_scale) {
+  for (const Argument& m : {output, gradient}) check_matrix(op, m);
+  const LossShape s{output.tensor.size(0), output.tensor.size(1), leading_dimension(output.tensor),
+                    leading_dimension(gradient.tensor)};
   check_size(op, gradient, s.n, s.c);
   check_vector(op, {"dbias", dbias}, s.c);
   check_compute_dtype(op, gradient);
   check_same_dtype(op, {"dbias", dbias}, gradient);
   check_same_dtype_or_fp32(op, output, gradient);
-  STD_TORCH_CHECK(loss.dim() == 0 && loss.scalar_type() == ScalarType::Float, op, ": loss must be an fp32 scalar");
+  for (const Argument& x : Arguments{{"loss", loss}, {"loss_scale", loss_scale}}) check_fp32_scalar(op, x);
   check_contiguous(op, {"y", y});
-  check_memory(op, {gradient, {"dbias", dbias}, {"loss", loss}}, {output, {"y", y}});
+  check_memory(op, {gradient, {"dbias", dbias}, {"loss", loss}}, {output, {"y", y}, {"loss_scale", loss_scale}});
   return s;
 }
 
 inline LossShape check_cross_entropy(const Tensor& logits, const Tensor& y, const Tensor& dlogits, const Tensor& dbias,
-                                     const Tensor& loss) {
+                                     const Tensor& loss, const Tensor& loss_scale) {
   const char* op = "cross_entropy";
-  const LossShape s = check_loss(op, {"logits", logits}, {"dlogits", dlogits}, dbias, loss, y);
+  const LossShape s = check_loss(op, {"logits", logits}, {"dlogits", dlogits}, dbias, loss, y, loss_scale);
   STD_TORCH_CHECK(y.scalar_type() == ScalarType::Long, op, ": y must be int64");
   check_vector(op, {"y", y}, s.n);
   return s;
 }
 
 inline LossShape check_mse(const Tensor& output, const Tensor& y, const Tensor& doutput, const Tensor& dbias,
-                           const Tensor& loss) {
+                           const Tensor& loss, const Tensor& loss_scale) {
   const char* op = "mse";
-  const LossShape s = check_loss(op, {"output", output}, {"doutput", doutput}, dbias, loss, y);
+  const LossShape s = check_loss(op, {"output", output}, {"doutput", doutput}, dbias, loss, y, loss_scale);
   check_fp32(op, {"y", y});
   check_matrix(op, {"y", y});
   check_size(op, {"y", y}, s.n, s.c);
@@ -184,8 +217,20 @@ inline LossShape check_mse(const Tensor& output, const Tensor& y, const Tensor& 
 }
 
 // The number of elements.
+inline int64_t check_non_finite(const Tensor& x, const Tensor& found_inf) {
+  const char* op = "non_finite";
+  STD_TORCH_CHECK(x.numel() > 0, op, ": x is empty");
+  check_contiguous(op, {"x", x});
+  check_compute_dtype(op, {"x", x});
+  check_fp32_scalar(op, {"found_inf", found_inf});
+  check_memory(op, {{"found_inf", found_inf}}, {{"x", x}});
+  return x.numel();
+}
+
+// The number of elements.
 inline int64_t check_sgd(const Tensor& master, const std::optional<Tensor>& velocity,
-                         const std::optional<Tensor>& params, const Tensor& grad, double momentum) {
+                         const std::optional<Tensor>& params, const Tensor& grad, const Tensor& loss_scale,
+                         const Tensor& found_inf, double momentum) {
   const char* op = "sgd";
   const int64_t n = master.numel();
   Arguments written{{"master", master}};
@@ -203,8 +248,25 @@ inline int64_t check_sgd(const Tensor& master, const std::optional<Tensor>& velo
   check_compute_dtype(op, {"grad", grad});
   if (params) check_same_dtype(op, {"params", *params}, {"grad", grad});
   STD_TORCH_CHECK(velocity || momentum == 0, op, ": momentum needs velocity");
-  check_memory(op, written, {{"grad", grad}});
+  for (const Argument& x : Arguments{{"loss_scale", loss_scale}, {"found_inf", found_inf}}) check_fp32_scalar(op, x);
+  Arguments read{{"loss_scale", loss_scale}, {"found_inf", found_inf}};
+  // Each element of grad is read before that of params is written.
+  const bool in_place = params && params->const_data_ptr() == grad.const_data_ptr();
+  if (!in_place) read.push_back({"grad", grad});
+  check_memory(op, written, read);
   return n;
+}
+
+inline void check_update_scale(const Tensor& loss_scale, const Tensor& growth_tracker, const Tensor& overflows_left,
+                               const Tensor& found_inf) {
+  const char* op = "update_scale";
+  const Argument scale{"loss_scale", loss_scale}, tracker{"growth_tracker", growth_tracker},
+      left{"overflows_left", overflows_left}, found{"found_inf", found_inf};
+  for (const Argument& x : {scale, found}) check_fp32_scalar(op, x);
+  for (const Argument& x : {tracker, left})
+    STD_TORCH_CHECK(x.tensor.dim() == 0 && x.tensor.scalar_type() == ScalarType::Int, op, ": ", x.name,
+                    " must be an int32 scalar");
+  check_memory(op, {scale, tracker, left}, {found});
 }
 
 }  // namespace

@@ -10,26 +10,38 @@ STABLE_TORCH_LIBRARY(mpcompare, m) {
   // out = alpha op(a) op(b) + beta out, op(x) = x or x^T
   m.def(
       "gemm(Tensor a, Tensor b, Tensor(c!) out, *, bool trans_a=False, bool trans_b=False, "
-      "float alpha=1.0, float beta=0.0) -> ()");
+      "float alpha=1.0, float beta=0.0, bool fp16_sums=False) -> ()");
   // the same by the naive triple loop, on a CPU: what the tests compare with
   m.def(
       "gemm_reference(Tensor a, Tensor b, Tensor(c!) out, *, bool trans_a=False, bool trans_b=False, "
       "float alpha=1.0, float beta=0.0) -> ()");
   // out = x w + bias, or relu of that: a layer's forward, rounded once
-  m.def("linear(Tensor x, Tensor w, Tensor bias, Tensor(a!) out, *, bool relu=False) -> ()");
-  // z = da w^T where z > 0, else 0, in place; dbias = column sums of the new z
-  m.def("relu_backward(Tensor da, Tensor w, Tensor(a!) z, Tensor(b!) dbias) -> ()");
+  m.def("linear(Tensor x, Tensor w, Tensor bias, Tensor(a!) out, *, bool relu=False, bool search=True) -> ()");
+  // dw = z^T da: a layer's weight gradient
+  m.def("weight_grad(Tensor z, Tensor da, Tensor(a!) dw, *, bool search=True) -> ()");
+  // dw = z^T da; then z = da w^T where z > 0, else 0, in place; dbias = column sums of the new z
+  m.def(
+      "linear_backward(Tensor da, Tensor w, Tensor(a!) z, Tensor(b!) dw, Tensor(c!) dbias, *, bool search=True) -> ()");
   // loss, and the gradient of loss_scale * loss with respect to logits, and its column sums
   m.def(
-      "cross_entropy(Tensor logits, Tensor y, Tensor(a!) dlogits, Tensor(b!) dbias, Tensor(c!) loss, *, "
-      "float loss_scale=1.0) -> ()");
+      "cross_entropy(Tensor logits, Tensor y, Tensor(a!) dlogits, Tensor(b!) dbias, Tensor(c!) loss, "
+      "Tensor loss_scale) -> ()");
   m.def(
-      "mse(Tensor output, Tensor y, Tensor(a!) doutput, Tensor(b!) dbias, Tensor(c!) loss, *, "
-      "float loss_scale=1.0) -> ()");
-  // g = inv_scale grad; v = momentum v + g; master -= lr v; params = master, rounded
+      "mse(Tensor output, Tensor y, Tensor(a!) doutput, Tensor(b!) dbias, Tensor(c!) loss, Tensor loss_scale) -> ()");
+  // found_inf = 1 where x holds inf or NaN, else it stays
+  m.def("non_finite(Tensor x, Tensor(a!) found_inf) -> ()");
+  // unless found_inf: v = momentum v + grad / loss_scale, master -= lr v; in any case params = master, rounded
   m.def(
-      "sgd(Tensor(a!) master, Tensor(b!)? velocity, Tensor(c!)? params, Tensor grad, *, float lr, "
-      "float momentum=0.0, float inv_scale=1.0) -> ()");
+      "sgd(Tensor(a!) master, Tensor(b!)? velocity, Tensor(c!)? params, Tensor grad, Tensor loss_scale, "
+      "Tensor found_inf, *, float lr, float momentum=0.0) -> ()");
+  // the dynamic loss scale of the next step: grow after many good steps, back off after an overflow
+  m.def(
+      "update_scale(Tensor(a!) loss_scale, Tensor(b!) growth_tracker, Tensor(c!) overflows_left, Tensor found_inf, *, "
+      "float growth_factor, float backoff_factor, int growth_interval, float min_scale, int hysteresis) -> ()");
   // bytes that the CPU operators keep for packing, in all threads: torch's allocator knows nothing of them
   m.def("workspace_bytes() -> int");
+  // the largest workspace that a cublasLt product has taken from torch's allocator, for as long as it ran
+  m.def("lt_workspace_bytes() -> int");
+  // kinds of products that cublasLt could not do, so that cuBLAS and kernels around it did
+  m.def("lt_unsupported_products() -> int");
 }

@@ -79,13 +79,13 @@ def cuda_recipe(arch: str) -> Recipe:
         raise BuildError(f"{nvcc[0]} is of CUDA {release[1]}, torch of CUDA {major}: set CUDACXX to a matching nvcc")
     from_pip = (nvidia / "include" / "cublas_v2.h").exists()
     arguments = [
-        *("-std=c++17", "-O3", f"-arch={arch}", "-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
+        *("-std=c++17", "-O3", f"-arch={arch}", "--threads=0", "-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
         *("-DUSE_CUDA", ABI),
         *("-isystem", str(torch_dir / "include")),
         *(("-isystem", str(nvidia / "include"), f"-L{nvidia / 'lib'}") if from_pip else ()),
         *map(str, sorted(CSRC.glob("cuda/*.cu"))),
         *(f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-ltorch_cuda"),
-        *(f"-l:libcublas.so.{major}", f"-l:libcudart.so.{major}"),
+        *(f"-l:libcublas.so.{major}", f"-l:libcublasLt.so.{major}", f"-l:libcudart.so.{major}"),
     ]
     return Recipe("mpcompare_cuda", nvcc, arguments)
 

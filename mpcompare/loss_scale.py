@@ -106,7 +106,7 @@ class DynamicLossScale(StaticLossScale):
             self.growth_tracker = 0
             self.overflows_left = max(self.overflows_left - 1, 0)
             if self.overflows_left == 0:
-                self.scale = max(float(np.float32(self.scale * self.backoff_factor)), self.min_scale)
+                self.scale = float(max(np.float32(self.scale * self.backoff_factor), np.float32(self.min_scale)))
             return
         self.growth_tracker += 1
         if self.growth_tracker == self.growth_interval:

@@ -7,6 +7,7 @@ a CPU GEMM) are no part of it: they are measured, where they can be, and stand b
 
 from itertools import pairwise
 
+from mpcompare import flat
 from mpcompare.backend import DTYPES, MemoryModel
 from mpcompare.mlp import Task
 
@@ -53,13 +54,18 @@ def _total(tensors: dict[str, tuple[str, int]]) -> int:
     return sum(size for _, size in tensors.values())
 
 
-def _inputs_and_masters(task: Task, itemsize: int = 4) -> Ledger:
+def _inputs(task: Task) -> Ledger:
     ledger = Ledger()
     ledger.alloc("inputs", "x", task.batch_size * task.in_features, 4)
     if task.loss == "cross_entropy":
         ledger.alloc("inputs", "y", task.batch_size, 8)
     else:
         ledger.alloc("inputs", "y", task.batch_size * task.out_features, 4)
+    return ledger
+
+
+def _inputs_and_masters(task: Task, itemsize: int = 4) -> Ledger:
+    ledger = _inputs(task)
     for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
         ledger.alloc("master params", f"master W{layer}", fan_in * fan_out, itemsize)
         ledger.alloc("master params", f"master b{layer}", fan_out, itemsize)
@@ -168,21 +174,25 @@ def scratch_peak(task: Task, precision: str, master_params: bool = True, softmax
 
 
 def fused_peak(task: Task, precision: str) -> MemoryModel:
-    """The peak of backend fused: every buffer is made once, so the peak is their sum.
+    """The peak of backend fused: every buffer is made once, so the peak is their sum, padding (flat.py) included.
 
-    On CUDA, relu_backward takes a temporary dz of the size of z beside them, which is not in the model.
+    dW_1 lies where the 16-bit W_1 was. On CUDA, what linear_backward takes for a layer of many outputs (dz, the size of
+    z), and a graph's copy of an fp32 batch, come on top.
     """
     n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
     last, low = len(sizes) - 1, size < 4
-    m = _inputs_and_masters(task)
-    if low:
-        m.alloc("activations", "z0", n * sizes[0], size)
-    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
+    m = _inputs(task)
+    for name, (_, length) in flat.sections(sizes).items():
+        m.alloc("master params", f"master {name}", length, 4)
+        if task.momentum:
+            m.alloc("optimizer state", f"momentum {name}", length, 4)
         if low:
-            m.alloc("compute copies", f"W{layer} 16-bit", fan_in * fan_out, size)
-            m.alloc("compute copies", f"b{layer} 16-bit", fan_out, size)
-        m.alloc("gradients", f"dW{layer}", fan_in * fan_out, size)
-        m.alloc("gradients", f"db{layer}", fan_out, size)
-        m.alloc("activations", f"z{layer} = da{layer}" if layer < last else "logits", n * fan_out, size)
-    m.alloc("gradients", "dlogits", n * sizes[-1], size)
+            m.alloc("compute copies", f"{name} 16-bit" + (" = dW1" if name == "W1" else ""), length, size)
+        if not low or name != "W1":
+            m.alloc("gradients", f"d{name}", length, size)
+    for layer, width in enumerate(sizes):
+        name = f"z{layer}" if layer == 0 else f"z{layer} = da{layer}" if layer < last else "logits"
+        if low or layer > 0:
+            m.alloc("activations", name, n * flat.row_elements(width), size)
+    m.alloc("gradients", "dlogits", n * flat.row_elements(sizes[-1]), size)
     return m.peak

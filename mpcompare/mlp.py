@@ -150,6 +150,13 @@ def oracle(
     return total, grads
 
 
+def empty_targets(task: Task, device: torch.device) -> Tensor:
+    """Room for a batch's targets: int64 classes ``[n]``, or fp32 ``[n, out]``."""
+    if task.loss == "cross_entropy":
+        return torch.empty(task.batch_size, dtype=torch.int64, device=device)
+    return torch.empty(task.batch_size, task.out_features, device=device)
+
+
 def to_module(params: Params) -> nn.Sequential:
     """The same network as torch users write it; ``nn.Linear`` stores the transpose, ``weight = W^T`` ``[out, in]``."""
     layers: list[nn.Module] = []

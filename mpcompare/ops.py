@@ -16,6 +16,9 @@ from mpcompare.errors import InputError, check_choice
 
 log = logging.getLogger(__name__)
 ENGINES = ("auto", "native", "torch")
+WRITING = (  # the operators around gemm, which write into their arguments
+    "linear", "weight_grad", "linear_backward", "cross_entropy", "mse", "non_finite", "sgd", "update_scale",
+)  # fmt: skip
 
 
 class Gemm(Protocol):
@@ -43,9 +46,13 @@ def native_gemm(
     trans_b: bool = False,
     alpha: float = 1.0,
     beta: float = 0.0,
+    fp16_sums: bool = False,
 ) -> None:
-    """:class:`Gemm` by ``torch.ops.mpcompare.gemm``; raises RuntimeError where shapes, dtypes or strides are off."""
-    torch.ops.mpcompare.gemm(a, b, out, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta)
+    """:class:`Gemm` by ``torch.ops.mpcompare.gemm``; raises RuntimeError where shapes, dtypes or strides are off.
+
+    ``fp16_sums``: all in fp16, sums too; on a GPU only.
+    """
+    torch.ops.mpcompare.gemm(a, b, out, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, fp16_sums=fp16_sums)
 
 
 def torch_gemm(
@@ -93,25 +100,39 @@ def low_gemm(
 
 def linear(x: Tensor, w: Tensor, bias: Tensor, out: Tensor, *, relu: bool = False) -> None:
     """``out = x w + bias``, or relu of it: ``[n, in] [in, out] + [out] -> [n, out]``, rounded once."""
-    torch.ops.mpcompare.linear(x, w, bias, out, relu=relu)
+    torch.ops.mpcompare.linear(x, w, bias, out, relu=relu, search=_may_search())
 
 
-def relu_backward(da: Tensor, w: Tensor, z: Tensor, dbias: Tensor) -> None:
-    """``z = da w^T where z > 0 else 0`` in place, ``[n, out] [in, out]^T -> [n, in]``; ``dbias`` its column sums."""
-    torch.ops.mpcompare.relu_backward(da, w, z, dbias)
+def weight_grad(z: Tensor, da: Tensor, dw: Tensor) -> None:
+    """``dw = z^T da``: ``[n, in]^T [n, out] -> [in, out]``."""
+    torch.ops.mpcompare.weight_grad(z, da, dw, search=_may_search())
 
 
-def cross_entropy(
-    logits: Tensor, y: Tensor, dlogits: Tensor, dbias: Tensor, loss: Tensor, *, loss_scale: float = 1.0
-) -> None:
+def linear_backward(da: Tensor, w: Tensor, z: Tensor, dw: Tensor, dbias: Tensor) -> None:
+    """``dw = z^T da``, then ``z = da w^T where z > 0 else 0`` in place, ``[n, out] [in, out]^T -> [n, in]``; ``dbias``
+    its column sums."""
+    torch.ops.mpcompare.linear_backward(da, w, z, dw, dbias, search=_may_search())
+
+
+def _may_search() -> bool:
+    """Whether a GPU's fastest algorithm may be found by timing: another run might find another, with other bits."""
+    return not torch.are_deterministic_algorithms_enabled()
+
+
+def cross_entropy(logits: Tensor, y: Tensor, dlogits: Tensor, dbias: Tensor, loss: Tensor, loss_scale: Tensor) -> None:
     """Mean cross-entropy of ``logits`` ``[n, c]`` for classes ``y`` ``[n]`` into the fp32 scalar ``loss``, the gradient
     of ``loss_scale * loss`` into ``dlogits``, its column sums into ``dbias``; in fp32 throughout."""
-    torch.ops.mpcompare.cross_entropy(logits, y, dlogits, dbias, loss, loss_scale=loss_scale)
+    torch.ops.mpcompare.cross_entropy(logits, y, dlogits, dbias, loss, loss_scale)
 
 
-def mse(output: Tensor, y: Tensor, doutput: Tensor, dbias: Tensor, loss: Tensor, *, loss_scale: float = 1.0) -> None:
+def mse(output: Tensor, y: Tensor, doutput: Tensor, dbias: Tensor, loss: Tensor, loss_scale: Tensor) -> None:
     """Mean squared error over all elements of ``output`` ``[n, c]``; else like :func:`cross_entropy`."""
-    torch.ops.mpcompare.mse(output, y, doutput, dbias, loss, loss_scale=loss_scale)
+    torch.ops.mpcompare.mse(output, y, doutput, dbias, loss, loss_scale)
+
+
+def non_finite(x: Tensor, found_inf: Tensor) -> None:
+    """``found_inf = 1`` if ``x`` holds inf or NaN; else ``found_inf``, an fp32 scalar, stays as it is."""
+    torch.ops.mpcompare.non_finite(x, found_inf)
 
 
 def sgd(
@@ -119,13 +140,34 @@ def sgd(
     velocity: Tensor | None,
     params: Tensor | None,
     grad: Tensor,
+    loss_scale: Tensor,
+    found_inf: Tensor,
     *,
     lr: float,
     momentum: float = 0.0,
-    inv_scale: float = 1.0,
 ) -> None:
-    """``v = momentum v + inv_scale grad; master -= lr v; params = master, rounded``: one pass over memory."""
-    torch.ops.mpcompare.sgd(master, velocity, params, grad, lr=lr, momentum=momentum, inv_scale=inv_scale)
+    """``v = momentum v + grad / loss_scale; master -= lr v`` unless ``found_inf``; in any case ``params = master``,
+    rounded, also where ``params`` is ``grad`` itself: one pass over memory."""
+    torch.ops.mpcompare.sgd(master, velocity, params, grad, loss_scale, found_inf, lr=lr, momentum=momentum)
+
+
+def update_scale(
+    loss_scale: Tensor,
+    growth_tracker: Tensor,
+    overflows_left: Tensor,
+    found_inf: Tensor,
+    *,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    min_scale: float,
+    hysteresis: int,
+) -> None:
+    """``DynamicLossScale.update`` of an fp32 and two int32 scalars on the device, in place."""
+    torch.ops.mpcompare.update_scale(
+        loss_scale, growth_tracker, overflows_left, found_inf, growth_factor=growth_factor,
+        backoff_factor=backoff_factor, growth_interval=growth_interval, min_scale=min_scale, hysteresis=hysteresis,
+    )  # fmt: skip
 
 
 def workspace_bytes() -> int:
@@ -135,26 +177,35 @@ def workspace_bytes() -> int:
     return torch.ops.mpcompare.workspace_bytes() if hasattr(torch.ops.mpcompare, "workspace_bytes") else 0
 
 
-def select_gemm(engine: str, device: torch.device, accumulate: torch.dtype = torch.float32) -> tuple[str, Gemm]:
-    """The engine that will be used and its gemm; one that sums in less than fp32 is plain torch.
+def unsupported_products() -> int:
+    """How many kinds of products cublasLt could not do, on a GPU; cuBLAS did them, and bias and relu apart."""
+    return torch.ops.mpcompare.lt_unsupported_products()
+
+
+def select_gemm(
+    engine: str, device: torch.device, dtype: torch.dtype, accumulate: torch.dtype = torch.float32
+) -> tuple[str, Gemm]:
+    """The engine that will be used and its gemm for operands of ``dtype``.
+
+    One that sums in less than fp32 is plain torch, but for fp16 on a GPU, whose tensor cores can do it.
 
     ``native`` raises InputError where it cannot be built; ``auto`` then takes ``torch``, with a warning that says so.
     """
     check_choice("engine", engine, ENGINES)
-    if accumulate is not torch.float32:
-        if engine == "native":
-            raise InputError("engine", engine, "sums in fp32; to sum in 16 bits takes one of auto, torch")
-        return "torch", functools.partial(low_gemm, accumulate=accumulate)
-    if engine == "torch":
-        return "torch", torch_gemm
+    fp16_sums = accumulate is dtype is torch.float16 and device.type == "cuda"
+    if accumulate is not torch.float32 and not fp16_sums and engine == "native":
+        raise InputError("engine", engine, "sums in fp32; to sum in 16 bits takes one of auto, torch")
+    gemm = torch_gemm if accumulate is torch.float32 else functools.partial(low_gemm, accumulate=accumulate)
+    if engine == "torch" or (accumulate is not torch.float32 and not fp16_sums):
+        return "torch", gemm
     try:
         load(device.type)
     except BuildError as error:
         if engine == "native":
             raise InputError("engine", engine, f"{error}; or use engine=torch") from error
         log.warning("engine=auto: using torch, slower, because the native operators are not available: %s", error)
-        return "torch", torch_gemm
-    return "native", native_gemm
+        return "torch", gemm
+    return "native", functools.partial(native_gemm, fp16_sums=True) if fp16_sums else native_gemm
 
 
 def load(device_type: str) -> None:
@@ -185,7 +236,7 @@ def _load_once(part: str) -> BuildError | None:
 @functools.cache  # once: older torch refuses a second registration
 def _register_fakes() -> None:
     torch.library.register_fake("mpcompare::gemm")(_fake_gemm)
-    for name in ("linear", "relu_backward", "cross_entropy", "mse", "sgd"):  # they write arguments, return nothing
+    for name in WRITING:  # they return nothing
         torch.library.register_fake(f"mpcompare::{name}")(lambda *_, **__: None)
 
 

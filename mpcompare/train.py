@@ -122,6 +122,7 @@ def run(job: Job, recorder: Recorder) -> Turns:
         skipped_steps=sum(row["skipped"] for row in rows),
         final_loss=rows[-1]["loss"],
         final_loss_scale=float(backend.loss_scale()),
+        engine=backend.engine,
         dtypes=backend.dtypes(),
         rss_before_bytes=rss_before,
         peak_rss_bytes=peak_rss,

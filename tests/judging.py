@@ -45,7 +45,7 @@ def examined(
     for number, batch in enumerate(islice(data.batches(dataset, task.batch_size), steps), start=1):
         scale = float(backend.loss_scale())
         loss = float(step(backend, *batch))
-        rows.append({"step": number, "loss": loss, "loss_scale": scale, "skipped": backend.skipped})
+        rows.append({"step": number, "loss": loss, "loss_scale": scale, "skipped": bool(backend.skipped)})
     subject = Subject(make, params, policy, precision, task, lambda: data.batches(dataset, task.batch_size))
     turns = examine(subject, backend, rows, noise)
     while True:

@@ -304,8 +304,8 @@ class CopiesUpdatedInASkippedStep(Fused):
     def step(self) -> None:
         super().step()
         if self.skipped:
-            for name, copy in self.params.items():
-                copy.mul_(0.5) if name[0] == "W" else None
+            for copy in self.params.values():
+                copy.mul_(0.5)
 
 
 # The update.
@@ -359,11 +359,14 @@ class LearningRateIn16Bits(Scratch):
 class StaleCopies(Fused):
     """The compute copies stay what they were at the start."""
 
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.stale = {name: copy.clone() for name, copy in self.params.items()}
+        return super().forward(x, y)
+
     def step(self) -> None:
-        stale = {name: copy.clone() for name, copy in self.params.items()}
         super().step()
         for name, copy in self.params.items():
-            copy.copy_(stale[name])
+            copy.copy_(self.stale[name])
 
 
 @plants("precision")

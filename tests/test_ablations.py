@@ -126,7 +126,7 @@ def test_sums_in_16_bits_are_of_plain_torch():
     assert backend.engine == "torch"
     assert step(backend, *make_batch(make_task(), CPU)).isfinite()  # in fp32 too
     with pytest.raises(InputError, match="engine=native: sums in fp32"):
-        ops.select_gemm("native", CPU, torch.float16)
+        ops.select_gemm("native", CPU, torch.float16, torch.float16)
 
 
 # ---- (3) softmax and loss

@@ -198,7 +198,7 @@ def test_scale_trajectory_and_skipped_steps_equal_amps(device, precision):
             if seed % 17 == 5:
                 x[0, 0] = math.inf  # overflows whatever the scale
             train.step(backend, x, y)
-            trajectory.append((scale, backend.skipped))
+            trajectory.append((scale, bool(backend.skipped)))
         trajectories.append(trajectory)
     assert trajectories[0] == trajectories[1] == trajectories[2]
     skipped = sum(s for _, s in trajectories[0])
@@ -325,9 +325,64 @@ def test_fused_writes_the_same_buffers_in_every_step(device):
     addresses = set()
     for seed in range(3):
         train.step(backend, *make_batch(task, device, seed))
-        tensors = [*backend.hidden, backend.logits, backend.dlogits, *backend.params.values()]
+        tensors = [*backend.z, backend.logits, backend.dlogits, backend.loss, *backend.params.values()]
         addresses.add(tuple(t.data_ptr() for t in [*tensors, *backend.scaled_grads.values()]))
     assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_fused_keeps_rows_aligned_and_their_padding_0(device, precision):
+    """16 bytes from row to row, 256 in 16 bits from tensor to tensor; what lies between is never written."""
+    task = make_task(in_features=20, hidden=[13, 7], out_features=5, momentum=0.9)
+    backend = make_backend("fused", task, precision, device, DynamicLossScale(2.0**30, growth_interval=2))
+    for seed in range(8):
+        x, y = make_batch(task, device, seed)
+        x[0, 0] = math.inf if seed == 5 else x[0, 0]
+        train.step(backend, x, y)
+    for buffers in backend.parts:
+        for flat in (buffer for buffer in buffers if buffer is not None):
+            inside = torch.zeros(flat.untyped_storage().nbytes() // flat.itemsize, dtype=torch.bool, device=device)
+            whole = torch.empty(0, dtype=flat.dtype, device=device).set_(flat.untyped_storage())
+            for named in (backend.masters, backend.velocity, backend.params, backend.scaled_grads):
+                for view in named.values():
+                    if view.untyped_storage().data_ptr() == whole.data_ptr():
+                        assert view.storage_offset() % 128 == 0
+                        assert view.dim() == 1 or view.stride(0) % 8 == 0
+                        inside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
+            assert inside.any()
+            assert not inside.all()
+            assert (whole[~inside] == 0).all()
+    assert all(z.stride(0) % 8 == 0 for z in (*backend.z[1:], backend.logits, backend.dlogits))
+
+
+def test_scale_of_5000_steps_equals_gradscalers(device):
+    """It grows, overflows by itself and by injected inf, and backs off, again and again; GradScaler sees an inf where
+    fused skips."""
+    task = make_task(hidden=[16], batch_size=8)
+    fused = make_backend("fused", task, "fp16", device, DynamicLossScale(growth_interval=20))
+    scaler = torch.amp.GradScaler(device.type, growth_interval=20)
+    weight = torch.zeros(1, device=device, requires_grad=True)
+    scaler.scale(weight.sum()).backward()
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    stream = [make_batch(task, device, seed) for seed in range(50)]
+    injected = torch.rand(5000, generator=torch.Generator().manual_seed(1)) < 0.01
+    skipped = grown = 0
+    for step in range(5000):
+        x, y = stream[step % 50]
+        if injected[step]:
+            x = x.clone()
+            x[0, 0] = math.inf
+        before = float(fused.loss_scale())
+        train.step(fused, x, y)
+        skips = bool(fused.skipped)
+        weight.grad.fill_(math.inf if skips else 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        assert float(fused.loss_scale()) == scaler.get_scale()
+        assert skips or not injected[step]
+        skipped, grown = skipped + skips, grown + (float(fused.loss_scale()) > before)
+    assert skipped > injected.sum()
+    assert grown > 100
 
 
 def test_fused_has_no_torch_engine_and_says_what_it_lacks(monkeypatch):

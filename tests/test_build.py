@@ -23,8 +23,8 @@ def fresh_cache(tmp_path, monkeypatch):
 def test_no_compiler_is_one_line_for_native_and_a_loud_fallback_for_auto(fresh_cache, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(InputError, match="engine=native: no C\\+\\+ compiler found .*no-such-compiler.*engine=torch"):
-        ops.select_gemm("native", CPU)
-    engine, gemm = ops.select_gemm("auto", CPU)
+        ops.select_gemm("native", CPU, torch.float32)
+    engine, gemm = ops.select_gemm("auto", CPU, torch.float32)
     assert (engine, gemm) == ("torch", ops.torch_gemm)
     assert "using torch" in caplog.text
     assert "no C++ compiler found" in caplog.text
@@ -78,7 +78,7 @@ def test_the_cache_key_knows_sources_flags_and_cpu(monkeypatch, tmp_path):
 
 def test_unknown_engine_is_named():
     with pytest.raises(InputError, match="engine=cublas: expected one of auto, native, torch"):
-        ops.select_gemm("cublas", CPU)
+        ops.select_gemm("cublas", CPU, torch.float32)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

@@ -10,11 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import UNIT_ROUNDOFF
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mpcompare import ops
 from mpcompare.backend import DTYPES
+from mpcompare.device_scale import DeviceLossScale
+from mpcompare.loss_scale import DynamicLossScale
 
 CPU = torch.device("cpu")
 U = 2.0**-24
@@ -123,48 +125,76 @@ def test_linear_rounds_the_bias_with_the_sum(device):
     assert out.item() == 2050
 
 
-# ---- relu_backward: da w^T where z > 0
+# ---- weight_grad: z^T da
 
 
-def check_relu_backward(da, w, z, dbias):
-    """As linear, without the bias; dbias sums what z holds afterwards."""
+def check_weight_grad(z, da, dw):
+    """A sum of n products."""
+    Z, A = z.double(), da.double()
+    torch.ops.mpcompare.weight_grad(z, da, dw)
+    assert_within(dw, Z.t() @ A, len(Z) * U * (Z.abs().t() @ A.abs()))
+
+
+@DTYPE
+def test_weight_grad_against_float64(device, dtype):
+    for n, ins, outs in SHAPES:
+        z, da = randn(n, ins, dtype=dtype, device=device), randn(n, outs, dtype=dtype, device=device, seed=1)
+        check_weight_grad(z, da, torch.full((ins, outs), math.nan, dtype=z.dtype, device=device))
+
+
+# ---- linear_backward: dw = z^T da, then da w^T where z > 0
+
+
+def relu_backward(da, w, z, dbias):
+    """linear_backward where dw is not looked at."""
+    torch.ops.mpcompare.linear_backward(da, w, z, torch.empty_like(w, memory_format=torch.contiguous_format), dbias)
+
+
+def check_linear_backward(da, w, z, dw, dbias):
+    """dw as weight_grad; the product as linear, without the bias; dbias sums what z holds afterwards."""
     A, W, before = da.double(), w.double(), z.clone()
     product = A @ W.t()
     closed = before <= 0
-    torch.ops.mpcompare.relu_backward(da, w, z, dbias)
+    torch.ops.mpcompare.linear_backward(da, w, z, dw, dbias)
+    Z = before.double()
+    assert_within(dw, Z.t() @ A, len(Z) * U * (Z.abs().t() @ A.abs()))
     assert (z[closed] == 0).all()
     error = A.shape[1] * U * (A.abs() @ W.abs().t())
     assert_within(z, torch.where(closed, 0, product), torch.where(closed, 0, error))
     check_column_sums(dbias, z)
 
 
+# Few outputs and an even number of inputs take one pass on a GPU, as (1000, 40, 3); the others two products.
+BACKWARD_SHAPES = [*SHAPES, (1000, 40, 3), (70, 1030, 10), (300, 66, 16), (9, 2, 1), (257, 514, 12)]
+
+
 @DTYPE
-def test_relu_backward_against_float64(device, dtype):
-    for n, ins, outs in [*SHAPES, (1000, 40, 3)]:
-        _, w, dbias = linear_operands(n, ins, outs, dtype, device)
+def test_linear_backward_against_float64(device, dtype):
+    for n, ins, outs in BACKWARD_SHAPES:
+        w = randn(ins, outs, dtype=dtype, device=device, seed=3)
         z = randn(n, ins, dtype=dtype, device=device, seed=4).relu()
-        dbias = torch.full((ins,), math.nan, dtype=z.dtype, device=device)
-        check_relu_backward(randn(n, outs, dtype=dtype, device=device, seed=5), w, z, dbias)
+        dw, dbias = (torch.full(shape, math.nan, dtype=z.dtype, device=device) for shape in ((ins, outs), (ins,)))
+        check_linear_backward(randn(n, outs, dtype=dtype, device=device, seed=5), w, z, dw, dbias)
 
 
-def test_relu_backward_masks_as_torch_does(device):
+def test_linear_backward_masks_as_torch_does(device):
     """The gradient passes where z is NaN, and stops at +0 and -0."""
     z = torch.tensor([[math.nan, 0.0, -0.0, 1.0, -1.0, math.inf]], dtype=torch.bfloat16, device=device)
     da = torch.full((1, 1), 2.0, dtype=z.dtype, device=device)
     w = torch.ones(6, 1, dtype=z.dtype, device=device)
     expected = torch.ops.aten.threshold_backward(da @ w.t(), z, 0)
     dbias = torch.empty(6, dtype=z.dtype, device=device)
-    torch.ops.mpcompare.relu_backward(da, w, z, dbias)
+    relu_backward(da, w, z, dbias)
     assert torch.equal(z, expected)
     assert z.tolist() == [[2, 0, 0, 2, 0, 2]]
     assert torch.equal(dbias, z[0])
 
 
-def test_relu_backward_does_not_let_a_masked_nan_through(device):
+def test_linear_backward_does_not_let_a_masked_nan_through(device):
     z = torch.tensor([[0.0, 1.0], [1.0, 0.0]], device=device)
     da = torch.tensor([[math.nan], [math.inf]], device=device)
     dbias = torch.empty(2, device=device)
-    torch.ops.mpcompare.relu_backward(da, torch.ones(2, 1, device=device), z, dbias)
+    relu_backward(da, torch.ones(2, 1, device=device), z, dbias)
     assert z.isnan().tolist() == [[False, True], [False, False]]
     assert dbias.isnan().tolist() == [False, True]
     assert dbias[0] == math.inf
@@ -174,21 +204,45 @@ def test_relu_backward_does_not_let_a_masked_nan_through(device):
     n=st.integers(1, 90), ins=st.integers(1, 90), outs=st.integers(1, 90), dtype=st.sampled_from(list(UNIT_ROUNDOFF)),
     pad=st.integers(1, 3),
 )  # fmt: skip
-def test_relu_backward_of_rows_further_apart(n, ins, outs, dtype, pad):
-    da, w, z = (randn(*shape, dtype=dtype) for shape in ((n, outs + pad), (ins, outs + pad), (n, ins + pad)))
-    z[:, ins:] = math.nan
-    check_relu_backward(da[:, :outs], w[:, :outs], z[:, :ins], torch.empty(ins, dtype=z.dtype))
+def test_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad):
+    check_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad, CPU)
+
+
+@DTYPE
+def test_linear_backward_of_padded_rows(device, dtype):
+    for n, ins, outs in BACKWARD_SHAPES:
+        check_linear_backward_of_rows_further_apart(n, ins, outs, dtype, 8 - outs % 8, device)
+
+
+def check_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad, device):
+    shapes = ((n, outs + pad), (ins, outs + pad), (n, ins + pad), (ins, outs + pad))
+    da, w, z, dw = (randn(*shape, dtype=dtype, device=device) for shape in shapes)
+    for x, columns in ((da, outs), (w, outs), (z, ins), (dw, outs)):
+        x[:, columns:] = math.nan
+    dbias = torch.empty(ins, dtype=z.dtype, device=device)
+    check_linear_backward(da[:, :outs], w[:, :outs], z[:, :ins], dw[:, :outs], dbias)
     assert z[:, ins:].isnan().all()
+    assert dw[:, outs:].isnan().all()
 
 
 # ---- cross_entropy
 
 
+def scalar(value, device, dtype=torch.float32):
+    return torch.tensor(value, dtype=dtype, device=device)
+
+
+def further_apart(shape, dtype, device):
+    """A matrix of NaN whose rows have room for 3 more elements between them."""
+    return torch.full((shape[0], shape[1] + 3), math.nan, dtype=dtype, device=device)[:, : shape[1]]
+
+
 def run_cross_entropy(logits, y, dtype, loss_scale=1.0):
-    dlogits = torch.full(logits.shape, math.nan, dtype=DTYPES[dtype], device=logits.device)
+    dlogits = further_apart(logits.shape, DTYPES[dtype], logits.device)
     dbias = torch.full(logits.shape[1:], math.nan, dtype=DTYPES[dtype], device=logits.device)
     loss = torch.full((), math.nan, device=logits.device)
-    torch.ops.mpcompare.cross_entropy(logits, y, dlogits, dbias, loss, loss_scale=loss_scale)
+    ops.cross_entropy(logits, y, dlogits, dbias, loss, scalar(loss_scale, logits.device))
+    assert dlogits.as_strided((len(dlogits), 3), dlogits.stride(), logits.shape[1]).isnan().all()
     return dlogits, dbias, loss
 
 
@@ -229,6 +283,13 @@ def test_cross_entropy_against_float64(device, dtype, wide, c):
         logits = randn(n, c, dtype="fp32" if wide else dtype, device=device, seed=n, scale=3.0)
         for loss_scale in (1.0, 1024.0):
             check_cross_entropy(logits, labels(n, c, device), dtype, loss_scale)
+
+
+def test_losses_of_rows_further_apart(device):
+    x = torch.full((67, 20), math.nan, device=device)
+    x[:, :10] = randn(67, 10, device=device, scale=3.0)
+    check_cross_entropy(x[:, :10], labels(67, 10, device), "fp16", 64.0)
+    check_mse(x[:, :10], randn(67, 10, device=device, seed=1), "fp16", 64.0)
 
 
 def test_cross_entropy_of_more_rows_than_a_grid_holds(device):
@@ -283,7 +344,7 @@ def test_cross_entropy_names_a_label_that_is_no_class(label):
     y = torch.tensor([0, 1, label, 2, 0])
     dlogits, dbias, loss = torch.zeros(5, 3), torch.zeros(3), torch.zeros(())
     with pytest.raises(RuntimeError, match=f"y\\[2\\] is {label}, expected a class from 0 to 2"):
-        torch.ops.mpcompare.cross_entropy(logits, y, dlogits, dbias, loss)
+        ops.cross_entropy(logits, y, dlogits, dbias, loss, torch.ones(()))
     assert not dlogits.any()
     assert not dbias.any()
     assert loss == 0
@@ -303,10 +364,11 @@ def test_on_a_gpu_a_label_that_is_no_class_gives_nan():
 
 
 def run_mse(output, y, dtype, loss_scale=1.0):
-    doutput = torch.full(output.shape, math.nan, dtype=DTYPES[dtype], device=output.device)
+    doutput = further_apart(output.shape, DTYPES[dtype], output.device)
     dbias = torch.full(output.shape[1:], math.nan, dtype=DTYPES[dtype], device=output.device)
     loss = torch.full((), math.nan, device=output.device)
-    torch.ops.mpcompare.mse(output, y, doutput, dbias, loss, loss_scale=loss_scale)
+    ops.mse(output, y, doutput, dbias, loss, scalar(loss_scale, output.device))
+    assert doutput.as_strided((len(doutput), 3), doutput.stride(), output.shape[1]).isnan().all()
     return doutput, dbias, loss
 
 
@@ -362,12 +424,17 @@ def fp32(x):
     return torch.tensor(x, dtype=torch.float32).item()
 
 
-def check_sgd(master, velocity, params, grad, lr, momentum, inv_scale):
+def sgd(master, velocity, params, grad, *, loss_scale=1.0, found_inf=0.0, lr, momentum=0.0):
+    scalars = (scalar(value, master.device) for value in (loss_scale, found_inf))
+    ops.sgd(master, velocity, params, grad, *scalars, lr=lr, momentum=momentum)
+
+
+def check_sgd(master, velocity, params, grad, lr, momentum, loss_scale):
     """v: a rounding of each product, then of the sum; master: lr times both, a rounding of lr v, then of the sum."""
-    scaled, w = fp32(inv_scale) * grad.double(), master.double()
+    scaled, w = fp32(1 / loss_scale) * grad.double(), master.double()
     before = 0.0 if velocity is None else fp32(momentum) * velocity.double()
     v, size = scaled + before, scaled.abs() + abs(before)
-    torch.ops.mpcompare.sgd(master, velocity, params, grad, lr=lr, momentum=momentum, inv_scale=inv_scale)
+    sgd(master, velocity, params, grad, lr=lr, momentum=momentum, loss_scale=loss_scale)
     if velocity is not None:
         assert_within(velocity, v, U * size + HALF_SUBNORMAL["fp32"])
     lr = fp32(lr)
@@ -385,7 +452,7 @@ def test_sgd_against_float64(device, dtype, with_velocity, with_params):
         grad = randn(count, dtype=dtype, device=device, seed=2, scale=100.0)
         check_sgd(
             master, velocity if with_velocity else None, torch.empty_like(grad) if with_params else None, grad,
-            lr=0.1, momentum=0.9 if with_velocity else 0.0, inv_scale=2.0**-10,
+            lr=0.1, momentum=0.9 if with_velocity else 0.0, loss_scale=1000.0,
         )  # fmt: skip
 
 
@@ -398,7 +465,7 @@ def test_sgd_is_torch_sgd(device, dtype):
         grad = randn(37, 3, dtype=dtype, device=device, seed=step)
         p.grad = grad.float() * 0.25
         optimizer.step()
-        torch.ops.mpcompare.sgd(master, velocity, None, grad, lr=0.1, momentum=0.9, inv_scale=0.25)
+        sgd(master, velocity, None, grad, lr=0.1, momentum=0.9, loss_scale=4.0)
     torch.testing.assert_close(master, p.detach(), rtol=0, atol=5 * 5 * U * 8)  # 5 steps of 5 roundings, values below 8
 
 
@@ -406,7 +473,7 @@ def test_sgd_keeps_updates_that_16_bits_would_lose(device):
     master = torch.ones(100, device=device)
     params = torch.ones(100, dtype=torch.bfloat16, device=device)
     for _ in range(64):
-        torch.ops.mpcompare.sgd(master, None, params, torch.ones_like(params), lr=2.0**-12)
+        sgd(master, None, params, torch.ones_like(params), lr=2.0**-12)
     assert (master == 1 - 2.0**-6).all()
     assert (params == 1 - 2.0**-6).all()
 
@@ -417,12 +484,97 @@ def test_sgd_propagates_inf_and_nan_and_overflows_params_to_inf(device, dtype):
     grad = torch.zeros(40, dtype=DTYPES[dtype], device=device)
     grad[3], grad[39], grad[17] = math.nan, -math.inf, 1.0
     params = torch.empty_like(grad)
-    torch.ops.mpcompare.sgd(master, None, params, grad, lr=1e6)
+    sgd(master, None, params, grad, lr=1e6)
     assert master[3].isnan()
     assert params[3].isnan()
     assert params[39] == math.inf
     assert params[17].isinf() == (dtype == "fp16")
     assert master.isfinite().sum() == 38
+
+
+@DTYPE
+@pytest.mark.parametrize("found_inf", [0.0, 1.0])
+def test_sgd_makes_params_where_the_gradient_lies(device, dtype, found_inf):
+    """Of a skipped step too, in which masters and velocity keep every bit."""
+    for count in (1, 16, 1000, 50_001):
+        master, velocity = randn(count, device=device), randn(count, device=device, seed=1)
+        grad = randn(count, dtype=dtype, device=device, seed=2)
+        grad[0] = math.inf if found_inf else grad[0]
+        expected = [x.clone() for x in (master, velocity)]
+        options = {"loss_scale": 8.0, "lr": 0.1, "momentum": 0.9, "found_inf": found_inf}
+        if not found_inf:
+            sgd(*expected, None, grad, **options)
+        sgd(master, velocity, grad, grad, **options)
+        assert torch.equal(master, expected[0])
+        assert torch.equal(velocity, expected[1])
+        assert torch.equal(grad, master.to(grad.dtype))
+
+
+def test_sgd_divides_by_the_scale_as_gradscaler_does(device):
+    """By the reciprocal, rounded to fp32; of a scale that has decayed to 0 that is inf, and 0 inf is NaN."""
+    grad = randn(1000, device=device, scale=100.0)
+    for loss_scale in (3.0, 1e-3, 65536.0):
+        master = torch.zeros(1000, device=device)
+        sgd(master, None, None, grad, loss_scale=loss_scale, lr=1.0)
+        inv_scale = scalar(loss_scale, device).double().reciprocal().float()
+        assert torch.equal(master, -(grad * inv_scale))
+    grad.zero_()
+    sgd(master, None, None, grad, loss_scale=0.0, lr=1.0)
+    assert master.isnan().all()
+
+
+# ---- the loss scale
+
+
+@DTYPE
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_non_finite_finds_any_one(device, dtype, value):
+    found_inf = torch.zeros((), device=device)
+    for count in (1, 8, 31, 4099, 1_000_003):
+        x = torch.full((count,), torch.finfo(DTYPES[dtype]).max, dtype=DTYPES[dtype], device=device)
+        ops.non_finite(x, found_inf)
+        assert found_inf == 0
+        for position in {0, count // 2, count - 1}:
+            y = x.clone()
+            y[position] = value
+            ops.non_finite(y, found_inf)
+            assert found_inf == 1, position
+            ops.non_finite(x, found_inf)
+            assert found_inf == 1, "it stays"
+            found_inf.zero_()
+
+
+@given(
+    init_scale=st.sampled_from([1.0, 65536.0, 3.0, 2.0**126, 2.0**-126]), growth_factor=st.floats(1.01, 1e3),
+    backoff_factor=st.floats(0.01, 0.99), growth_interval=st.integers(1, 4),
+    min_scale=st.sampled_from([0.0, 1e-38, 0.1, 1.0]), hysteresis=st.integers(1, 3),
+    overflows=st.lists(st.booleans(), min_size=1, max_size=60),
+)  # fmt: skip
+def test_update_scale_is_the_policy_bit_for_bit(overflows, **rule):
+    check_update_scale(CPU, overflows, **rule)
+
+
+def test_update_scale_on_every_device(device):
+    random = torch.Generator().manual_seed(0)
+    for growth_interval, hysteresis, min_scale in ((2, 1, 0.0), (3, 2, 0.1), (1, 1, 1.0)):
+        overflows = (torch.rand(300, generator=random) < 0.3).tolist()
+        check_update_scale(
+            device, overflows, init_scale=65536.0, growth_factor=1.7, backoff_factor=0.3,
+            growth_interval=growth_interval, min_scale=min_scale, hysteresis=hysteresis,
+        )  # fmt: skip
+
+
+def check_update_scale(device, overflows, **rule):
+    assume(rule["min_scale"] <= rule["init_scale"])
+    policy = DynamicLossScale(**rule)
+    on_device = DeviceLossScale(DynamicLossScale(**rule), device)
+    for overflow in overflows:
+        policy.update(overflow)
+        on_device.found_inf.fill_(overflow)
+        on_device.update()
+        assert on_device.scale.item() == policy.scale
+        assert on_device.growth_tracker.item() == policy.growth_tracker
+        assert on_device.overflows_left.item() == policy.overflows_left
 
 
 # ---- all
@@ -433,13 +585,14 @@ def test_results_do_not_depend_on_the_number_of_threads():
         x, w, bias = linear_operands(300, 70, 90, "bf16")
         out, z, dbias = torch.empty(300, 90, dtype=x.dtype), x.relu(), torch.empty(70, dtype=x.dtype)
         torch.ops.mpcompare.linear(x, w, bias, out)
-        torch.ops.mpcompare.relu_backward(out, w, z, dbias)
-        yield from (out, z, dbias)
+        dw = torch.empty_like(w)
+        ops.linear_backward(out, w, z, dw, dbias)
+        yield from (out, z, dw, dbias)
         for n, c in ((1025, 10), (70, 5000)):
             yield from run_cross_entropy(randn(n, c), labels(n, c), "fp32")
             yield from run_mse(randn(n, c), randn(n, c, seed=1), "fp16")
         master, velocity, grad = randn(50_001), randn(50_001, seed=1), randn(50_001, seed=2)
-        torch.ops.mpcompare.sgd(master, velocity, None, grad, lr=0.1, momentum=0.9)
+        sgd(master, velocity, None, grad, lr=0.1, momentum=0.9)
         yield from (master, velocity)
 
     threads, runs = torch.get_num_threads(), []
@@ -459,14 +612,18 @@ def linear_arguments(device=CPU):
     return [x, w, bias, torch.zeros(4, 8, device=device)]
 
 
-def relu_backward_arguments(device=CPU):
+def weight_grad_arguments(device=CPU):
+    return [randn(4, 6, device=device), randn(4, 8, device=device), torch.zeros(6, 8, device=device)]
+
+
+def linear_backward_arguments(device=CPU):
     return [randn(4, 8, device=device), randn(6, 8, device=device), randn(4, 6, device=device),
-            torch.zeros(6, device=device)]  # fmt: skip
+            torch.zeros(6, 8, device=device), torch.zeros(6, device=device)]  # fmt: skip
 
 
 def loss_arguments(device=CPU):
     return [randn(4, 8, device=device), torch.zeros(4, 8, device=device), torch.zeros(8, device=device),
-            torch.zeros((), device=device)]  # fmt: skip
+            torch.zeros((), device=device), torch.ones((), device=device)]  # fmt: skip
 
 
 def cross_entropy_arguments(device=CPU):
@@ -479,20 +636,38 @@ def mse_arguments(device=CPU):
     return [output, randn(4, 8, device=device, seed=1), *rest]
 
 
+def non_finite_arguments(device=CPU):
+    return [randn(10, device=device), torch.zeros((), device=device)]
+
+
 def sgd_arguments(device=CPU):
-    return [randn(10, device=device, seed=seed) for seed in range(4)]
+    scalars = [torch.ones((), device=device), torch.zeros((), device=device)]
+    return [*(randn(10, device=device, seed=seed) for seed in range(4)), *scalars]
+
+
+def update_scale_arguments(device=CPU):
+    return [scalar(8.0, device), *(scalar(1, device, torch.int32) for _ in range(2)), scalar(1.0, device)]
 
 
 ARGUMENTS = {
-    "linear": linear_arguments, "relu_backward": relu_backward_arguments, "cross_entropy": cross_entropy_arguments,
-    "mse": mse_arguments, "sgd": sgd_arguments,
+    "linear": linear_arguments, "weight_grad": weight_grad_arguments, "linear_backward": linear_backward_arguments,
+    "cross_entropy": cross_entropy_arguments, "mse": mse_arguments, "non_finite": non_finite_arguments,
+    "sgd": sgd_arguments, "update_scale": update_scale_arguments,
+}  # fmt: skip
+OPTIONS = {
+    "sgd": {"lr": 0.1},
+    "update_scale": {
+        "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2, "min_scale": 0.0, "hysteresis": 1,
+    },
 }  # fmt: skip
 
 
 def call(op, arguments, **options):
-    if op == "sgd":
-        options.setdefault("lr", 0.1)
-    getattr(torch.ops.mpcompare, op)(*arguments, **options)
+    getattr(torch.ops.mpcompare, op)(*arguments, **{**OPTIONS.get(op, {}), **options})
+
+
+def test_every_operator_is_tried():
+    assert tuple(ARGUMENTS) == ops.WRITING
 
 
 def transposed(x):
@@ -510,14 +685,17 @@ def transposed(x):
         ("linear", 2, lambda b: b.half(), "bias must have the dtype of x"),
         ("linear", 3, lambda out: out[:-1], "out is 3 x 8, expected 4 x 8"),
         ("linear", 3, lambda out: out.half(), "out must have the dtype of x, or fp32"),
-        ("relu_backward", 0, lambda da: da[0], "da must be a matrix, got 1 dimensions"),
-        ("relu_backward", 0, lambda da: da.double(), "da must be fp32, fp16 or bf16"),
-        ("relu_backward", 1, lambda w: w[:, :-1], "da has 8 columns, w has 7"),
-        ("relu_backward", 2, lambda z: z[:-1], "z is 3 x 6, expected 4 x 6"),
-        ("relu_backward", 2, lambda z: z.half(), "z must have the dtype of da"),
-        ("relu_backward", 3, lambda b: b[:-1], "dbias must be a vector of 6"),
+        ("weight_grad", 0, lambda z: z[:-1], "z has 3 rows, da has 4"),
+        ("weight_grad", 1, lambda da: da.half(), "da must have the dtype of z"),
+        ("weight_grad", 2, lambda dw: dw[:-1], "dw is 5 x 8, expected 6 x 8"),
+        ("linear_backward", 0, lambda da: da[0], "da must be a matrix, got 1 dimensions"),
+        ("linear_backward", 0, lambda da: da.double(), "da must be fp32, fp16 or bf16"),
+        ("linear_backward", 1, lambda w: w[:, :-1], "da has 8 columns, w has 7"),
+        ("linear_backward", 2, lambda z: z[:-1], "z is 3 x 6, expected 4 x 6"),
+        ("linear_backward", 2, lambda z: z.half(), "z must have the dtype of da"),
+        ("linear_backward", 3, lambda dw: dw[:-1], "dw is 5 x 8, expected 6 x 8"),
+        ("linear_backward", 4, lambda b: b[:-1], "dbias must be a vector of 6"),
         ("cross_entropy", 0, transposed, "logits has strides"),
-        ("cross_entropy", 0, lambda x: x.repeat(1, 2)[:, :8], "logits must be contiguous"),
         ("cross_entropy", 0, lambda x: x[:0], "logits is empty"),
         ("cross_entropy", 0, lambda x: x.half(), "logits must have the dtype of dlogits, or fp32"),
         ("cross_entropy", 1, lambda y: y.int(), "y must be int64"),
@@ -528,6 +706,7 @@ def transposed(x):
         ("cross_entropy", 3, lambda b: b.half(), "dbias must have the dtype of dlogits"),
         ("cross_entropy", 4, lambda loss: loss[None], "loss must be an fp32 scalar"),
         ("cross_entropy", 4, lambda loss: loss.half(), "loss must be an fp32 scalar"),
+        ("cross_entropy", 5, lambda scale: scale.double(), "loss_scale must be an fp32 scalar"),
         ("mse", 1, lambda y: y.half(), "y must be fp32"),
         ("mse", 1, lambda y: y[:-1], "y is 3 x 8, expected 4 x 8"),
         ("mse", 1, transposed, "y must be contiguous"),
@@ -539,6 +718,15 @@ def transposed(x):
         ("sgd", 2, lambda p: p.half(), "params must have the dtype of grad"),
         ("sgd", 3, lambda g: g.double(), "grad must be fp32, fp16 or bf16"),
         ("sgd", 3, lambda g: g.repeat_interleave(2)[::2], "grad must be contiguous"),
+        ("sgd", 4, lambda scale: scale.double(), "loss_scale must be an fp32 scalar"),
+        ("sgd", 5, lambda found: found.bool(), "found_inf must be an fp32 scalar"),
+        ("non_finite", 0, lambda x: x[:0], "x is empty"),
+        ("non_finite", 0, lambda x: x.double(), "x must be fp32, fp16 or bf16"),
+        ("non_finite", 0, lambda x: x.repeat_interleave(2)[::2], "x must be contiguous"),
+        ("non_finite", 1, lambda found: found[None], "found_inf must be an fp32 scalar"),
+        ("update_scale", 1, lambda tracker: tracker.long(), "growth_tracker must be an int32 scalar"),
+        ("update_scale", 2, lambda left: left.float(), "overflows_left must be an int32 scalar"),
+        ("update_scale", 3, lambda found: found.bool(), "found_inf must be an fp32 scalar"),
     ],
 )  # fmt: skip
 def test_what_an_operator_cannot_do_is_rejected(device, op, position, change, message):
@@ -552,8 +740,10 @@ def test_what_an_operator_cannot_do_is_rejected(device, op, position, change, me
     ("op", "written", "other", "message"),
     [
         ("linear", 3, 2, "out must not overlap bias"),
-        ("relu_backward", 3, 1, "dbias must not overlap w"),
-        ("relu_backward", 3, 2, "dbias must not overlap z"),
+        ("weight_grad", 2, 0, "dw must not overlap z"),
+        ("linear_backward", 4, 1, "dbias must not overlap w"),
+        ("linear_backward", 4, 2, "dbias must not overlap z"),
+        ("linear_backward", 3, 1, "dw must not overlap w"),
         ("cross_entropy", 2, 0, "dlogits must not overlap logits"),
         ("cross_entropy", 3, 2, "dbias must not overlap dlogits"),
         ("mse", 2, 1, "doutput must not overlap y"),
@@ -573,9 +763,9 @@ def test_what_is_written_may_not_overlap(device, op, written, other, message):
 
 
 def test_momentum_without_velocity_is_rejected(device):
-    master, _, params, grad = sgd_arguments(device)
+    master, _, params, grad, *_ = sgd_arguments(device)
     with pytest.raises(RuntimeError, match="sgd: momentum needs velocity"):
-        torch.ops.mpcompare.sgd(master, None, params, grad, lr=0.1, momentum=0.9)
+        sgd(master, None, params, grad, lr=0.1, momentum=0.9)
 
 
 @pytest.mark.cuda
@@ -591,8 +781,8 @@ def test_arguments_on_two_devices_are_rejected(op):
 
 @pytest.mark.parametrize("op", ARGUMENTS)
 def test_opcheck(device, op):
-    options = {"lr": 0.1} if op == "sgd" else {}
-    torch.library.opcheck(getattr(torch.ops.mpcompare, op).default, tuple(ARGUMENTS[op](device)), options)
+    arguments = tuple(ARGUMENTS[op](device))
+    torch.library.opcheck(getattr(torch.ops.mpcompare, op).default, arguments, OPTIONS.get(op, {}))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -602,7 +792,7 @@ def test_column_sums_of_many_rows_keep_their_digits(threads):
     torch.set_num_threads(threads)
     try:
         z, dbias = torch.ones(rows, 1), torch.empty(1)
-        torch.ops.mpcompare.relu_backward(torch.full((rows, 1), 0.1), torch.ones(1, 1), z, dbias)
+        relu_backward(torch.full((rows, 1), 0.1), torch.ones(1, 1), z, dbias)
     finally:
         torch.set_num_threads(before)
     exact = z.double().sum().item()

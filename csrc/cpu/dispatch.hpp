@@ -7,6 +7,13 @@ namespace {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// f(i, VL) for whole vectors of [begin, end), then f(i, rest).
+template <class F>
+inline void for_vectors(int64_t begin, int64_t end, F f) {
+  for (; begin + VL <= end; begin += VL) f(begin, VL);
+  if (begin < end) f(begin, end - begin);
+}
+
 // f(zero of x's dtype)
 template <class F>
 void by_dtype(const Tensor& x, const F& f) {

@@ -295,8 +295,9 @@ View<T> columns_of(const Tensor& x, int64_t ld) {
   return {data<T>(x), 1, ld};
 }
 
-void gemm(Tensor a, Tensor b, Tensor out, bool trans_a, bool trans_b, double alpha, double beta) {
+void gemm(Tensor a, Tensor b, Tensor out, bool trans_a, bool trans_b, double alpha, double beta, bool fp16_sums) {
   const GemmShape s = check_gemm(a, b, out, trans_a, trans_b);
+  STD_TORCH_CHECK(!fp16_sums, "gemm: fp16_sums needs a GPU");
   by_dtypes(a, out, [&](auto t, auto c) {
     using T = decltype(t);
     using C = decltype(c);
@@ -306,7 +307,7 @@ void gemm(Tensor a, Tensor b, Tensor out, bool trans_a, bool trans_b, double alp
   });
 }
 
-void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu) {
+void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu, bool /*search*/) {
   const GemmShape s = check_linear(x, w, bias, out);
   by_dtypes(x, out, [&](auto t, auto c) {
     using T = decltype(t);
@@ -316,10 +317,22 @@ void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu) {
   });
 }
 
-void relu_backward(Tensor da, Tensor w, Tensor z, Tensor dbias) {
-  const GemmShape s = check_relu_backward(da, w, z, dbias);
+template <class T>
+void weight_grad_of(const Tensor& z, const Tensor& da, const Tensor& dw) {
+  multiply(z.size(1), da.size(1), z.size(0), columns_of<T>(z, leading_dimension(z)),
+           columns_of<T>(da, leading_dimension(da)), Scale<T>{mutable_data<T>(dw), leading_dimension(dw), 1, 0});
+}
+
+void weight_grad(Tensor z, Tensor da, Tensor dw, bool /*search*/) {
+  check_weight_grad(z, da, dw);
+  by_dtype(z, [&](auto t) { weight_grad_of<decltype(t)>(z, da, dw); });
+}
+
+void linear_backward(Tensor da, Tensor w, Tensor z, Tensor dw, Tensor dbias, bool /*search*/) {
+  const GemmShape s = check_linear_backward(da, w, z, dw, dbias);
   by_dtype(da, [&](auto t) {
     using T = decltype(t);
+    weight_grad_of<T>(z, da, dw);
     // Not the workspace's shared buffer: multiply_by_rows may need that at the same time.
     const int64_t threads = torch::stable::get_num_threads();
     std::vector<double> partial(threads * s.N);
@@ -364,7 +377,8 @@ STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
   m.impl("gemm", TORCH_BOX(&gemm));
   m.impl("gemm_reference", TORCH_BOX(&gemm_reference));
   m.impl("linear", TORCH_BOX(&linear));
-  m.impl("relu_backward", TORCH_BOX(&relu_backward));
+  m.impl("weight_grad", TORCH_BOX(&weight_grad));
+  m.impl("linear_backward", TORCH_BOX(&linear_backward));
 }
 
 // No argument is a tensor that would choose a device.

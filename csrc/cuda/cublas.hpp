@@ -7,6 +7,7 @@
 #include "../gemm.hpp"
 
 #include <cublas_v2.h>
+#include <cuda_fp16.h>
 #include <torch/csrc/stable/accelerator.h>
 
 namespace {
@@ -44,8 +45,9 @@ class ForbidReducedPrecisionReduction {
   cublasMath_t before_{};
 };
 
+// fp16_sums: the ablation that sums in fp16 too; then all matrices are fp16 and so are alpha and beta.
 inline void cublas_gemm(const Tensor& a, const Tensor& b, Tensor& out, bool trans_a, bool trans_b, double alpha,
-                        double beta) {
+                        double beta, bool fp16_sums = false) {
   const int64_t M = out.size(0), N = out.size(1), K = a.size(trans_a ? 0 : 1);
   const torch::stable::accelerator::DeviceGuard device(out.get_device_index());
   // torch's handle, bound to the current stream, scalars read from the host. Its workspace is torch's choice: the
@@ -55,12 +57,15 @@ inline void cublas_gemm(const Tensor& a, const Tensor& b, Tensor& out, bool tran
   const auto cublas = static_cast<cublasHandle_t>(handle);
   const ForbidReducedPrecisionReduction fp32_sums(cublas);
   const float alpha_fp32 = static_cast<float>(alpha), beta_fp32 = static_cast<float>(beta);  // the dtype of COMPUTE_32F
+  const __half alpha_fp16 = __float2half_rn(alpha_fp32), beta_fp16 = __float2half_rn(beta_fp32);  // that of COMPUTE_16F
+  const void* const one = fp16_sums ? static_cast<const void*>(&alpha_fp16) : &alpha_fp32;
+  const void* const other = fp16_sums ? static_cast<const void*>(&beta_fp16) : &beta_fp32;
   check(cublasGemmEx(cublas, trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, trans_a ? CUBLAS_OP_T : CUBLAS_OP_N,
-                     as_int(N), as_int(M), as_int(K), &alpha_fp32,
+                     as_int(N), as_int(M), as_int(K), one,
                      b.const_data_ptr(), cuda_dtype(b), as_int(leading_dimension(b)),
-                     a.const_data_ptr(), cuda_dtype(a), as_int(leading_dimension(a)), &beta_fp32,
+                     a.const_data_ptr(), cuda_dtype(a), as_int(leading_dimension(a)), other,
                      out.mutable_data_ptr(), cuda_dtype(out), as_int(leading_dimension(out)),
-                     CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                     fp16_sums ? CUBLAS_COMPUTE_16F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
         "cublasGemmEx");
 }
 

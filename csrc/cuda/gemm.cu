@@ -6,9 +6,11 @@
 
 namespace {
 
-void gemm(Tensor a, Tensor b, Tensor out, bool trans_a, bool trans_b, double alpha, double beta) {
+void gemm(Tensor a, Tensor b, Tensor out, bool trans_a, bool trans_b, double alpha, double beta, bool fp16_sums) {
   check_gemm(a, b, out, trans_a, trans_b);
-  cublas_gemm(a, b, out, trans_a, trans_b, alpha, beta);
+  STD_TORCH_CHECK(!fp16_sums || (a.scalar_type() == ScalarType::Half && out.scalar_type() == ScalarType::Half),
+                  "gemm: fp16_sums needs a, b and out in fp16");
+  cublas_gemm(a, b, out, trans_a, trans_b, alpha, beta, fp16_sums);
 }
 
 }  // namespace

@@ -1,14 +1,19 @@
-"""The mathematics of ``scratch``, step for step, in as few passes over memory as the operators allow.
+"""The mathematics of ``scratch``, step for step, in as few passes over memory and as few launches as possible.
 
 Read ``scratch`` first. What differs is where the work happens:
 
     bias and relu                  in the store of the forward product
     softmax, loss, its gradient    one pass over the logits, in forward()
-    relu's mask, bias gradient     in the store of the product that makes dz; dz_l overwrites z_l
+    relu's mask, bias gradient     with the product that makes dz; dz_l overwrites z_l
+    search for inf and NaN         one pass over the 16-bit gradients, in unscale()
     unscale, SGD, 16-bit copies    one pass over the parameters, in step(); the copies are ready for the next forward()
 
-All buffers are made once. The 16-bit gradients are unscaled inside the update; only ``grads()`` makes fp32 ones. The
-search for inf and NaN stays a pass of its own: no weight may change before every gradient is known to be finite.
+The search stays a pass of its own, and SGD out of the product that makes dW: a gradient overflows where it is rounded
+to 16 bits, as torch.amp's does, and no weight may change before every gradient is known to be finite.
+
+Whether to skip, and the next loss scale, are decided on the device: Python never waits. On a GPU the whole step is one
+CUDA graph. All buffers are made once, the parameters' as flat.py says. dW_1 lies where the 16-bit W_1 was, which the
+step is done with by then; step() makes W_1 anew.
 """
 
 from typing import Any
@@ -16,106 +21,187 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare import memory, ops
-from mpcompare.backend import DTYPES, BackendUnavailable, MemoryModel, dtype_name
+from mpcompare import flat, memory, mlp, ops
+from mpcompare.backend import DTYPES, PHASES, BackendUnavailable, MemoryModel, dtype_name
 from mpcompare.build import BuildError
+from mpcompare.device_scale import DeviceLossScale
 from mpcompare.errors import InputError
+from mpcompare.graph import StepGraph, require_cuda
 from mpcompare.loss_scale import LossScale
 from mpcompare.mlp import Params, Task
 
 
 class Fused:
-    """Manual mixed precision with fused native operators; the same contract and the same rules as ``scratch``."""
+    """Manual mixed precision with fused native operators; the same contract and the same rules as ``scratch``.
+
+    ``graph``: whether the whole step is one CUDA graph, which then runs in ``forward()``; ``auto``: on a GPU.
+    """
 
     PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
     IDLE_PHASES: tuple[str, ...] = ()
-    engine = "native"
 
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        device, dtype, n = params["W1"].device, DTYPES[precision], task.batch_size
+    def __init__(
+        self,
+        params: Params,
+        task: Task,
+        precision: str,
+        loss_scale: LossScale,
+        engine: str,
+        graph: bool | str = "auto",
+    ) -> None:
+        device, dtype, n, sizes = params["W1"].device, DTYPES[precision], task.batch_size, task.sizes
         if engine == "torch":
             raise InputError("engine", engine, "backend=fused accepts one of auto, native")
+        if graph != "auto" and not isinstance(graph, bool):
+            raise InputError("fused.graph", graph, "expected one of auto, true, false")
+        if graph is True:
+            require_cuda(device, "fused.graph=true")
         try:
             ops.load(device.type)
         except BuildError as error:
             raise BackendUnavailable(f"backend=fused needs the native operators: {error}") from error
+        graphed = device.type == "cuda" if graph == "auto" else graph is True
+        self.graph = StepGraph(self._step) if graphed else None
+        if graphed:
+            self.IDLE_PHASES = PHASES[1:]
         self.loss_of = ops.cross_entropy if task.loss == "cross_entropy" else ops.mse
         self.lr, self.momentum = task.lr, task.momentum
-        self.layers = range(1, len(task.sizes))  # 1 .. L
-        self.scaling = loss_scale
-        self.masters = {name: p.clone() for name, p in params.items()}
-        self.velocity = {name: torch.zeros_like(p) for name, p in params.items()} if task.momentum else {}
-        self.params = {name: p.to(dtype) for name, p in self.masters.items()}  # in fp32 the masters themselves
-        self.scaled_grads = {name: torch.empty_like(p) for name, p in self.params.items()}
-        z0 = [] if dtype is torch.float32 else [torch.empty(n, task.in_features, dtype=dtype, device=device)]
-        hidden = [torch.empty(n, width, dtype=dtype, device=device) for width in task.hidden]
-        self.z0, self.hidden = z0, hidden
-        self.logits = torch.empty(n, task.out_features, dtype=dtype, device=device)
-        self.dlogits = torch.empty_like(self.logits)
-        self.skipped = False
+        self.layers = range(1, len(sizes))  # 1 .. L
+        self.scaling = DeviceLossScale(loss_scale, device)
+        self.skipped = self.scaling.found_inf
+
+        def buffer(dtype: torch.dtype, begin: int = 0) -> Tensor:
+            return torch.zeros(flat.elements(sizes) - begin, dtype=dtype, device=device)
+
+        masters, velocity = buffer(torch.float32), buffer(torch.float32) if task.momentum else None
+        # (masters, velocity, 16-bit copies, gradients) that belong together, element by element.
+        self.parts: list[tuple[Tensor, Tensor | None, Tensor | None, Tensor]]
+        if dtype is torch.float32:
+            copies, grads = masters, buffer(dtype)
+            self.scaled_grads = flat.views(grads, sizes)
+            self.parts = [(masters, velocity, None, grads)]
+        else:
+            W1 = flat.sections(sizes)["W1"][1]
+            copies, grads = buffer(dtype), buffer(dtype, W1)
+            self.scaled_grads = {"W1": flat.views(copies, sizes)["W1"], **flat.views(grads, sizes, W1)}
+            v1, v = (None, None) if velocity is None else (velocity[:W1], velocity[W1:])
+            self.parts = [(masters[:W1], v1, copies[:W1], copies[:W1]), (masters[W1:], v, copies[W1:], grads)]
+        self.masters, self.params = flat.views(masters, sizes), flat.views(copies, sizes)
+        self.velocity = {} if velocity is None else flat.views(velocity, sizes)
+        self._set_masters(params)
+
+        # The batch lies where it is given, unless it is cast or a graph reads it, always from the same place.
+        self.casts = dtype is not torch.float32 or graphed
+        z0 = flat.matrix(n if self.casts else 0, task.in_features, dtype, device)
+        self.z = [z0, *(flat.matrix(n, width, dtype, device) for width in task.hidden)]  # z_0 .. z_{L-1}
+        self.logits, self.dlogits = (flat.matrix(n, sizes[-1], dtype, device) for _ in range(2))
+        self.y = mlp.empty_targets(task, device) if graphed else torch.empty(0)
+        self.loss = torch.zeros((), device=device)
+
+    @property
+    def engine(self) -> str:
+        """Says so where products had no fused path: cublasLt has no algorithm for them, so cuBLAS did them."""
+        eager = self.loss.is_cuda and ops.unsupported_products()
+        return f"native, {eager} eager" if eager else "native"
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        self.z = [self.z0[0].copy_(x) if self.z0 else x, *self.hidden]  # z_0 .. z_{L-1}
-        for layer, out in zip(self.layers, [*self.hidden, self.logits], strict=True):
-            W, b = self.params[f"W{layer}"], self.params[f"b{layer}"]
-            ops.linear(self.z[layer - 1], W, b, out, relu=layer < len(self.layers))
-        loss = torch.empty((), device=x.device)
-        dbias = self.scaled_grads[f"b{len(self.layers)}"]
-        self.loss_of(self.logits, y, self.dlogits, dbias, loss, loss_scale=self.scaling.scale)
-        self.observed = {"activations": self.logits.dtype, "loss": loss.dtype}
-        return loss
+        if self.casts:
+            self.z[0].copy_(x)
+        else:
+            self.z[0] = x
+        if self.graph:
+            self.y.copy_(y)
+            self.graph()
+        else:
+            self.y = y
+            self._forward()
+        return self.loss
 
     def backward(self) -> None:
-        da = self.dlogits  # da_L
-        for layer in reversed(self.layers):
-            z, W = self.z[layer - 1], self.params[f"W{layer}"]
-            ops.native_gemm(z, da, self.scaled_grads[f"W{layer}"], trans_a=True)  # dW_l = z_{l-1}^T da_l
-            if layer > 1:
-                ops.relu_backward(da, W, z, self.scaled_grads[f"b{layer - 1}"])  # z_{l-1} becomes da_{l-1}
-                da = z
+        if not self.graph:
+            self._backward()
 
     def unscale(self) -> None:
-        self.observed["gradients"] = self.scaled_grads["W1"].dtype
-        self.found_inf = self.scaling.found_inf(self.scaled_grads.values())
+        if not self.graph:
+            self._unscale()
 
     def step(self) -> None:
-        self.skipped = self.found_inf
-        if self.skipped:
-            return
-        for name, master in self.masters.items():
-            params = self.params[name] if self.params[name] is not master else None
-            velocity, inv_scale = self.velocity.get(name), self.scaling.inv_scale
-            grad = self.scaled_grads[name]
-            ops.sgd(master, velocity, params, grad, lr=self.lr, momentum=self.momentum, inv_scale=inv_scale)
+        if not self.graph:
+            self._update_params()
 
     def update(self) -> None:
-        self.scaling.update(self.found_inf)
+        if not self.graph:
+            self.scaling.update()
+
+    def _step(self) -> None:
+        """The whole of it."""
+        self._forward()
+        self._backward()
+        self._unscale()
+        self._update_params()
+        self.scaling.update()
+
+    def _forward(self) -> None:
+        last = len(self.layers)
+        for layer, out in zip(self.layers, [*self.z[1:], self.logits], strict=True):
+            ops.linear(self.z[layer - 1], self.params[f"W{layer}"], self.params[f"b{layer}"], out, relu=layer < last)
+        dbias = self.scaled_grads[f"b{last}"]
+        self.loss_of(self.logits, self.y, self.dlogits, dbias, self.loss, self.scaling.scale)
+
+    def _backward(self) -> None:
+        da = self.dlogits  # da_L
+        for layer in reversed(self.layers):
+            z, W, dW = self.z[layer - 1], self.params[f"W{layer}"], self.scaled_grads[f"W{layer}"]
+            if layer > 1:
+                ops.linear_backward(da, W, z, dW, self.scaled_grads[f"b{layer - 1}"])  # z_{l-1} becomes da_{l-1}
+                da = z
+            else:
+                ops.weight_grad(z, da, dW)
+
+    def _unscale(self) -> None:
+        self.scaling.check(*(grad for *_, grad in self.parts))
+
+    def _update_params(self) -> None:
+        scale, found_inf = self.scaling.scale, self.scaling.found_inf
+        for master, velocity, params, grad in self.parts:
+            ops.sgd(master, velocity, params, grad, scale, found_inf, lr=self.lr, momentum=self.momentum)
 
     def master_params(self) -> Params:
         return self.masters
 
     def grads(self) -> Params:
-        return {name: g.float() * self.scaling.inv_scale for name, g in self.scaled_grads.items()}
+        da = self.z[1] if len(self.z) > 1 else self.dlogits
+        W1 = self.params["W1"]
+        dW1 = flat.matrix(len(W1), W1.shape[1], W1.dtype, W1.device)
+        ops.weight_grad(self.z[0], da, dW1)  # once more, the same bits: step() may have made W_1 of it
+        inv_scale = self.scaling.used_scale.double().reciprocal().float()
+        return {name: g.float() * inv_scale for name, g in {**self.scaled_grads, "W1": dW1}.items()}
 
-    def loss_scale(self) -> float:
+    def loss_scale(self) -> Tensor:
         return self.scaling.scale
 
     def dtypes(self) -> dict[str, str]:
         optimizer = self.velocity.get("W1", self.masters["W1"])  # plain SGD has no state: it computes in the masters'
-        observed = {"params": self.masters["W1"].dtype, **self.observed, "optimizer": optimizer.dtype}
-        return {name: dtype_name(dtype) for name, dtype in observed.items()}
+        observed = {
+            "params": self.masters["W1"], "activations": self.logits, "loss": self.loss,
+            "gradients": self.scaled_grads["W1"], "optimizer": optimizer,
+        }  # fmt: skip
+        return {name: dtype_name(tensor.dtype) for name, tensor in observed.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"masters": self.masters, "velocity": self.velocity, "scaling": dict(vars(self.scaling))}
+        return {"masters": self.masters, "velocity": self.velocity, "scaling": self.scaling.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for mine, theirs in ((self.masters, state["masters"]), (self.velocity, state["velocity"])):
+        self._set_masters(state["masters"])
+        for mine, theirs in ((self.velocity, state["velocity"]), (self.scaling.state(), state["scaling"])):
             for name, tensor in mine.items():
                 tensor.copy_(theirs[name])
+
+    def _set_masters(self, params: Params) -> None:
         for name, master in self.masters.items():
+            master.copy_(params[name])
             self.params[name].copy_(master)
-        vars(self.scaling).update(state["scaling"])
 
     @staticmethod
-    def memory_model(task: Task, precision: str, engine: str) -> MemoryModel:
+    def memory_model(task: Task, precision: str, engine: str, graph: bool | str = "auto") -> MemoryModel:
         return memory.fused_peak(task, precision)

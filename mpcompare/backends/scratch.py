@@ -79,8 +79,9 @@ class Scratch:
         check_flag("scratch.master_params", master_params)
         check_choice("scratch.accumulate", accumulate, ("fp32", "fp16", "bf16"))
         check_choice("scratch.softmax", softmax, ("fp32", "fp16", "bf16"))
-        self.engine, self.gemm = ops.select_gemm(engine, params["W1"].device, DTYPES[accumulate])  # (3)
         self.compute_dtype, self.loss_dtype = DTYPES[precision], DTYPES[softmax]
+        device = params["W1"].device
+        self.engine, self.gemm = ops.select_gemm(engine, device, self.compute_dtype, DTYPES[accumulate])  # (3)
         self.loss_of = cross_entropy if task.loss == "cross_entropy" else mse
         self.lr, self.momentum = task.lr, task.momentum
         self.layers = range(1, len(task.sizes))  # 1 .. L

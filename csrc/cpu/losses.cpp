@@ -1,4 +1,4 @@
-// cross_entropy, mse and sgd on the CPU; linear and relu_backward are epilogues of gemm, in gemm.cpp.
+// cross_entropy and mse on the CPU.
 //
 // Rows are cut into blocks that depend on n alone, each block sums its loss and its columns by itself, and the blocks'
 // sums are added in order: the result does not depend on the thread count.
@@ -19,23 +19,16 @@ namespace {
 constexpr int64_t MIN_BLOCK_ROWS = 64;  // below, a block is not worth its overhead
 constexpr int64_t MAX_BLOCKS = 128;     // bounds the memory of the column sums: 128 c floats
 constexpr int64_t CHUNK = 4096;         // elements of an fp32 scratch that stays in L1, 16 KB; at least a row
-constexpr int64_t SGD_BLOCK = 8192;
 constexpr int64_t CACHE_LINE = 64 / sizeof(float);
 
-// f(i, VL) for whole vectors of [begin, end), then f(i, rest).
-template <class F>
-inline void for_vectors(int64_t begin, int64_t end, F f) {
-  for (; begin + VL <= end; begin += VL) f(begin, VL);
-  if (begin < end) f(begin, end - begin);
-}
-
-// Stores g rounded to T, and leaves the rounded values in g.
+// Stores the rows of g [rows, c] rounded to T, ld apart, and leaves the rounded values in g.
 template <class T>
-void round_to(T* dst, float* g, int64_t count) {
-  for_vectors(0, count, [=](int64_t i, int64_t n) {
-    store(dst + i, load(g + i, n), n);
-    store(g + i, load(dst + i, n), n);
-  });
+void round_rows(T* dst, int64_t ld, float* g, int64_t rows, int64_t c) {
+  for (int64_t r = 0; r < rows; r++)
+    for_vectors(0, c, [=](int64_t j, int64_t n) {
+      store(dst + r * ld + j, load(g + r * c + j, n), n);
+      store(g + r * c + j, load(dst + r * ld + j, n), n);
+    });
 }
 
 void add_rows(float* __restrict sums, const float* __restrict g, int64_t rows, int64_t c) {
@@ -61,7 +54,7 @@ double loss_pass(LossShape s, T* gradient, T* dbias, F rows_of) {
     for (int64_t i = b * block; i < end; i += step) {
       const int64_t rows = std::min(step, end - i);
       losses[b] += rows_of(i, rows, g);
-      round_to(gradient + i * s.c, g, rows * s.c);
+      round_rows(gradient + i * s.ldg, s.ldg, g, rows, s.c);
       add_rows(&sums[b * s.c], g, rows, s.c);
     }
   }
@@ -114,11 +107,12 @@ inline vec exp_of_nonpositive(vec x) {
 // g = (softmax - onehot(y)) scale; returns the sum of logsumexp - logit_y. Shifted by the row's maximum, exp cannot
 // overflow. NaN, and inf - inf, make their row's sum NaN.
 template <class L>
-double cross_entropy_rows(const L* logits, const int64_t* y, int64_t rows, int64_t c, float scale, float* g) {
+double cross_entropy_rows(const L* logits, int64_t ld, const int64_t* y, int64_t rows, int64_t c, float scale,
+                          float* g) {
   double loss = 0;
-  for_vectors(0, rows * c, [=](int64_t i, int64_t n) { store(g + i, load(logits + i, n), n); });
   for (int64_t r = 0; r < rows; r++) {
     float* row = g + r * c;
+    for_vectors(0, c, [=](int64_t j, int64_t n) { store(row + j, load(logits + r * ld + j, n), n); });
     const float top = max_of(row, c);
     for (int64_t j = 0; j < c; j++) row[j] -= top;
     loss -= row[y[r]];
@@ -134,20 +128,20 @@ double cross_entropy_rows(const L* logits, const int64_t* y, int64_t rows, int64
   return loss;
 }
 
-void cross_entropy(Tensor logits, Tensor y, Tensor dlogits, Tensor dbias, Tensor loss, double loss_scale) {
-  const LossShape s = check_cross_entropy(logits, y, dlogits, dbias, loss);
+void cross_entropy(Tensor logits, Tensor y, Tensor dlogits, Tensor dbias, Tensor loss, Tensor loss_scale) {
+  const LossShape s = check_cross_entropy(logits, y, dlogits, dbias, loss, loss_scale);
   const int64_t* labels = data<int64_t>(y);
   for (int64_t i = 0; i < s.n; i++)
     STD_TORCH_CHECK(0 <= labels[i] && labels[i] < s.c, "cross_entropy: y[", i, "] is ", labels[i],
                     ", expected a class from 0 to ", s.c - 1);
   const double count = static_cast<double>(s.n);
-  const float scale = static_cast<float>(loss_scale / count);
+  const float scale = static_cast<float>(*data<float>(loss_scale) / count);
   by_dtypes(dlogits, logits, [&](auto t, auto l) {
     using T = decltype(t);
     const auto* x = data<decltype(l)>(logits);
     const double sum =
         loss_pass(s, mutable_data<T>(dlogits), mutable_data<T>(dbias), [=](int64_t i, int64_t rows, float* g) {
-          return cross_entropy_rows(x + i * s.c, labels + i, rows, s.c, scale, g);
+          return cross_entropy_rows(x + i * s.ld, s.ld, labels + i, rows, s.c, scale, g);
         });
     *mutable_data<float>(loss) = static_cast<float>(sum / count);
   });
@@ -155,61 +149,34 @@ void cross_entropy(Tensor logits, Tensor y, Tensor dlogits, Tensor dbias, Tensor
 
 // g = (output - y) scale; returns the sum of squares of output - y.
 template <class L>
-double mse_rows(const L* output, const float* y, int64_t count, float scale, float* g) {
+double mse_rows(const L* output, int64_t ld, const float* y, int64_t rows, int64_t c, float scale, float* g) {
   double total = 0;
-  for (int64_t first = 0; first < count; first += CHUNK) {
-    vec squares = {};
-    for_vectors(first, std::min(count, first + CHUNK), [&](int64_t i, int64_t n) {
-      const vec d = load(output + i, n) - load(y + i, n);
-      squares += d * d;
-      store(g + i, d * scale, n);
-    });
-    total += sum(squares);
-  }
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t first = 0; first < c; first += CHUNK) {
+      vec squares = {};
+      for_vectors(first, std::min(c, first + CHUNK), [&](int64_t j, int64_t n) {
+        const vec d = load(output + r * ld + j, n) - load(y + r * c + j, n);
+        squares += d * d;
+        store(g + r * c + j, d * scale, n);
+      });
+      total += sum(squares);
+    }
   return total;
 }
 
-void mse(Tensor output, Tensor y, Tensor doutput, Tensor dbias, Tensor loss, double loss_scale) {
-  const LossShape s = check_mse(output, y, doutput, dbias, loss);
+void mse(Tensor output, Tensor y, Tensor doutput, Tensor dbias, Tensor loss, Tensor loss_scale) {
+  const LossShape s = check_mse(output, y, doutput, dbias, loss, loss_scale);
   const float* targets = data<float>(y);
   const double count = static_cast<double>(s.n) * static_cast<double>(s.c);
-  const float scale = static_cast<float>(2 * loss_scale / count);
+  const float scale = static_cast<float>(2.0 * *data<float>(loss_scale) / count);
   by_dtypes(doutput, output, [&](auto t, auto l) {
     using T = decltype(t);
     const auto* x = data<decltype(l)>(output);
     const double sum =
         loss_pass(s, mutable_data<T>(doutput), mutable_data<T>(dbias), [=](int64_t i, int64_t rows, float* g) {
-          return mse_rows(x + i * s.c, targets + i * s.c, rows * s.c, scale, g);
+          return mse_rows(x + i * s.ld, s.ld, targets + i * s.c, rows, s.c, scale, g);
         });
     *mutable_data<float>(loss) = static_cast<float>(sum / count);
-  });
-}
-
-template <class T>
-void sgd_of(int64_t count, float* master, float* velocity, T* params, const T* grad, float lr, float momentum,
-            float inv_scale) {
-  const int threads = static_cast<int>(torch::stable::get_num_threads());
-#pragma omp parallel for num_threads(threads) schedule(static) if (count > SGD_BLOCK)
-  for (int64_t first = 0; first < count; first += SGD_BLOCK)
-    for_vectors(first, std::min(count, first + SGD_BLOCK), [=](int64_t i, int64_t n) {
-      vec v = inv_scale * load(grad + i, n);
-      if (velocity) {
-        v += momentum * load(velocity + i, n);
-        store(velocity + i, v, n);
-      }
-      const vec w = load(master + i, n) - lr * v;
-      store(master + i, w, n);
-      if (params) store(params + i, w, n);
-    });
-}
-
-void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> params, Tensor grad, double lr,
-         double momentum, double inv_scale) {
-  const int64_t count = check_sgd(master, velocity, params, grad, momentum);
-  by_dtype(grad, [&](auto zero) {
-    using T = decltype(zero);
-    sgd_of(count, mutable_data<float>(master), mutable_data<float>(velocity), mutable_data<T>(params), data<T>(grad),
-           static_cast<float>(lr), static_cast<float>(momentum), static_cast<float>(inv_scale));
   });
 }
 
@@ -218,5 +185,4 @@ void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> pa
 STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
   m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
   m.impl("mse", TORCH_BOX(&mse));
-  m.impl("sgd", TORCH_BOX(&sgd));
 }

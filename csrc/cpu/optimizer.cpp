@@ -1,0 +1,84 @@
+// non_finite, sgd and update_scale on the CPU: what happens to gradients once they are there.
+
+#include "../fused.hpp"
+#include "../loss_scale.hpp"
+#include "dispatch.hpp"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace {
+
+constexpr int64_t BLOCK = 8192;  // elements, of a thread's turn
+
+int threads() { return static_cast<int>(torch::stable::get_num_threads()); }
+
+template <class T>
+bool any_non_finite(const T* x, int64_t count) {
+  bool found = false;
+#pragma omp parallel for num_threads(threads()) schedule(static) reduction(|| : found) if (count > BLOCK)
+  for (int64_t first = 0; first < count; first += BLOCK) {
+    vec zero_or_nan = {};  // 0 x is NaN where x is inf or NaN
+    for_vectors(first, std::min(count, first + BLOCK), [&](int64_t i, int64_t n) { zero_or_nan += 0 * load(x + i, n); });
+    found = found || std::isnan(sum(zero_or_nan));
+  }
+  return found;
+}
+
+void non_finite(Tensor x, Tensor found_inf) {
+  const int64_t count = check_non_finite(x, found_inf);
+  by_dtype(x, [&](auto t) {
+    if (any_non_finite(data<decltype(t)>(x), count)) *mutable_data<float>(found_inf) = 1;
+  });
+}
+
+template <class T>
+void sgd_of(int64_t count, float* master, float* velocity, T* params, const T* grad, float lr, float momentum,
+            float inv_scale, bool skip) {
+#pragma omp parallel for num_threads(threads()) schedule(static) if (count > BLOCK)
+  for (int64_t first = 0; first < count; first += BLOCK)
+    for_vectors(first, std::min(count, first + BLOCK), [=](int64_t i, int64_t n) {
+      vec w = load(master + i, n);
+      if (!skip) {
+        vec v = inv_scale * load(grad + i, n);
+        if (velocity) {
+          v += momentum * load(velocity + i, n);
+          store(velocity + i, v, n);
+        }
+        w -= lr * v;
+        store(master + i, w, n);
+      }
+      if (params) store(params + i, w, n);
+    });
+}
+
+void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> params, Tensor grad, Tensor loss_scale,
+         Tensor found_inf, double lr, double momentum) {
+  const int64_t count = check_sgd(master, velocity, params, grad, loss_scale, found_inf, momentum);
+  const float inv_scale = static_cast<float>(1 / static_cast<double>(*data<float>(loss_scale)));
+  by_dtype(grad, [&](auto zero) {
+    using T = decltype(zero);
+    sgd_of(count, mutable_data<float>(master), mutable_data<float>(velocity), mutable_data<T>(params), data<T>(grad),
+           static_cast<float>(lr), static_cast<float>(momentum), inv_scale, *data<float>(found_inf) != 0);
+  });
+}
+
+void update_scale(Tensor loss_scale, Tensor growth_tracker, Tensor overflows_left, Tensor found_inf,
+                  double growth_factor, double backoff_factor, int64_t growth_interval, double min_scale,
+                  int64_t hysteresis) {
+  check_update_scale(loss_scale, growth_tracker, overflows_left, found_inf);
+  next_scale(mutable_data<float>(loss_scale), mutable_data<int32_t>(growth_tracker),
+             mutable_data<int32_t>(overflows_left), *data<float>(found_inf) != 0,
+             {growth_factor, backoff_factor, growth_interval, static_cast<float>(min_scale), hysteresis});
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
+  m.impl("non_finite", TORCH_BOX(&non_finite));
+  m.impl("sgd", TORCH_BOX(&sgd));
+  m.impl("update_scale", TORCH_BOX(&update_scale));
+}

@@ -1,0 +1,130 @@
+// cross_entropy and mse on CUDA.
+
+#include "kernel.hpp"
+
+#include <torch/csrc/stable/library.h>
+
+namespace {
+
+// *out = sum of x over the block, in a fixed order. Called once by all THREADS threads.
+__device__ void store_block_sum(double x, double* out) {
+  __shared__ double sums[THREADS];
+  sums[threadIdx.x] = x;
+  __syncthreads();
+  for (int half = THREADS / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *out = sums[0];
+}
+
+// loss = sum of partials / count, by one block
+__global__ void __launch_bounds__(THREADS) mean_kernel(const double* partials, int64_t blocks, double count,
+                                                       float* loss) {
+  double sum = 0;
+  for (int64_t b = threadIdx.x; b < blocks; b += THREADS) sum += partials[b];
+  __shared__ double total;
+  store_block_sum(sum, &total);
+  if (threadIdx.x == 0) *loss = static_cast<float>(total / count);  // thread 0 wrote total itself
+}
+
+__device__ float warp_max(float x) {
+  for (int mask = WARP / 2; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  return x;
+}
+__device__ float warp_sum(float x) {
+  for (int mask = WARP / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
+  return x;
+}
+
+// One warp a row. fmaxf drops NaN, exp(NaN - max) does not.
+template <class T, class L>
+__global__ void __launch_bounds__(THREADS) cross_entropy_kernel(const L* logits, const int64_t* y, LossShape s,
+                                                                const float* loss_scale, T* dlogits,
+                                                                double* partials) {
+  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  const float scale = static_cast<float>(*loss_scale / static_cast<double>(s.n));
+  double loss = 0;  // of this warp's rows, in lane 0
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * WARPS + warp; i < s.n;
+       i += static_cast<int64_t>(gridDim.x) * WARPS) {
+    const L* row = logits + i * s.ld;
+    float top = -INFINITY, total = 0;
+    for (int64_t j = lane; j < s.c; j += WARP) top = fmaxf(top, widen(row[j]));
+    top = warp_max(top);
+    for (int64_t j = lane; j < s.c; j += WARP) total += expf(widen(row[j]) - top);
+    total = warp_sum(total);
+    const int64_t label = y[i];
+    const bool valid = 0 <= label && label < s.c;
+    for (int64_t j = lane; j < s.c; j += WARP) {
+      const float p = expf(widen(row[j]) - top) / total;
+      dlogits[i * s.ldg + j] = narrow<T>(valid ? (p - (j == label ? 1.0f : 0.0f)) * scale : NAN);
+    }
+    if (lane == 0) loss += valid ? logf(total) - (widen(row[label]) - top) : NAN;
+  }
+  store_block_sum(loss, &partials[blockIdx.x]);
+}
+
+// y has rows of c elements.
+template <class T, class L>
+__global__ void __launch_bounds__(THREADS) mse_kernel(const L* output, const float* y, LossShape s,
+                                                      const float* loss_scale, T* doutput, double* partials) {
+  const int64_t count = s.n * s.c;
+  const float scale = static_cast<float>(2.0 * *loss_scale / (static_cast<double>(s.n) * static_cast<double>(s.c)));
+  double loss = 0;
+  for (int64_t k = global_thread(); k < count; k += global_threads()) {
+    const int64_t i = k / s.c, j = k % s.c;
+    const float d = widen(output[i * s.ld + j]) - y[k];
+    loss += d * d;
+    doutput[i * s.ldg + j] = narrow<T>(d * scale);
+  }
+  store_block_sum(loss, &partials[blockIdx.x]);
+}
+
+// ---- host
+
+void mean(const Tensor& partials, double count, const Tensor& loss, cudaStream_t stream) {
+  mean_kernel<<<1, THREADS, 0, stream>>>(data<double>(partials), partials.size(0), count, mutable_data<float>(loss));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+void cross_entropy(Tensor logits, Tensor y, Tensor dlogits, Tensor dbias, Tensor loss, Tensor loss_scale) {
+  const LossShape s = check_cross_entropy(logits, y, dlogits, dbias, loss, loss_scale);
+  const DeviceGuard device(loss.get_device_index());
+  const cudaStream_t stream = current_stream(loss);
+  const unsigned grid = grid_of(s.n, WARPS);
+  const Tensor partials = torch::stable::new_empty(loss, {static_cast<int64_t>(grid)}, ScalarType::Double);
+  by_dtypes(dlogits, logits, [&](auto t, auto l) {
+    using T = decltype(t);
+    using L = decltype(l);
+    cross_entropy_kernel<T, L><<<grid, THREADS, 0, stream>>>(data<L>(logits), data<int64_t>(y), s,
+                                                             data<float>(loss_scale), mutable_data<T>(dlogits),
+                                                             mutable_data<double>(partials));
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    column_sums<T>(dlogits, nullptr, dbias, stream);
+  });
+  mean(partials, static_cast<double>(s.n), loss, stream);
+}
+
+void mse(Tensor output, Tensor y, Tensor doutput, Tensor dbias, Tensor loss, Tensor loss_scale) {
+  const LossShape s = check_mse(output, y, doutput, dbias, loss, loss_scale);
+  const DeviceGuard device(loss.get_device_index());
+  const cudaStream_t stream = current_stream(loss);
+  const unsigned grid = grid_of(s.n * s.c, THREADS);
+  const Tensor partials = torch::stable::new_empty(loss, {static_cast<int64_t>(grid)}, ScalarType::Double);
+  by_dtypes(doutput, output, [&](auto t, auto l) {
+    using T = decltype(t);
+    using L = decltype(l);
+    mse_kernel<T, L><<<grid, THREADS, 0, stream>>>(data<L>(output), data<float>(y), s, data<float>(loss_scale),
+                                                   mutable_data<T>(doutput), mutable_data<double>(partials));
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    column_sums<T>(doutput, nullptr, dbias, stream);
+  });
+  mean(partials, static_cast<double>(s.n) * static_cast<double>(s.c), loss, stream);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(mpcompare, CUDA, m) {
+  m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
+  m.impl("mse", TORCH_BOX(&mse));
+}

@@ -1,0 +1,184 @@
+// C = op(A) op(B), with or without a bias and relu in the store, by cublasLt with the fastest algorithm that it has.
+//
+// cublasLt is column-major as cuBLAS is, so C^T = op(B)^T op(A)^T is asked for: B first, M and N swapped (see
+// cublas.hpp). Features are then D's rows, which is where its bias lies. Sums are fp32: a split of K adds its parts in
+// the compute type, never in the 16-bit output.
+#pragma once
+#include "../search.hpp"
+#include "cublas.hpp"
+#include "kernel.hpp"
+
+#include <cublasLt.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+namespace {
+
+constexpr size_t MAX_WORKSPACE = size_t{32} << 20;  // what NVIDIA recommends for Hopper; taken only while a product runs
+constexpr int CANDIDATES = 16, TIMED_RUNS = 3;
+
+// The largest workspace that a product has taken so far, and how many kinds of products cublasLt could not do.
+inline std::atomic<int64_t> lt_workspace{0}, lt_unsupported{0};
+
+enum class Store { plain, bias, bias_relu };
+
+struct LtCandidate {
+  cublasLtMatmulAlgo_t algorithm;
+  size_t workspace;
+};
+
+// Everything that the choice of an algorithm may depend on.
+using LtProblem = std::array<int64_t, 16>;
+
+// Destroys what cublasLt made.
+struct LtDestroy {
+  void operator()(cublasLtMatmulDescOpaque_t* x) const { cublasLtMatmulDescDestroy(x); }
+  void operator()(cublasLtMatrixLayoutOpaque_t* x) const { cublasLtMatrixLayoutDestroy(x); }
+  void operator()(cublasLtMatmulPreferenceOpaque_t* x) const { cublasLtMatmulPreferenceDestroy(x); }
+};
+template <class T>
+using LtOwner = std::unique_ptr<T, LtDestroy>;
+
+// A handle of our own, one for each GPU: torch's brings a workspace of 32 MB with it. It holds no stream.
+inline cublasLtHandle_t lt_handle(int device) {
+  static std::mutex mutex;
+  static std::map<int, cublasLtHandle_t> handles;
+  const std::lock_guard<std::mutex> lock(mutex);
+  cublasLtHandle_t& handle = handles[device];
+  if (handle == nullptr) check(cublasLtCreate(&handle), "cublasLtCreate");
+  return handle;
+}
+
+// The stored matrix, row-major rows x columns: column-major columns x rows.
+inline LtOwner<cublasLtMatrixLayoutOpaque_t> lt_layout(const Tensor& x) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  check(cublasLtMatrixLayoutCreate(&layout, cuda_dtype(x), static_cast<uint64_t>(x.size(1)),
+                                   static_cast<uint64_t>(x.size(0)), leading_dimension(x)),
+        "cublasLtMatrixLayoutCreate");
+  return LtOwner<cublasLtMatrixLayoutOpaque_t>(layout);
+}
+
+template <class T>
+void lt_set(const LtOwner<cublasLtMatmulDescOpaque_t>& desc, cublasLtMatmulDescAttributes_t name, T value) {
+  check(cublasLtMatmulDescSetAttribute(desc.get(), name, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+}
+template <class T>
+void lt_set(const LtOwner<cublasLtMatmulPreferenceOpaque_t>& preference, cublasLtMatmulPreferenceAttributes_t name,
+            T value) {
+  check(cublasLtMatmulPreferenceSetAttribute(preference.get(), name, &value, sizeof value),
+        "cublasLtMatmulPreferenceSetAttribute");
+}
+
+// The largest power of two, up to 256, that the address is a multiple of.
+inline uint32_t lt_alignment(const void* p) {
+  uint32_t bytes = 256;
+  while (!is_aligned(p, bytes)) bytes /= 2;
+  return bytes;
+}
+
+// IEEE fp32 unless torch allows TF32, which it says by its handle's math mode.
+inline cublasComputeType_t lt_compute_type(const Tensor& x) {
+  if (x.scalar_type() != ScalarType::Float) return CUBLAS_COMPUTE_32F;
+  void* handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(torch_get_current_cuda_blas_handle(&handle));
+  cublasMath_t mode{};
+  check(cublasGetMathMode(static_cast<cublasHandle_t>(handle), &mode), "cublasGetMathMode");
+  const bool tf32 = (static_cast<int>(mode) & 0xf) == CUBLAS_TF32_TENSOR_OP_MATH;
+  return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
+
+// out = op(a) op(b), or that + bias, or relu of that; false if cublasLt has no algorithm for it. out, which has the
+// operands' dtype, is written several times where an algorithm is searched. Not during a capture: to wait would end it.
+inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool trans_a, bool trans_b, Store store,
+                      const void* bias, bool search) {
+  const int device = out.get_device_index();
+  const DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(out);
+  const cublasLtHandle_t lt = lt_handle(device);
+  const cublasComputeType_t compute = lt_compute_type(out);
+
+  cublasLtMatmulDesc_t made = nullptr;
+  check(cublasLtMatmulDescCreate(&made, compute, CUDA_R_32F), "cublasLtMatmulDescCreate");
+  const LtOwner<cublasLtMatmulDescOpaque_t> desc(made);
+  lt_set(desc, CUBLASLT_MATMUL_DESC_TRANSA, trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  lt_set(desc, CUBLASLT_MATMUL_DESC_TRANSB, trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (store != Store::plain) {
+    lt_set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE,
+           store == Store::bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_RELU_BIAS);
+    lt_set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  }
+  const auto layout_a = lt_layout(b), layout_b = lt_layout(a), layout_d = lt_layout(out);  // B first
+
+  const auto run = [&](const LtCandidate& candidate) {
+    const float one = 1, zero = 0;  // of the scale type, fp32
+    const int64_t bytes = static_cast<int64_t>(candidate.workspace);
+    const Tensor workspace = torch::stable::new_empty(out, {bytes}, ScalarType::Byte);
+    if (bytes > lt_workspace) lt_workspace = bytes;
+    return cublasLtMatmul(lt, desc.get(), &one, b.const_data_ptr(), layout_a.get(), a.const_data_ptr(), layout_b.get(),
+                          &zero, out.const_data_ptr(), layout_d.get(), out.mutable_data_ptr(), layout_d.get(),
+                          &candidate.algorithm, workspace.mutable_data_ptr(), candidate.workspace, stream);
+  };
+
+  const auto candidates = [&] {
+    cudaStreamCaptureStatus capturing{};
+    STD_CUDA_CHECK(cudaStreamIsCapturing(stream, &capturing));
+    STD_TORCH_CHECK(capturing == cudaStreamCaptureStatusNone,
+                    "cublasLt: run this product once before a capture, its algorithm is not known yet");
+    cublasLtMatmulPreference_t made_preference = nullptr;
+    check(cublasLtMatmulPreferenceCreate(&made_preference), "cublasLtMatmulPreferenceCreate");
+    const LtOwner<cublasLtMatmulPreferenceOpaque_t> preference(made_preference);
+    lt_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(MAX_WORKSPACE));
+    lt_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+           static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));  // and none, which is 0
+    lt_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, lt_alignment(b.const_data_ptr()));
+    lt_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, lt_alignment(a.const_data_ptr()));
+    lt_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, lt_alignment(out.const_data_ptr()));
+    lt_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, lt_alignment(out.const_data_ptr()));
+    std::array<cublasLtMatmulHeuristicResult_t, CANDIDATES> results{};
+    int found = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(lt, desc.get(), layout_a.get(), layout_b.get(), layout_d.get(), layout_d.get(),
+                                       preference.get(), CANDIDATES, results.data(), &found);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "cublasLtMatmulAlgoGetHeuristic");
+    std::vector<LtCandidate> list;
+    for (int i = 0; i < found; i++)
+      if (results[i].state == CUBLAS_STATUS_SUCCESS) list.push_back({results[i].algo, results[i].workspaceSize});
+    return list;
+  };
+
+  const auto time = [&](const LtCandidate& candidate) -> double {
+    if (run(candidate) != CUBLAS_STATUS_SUCCESS) return -1;
+    if (!search) return 0;  // the first that works
+    cudaEvent_t begin{}, end{};
+    STD_CUDA_CHECK(cudaEventCreate(&begin));
+    STD_CUDA_CHECK(cudaEventCreate(&end));
+    STD_CUDA_CHECK(cudaEventRecord(begin, stream));
+    for (int i = 0; i < TIMED_RUNS; i++) check(run(candidate), "cublasLtMatmul");
+    STD_CUDA_CHECK(cudaEventRecord(end, stream));
+    STD_CUDA_CHECK(cudaEventSynchronize(end));
+    float ms = 0;
+    STD_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+    STD_CUDA_CHECK(cudaEventDestroy(begin));
+    STD_CUDA_CHECK(cudaEventDestroy(end));
+    return ms;
+  };
+
+  static Fastest<LtProblem, LtCandidate> fastest;
+  const LtProblem problem{
+      device, static_cast<int64_t>(out.scalar_type()), static_cast<int64_t>(compute), trans_a, trans_b,
+      static_cast<int64_t>(store), search, out.size(0), out.size(1), a.size(trans_a ? 0 : 1), leading_dimension(a),
+      leading_dimension(b), leading_dimension(out), lt_alignment(a.const_data_ptr()), lt_alignment(b.const_data_ptr()),
+      lt_alignment(out.const_data_ptr()) * 512 + lt_alignment(bias)};
+  const std::optional<LtCandidate> chosen = fastest.of(problem, candidates, time);
+  if (!chosen) {
+    lt_unsupported = fastest.unsolved();
+    return false;
+  }
+  check(run(*chosen), "cublasLtMatmul");
+  return true;
+}
+
+}  // namespace

@@ -1,0 +1,50 @@
+"""The loss scale of a step that never asks the host: a policy of loss_scale.py whose numbers lie on the device."""
+
+import torch
+from torch import Tensor
+
+from mpcompare import ops
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+
+
+class DeviceLossScale:
+    """The same rules, bit for bit, by the native operators.
+
+    Attributes:
+        scale: fp32 scalar, of the next step.
+        used_scale: fp32 scalar, of the last one: its gradients are divided by it.
+        found_inf: fp32 scalar, not 0 where the last step's gradients held inf or NaN.
+    """
+
+    def __init__(self, policy: LossScale, device: torch.device) -> None:
+        self.policy = policy
+        self.scale = torch.tensor(policy.scale, dtype=torch.float32, device=device)
+        self.used_scale = self.scale.clone()
+        self.found_inf = torch.zeros((), device=device)
+        self.growth_tracker, self.overflows_left = (
+            torch.tensor(getattr(policy, name, 0), dtype=torch.int32, device=device)
+            for name in ("growth_tracker", "overflows_left")
+        )
+
+    def check(self, *scaled_grads: Tensor) -> None:
+        """Sets ``found_inf``; without loss scaling nothing is checked, as without a ``GradScaler``."""
+        self.used_scale.copy_(self.scale)
+        if isinstance(self.policy, NoLossScale):
+            return
+        self.found_inf.zero_()
+        for grad in scaled_grads:
+            ops.non_finite(grad, self.found_inf)
+
+    def update(self) -> None:
+        """Sets ``scale`` for the next step."""
+        if isinstance(self.policy, DynamicLossScale):
+            rule = self.policy
+            ops.update_scale(
+                self.scale, self.growth_tracker, self.overflows_left, self.found_inf, min_scale=rule.min_scale,
+                growth_factor=rule.growth_factor, backoff_factor=rule.backoff_factor,
+                growth_interval=rule.growth_interval, hysteresis=rule.hysteresis,
+            )  # fmt: skip
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next step depends on: the tensors themselves."""
+        return {name: getattr(self, name) for name in ("scale", "growth_tracker", "overflows_left")}

@@ -1,5 +1,7 @@
 """What the machine did beside a timed block: how fast its clock was, what held it back, who else used it."""
 
+import ctypes
+import functools
 import os
 import subprocess
 import time
@@ -9,6 +11,7 @@ import torch
 
 Load = dict[str, float | str | None]
 
+_NVML_CLOCK_SM = 1
 # nvidia-smi -q's names for the bits of clocks_event_reasons.active (NVML, nvmlClocksEventReasons)
 _THROTTLE = {
     0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown",
@@ -64,18 +67,36 @@ def _cpu_mhz() -> float | None:
 
 
 def _gpu(device: torch.device) -> tuple[float | None, str | None]:
-    # Asked one by one: an older driver does not know the second, and then answers nothing.
-    clock, reasons = nvidia_smi(device, "clocks.sm"), nvidia_smi(device, "clocks_event_reasons.active")
+    """From NVML itself, within microseconds: while nvidia-smi starts, an idle GPU's clock falls."""
+    nvml = _nvml()
+    if nvml is None:
+        return None, None
+    handle, mhz, reasons = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_ulonglong()
+    if nvml.nvmlDeviceGetHandleByUUID(_uuid(device).encode(), ctypes.byref(handle)):
+        return None, None
+    no_clock = nvml.nvmlDeviceGetClockInfo(handle, _NVML_CLOCK_SM, ctypes.byref(mhz))
+    no_reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
+    throttle = "+".join(name for bit, name in _THROTTLE.items() if reasons.value & bit) or "none"
+    return (None if no_clock else float(mhz.value)), (None if no_reasons else throttle)
+
+
+@functools.cache
+def _nvml() -> ctypes.CDLL | None:
+    """The driver's library; every function of it returns 0 where it did what it was asked."""
     try:
-        throttle = "+".join(name for bit, name in _THROTTLE.items() if int(reasons[0], 16) & bit) or "none"
-    except (ValueError, IndexError):
-        throttle = None
-    return (float(clock[0]) if clock and clock[0].isdigit() else None), throttle
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return None if nvml.nvmlInit_v2() else nvml
+
+
+def _uuid(device: torch.device) -> str:
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def nvidia_smi(device: torch.device, fields: str) -> list[str]:
     """What nvidia-smi answers to ``--query-gpu=fields`` for this GPU; empty where it does not."""
-    command = ["nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"]
+    command = ["nvidia-smi", f"--id={_uuid(device)}"]
     command += [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout

@@ -1,8 +1,9 @@
 """The analytic memory model: which tensors must be live at the peak of a step, by kind, name and size in bytes.
 
 A step is replayed as the sequence of its allocations and frees; the peak is the fullest moment. It counts what the
-framework's allocator hands out. The workspaces that libraries take for themselves (cuBLAS on a GPU, packing buffers of
-a CPU GEMM) are no part of it: they are measured, where they can be, and stand beside it.
+framework's allocator hands out. What a matrix product computes in is its library's choice, so it is measured: on a GPU
+cuBLAS has it from the same allocator, and it joins the model as the kind "workspace" (train.py); packing buffers of a
+CPU GEMM lie outside and stand beside it.
 """
 
 from itertools import pairwise
@@ -20,6 +21,7 @@ KINDS = (
     "cast cache",  # 16-bit weights that autocast keeps
     "activations",  # the 16-bit copy of the inputs among them
     "gradients",  # of activations and of weights
+    "workspace",  # of cuBLAS, on a GPU
 )
 
 

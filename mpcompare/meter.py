@@ -41,28 +41,30 @@ class Peak:
             the largest first.
         reserved_bytes: the most that torch's CUDA allocator held, handed out or not; None on a CPU.
         graph_pool_bytes: how much of it lies in private pools, those of CUDA graphs; None on a CPU.
+        workspace_bytes: what cuBLAS holds of ``bytes`` for its products in the end, from first use on; None on a CPU.
     """
 
     bytes: int
     by_op: dict[str, int]
     reserved_bytes: int | None = None
     graph_pool_bytes: int | None = None
+    workspace_bytes: int | None = None
 
 
-def peak_memory(device: torch.device, run: Callable[[], None]) -> Peak:
-    """The peak of ``run``, which is profiled: not to be timed.
+def peak_memory(device: torch.device, run: Callable[[], object]) -> Peak:
+    """The peak of ``run``, which is profiled: not to be timed. What it returns lives until the peak is known.
 
     On CUDA ``bytes`` is ``max_memory_allocated``; on a CPU it is the sum over the allocator's own events. Memory that
-    libraries take by themselves (cuBLAS workspace outside torch, buffers of a CPU GEMM) is not seen.
+    libraries take by themselves (cuBLAS where it does not ask torch, buffers of a CPU GEMM) is not seen.
     """
     gc.collect()  # what is garbage already must not be freed, and subtracted, in the middle of the run
     if device.type == "cpu":
-        return Peak(*_fullest(_profile(run), device))
-    torch.cuda.synchronize(device)
+        return Peak(*_fullest(_profile(run)[0], device))
+    free_cublas_workspaces(device)  # this run's would not be charged to it if an earlier one left them
     torch.cuda.empty_cache()  # what earlier runs left reserved is not this run's
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    events = _profile(run)
+    events, _alive = _profile(run)  # a graph that is gone has freed its pool, and the workspaces in it
     torch.cuda.synchronize(device)
     return Peak(
         # The replay of a graph allocates nothing: after a reset this does not count the memory that an earlier capture
@@ -75,24 +77,39 @@ def peak_memory(device: torch.device, run: Callable[[], None]) -> Peak:
             for segment in torch.cuda.memory_snapshot()
             if segment["device"] == torch.cuda.current_device() and tuple(segment["segment_pool_id"]) != (0, 0)
         ),
+        workspace_bytes=free_cublas_workspaces(device),
     )
 
 
-def _profile(run: Callable[[], None]) -> list[dict[str, Any]]:
-    """Runs it under torch's profiler; returns the events of the chrome trace, times in microseconds."""
+def free_cublas_workspaces(device: torch.device) -> int:
+    """Frees the workspaces that torch's allocator has given to cuBLAS; returns how many bytes that were.
+
+    torch keeps one for each pair of a cuBLAS handle and a stream from its first product on: 32 MiB on Hopper
+    (CUBLAS_WORKSPACE_CONFIG). Every thread has a handle of its own, so autograd's backward takes a second one, and a
+    capture, which has its own stream, more. A torch that frees a workspace after each product has none to free here.
+    """
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # torch has no public name for it
+        torch._C._cuda_clearCublasWorkspaces()
+    return before - torch.cuda.memory_allocated(device)
+
+
+def _profile(run: Callable[[], object]) -> tuple[list[dict[str, Any]], object]:
+    """Runs it under torch's profiler; returns the events of the chrome trace, times in microseconds, and its result."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     profile = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
     with uninterrupted():
         profile.start()
     try:
-        run()
+        result = run()
     finally:
         with uninterrupted():
             profile.stop()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(trace))
-        return json.loads(trace.read_text())["traceEvents"]
+        return json.loads(trace.read_text())["traceEvents"], result
 
 
 def _fullest(events: Iterable[dict[str, Any]], device: torch.device) -> tuple[int, dict[str, int]]:

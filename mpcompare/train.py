@@ -256,6 +256,9 @@ def _memory(setup: _Setup, job: Job) -> dict[str, Any]:
     x, y = next(setup.batches())
     peak = meter.peak_memory(setup.device, lambda: _first_steps(setup.new_backend(), x, y))
     model = job.make_backend.memory_model(job.task, setup.precision, setup.engine, **job.options)
+    workspaces = _workspaces(setup, peak)
+    if model and setup.device.type == "cuda" and workspaces:  # there they are part of the peak
+        model = {**model, "workspace": workspaces}
     return {
         "batch_bytes": x.nbytes + y.nbytes,
         "peak_memory_bytes": peak.bytes + x.nbytes + y.nbytes,
@@ -264,8 +267,22 @@ def _memory(setup: _Setup, job: Job) -> dict[str, Any]:
         "memory_by_op": peak.by_op,
         "memory_reserved_bytes": peak.reserved_bytes,
         "graph_pool_bytes": peak.graph_pool_bytes,
-        "workspace_bytes": ops.workspace_bytes() if setup.engine == "native" and setup.device.type == "cpu" else 0,
+        "workspace_bytes": sum(workspaces.values()),
     }
+
+
+def _workspaces(setup: _Setup, peak: meter.Peak) -> dict[str, int]:
+    """Bytes that matrix products hold to compute in, by who asked for them: a library's choice, so never predicted."""
+    native = setup.engine.startswith("native")
+    if setup.device.type == "cpu":
+        found = {"packing buffers": ops.workspace_bytes() if native else 0}
+    else:
+        lt = native and hasattr(torch.ops.mpcompare, "lt_workspace_bytes")  # the native operators' own, call by call
+        found = {
+            "cuBLAS": peak.workspace_bytes or 0,
+            "cublasLt": torch.ops.mpcompare.lt_workspace_bytes() if lt else 0,
+        }
+    return {name: size for name, size in found.items() if size}
 
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often
@@ -395,7 +412,8 @@ def evaluate(params: mlp.Params, dataset: Dataset, task: mlp.Task) -> dict[str, 
     return {"test_loss": total / n, "test_accuracy": correct / n if task.loss == "cross_entropy" else None}
 
 
-def _first_steps(backend: Backend, x: Tensor, y: Tensor) -> None:
+def _first_steps(backend: Backend, x: Tensor, y: Tensor) -> Backend:
     """The second step runs with everything that outlives the first; the third is where graphs are captured."""
     for _ in range(WARMUP + 1):
         step(backend, x, y)
+    return backend

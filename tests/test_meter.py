@@ -119,3 +119,58 @@ def test_without_proc_the_peak_is_the_processs_own_account(monkeypatch):
     monkeypatch.setattr(meter, "_proc_status", lambda _: None)
     assert meter.rss_bytes() is None
     assert meter.peak_rss_bytes() > 50e6  # torch is loaded
+
+
+class FakeAllocator:
+    """torch's CUDA allocator, as far as the meter asks it; cuBLAS takes a workspace at its first product."""
+
+    WORKSPACE = 32 * MEGABYTE
+
+    def __init__(self, monkeypatch):
+        self.level, self.peak, self.workspaces = 7 * MEGABYTE, 0, 1  # a workspace that an earlier run left
+        self.level += self.WORKSPACE
+        said = {
+            "synchronize": lambda _: None, "empty_cache": lambda: None, "current_device": lambda: 0,
+            "reset_peak_memory_stats": lambda _: setattr(self, "peak", self.level),
+            "memory_allocated": lambda _: self.level, "max_memory_allocated": lambda _: self.peak,
+            "max_memory_reserved": lambda _: 2 * self.peak,
+            "memory_snapshot": lambda: [{"device": 0, "total_size": 5, "segment_pool_id": (0, 1)},
+                                        {"device": 0, "total_size": 9, "segment_pool_id": (0, 0)}],
+        }  # fmt: skip
+        for name, function in said.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self.clear, raising=False)
+
+    def take(self, size):
+        self.level += size
+        self.peak = max(self.peak, self.level)
+
+    def product(self):
+        self.workspaces += 1
+        self.take(self.WORKSPACE)
+
+    def clear(self):
+        self.level -= self.workspaces * self.WORKSPACE
+        self.workspaces = 0
+
+
+def test_the_workspaces_of_cublas_are_charged_to_the_run_that_uses_them(monkeypatch):
+    allocator = FakeAllocator(monkeypatch)
+
+    def run():
+        allocator.product()  # forward
+        allocator.take(20 * MEGABYTE)
+        allocator.product()  # backward has a thread, and so a handle, of its own
+        allocator.take(-20 * MEGABYTE)
+
+    peak = meter.peak_memory(torch.device("cuda"), run)
+    assert peak.bytes == (2 * 32 + 20) * MEGABYTE
+    assert peak.workspace_bytes == 2 * 32 * MEGABYTE
+    assert peak.graph_pool_bytes == 5
+    assert allocator.level == 7 * MEGABYTE  # what others hold is as it was
+
+
+def test_a_torch_that_cannot_clear_workspaces_has_none(monkeypatch):
+    FakeAllocator(monkeypatch)
+    monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
+    assert meter.free_cublas_workspaces(torch.device("cuda")) == 0

@@ -1,12 +1,14 @@
 """One entrant, driven turn by turn as a race does."""
 
 import json
+import types
 
 import pandas as pd
 import pytest
+import torch
 from conftest import make_task
 
-from mpcompare import data, mlp, train
+from mpcompare import data, memory, meter, mlp, train
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.loss_scale import auto
 from mpcompare.race import Finish, Progress, Time, Train
@@ -69,6 +71,29 @@ def test_every_block_times_the_same_steps_from_the_trained_weights(entrant, tmp_
     # Training is recorded once: what is timed afterwards leaves no trace in it.
     assert len(pd.read_csv(tmp_path / "steps.csv")) == 5
     assert STARTS[-1][0] != weights  # the memory pass begins with the initial weights
+
+
+def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
+    task = make_task()
+    monkeypatch.setattr(meter, "peak_memory", lambda *_: meter.Peak(900, {}, 1000, 0, workspace_bytes=64))
+    monkeypatch.setattr(torch.ops.mpcompare, "lt_workspace_bytes", lambda: 32, raising=False)
+    job = types.SimpleNamespace(make_backend=Fp32, task=task, options={})
+    batch = (torch.zeros(2), torch.zeros(2))
+    tensors = Fp32.memory_model(task, "fp32", "torch")
+
+    def found(engine):
+        setup = types.SimpleNamespace(
+            device=torch.device("cuda"), engine=engine, precision="fp32", batches=lambda: iter([batch])
+        )
+        return train._memory(setup, job)
+
+    plain = found("torch")
+    assert plain["memory_model"] == {**tensors, "workspace": {"cuBLAS": 64}}
+    assert plain["workspace_bytes"] == 64
+    assert plain["peak_memory_bytes_analytic"] == memory.allocated_bytes(tensors) + 64
+    native = found("native")
+    assert native["memory_model"]["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
+    assert native["workspace_bytes"] == 96
 
 
 def test_steps_are_on_disk_whenever_training_is_left(entrant, tmp_path):

@@ -27,6 +27,7 @@ KINDS = {
     "cast cache": "#D55E00",
     "activations": "#E69F00",
     "gradients": "#F0E442",
+    "workspace": "#BBBBBB",
 }
 PHASES = {"forward": "#56B4E9", "backward": "#E69F00", "unscale": "#F0E442", "step": "#009E73", "update": "#CC79A7"}
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
@@ -202,7 +203,7 @@ def _memory(axes: Axes, entries: list[Entry]) -> None:
             kinds = [(size, kind, {"color": KINDS.get(kind, "0.6")}) for kind, size in model.items()]
             right = _stack(axes, place - 0.25, kinds)
             _beside(axes, right, place - 0.25, f"{right:.4g} MB model")
-        measured, workspace = result["peak_memory_bytes"] / 1e6, (result.get("workspace_bytes") or 0) / 1e6
+        measured, workspace = result["peak_memory_bytes"] / 1e6, _outside(result)
         pieces: list[Piece] = [(measured, ALLOCATED, {"color": "0.35"})]
         text = f"{measured:.4g} MB" + (f" ({percent(entry.model_difference)})" if model else "")
         if workspace:
@@ -219,6 +220,11 @@ def _memory(axes: Axes, entries: list[Entry]) -> None:
 def _by_kind(result: dict[str, Any]) -> dict[str, float]:
     """The model in MB by kind; empty where there is none."""
     return {kind: sum(tensors.values()) / 1e6 for kind, tensors in (result.get("memory_model") or {}).items()}
+
+
+def _outside(result: dict[str, Any]) -> float:
+    """MB that products hold beside the allocator's: packing buffers on a CPU; on a GPU they are of the allocator's."""
+    return (result.get("workspace_bytes") or 0) / 1e6 if result.get("device") != "cuda" else 0.0
 
 
 def _resident(result: dict[str, Any]) -> float | None:

@@ -1,0 +1,79 @@
+"""What must be done at least: arithmetic and memory traffic of each operation and phase, from shapes alone.
+
+Each input is read once and each output is written once, whatever a cache could save or an implementation repeats. So
+time over these counts is an achieved rate, and the larger of flops / (flop/s) and bytes / (byte/s) a floor.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mpcompare.backend import DTYPES
+from mpcompare.mlp import Task
+
+
+@dataclass(frozen=True)
+class Work:
+    flops: int
+    bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """Flops a byte."""
+        return self.flops / self.bytes
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.flops + other.flops, self.bytes + other.bytes)
+
+
+def gemm(M: int, K: int, N: int, size: int) -> Work:
+    """``[M, K] [K, N] -> [M, N]``, elements of ``size`` bytes."""
+    return Work(2 * M * K * N, size * (M * K + K * N + M * N))
+
+
+def linear(n: int, fan_in: int, fan_out: int, size: int) -> Work:
+    """``relu(x W + b)``."""
+    return gemm(n, fan_in, fan_out, size) + Work(2 * n * fan_out, size * fan_out)
+
+
+def linear_backward(n: int, fan_in: int, fan_out: int, size: int) -> Work:
+    """``dW = z^T da``, then ``da W^T`` where ``z > 0`` in place of ``z``, and its column sums."""
+    products = 4 * n * fan_in * fan_out
+    read_once = n * fan_out + fan_in * fan_out + n * fan_in
+    written = fan_in * fan_out + n * fan_in + fan_in
+    return Work(products + n * fan_in, size * (read_once + written))
+
+
+def cross_entropy(n: int, classes: int, size: int) -> Work:
+    """Softmax, loss and gradient: max, subtract, exp, sum, scale of each logit; classes are int64."""
+    return Work(5 * n * classes, 2 * size * n * classes + 8 * n)
+
+
+def sgd(params: int, size: int, momentum: bool = False) -> Work:
+    """``master -= lr g / scale`` of fp32 masters from gradients of ``size`` bytes."""
+    return Work((5 if momentum else 3) * params, (8 + size + (8 if momentum else 0)) * params)
+
+
+def phases(task: Task, precision: str) -> dict[str, Work]:
+    """The phases of a step: what lies between two of them goes through memory, what one makes and uses up does not.
+
+    The last three are one here: how they share the way from 16-bit gradients to new weights differs by backend.
+    """
+    n, size = task.batch_size, DTYPES[precision].itemsize
+    weights = [fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes)]
+    params, hidden = sum(weights) + sum(task.sizes[1:]), n * sum(task.hidden)
+    inputs, outputs = n * task.in_features, n * task.out_features
+    targets = 8 * n if task.loss == "cross_entropy" else 4 * outputs
+    products = 2 * n * sum(weights)
+    after_first = params - weights[0] - task.sizes[1]
+    return {
+        # x fp32, y, params -> z_1 .. z_{L-1}, logits, the fp32 loss
+        "forward": Work(products, 4 * inputs + targets + size * (params + hidden + outputs) + 4),
+        # z_0 .. z_{L-1}, logits, W_2 .. W_L -> dW, db
+        "backward": Work(2 * products - 2 * n * weights[0], size * (inputs + hidden + outputs + after_first + params)),
+        "unscale to update": sgd(params, size, task.momentum > 0),
+    }
+
+
+def step(task: Task, precision: str) -> Work:
+    """A whole step as its phases split it."""
+    return sum(phases(task, precision).values(), Work(0, 0))

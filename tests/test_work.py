@@ -1,0 +1,36 @@
+import pytest
+from conftest import make_task
+
+from mpcompare import mlp, work
+
+
+def test_the_products_of_a_step_are_those_of_its_phases():
+    for hidden in ([], [8], [24, 16]):
+        task = make_task(hidden=hidden)
+        by_phase = work.phases(task, "fp16")
+        assert by_phase["forward"].flops + by_phase["backward"].flops == task.flops_per_step
+
+
+def test_traffic_counts_each_tensor_once():
+    task = mlp.Task(784, [8192], 10, "cross_entropy", 8192, 60000, lr=0.01)
+    params = 784 * 8192 + 8192 + 8192 * 10 + 10
+    z1, x, logits = 8192 * 8192, 8192 * 784, 8192 * 10
+    found = work.phases(task, "fp16")
+    assert found["forward"].bytes == 4 * x + 8 * 8192 + 2 * (params + z1 + logits) + 4
+    assert found["backward"].bytes == 2 * (x + z1 + logits + (8192 * 10 + 10) + params)  # W2, and dW of all
+    assert found["unscale to update"].bytes == (4 + 2 + 4) * params  # master in, gradient, master out
+    assert work.step(task, "fp16").bytes == sum(each.bytes for each in found.values())
+    momentum = work.phases(make_task(momentum=0.9), "fp32")["unscale to update"]
+    assert momentum.bytes == 5 / 3 * work.phases(make_task(), "fp32")["unscale to update"].bytes  # its state in and out
+
+
+def test_an_operator_reads_its_inputs_and_writes_its_outputs():
+    assert work.gemm(2, 3, 5, 2) == work.Work(60, 2 * (6 + 15 + 10))
+    assert work.linear(2, 3, 5, 2).bytes == 2 * (6 + 15 + 10 + 5)
+    backward = work.linear_backward(2, 3, 5, 4)
+    assert backward.bytes == 4 * (2 * 5 + 2 * 3 * 5 + 2 * 2 * 3 + 3)  # da, W and dW, z in and out, db
+    assert backward.flops == work.gemm(3, 2, 5, 4).flops + work.gemm(2, 5, 3, 4).flops + 2 * 3
+    assert work.cross_entropy(4, 10, 2).bytes == 2 * 2 * 40 + 8 * 4
+    assert work.sgd(7, 2).bytes == 7 * (4 + 4 + 2)
+    assert work.sgd(7, 4, momentum=True).bytes == 7 * (4 + 4 + 4 + 4 + 4)
+    assert work.gemm(8192, 784, 8192, 2).intensity == pytest.approx(784 * 8192 / (2 * 784 + 8192))

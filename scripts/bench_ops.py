@@ -1,28 +1,35 @@
-"""GEMM against torch: every shape of a step, every dtype, taking turns in one process.
+"""The native operators against torch: every shape of a step, every dtype, taking turns in one process.
 
-    python scripts/bench_ops.py [--batch 8192] [--hidden 8192] [--rounds 9] [--csv FILE]
+    python scripts/bench_ops.py [--device auto] [--batch 8192] [--hidden 8192] [--rounds 9] [--csv FILE]
 
-Prints GFLOP/s, the share of this machine's measured peak (fp32 multiply-add for fp32 and fp16, the bf16 dot product for
-bf16 where the CPU has one; the best before and after the run), and torch's time over ours, pair by pair: median and p20
-to p80. torch writes into a preallocated output too. torch's fp16 product is scalar on a CPU and takes minutes at large
-sizes: it is timed only up to --torch-limit GFLOP.
+Prints GFLOP/s, the share of this machine's measured peak (on a CPU of registers alone: fp32 multiply-add for fp32 and
+fp16, the bf16 dot product for bf16 where it has one, the best before and after the run; on a GPU of torch's product of
+two large matrices), and torch's time over ours, pair by pair: median and p20 to p80. torch writes into a preallocated
+output too. torch's fp16 product is scalar on a CPU and takes minutes at large sizes: there it is timed only up to
+--torch-limit GFLOP. On a GPU the operators that fuse more than a product are timed too, beside what torch needs.
 """
 
 import argparse
 import subprocess
 import tempfile
-import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
+from ceilings import calls_for, matmul_flops, seconds
+from torch import Tensor
 
-from mpcompare import build, machine, ops
+from mpcompare import build, flat, machine, ops, work
 from mpcompare.backend import DTYPES
+from mpcompare.load import Watch
+from mpcompare.work import Work
 
 
-def measured_peaks() -> dict[str, float]:
+def cpu_peaks() -> dict[str, float]:
     """GFLOP/s by dtype that this CPU reaches on registers alone, with torch's number of threads."""
     recipe = build.cpu_recipe()
     torch_include = recipe.arguments[recipe.arguments.index("-isystem") + 1]
@@ -36,35 +43,121 @@ def measured_peaks() -> dict[str, float]:
     return {"fp32": fma, "fp16": fma, "bf16": dot or fma}
 
 
-def seconds(call: object) -> float:
-    start = time.perf_counter()
-    call()  # type: ignore[operator]
-    return time.perf_counter() - start
+def measured_peaks(device: torch.device) -> dict[str, float]:
+    """GFLOP/s by dtype."""
+    if device.type == "cpu":
+        return cpu_peaks()
+    return {dtype: matmul_flops(device, dtype, 8192) / 1e9 for dtype in ("fp32", "tf32", "fp16", "bf16")}
 
 
-def bench(shape: tuple[int, int, int, str], dtype: str, rounds: int, torch_limit: float) -> dict[str, object]:
+@dataclass(frozen=True)
+class Case:
+    """An operator on random data, and torch's way to the same."""
+
+    name: str
+    shape: str
+    dtype: str
+    work: Work
+    ours: Callable[[], object]
+    theirs: Callable[[], object] | None
+
+
+def products(n: int, h: int, dtype: str, device: torch.device, torch_limit: float) -> list[Case]:
+    """The products of the network 784 -> h -> 10: forward 1, dW1; forward 2, dz1, dW2."""
+    shapes = {
+        "a1": (n, 784, h, "NN"), "dW1": (784, n, h, "TN"),
+        "logits": (n, h, 10, "NN"), "dz1": (n, 10, h, "NT"), "dW2": (h, n, 10, "TN"),
+    }  # fmt: skip
+    return [_product(name, shape, dtype, device, torch_limit) for name, shape in shapes.items()]
+
+
+def _product(name: str, shape: tuple[int, int, int, str], dtype: str, device: torch.device, torch_limit: float) -> Case:
     M, K, N, trans = shape
     trans_a, trans_b = trans[0] == "T", trans[1] == "T"
-    a = torch.randn((K, M) if trans_a else (M, K)).to(DTYPES[dtype])
-    b = torch.randn((N, K) if trans_b else (K, N)).to(DTYPES[dtype])
-    out, theirs = torch.empty(M, N, dtype=a.dtype), torch.empty(M, N, dtype=a.dtype)
+    a = torch.randn((K, M) if trans_a else (M, K), device=device).to(DTYPES[dtype])
+    b = torch.randn((N, K) if trans_b else (K, N), device=device).to(DTYPES[dtype])
+    out, theirs = torch.empty(M, N, dtype=a.dtype, device=device), torch.empty(M, N, dtype=a.dtype, device=device)
     left, right = a.t() if trans_a else a, b.t() if trans_b else b
-    with_torch = dtype != "fp16" or torch_limit > 2 * M * N * K / 1e9
-    times = []
-    for round_ in range(rounds + 1):
-        mine = seconds(lambda: ops.native_gemm(a, b, out, trans_a=trans_a, trans_b=trans_b))
-        other = seconds(lambda: torch.mm(left, right, out=theirs)) if with_torch else float("nan")
-        if round_ > 0:  # the first packs, allocates and faults pages in
-            times.append((mine, other))
+    with_torch = device.type != "cpu" or dtype != "fp16" or torch_limit > 2 * M * N * K / 1e9
+    return Case(
+        name,
+        f"{trans} {M} x {K} x {N}",
+        dtype,
+        work.gemm(M, K, N, a.itemsize),
+        lambda: ops.native_gemm(a, b, out, trans_a=trans_a, trans_b=trans_b),
+        (lambda: torch.mm(left, right, out=theirs)) if with_torch else None,
+    )
+
+
+def fused(n: int, h: int, dtype: str, device: torch.device) -> list[Case]:
+    """The operators of a step of backend fused, with rows as it lays them out."""
+
+    def random(rows: int, columns: int) -> Tensor:
+        return flat.matrix(rows, columns, DTYPES[dtype], device).copy_(torch.randn(rows, columns, device=device))
+
+    size = DTYPES[dtype].itemsize
+    x, W1, z, dz, dW1 = random(n, 784), random(784, h), random(n, h), random(n, h), random(784, h)
+    W2, da, logits, dlogits, dW2 = random(h, 10), random(n, 10), random(n, 10), random(n, 10), random(h, 10)
+    b1, b2, db1, db2 = (torch.randn(width, device=device).to(x.dtype) for width in (h, 10, h, 10))
+    y, loss = torch.randint(10, (n,), device=device), torch.empty((), device=device)
+    master, grads = torch.randn(784, h, device=device), torch.randn(784, h, device=device).to(x.dtype)
+    copies = torch.empty_like(grads) if size < 4 else None
+    scale, found_inf = torch.ones((), device=device), torch.zeros((), device=device)
+
+    # In place, z has half as many positive numbers after each call; what is read and written stays the same.
+    def torch_linear_backward() -> None:
+        torch.mm(z.t(), da, out=dW2)
+        dz = torch.ops.aten.threshold_backward(da @ W2.t(), z, 0)
+        torch.sum(dz, 0, out=db1)
+
+    def torch_cross_entropy() -> Tensor:
+        wide = logits.float().requires_grad_()
+        F.cross_entropy(wide, y).backward()
+        return wide.grad.to(logits.dtype).sum(0)  # type: ignore[union-attr]
+
+    def torch_sgd() -> None:
+        master.add_(grads.float(), alpha=-1e-9)
+        if copies is not None:
+            copies.copy_(master)
+
+    return [
+        Case("linear 1", f"linear {n} x 784 x {h}", dtype, work.linear(n, 784, h, size),
+             lambda: ops.linear(x, W1, b1, z, relu=True), lambda: torch.addmm(b1, x, W1).relu_()),
+        Case("linear 2", f"linear {n} x {h} x 10", dtype, work.linear(n, h, 10, size),
+             lambda: ops.linear(z, W2, b2, logits), lambda: torch.addmm(b2, z, W2)),
+        Case("cross_entropy", f"cross_entropy {n} x 10", dtype, work.cross_entropy(n, 10, size),
+             lambda: ops.cross_entropy(logits, y, dlogits, db2, loss, scale), torch_cross_entropy),
+        Case("linear_backward 2", f"linear_backward {n} x {h} x 10", dtype, work.linear_backward(n, h, 10, size),
+             lambda: ops.linear_backward(da, W2, z, dW2, db1), torch_linear_backward),
+        Case("weight_grad 1", f"weight_grad {n} x 784 x {h}", dtype, work.gemm(784, n, h, size),
+             lambda: ops.weight_grad(x, dz, dW1), lambda: torch.mm(x.t(), dz, out=dW1)),
+        Case("non_finite W1", f"non_finite 784 x {h}", dtype, Work(784 * h, size * 784 * h),
+             lambda: ops.non_finite(grads, found_inf), lambda: grads.isfinite().all()),
+        Case("sgd W1", f"sgd 784 x {h}", dtype, work.sgd(784 * h, size) + Work(0, size % 4 * 784 * h),  # and the copies
+             lambda: ops.sgd(master, None, copies, grads, scale, found_inf, lr=1e-9), torch_sgd),
+    ]  # fmt: skip
+
+
+def bench(case: Case, device: torch.device, rounds: int) -> dict[str, object]:
+    """Both in turns, a block each a round."""
+    with machine.tf32(case.dtype == "tf32"):
+        mine_calls = calls_for(case.ours, device)  # the first call packs, allocates and faults pages in
+        other_calls = calls_for(case.theirs, device) if case.theirs else 0
+        times = [
+            (
+                seconds(case.ours, device, mine_calls),
+                seconds(case.theirs, device, other_calls) if case.theirs else float("nan"),
+            )
+            for _ in range(rounds)
+        ]
     mine, other = np.array(times).T
-    gflops = 2 * M * N * K / np.median(mine) / 1e9
     p20, p50, p80 = np.percentile(other / mine, (20, 50, 80))
     return {
-        "shape": f"{trans} {M} x {K} x {N}",
-        "dtype": dtype,
+        "shape": case.shape,
+        "dtype": case.dtype,
         "ms": np.median(mine) * 1e3,
         "torch ms": np.median(other) * 1e3,
-        "GFLOP/s": gflops,
+        "GFLOP/s": case.work.flops / np.median(mine) / 1e9,
         "torch / ours": p50,
         "p20": p20,
         "p80": p80,
@@ -73,29 +166,52 @@ def bench(shape: tuple[int, int, int, str], dtype: str, rounds: int, torch_limit
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--torch-limit", type=float, default=2.0, help="GFLOP, for torch's fp16 product")
+    parser.add_argument("--torch-limit", type=float, default=2.0, help="GFLOP, for torch's fp16 product on a CPU")
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
 
-    ops.load("cpu")
-    before = measured_peaks()
-    n, h = args.batch, args.hidden
-    # forward 1, dW1; forward 2, dz1, dW2 of the network 784 -> hidden -> 10
-    shapes = [(n, 784, h, "NN"), (784, n, h, "TN"), (n, h, 10, "NN"), (n, 10, h, "NT"), (h, n, 10, "TN")]
-    rows = [
-        bench(shape, dtype, args.rounds, args.torch_limit) for dtype in ("fp32", "fp16", "bf16") for shape in shapes
-    ]
+    device = machine.select_device(args.device)
+    on_gpu = device.type == "cuda"
+    ops.load(device.type)
+    machine.set_tf32(False)
+    before, rows, clocks = measured_peaks(device), [], []
+    for dtype in ("fp32", *(("tf32",) if on_gpu else ()), "fp16", "bf16"):
+        cases = products(args.batch, args.hidden, dtype, device, args.torch_limit)
+        for case in cases + (fused(args.batch, args.hidden, dtype, device) if on_gpu and dtype != "tf32" else []):
+            watch = Watch(device)
+            watch.start()
+            try:
+                rows.append(bench(case, device, args.rounds))
+            except RuntimeError as error:
+                print(f"{case.shape} in {dtype} is left out: {' '.join(str(error).split())[:300]}")
+            clocks.append(watch.stop())
     table = pd.DataFrame(rows)
-    peaks = {dtype: max(before[dtype], value) for dtype, value in measured_peaks().items()}
+    peaks = {dtype: max(before[dtype], value) for dtype, value in measured_peaks(device).items()}
     table.insert(5, "share of peak", table["GFLOP/s"] / table["dtype"].map(peaks))
-    print(f"{machine.device_name(torch.device('cpu'))}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    print(f"measured peak: fp32 multiply-add {peaks['fp32']:.0f} GFLOP/s, bf16 {peaks['bf16']:.0f} GFLOP/s")
+    threads = "" if on_gpu else f"{torch.get_num_threads()} threads, "
+    print(f"{machine.device_name(device)}, {threads}torch {torch.__version__}")
+    if on_gpu:
+        said = ", ".join(f"{dtype} {peak / 1e3:.0f}" for dtype, peak in peaks.items())
+        print(f"measured peak of torch's product, 8192 x 8192 x 8192, random data, TFLOP/s: {said}")
+        print(describe_clocks(clocks))
+    else:
+        print(f"measured peak: fp32 multiply-add {peaks['fp32']:.0f} GFLOP/s, bf16 {peaks['bf16']:.0f} GFLOP/s")
     print(table.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
     if args.csv:
         table.to_csv(args.csv, index=False)
+
+
+def describe_clocks(loads: list[dict[str, float | str | None]]) -> str:
+    """The clock while it was timed, and what held it back, from what ``Watch`` saw."""
+    known = [load["clock_mhz"] for load in loads if load["clock_mhz"] is not None]
+    reasons = pd.Series([load["throttle"] for load in loads], dtype=object).dropna().value_counts(normalize=True)
+    held = ", ".join(f"{reason} {share:.0%}" for reason, share in reasons.items()) or "unknown"
+    clock = f"{min(known):.0f} to {max(known):.0f} MHz, median {np.median(known):.0f}" if known else "unknown"  # type: ignore[type-var]
+    return f"SM clock {clock}; held back by: {held}"
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from mpcompare.backends.scratch import Scratch
 from mpcompare.loss_scale import LossScale, NoLossScale
 
 hypothesis.settings.register_profile("mpcompare", deadline=None, derandomize=True, max_examples=30, database=None)
+hypothesis.settings.register_profile("few", deadline=None, derandomize=True, max_examples=3, database=None)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, database=None)  # scripts/sanitize.sh
 hypothesis.settings.load_profile("mpcompare")
 

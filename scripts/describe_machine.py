@@ -1,0 +1,74 @@
+"""Writes what a result of this machine depends on: versions, driver, GPU, its clocks and limits, commit.
+
+python scripts/describe_machine.py FILE [--device auto] [--dataset NAME]
+"""
+
+import argparse
+import datetime
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpcompare import build, machine
+from mpcompare.load import nvidia_smi
+from mpcompare.records import write_json
+
+PACKAGES = ("torch", "triton", "torchvision", "numpy", "pandas", "hydra-core", "pytest", "nvidia-cublas")
+GPU_FIELDS = (
+    "name", "driver_version", "power.limit", "power.default_limit", "clocks.sm", "clocks.mem", "clocks.max.sm",
+    "clocks.max.mem", "clocks_event_reasons.active", "temperature.gpu", "pstate", "ecc.mode.current", "memory.total",
+)  # fmt: skip
+
+
+def gpu(device: torch.device) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        # One by one: a driver that does not know one of them would answer none.
+        "nvidia_smi": {field: (nvidia_smi(device, field) or [None])[0] for field in GPU_FIELDS},
+    }
+
+
+def nvcc() -> str | None:
+    try:
+        compiler = build.cuda_recipe("sm_90").compiler
+    except build.BuildError:
+        return None
+    said = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    return next((line.strip() for line in said.splitlines() if "release" in line), None)
+
+
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--dataset", help="which one is used, to be noted")
+    args = parser.parse_args()
+    device = machine.select_device(args.device)
+    known = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "dataset": args.dataset,
+        **machine.provenance(device),
+        "packages": {name: version(name) for name in PACKAGES},
+        "nvcc": nvcc(),
+        "gpu": gpu(device) if device.type == "cuda" else None,
+    }
+    write_json(args.file, known, indent=2)
+    print(f"{known['device_name']}, driver {known['driver']}, torch {torch.__version__}, commit {known['commit']}")
+
+
+if __name__ == "__main__":
+    main()

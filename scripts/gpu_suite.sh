@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# All that needs a GPU, in one command of less than 8 minutes, the most important first:
+#
+#     scripts/gpu_suite.sh OUT [PART...]
+#
+#   build      the native operators, for this GPU           ops        bench_ops.py
+#   tests      pytest -m cuda                               roofline   roofline.py
+#   compile    amp_compile, so that the sweep finds it      memcheck   compute-sanitizer over the operators' tests
+#              in inductor's cache                          racecheck  likewise
+#   sweep      all backends, 16-bit ones in fp16            ncu        the kernels of one step of fused
+#   bf16       fused, scratch and amp in bf16
+#   steps      bench_steps.py
+#
+# Every part has a time limit; one that fails is named in the end and makes the exit code 1, and the others go on. Of
+# the sanitizer and ncu, which may not work or be too slow, only what they find does. The exit code is 3 where there is
+# no GPU. OUT gets results.tar.gz, which holds everything, and beside it what is read first; tables come last. MNIST is
+# taken from where MPCOMPARE_DATA says, or downloaded; else it is digits.
+# Environment: PYTHON (python3); MPCOMPARE_DATA, absolute or from the top of the repository, which the reports show as
+# it is given; MPCOMPARE_COMMIT where there is no history; SUITE_SECONDS (445).
+set -euo pipefail
+
+if (($# < 1)); then
+  echo "usage: scripts/gpu_suite.sh OUT [PART...]" >&2
+  exit 2
+fi
+python=${PYTHON:-python3}
+limit=${SUITE_SECONDS:-445} # of all parts together; the tables after them take seconds
+SECONDS=0
+
+if ! said=$("$python" -c 'import sys, torch
+if not torch.cuda.is_available(): sys.exit(f"torch {torch.__version__} sees no GPU")' 2>&1); then
+  echo "gpu_suite: no GPU to run on: ${said##*$'\n'}" >&2
+  exit 3
+fi
+
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+wanted=" ${*:2} "
+cd "$(dirname "$0")/.."
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'limit=0' INT TERM # what is done by then is still written
+mkdir "$work/logs"
+echo "part,result,seconds,said" >"$work/parts.csv"
+: >"$out/suite.log"
+failed=0
+result=ok # of the last part
+
+say() { echo "$*" | tee -a "$out/suite.log"; }
+
+ended() { # NAME RESULT SECONDS WHY [CODE]
+  local why=${4//\"/\'}
+  result=$2
+  case $1,$2,${5:-0} in
+    *,ok,*) ;;
+    memcheck,*,99 | racecheck,*,99) failed=1 ;;
+    memcheck,* | racecheck,* | ncu,*) ;;
+    *) failed=1 ;;
+  esac
+  echo "$1,$2,$3,\"${why:0:200}\"" >>"$work/parts.csv"
+  say "$(printf '%-10s %-8s %4d s  %s' "$1" "$2" "$3" "${why:0:120}")"
+}
+
+part() { # NAME SECONDS COMMAND...: what it says goes to logs/NAME.log
+  local name=$1 seconds=$2 left=$((limit - SECONDS)) start=$SECONDS code=0 last
+  shift 2
+  [[ $wanted == "  " || $wanted == *" $name "* ]] || return 0
+  if ((left < 5)); then
+    ended "$name" "not run" 0 "no time was left"
+    return 0
+  fi
+  ((seconds < left)) || seconds=$left
+  # SIGINT, so that Python programs write what they have; those that do not end are killed.
+  timeout -k 5 -s INT "$seconds" "$@" >"$work/logs/$name.log" 2>&1 || code=$?
+  last=$(grep -v -e '^ *$' -e '^Report: ' "$work/logs/$name.log" | tail -n 1 | tr -s ' ' || true)
+  if ((code == 0)); then
+    ended "$name" ok $((SECONDS - start)) "$last"
+  elif ((SECONDS - start >= seconds)); then
+    ended "$name" stopped $((SECONDS - start)) "its time limit, $seconds s; last: $last"
+  else
+    ended "$name" failed $((SECONDS - start)) "exit code $code: $last" "$code"
+  fi
+}
+
+tool() { # NAME: where it is; nothing if it is nowhere
+  local found
+  for found in "$(command -v "$1" || true)" "/usr/local/cuda/bin/$1"; do
+    [[ -x $found ]] && echo "$found" && return
+  done
+}
+
+missing() { # PART TOOL
+  [[ $wanted == "  " || $wanted == *" $1 "* ]] || return 0
+  ended "$1" "no tool" 0 "$2 is not here"
+}
+
+say "gpu_suite: $(date -u +%Y-%m-%dT%H:%M:%SZ), $limit s at most"
+nvcc=$("$python" -c 'from mpcompare import build; print(build.cuda_recipe("sm_90").compiler[0])' 2>&1) ||
+  say "no nvcc, so no native operators, no fused, and scratch by plain torch: ${nvcc##*$'\n'}"
+data=$(timeout 60 "$python" -c 'import logging; logging.disable()
+from mpcompare import data, mlp
+print(data.auto(mlp.Task(784, [8], 10, "cross_entropy", 64, 1500, lr=0.01), 0).name)' 2>/dev/null | tail -n 1) || data=digits
+say "data: $data"
+
+sweep() { # BUDGET FOLDER OVERRIDES...
+  echo "$python" -m mpcompare -m "data=$data" "measure.budget_s=$1" "hydra.sweep.dir=$work/$2" \
+    hydra.launcher.silence_limit_s=75 "${@:3}"
+}
+pytest=("$python" -m pytest -q -p no:cacheprovider -m cuda)
+sixteen=fused,scratch,amp,amp_graph
+
+part machine 30 "$python" scripts/describe_machine.py "$work/machine.json" --dataset "$data"
+part build 90 "$python" scripts/build_ops.py
+part tests 110 "${pytest[@]}" --durations=10 --junit-xml="$work/junit.xml"
+part compile 75 "$python" scripts/one_step.py amp_compile
+[[ $result == stopped ]] || sixteen+=,amp_compile # it would take the sweep's time from all others
+# shellcheck disable=SC2046 # words without spaces
+part sweep 180 $(sweep 40 default "backend=$sixteen,fp32,tf32")
+# shellcheck disable=SC2046
+part bf16 80 $(sweep 15 bf16 backend=fused,scratch,amp precision=bf16)
+part steps 75 "$python" scripts/bench_steps.py --data "$data" --rounds 9 --csv "$work/steps.csv"
+part ops 45 "$python" scripts/bench_ops.py --csv "$work/ops.csv"
+part roofline 45 "$python" scripts/roofline.py --data "$data" --csv "$work/roofline.csv" --png "$work/roofline.png"
+
+sanitizer=$(tool compute-sanitizer)
+few=(--hypothesis-profile=few tests/test_fused_ops.py tests/test_ops.py) # it is 10 to 100 times slower
+if [[ $sanitizer ]]; then
+  for name in memcheck racecheck; do
+    part "$name" 50 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$name" --error-exitcode 99 \
+      "${pytest[@]}" "${few[@]}"
+  done
+else
+  missing memcheck compute-sanitizer
+  missing racecheck compute-sanitizer
+fi
+ncu=$(tool ncu)
+if [[ $ncu ]]; then
+  metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
+  metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed
+  # The clocks stay as they are found: they may be shared.
+  part ncu 50 "$ncu" --clock-control none --profile-from-start off --csv --print-units base --metrics "$metrics" \
+    --log-file "$work/ncu.log" "$python" scripts/one_step.py fused
+else
+  missing ncu ncu
+fi
+
+code=0
+timeout -k 2 25 "$python" scripts/suite_tables.py "$work" >"$work/tables.txt" 2>"$work/logs/tables.log" || code=$?
+if ((code)); then
+  ended tables failed 0 "$(tail -n 1 "$work/logs/tables.log")"
+fi
+cp "$out/suite.log" "$work/"
+tar -czf "$out/results.tar.gz" -C "$work" .
+for file in tables.txt machine.json junit.xml roofline.png report/summary.csv; do
+  [[ -f $work/$file ]] && cp "$work/$file" "$out/"
+done
+tail -c 8500 "$work/tables.txt" | tail -n +2 # whole lines, the most important ones
+echo
+cat "$out/suite.log"
+exit "$failed"

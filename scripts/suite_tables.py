@@ -1,0 +1,167 @@
+"""What gpu_suite.sh found, as tables, the most important last: reads the files of a finished suite, nothing else.
+
+    python scripts/suite_tables.py FOLDER
+
+Prints them, and writes into FOLDER what is not there as a file yet: report/ (the comparison of all runs), memory.csv,
+ncu.csv.
+"""
+
+import argparse
+import contextlib
+import csv
+import io
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from mpcompare.memory import allocated_bytes
+from mpcompare.records import Run, find_runs
+from mpcompare.report import report
+
+SWEEPS = ("default", "bf16")
+
+
+def show(table: pd.DataFrame) -> str:
+    text = table.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-")
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def sweeps(folder: Path) -> list[Path]:
+    return [folder / name for name in SWEEPS if any((folder / name).glob("*/result.json"))]
+
+
+def comparison(folder: Path) -> str:
+    """The table of all runs, as a sweep prints it, with the figures in ``folder/report``."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        report(sweeps(folder), folder / "report")
+    return "\n".join(line.rstrip() for line in said.getvalue().splitlines() if not line.startswith("Report: "))
+
+
+def memory(runs: list[Run]) -> pd.DataFrame:
+    """MB of each finished run: the analytic model beside what was measured, and the workspaces by name."""
+    rows = []
+    for run in runs:
+        result = run.result
+        if result["status"] != "ok":
+            continue
+        model = result["memory_model"]
+        predicted = allocated_bytes(model) if model else None
+        workspaces = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in model.get("workspace", {}).items())
+        rows.append(
+            {
+                "backend": result["backend"],
+                "precision": result["precision"],
+                "model": predicted and predicted / 1e6,
+                "measured": result["peak_memory_bytes"] / 1e6,
+                "difference %": predicted and 100 * (result["peak_memory_bytes"] / predicted - 1),
+                "reserved": (result["memory_reserved_bytes"] or 0) / 1e6,
+                "graph pool": (result["graph_pool_bytes"] or 0) / 1e6,
+                "workspace": (result["workspace_bytes"] or 0) / 1e6,
+                "by name": workspaces or "-",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+NCU = {
+    "gpu__time_duration.sum": "us",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram %",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "sm %",
+}
+
+
+def kernels(text: str) -> pd.DataFrame:
+    """A row a kernel from what ``ncu --csv --print-units base`` writes: a row a metric, after lines of its own."""
+    lines = text.splitlines()
+    start = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    found: dict[str, dict[str, object]] = {}
+    for row in csv.DictReader(lines[start:]):
+        value = float(row["Metric Value"].replace(",", ""))
+        name = NCU[row["Metric Name"]]
+        kernel = found.setdefault(row["ID"], {"kernel": short(row["Kernel Name"])})
+        kernel[name] = value / 1e3 if name == "us" else value  # nanoseconds
+    return pd.DataFrame(list(found.values()), columns=["kernel", *NCU.values()])
+
+
+def short(kernel: str) -> str:
+    """A kernel's name without return type, namespaces and arguments, and no longer than a line."""
+    name = re.sub(r"\(anonymous namespace\)::|<unnamed>::|^void ", "", kernel)
+    return re.split(r"[<(]", name)[0].split("::")[-1][:60]
+
+
+def sanitized(log: str) -> str:
+    """The sanitizer's own summary, or what it has found until it was stopped."""
+    lines = [line.removeprefix("=========").strip() for line in log.splitlines() if line.startswith("=========")]
+    summary = [line for line in lines if "SUMMARY" in line]
+    if summary:
+        return summary[-1]
+    found = [line for line in lines if re.match(r"Invalid|Error|ERROR|Program hit|.*hazard", line)]
+    return f"no summary; findings until it ended: {len(found)}" + "".join(f"\n{line}" for line in found[:5])
+
+
+def profile(folder: Path) -> str:
+    log = (folder / "ncu.log").read_text()
+    found = kernels(log)
+    found.to_csv(folder / "ncu.csv", index=False)
+    return show(found) if len(found) else log.strip()[-500:]
+
+
+def operators(folder: Path) -> str:
+    table = pd.read_csv(folder / "ops.csv")
+    return show(table[table["dtype"] == "fp16"])
+
+
+def roof(folder: Path) -> str:
+    columns = ["kind", "backend", "name", "precision", "ms", "intensity", "TFLOP/s", "TB/s", "share of roof"]
+    return show(pd.read_csv(folder / "roofline.csv")[columns])
+
+
+def steps(folder: Path) -> str:
+    table = pd.read_csv(folder / "steps.csv")
+    table["against"] = table["against"].astype(object).fillna("")
+    return show(table[table["unit"] != "MHz"])
+
+
+def memory_table(folder: Path) -> str:
+    table = memory(find_runs(sweeps(folder)))
+    table.to_csv(folder / "memory.csv", index=False)
+    return show(table)
+
+
+# A title, the file without which there is nothing to show, and how it is shown: what matters most comes last.
+SECTIONS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
+    ("kernels of a step of fused, by ncu", "ncu.log", profile),
+    ("memcheck", "logs/memcheck.log", lambda folder: sanitized((folder / "logs/memcheck.log").read_text())),
+    ("racecheck", "logs/racecheck.log", lambda folder: sanitized((folder / "logs/racecheck.log").read_text())),
+    ("operators in fp16; ops.csv has the others", "ops.csv", operators),
+    ("roofline, work counted from shapes", "roofline.csv", roof),
+    ("steps, in turns in one process", "steps.csv", steps),
+    ("memory in MB", "*/*/result.json", memory_table),
+    ("comparison", "*/*/result.json", comparison),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    failed = []
+    for title, file, shown in SECTIONS:
+        if not any(folder.glob(file)):
+            continue
+        try:
+            text = shown(folder)
+        except Exception as error:  # one table less, and the others all the same
+            failed.append(title)
+            text = f"cannot be shown: {type(error).__name__}: {error}"
+        print(f"\n== {title}\n{text}", flush=True)
+    if failed:
+        sys.exit(f"not shown: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -14,22 +14,10 @@
 #include <sys/mman.h>
 #endif
 
-namespace mpcompare {
-// What the Buffers of all threads hold now. Not in the unnamed namespace: one number for the whole library.
+namespace mpcompare {  // not the unnamed namespace: one workspace for all that multiplies
+
+// What the Buffers of all threads hold now.
 inline std::atomic<int64_t> workspace_bytes{0};
-}  // namespace mpcompare
-
-namespace {
-
-// A matrix as rows x K, whatever its layout: element (r, k) is data[r * row + k * col]; row or col is 1.
-template <class T>
-struct View {
-  const T* data;
-  int64_t row, col;
-};
-
-template <class T>
-constexpr int PER_LANE = std::is_same_v<T, bf16> && HAS_BF16_DOT ? 2 : 1;  // elements of T in a lane
 
 // Scratch memory that is kept from call to call, on huge pages where the system has them.
 class Buffer {
@@ -42,7 +30,7 @@ class Buffer {
       release();
       data_ = static_cast<uint32_t*>(std::aligned_alloc(PAGE, bytes));
       bytes_ = data_ ? bytes : 0;
-      mpcompare::workspace_bytes += bytes_;
+      workspace_bytes += bytes_;
 #ifdef MADV_HUGEPAGE
       if (data_) madvise(data_, bytes, MADV_HUGEPAGE);
 #endif
@@ -53,7 +41,7 @@ class Buffer {
  private:
   void release() {
     std::free(data_);
-    mpcompare::workspace_bytes -= bytes_;
+    workspace_bytes -= bytes_;
   }
 
   uint32_t* data_ = nullptr;
@@ -69,6 +57,20 @@ inline Workspace& workspace() {
   static thread_local Workspace instance;
   return instance;
 }
+
+}  // namespace mpcompare
+
+namespace {
+
+// A matrix as rows x K, whatever its layout: element (r, k) is data[r * row + k * col]; row or col is 1.
+template <class T>
+struct View {
+  const T* data;
+  int64_t row, col;
+};
+
+template <class T>
+constexpr int PER_LANE = std::is_same_v<T, bf16> && HAS_BF16_DOT ? 2 : 1;  // elements of T in a lane
 
 // Transposes a VL x VL block held in VL registers: log2(VL) rounds of interleaving row i with row i + VL / 2.
 template <int... i>

@@ -18,7 +18,7 @@ Each technique can be taken away, to see what it is good for: ``master_params=Fa
 ``accumulate`` and ``softmax`` other than fp32 (python -m mpcompare +experiment=ablations).
 
 The matrix product is ``gemm(A, B, C, trans_a, trans_b, alpha, beta)``: C = alpha op(A) op(B) + beta C, summed in fp32.
-On CUDA it is one ``cublasGemmEx`` call, csrc/cuda/gemm.cu; on a CPU it is csrc/cpu/gemm.cpp.
+On CUDA it is one ``cublasGemmEx`` call, csrc/cuda/gemm.cu; on a CPU it is csrc/cpu/multiply.hpp.
 """
 
 from typing import Any

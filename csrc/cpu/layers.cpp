@@ -1,0 +1,97 @@
+// linear, weight_grad and linear_backward on the CPU: products with more work in the store.
+//
+// linear_backward's column sums are added thread by thread, in double: their last bit may depend on how many there are.
+
+#include "multiply.hpp"
+
+#include <torch/csrc/stable/library.h>
+
+#include <vector>
+
+namespace {
+
+// C = sum + bias, or relu of that.
+template <class T, class C>
+struct Bias {
+  C* c;
+  int64_t ldc;
+  const T* bias;
+  bool with_relu;
+  void operator()(int64_t i, int64_t j, int64_t m, int64_t n, const float* tile, int64_t ld) const {
+    for (int64_t q = 0; q < n; q += VL) {
+      const vec b = load(bias + j + q, n - q);
+      for (int64_t r = 0; r < m; r++) {
+        const vec v = load(tile + r * ld + q) + b;
+        store(c + (i + r) * ldc + j + q, with_relu ? relu(v) : v, n - q);
+      }
+    }
+  }
+};
+
+// Z = sum where Z > 0, else 0; and the column sums of the new, rounded Z: a tile's in fp32, a thread's in double.
+template <class T>
+struct MaskAndSum {
+  T* z;
+  int64_t ldz;
+  double* sums;  // [threads][N], zero at the start
+  int64_t N;
+  void operator()(int64_t i, int64_t j, int64_t m, int64_t n, const float* tile, int64_t ld) const {
+    double* mine = sums + omp_get_thread_num() * N + j;
+    for (int64_t q = 0; q < n; q += VL) {
+      vec column = {};
+      for (int64_t r = 0; r < m; r++) {
+        T* p = z + (i + r) * ldz + j + q;
+        const vec old = load(p, n - q);
+        store(p, old <= 0 ? vec{} : load(tile + r * ld + q), n - q);  // NaN <= 0 is false, as in torch
+        column += load(p, n - q);
+      }
+      for (int64_t c = 0; c < std::min<int64_t>(VL, n - q); c++) mine[q + c] += column[c];
+    }
+  }
+};
+
+void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu, bool /*search*/) {
+  const GemmShape s = check_linear(x, w, bias, out);
+  by_dtypes(x, out, [&](auto t, auto c) {
+    using T = decltype(t);
+    using C = decltype(c);
+    multiply(s.M, s.N, s.K, rows_of<T>(x, s.lda), columns_of<T>(w, s.ldb),
+             Bias<T, C>{mutable_data<C>(out), s.ldc, data<T>(bias), relu});
+  });
+}
+
+template <class T>
+void weight_grad_of(const Tensor& z, const Tensor& da, const Tensor& dw) {
+  multiply(z.size(1), da.size(1), z.size(0), columns_of<T>(z, leading_dimension(z)),
+           columns_of<T>(da, leading_dimension(da)), Scale<T>{mutable_data<T>(dw), leading_dimension(dw), 1, 0});
+}
+
+void weight_grad(Tensor z, Tensor da, Tensor dw, bool /*search*/) {
+  check_weight_grad(z, da, dw);
+  by_dtype(z, [&](auto t) { weight_grad_of<decltype(t)>(z, da, dw); });
+}
+
+void linear_backward(Tensor da, Tensor w, Tensor z, Tensor dw, Tensor dbias, bool /*search*/) {
+  const GemmShape s = check_linear_backward(da, w, z, dw, dbias);
+  by_dtype(da, [&](auto t) {
+    using T = decltype(t);
+    weight_grad_of<T>(z, da, dw);
+    // Not the workspace's shared buffer: multiply_by_rows may need that at the same time.
+    const int64_t threads = torch::stable::get_num_threads();
+    std::vector<double> partial(threads * s.N);
+    double* sums = partial.data();
+    multiply(s.M, s.N, s.K, rows_of<T>(da, s.lda), rows_of<T>(w, s.ldb),
+             MaskAndSum<T>{mutable_data<T>(z), s.ldc, sums, s.N});
+    for (int64_t thread = 1; thread < threads; thread++)
+      for (int64_t j = 0; j < s.N; j++) sums[j] += sums[thread * s.N + j];
+    for (int64_t j = 0; j < s.N; j++) mutable_data<T>(dbias)[j] = static_cast<T>(static_cast<float>(sums[j]));
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
+  m.impl("linear", TORCH_BOX(&linear));
+  m.impl("weight_grad", TORCH_BOX(&weight_grad));
+  m.impl("linear_backward", TORCH_BOX(&linear_backward));
+}

@@ -214,7 +214,7 @@ def _take_turns(
     blocks, watch = [], Watch(setup.device)
     while isinstance(order, Time):
         padding, backend, stream = _padding(setup.device), _fresh(setup, trained), setup.batches()
-        time_block(backend, stream, _warmup(steps), setup.clock)
+        time_block(backend, stream, _warmup(steps, setup.clock), setup.clock)
         watch.start()
         step_ms, wall_ms = time_block(backend, stream, steps, setup.clock)
         load = watch.stop()
@@ -241,9 +241,10 @@ def _fresh(setup: _Setup, trained: dict[str, Any]) -> Backend:
     return backend
 
 
-def _warmup(steps: int) -> int:
-    """Steps before a block of ``steps``: after another's turn caches are cold, and fresh pages are not mapped yet."""
-    return max(1, steps // 4)
+def _warmup(steps: int, clock: measure.Clock) -> int:
+    """Steps before a block of ``steps``: after another's turn caches are cold, and fresh pages are not mapped yet; on
+    CUDA a fresh backend also captures its graphs, in its third step at the latest."""
+    return max(WARMUP + 1 if isinstance(clock, measure.CudaClock) else 1, steps // 4)
 
 
 def _padding(device: torch.device) -> Tensor:
@@ -371,7 +372,7 @@ def time_phases(backend: Backend, stream: Batches, steps: int, clock: measure.Cl
         clock between the phases costs relative to bare steps, in blocks that take turns.
     """
     phases, bare, clocked = [], [], []
-    time_block(backend, stream, _warmup(steps), clock)
+    time_block(backend, stream, _warmup(steps, clock), clock)
     for number in range(2 * PHASE_BLOCKS):
         if number % 4 in (0, 3):  # bare, clocked, clocked, bare: drift hits both alike
             bare.append(time_block(backend, stream, steps, clock)[0])

@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from graphs import recorded_graphs  # noqa: F401 - a fixture
 
 from mpcompare import mlp
 from mpcompare.backend import Backend
@@ -34,6 +35,9 @@ UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 
 @pytest.fixture(params=["cpu", CUDA])
 def device(request: pytest.FixtureRequest) -> torch.device:
+    """On a CPU CUDA graphs are recorded: graphs.py."""
+    if request.param == "cpu":
+        request.getfixturevalue("recorded_graphs")
     return torch.device(request.param)
 
 

@@ -135,6 +135,12 @@ def autograd_peak(task: Task, precision: str) -> MemoryModel:
     return m.peak
 
 
+def amp_graph_peak(task: Task, precision: str) -> MemoryModel:
+    """The peak of backend amp_graph: that of amp, and the batch once more where the graph reads it."""
+    model = autograd_peak(task, precision)
+    return {**model, "inputs": {**model["inputs"], **{f"static {k}": size for k, size in model["inputs"].items()}}}
+
+
 def scratch_peak(task: Task, precision: str, master_params: bool = True, softmax: str = "fp32") -> MemoryModel:
     """The peak of backend scratch: relu and its mask work in place: two activations are live at a time, not three."""
     n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize

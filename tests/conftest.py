@@ -14,6 +14,7 @@ from graphs import recorded_graphs  # noqa: F401 - a fixture
 from mpcompare import mlp
 from mpcompare.backend import Backend
 from mpcompare.backends.amp import Amp
+from mpcompare.backends.amp_graph import AmpGraph
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.fused import Fused
 from mpcompare.backends.scratch import Scratch
@@ -27,9 +28,23 @@ hypothesis.settings.load_profile("mpcompare")
 CUDA = pytest.param(
     "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 )
-BACKENDS: dict[str, type[Backend]] = {"fp32": Fp32, "amp": Amp, "scratch": Scratch, "fused": Fused}
-# Every backend in every precision that a CPU can do.
-COLUMNS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if p != "tf32"]
+BACKENDS: dict[str, type[Backend]] = {
+    "fp32": Fp32, "amp": Amp, "amp_graph": AmpGraph, "scratch": Scratch,
+    "fused": Fused,
+}  # fmt: skip
+# Every backend in every precision, but TF32, which the harness allows and not the backend.
+CUDA_COLUMNS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if p != "tf32"]
+CPU_COLUMNS = CUDA_COLUMNS
+
+
+def columns(on_cpu: list[tuple[str, str]]) -> pytest.MarkDecorator:
+    """Parametrises ``device``, ``name`` and ``precision``: those on a CPU, and all on CUDA."""
+    each = [pytest.param("cpu", *column) for column in on_cpu]
+    each += [pytest.param("cuda", *column, marks=CUDA.marks) for column in CUDA_COLUMNS]
+    return pytest.mark.parametrize(("device", "name", "precision"), each, indirect=["device"])
+
+
+each_column = columns(CPU_COLUMNS)
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from conftest import BACKENDS, COLUMNS, UNIT_ROUNDOFF, make_backend, make_batch, make_task
+from conftest import BACKENDS, UNIT_ROUNDOFF, each_column, make_backend, make_batch, make_task
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +36,7 @@ def sum_of_magnitudes(params, x, y, loss):
 
 
 MANUAL = ["scratch", "fused"]  # no autograd: gradients, scaling and skipping are this project's own
+SCALED = ["amp", "amp_graph", *MANUAL]  # with a loss scale
 
 
 def assert_as_good_as_peer(name, task, precision, device, engine, seed):
@@ -83,7 +84,7 @@ def test_manual_gradients(device, name, precision, loss):
     assert_as_good_as_peer(name, make_task(loss=loss, hidden=[64, 48]), precision, device, "native", seed=5)
 
 
-@pytest.mark.parametrize("name", ["amp", *MANUAL])
+@pytest.mark.parametrize("name", SCALED)
 def test_loss_scaling_saves_gradients_that_fp16_would_lose(device, name):
     """Output 0, targets 2^-20: the output's gradient is 2^-27, which is 0 in fp16; times 2^16 it is exact.
 
@@ -133,7 +134,7 @@ def test_softmax_of_any_logits_is_that_of_float64(device, size):
     assert (dlogits - logits64.grad).abs().max().item() <= 2 * error / 64
 
 
-@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+@each_column
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_step_is_sgd_on_fp32_masters(device, name, precision, momentum):
     task = make_task(momentum=momentum)
@@ -156,7 +157,7 @@ def test_a_step_is_sgd_on_fp32_masters(device, name, precision, momentum):
             torch.testing.assert_close(p, before[k] - task.lr * velocity[k], rtol=4 * 2.0**-24, atol=4 * 2.0**-26)
 
 
-@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+@each_column
 def test_all_start_alike_and_leave_the_initial_weights_alone(device, name, precision):
     task = make_task()
     initial = {k: p.to(device) for k, p in mlp.init_params(task.sizes, 0).items()}
@@ -168,7 +169,7 @@ def test_all_start_alike_and_leave_the_initial_weights_alone(device, name, preci
     assert mlp.fingerprint(initial) == expected
 
 
-@pytest.mark.parametrize("name", ["amp", *MANUAL])
+@pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("policy", [StaticLossScale(2.0**60), DynamicLossScale(2.0**60)])
 def test_overflow_leaves_parameters_and_optimizer_bit_identical(device, name, policy):
     task = make_task(momentum=0.9)
@@ -186,9 +187,7 @@ def test_overflow_leaves_parameters_and_optimizer_bit_identical(device, name, po
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_scale_trajectory_and_skipped_steps_equal_amps(device, precision):
     task = make_task(hidden=[64], lr=0.5)
-    backends = [
-        make_backend(n, task, precision, device, DynamicLossScale(2.0**30, growth_interval=4)) for n in ("amp", *MANUAL)
-    ]
+    backends = [make_backend(n, task, precision, device, DynamicLossScale(2.0**30, growth_interval=4)) for n in SCALED]
     trajectories = []
     for backend in backends:
         trajectory = []
@@ -200,14 +199,15 @@ def test_scale_trajectory_and_skipped_steps_equal_amps(device, precision):
             train.step(backend, x, y)
             trajectory.append((scale, bool(backend.skipped)))
         trajectories.append(trajectory)
-    assert trajectories[0] == trajectories[1] == trajectories[2]
+    assert all(trajectory == trajectories[0] for trajectory in trajectories)
     skipped = sum(s for _, s in trajectories[0])
     assert 4 <= skipped < 40
 
 
-def test_static_scale_of_amp_never_moves(device):
+@pytest.mark.parametrize("name", ["amp", "amp_graph"])
+def test_static_scale_of_grad_scaler_never_moves(device, name):
     task = make_task()
-    backend = make_backend("amp", task, "fp16", device, StaticLossScale(128.0))
+    backend = make_backend(name, task, "fp16", device, StaticLossScale(128.0))
     for seed in range(5):
         x, y = make_batch(task, device, seed)
         x[0, 0] = math.inf if seed == 2 else x[0, 0]
@@ -216,18 +216,18 @@ def test_static_scale_of_amp_never_moves(device):
         assert float(backend.loss_scale()) == 128.0
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_without_loss_scaling_nothing_is_checked(name):
+@each_column
+def test_without_loss_scaling_nothing_is_checked(device, name, precision):
     task = make_task()
-    x, y = make_batch(task, CPU)
+    x, y = make_batch(task, device)
     x[0, 0] = math.nan
-    backend = make_backend(name, task, "fp32" if name == "fp32" else "bf16", CPU)
+    backend = make_backend(name, task, precision, device)
     train.step(backend, x, y)
     assert not backend.skipped
     assert backend.master_params()["b1"].isnan().any()
 
 
-@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+@each_column
 def test_state_dict_continues_bit_for_bit(device, name, precision, tmp_path):
     task = make_task(momentum=0.9)
     scaled = name != "fp32"
@@ -250,13 +250,13 @@ def test_state_dict_continues_bit_for_bit(device, name, precision, tmp_path):
     assert mlp.fingerprint(whole.master_params()) == mlp.fingerprint(resumed.master_params())
 
 
-@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+@each_column
 def test_observed_dtypes_are_what_the_precision_promises(device, name, precision):
     task = make_task()
     backend = make_backend(name, task, precision, device)
     loss = train.step(backend, *make_batch(task, device))
     assert (loss.dtype, loss.shape, loss.device.type) == (torch.float32, (), device.type)
-    gradients = "fp32" if name == "amp" else precision  # autograd casts them back before anybody sees them
+    gradients = "fp32" if name.startswith("amp") else precision  # autograd casts them back before anybody sees them
     assert backend.dtypes() == {
         "params": "fp32", "activations": precision, "loss": "fp32", "gradients": gradients, "optimizer": "fp32",
     }  # fmt: skip
@@ -270,7 +270,7 @@ def test_activations_stay_in_compute_dtype_inside_scratch(device):
     assert [tuple(z.shape) for z in backend.z] == [(32, width) for width in task.sizes[:-1]]
 
 
-@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+@each_column
 def test_training_learns_a_batch_by_heart(device, name, precision):
     task = make_task(lr=0.3, hidden=[64], momentum=0.9)
     backend = make_backend(name, task, precision, device, DynamicLossScale() if precision == "fp16" else None)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import BACKENDS, COLUMNS, make_backend, make_batch, make_task
+from conftest import BACKENDS, each_column, make_backend, make_batch, make_task
 from judging import dataset_of, examined
 
 from mpcompare import examine, mlp
@@ -17,7 +17,7 @@ TASK = make_task(in_features=40, samples=32 * 25)
 DATA = dataset_of(TASK)
 
 
-@pytest.mark.parametrize(("name", "precision"), COLUMNS)
+@each_column
 def test_a_right_backend_updates_within_fp32_and_equals_a_new_one_from_its_weights(name, precision, device):
     task = make_task(in_features=40, samples=32 * 25, momentum=0.9)
     policy = DynamicLossScale() if precision == "fp16" else NoLossScale()

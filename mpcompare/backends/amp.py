@@ -20,9 +20,9 @@ def grad_scaler(policy: LossScale, device: str) -> torch.amp.GradScaler:
         return torch.amp.GradScaler(device, enabled=False)
     if isinstance(policy, DynamicLossScale):
         if policy.min_scale != 0:
-            raise InputError("loss_scale.min_scale", policy.min_scale, "GradScaler has no floor, backend=amp accepts 0")
+            raise InputError("loss_scale.min_scale", policy.min_scale, "GradScaler has no floor, its backends accept 0")
         if policy.hysteresis != 1:
-            raise InputError("loss_scale.hysteresis", policy.hysteresis, "GradScaler has none, backend=amp accepts 1")
+            raise InputError("loss_scale.hysteresis", policy.hysteresis, "GradScaler has none, its backends accept 1")
         return torch.amp.GradScaler(
             device,
             init_scale=policy.init_scale,

@@ -1,0 +1,194 @@
+"""What people use instead of plain amp: one CUDA graph."""
+
+import io
+import math
+from functools import partial
+
+import pandas as pd
+import pytest
+import torch
+from conftest import BACKENDS, SMALL, make_backend, make_batch, make_task
+from judging import dataset_of, examined
+
+from mpcompare import memory, meter, mlp, train
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.fused import Fused
+from mpcompare.graph import WARMUP
+from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
+from mpcompare.report.verdict import judge_run
+
+CPU = torch.device("cpu")
+
+
+class EagerGraph(Amp):
+    """What amp_graph captures, run as it is: amp with fused SGD."""
+
+    def __init__(self, params, task, precision, loss_scale, engine):
+        super().__init__(params, task, precision, loss_scale, engine)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=task.lr, momentum=task.momentum, fused=True)
+        self.optimizer.register_step_post_hook(self._stepped)
+
+    def _stepped(self, *_):
+        self.skipped = bool(getattr(self.optimizer, "found_inf", False))
+
+
+def stream(task, device, steps, infinite=()):
+    """Batches, some of them with an infinite input."""
+    for number in range(steps):
+        x, y = make_batch(task, device, number)
+        if number in infinite:
+            x[0, 0] = math.inf
+        yield x, y
+
+
+def bits(tensors):
+    return mlp.fingerprint({name: t.contiguous() for name, t in tensors.items()})
+
+
+def trajectory(backend, batches):
+    """Step by step all that can be seen of it, bit for bit: NaN is equal to itself here."""
+    for x, y in batches:
+        scale = float(backend.loss_scale())
+        loss = backend.forward(x, y).clone()
+        backend.backward()
+        backend.unscale()
+        grads = bits(backend.grads())
+        backend.step()
+        backend.update()
+        yield scale, bits({"loss": loss}), grads, bool(backend.skipped), bits(backend.master_params())
+
+
+@pytest.fixture
+def empty_is_nan(monkeypatch):
+    """What torch does not initialize holds NaN."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# ---- amp_graph
+
+GRAPHS = [
+    pytest.param(EagerGraph, BACKENDS["amp_graph"], id="amp_graph"),
+    pytest.param(partial(Fused, graph=False), partial(Fused, graph=True), id="fused"),
+]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [NoLossScale(), StaticLossScale(512.0), DynamicLossScale(2.0**10, growth_interval=3)],
+    ids=lambda policy: policy.name,
+)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+@pytest.mark.parametrize(("eager", "graphed"), GRAPHS)
+def test_the_graph_is_the_eager_step_bit_for_bit(device, eager, graphed, loss, momentum, policy):
+    task = make_task(loss=loss, momentum=momentum)
+    params = {name: p.to(device) for name, p in mlp.init_params(task.sizes, 0).items()}
+    scaled = not isinstance(policy, NoLossScale)
+    # One overflow in the warm-up and two in the graph, of which one is followed by good steps until the scale grows.
+    infinite = (1, 6, 13) if scaled else ()
+    seen = [
+        list(trajectory(backend(params, task, "fp16", policy_of(policy), "auto"), stream(task, device, 16, infinite)))
+        for backend in (eager, graphed)
+    ]
+    assert seen[0] == seen[1]
+    assert [number for number, step in enumerate(seen[1]) if step[3]] == list(infinite)
+    assert len({step[4] for step in seen[1]}) == 16 - len(infinite)  # every other step moves the weights
+    if isinstance(policy, DynamicLossScale):
+        scales = [step[0] / 2.0**10 for step in seen[1]]
+        assert scales == [1, 1, 0.5, 0.5, 0.5, 1, 1, 0.5, 0.5, 0.5, 1, 1, 1, 2, 1, 1]
+
+
+def policy_of(policy):
+    """A fresh one of the same rules."""
+    return type(policy)(**{k: getattr(policy, k) for k in ("init_scale", "growth_interval") if hasattr(policy, k)})
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (4, 4), (4, 0)])
+def test_a_graph_continues_from_a_state_whether_it_is_captured_or_not(device, before, after):
+    """``before`` steps of the one whose state is taken, ``after`` steps of the one that takes it: 2 are warm-up."""
+    task = make_task(momentum=0.9)
+
+    def new(seed):
+        policy = DynamicLossScale(2.0**10, growth_interval=3)
+        return make_backend("amp_graph", task, "fp16", device, policy, seed=seed)
+
+    whole, resumed = new(0), new(1)
+    list(trajectory(whole, stream(task, device, before)))
+    list(trajectory(resumed, stream(task, device, after, infinite=(2,))))
+    state = torch.load(saved(whole), weights_only=True)
+    resumed.load_state_dict(state)
+    rest = list(stream(task, device, 6, infinite=(1,)))
+    assert list(trajectory(whole, rest)) == list(trajectory(resumed, rest))
+
+
+def saved(backend):
+    """Its state as a file has it."""
+    file = io.BytesIO()
+    torch.save(backend.state_dict(), file)
+    file.seek(0)
+    return file
+
+
+def test_a_skipped_first_step_leaves_no_momentum(device, empty_is_nan):
+    """torch's fused SGD makes its buffers in the first step, and leaves them as memory happens to be if it skips it."""
+    task = make_task(momentum=0.9)
+    backend = make_backend("amp_graph", task, "fp16", device, DynamicLossScale(1024.0))
+    x, y = make_batch(task, device)
+    train.step(backend, torch.full_like(x, math.inf), y)
+    assert backend.skipped
+    before = {k: p.clone() for k, p in backend.master_params().items()}
+    backend.forward(x, y)
+    backend.backward()
+    backend.unscale()
+    grads = {k: g.clone() for k, g in backend.grads().items()}
+    backend.step()
+    for k, p in backend.master_params().items():
+        torch.testing.assert_close(p, before[k] - task.lr * grads[k], rtol=2.0**-22, atol=2.0**-24)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_the_verdict_on_a_graph_is_same(device, precision):
+    task = make_task(in_features=40, hidden=[64], samples=32 * 30, momentum=0.9)
+    dataset = dataset_of(task)
+    amp, graph = (
+        examined(name, BACKENDS[name], task, dataset, precision, noise=2 * (name == "amp"), device=device.type)
+        for name in ("amp", "amp_graph")
+    )
+    verdict = judge_run(graph, amp)
+    assert (verdict.word, verdict.unchecked) == ("same", []), verdict.because
+
+
+def test_the_memory_of_a_graph_is_amps_and_a_batch_of_its_own(recorded_graphs):
+    """Of the warm-up: on a CPU a recorded graph keeps every tensor it makes."""
+    task = make_task(in_features=512, hidden=[640, 512], batch_size=512, momentum=0.9)
+    x, y = make_batch(task, CPU)
+    measured, models = [], []
+    for name in ("amp", "amp_graph"):
+
+        def warm_up(name=name):
+            backend = make_backend(name, task, "bf16", CPU)
+            for _ in range(WARMUP):
+                train.step(backend, x, y)
+
+        measured.append(meter.peak_memory(CPU, warm_up).bytes)
+        models.append(memory.allocated_bytes(BACKENDS[name].memory_model(task, "bf16", "torch")))
+    assert models[1] - models[0] == x.nbytes + y.nbytes
+    assert measured[1] - measured[0] == pytest.approx(x.nbytes + y.nbytes, rel=0.01, abs=64 * task.batch_size)
+
+
+def test_what_needs_a_gpu_is_a_row_that_says_so_and_the_others_finish(cli, tmp_path):
+    folder = tmp_path / "sweep"
+    ended = cli("-m", "backend=amp,amp_graph", *SMALL, "hydra/launcher=basic", "device=cpu",
+                f"hydra.sweep.dir={folder}")  # fmt: skip
+    assert ended.code == 1
+    table = pd.read_csv(folder / "report" / "summary.csv")
+    assert table["status"].tolist() == ["ok", "failed"]
+    assert table["error"].tolist()[1:] == [
+        "backend=amp_graph needs a CUDA GPU: its step is a CUDA graph, this run is on cpu",
+    ]
+    for error in table["error"][1:]:
+        assert error in ended.out
+    assert "Traceback" not in ended.out + ended.err

@@ -14,6 +14,7 @@ from graphs import recorded_graphs  # noqa: F401 - a fixture
 from mpcompare import mlp
 from mpcompare.backend import Backend
 from mpcompare.backends.amp import Amp
+from mpcompare.backends.amp_compile import AmpCompile
 from mpcompare.backends.amp_graph import AmpGraph
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.fused import Fused
@@ -29,12 +30,12 @@ CUDA = pytest.param(
     "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 )
 BACKENDS: dict[str, type[Backend]] = {
-    "fp32": Fp32, "amp": Amp, "amp_graph": AmpGraph, "scratch": Scratch,
+    "fp32": Fp32, "amp": Amp, "amp_graph": AmpGraph, "amp_compile": AmpCompile, "scratch": Scratch,
     "fused": Fused,
 }  # fmt: skip
 # Every backend in every precision, but TF32, which the harness allows and not the backend.
 CUDA_COLUMNS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if p != "tf32"]
-CPU_COLUMNS = CUDA_COLUMNS
+CPU_COLUMNS = [(name, p) for name, p in CUDA_COLUMNS if name != "amp_compile"]  # compiles for seconds: test_peers.py
 
 
 def columns(on_cpu: list[tuple[str, str]]) -> pytest.MarkDecorator:

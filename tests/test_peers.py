@@ -1,16 +1,22 @@
-"""What people use instead of plain amp: one CUDA graph."""
+"""What people use instead of plain amp: one CUDA graph, torch.compile."""
 
 import io
+import json
 import math
 from functools import partial
+from itertools import pairwise
 
 import pandas as pd
 import pytest
 import torch
-from conftest import BACKENDS, SMALL, make_backend, make_batch, make_task
+from conftest import BACKENDS, CUDA, SMALL, make_backend, make_batch, make_task
 from judging import dataset_of, examined
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.utils import counters
 
 from mpcompare import memory, meter, mlp, train
+from mpcompare.backend import BackendUnavailable
+from mpcompare.backends import amp_compile
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
 from mpcompare.graph import WARMUP
@@ -192,3 +198,122 @@ def test_what_needs_a_gpu_is_a_row_that_says_so_and_the_others_finish(cli, tmp_p
     for error in table["error"][1:]:
         assert error in ended.out
     assert "Traceback" not in ended.out + ended.err
+
+
+# ---- amp_compile: on a CPU few tests of one shape, because each shape and precision takes seconds to compile
+
+
+TINY = {"hidden": [24], "momentum": 0.9}
+
+
+@pytest.fixture(params=["cpu", CUDA], scope="module")
+def compiled(request):
+    """A device, and the task that has been compiled there in fp16."""
+    device, task = torch.device(request.param), make_task(**TINY)
+    train.step(make_backend("amp_compile", task, "fp16", device), *make_batch(task, device))
+    return device, task
+
+
+def test_fresh_instances_compile_nothing(compiled):
+    """As the harness makes them, one for each block, from other weights and with another loss scale."""
+    device, task = compiled
+    graphs = counters["stats"]["unique_graphs"]
+    for seed in range(20):
+        policy = DynamicLossScale(2.0**seed) if seed % 2 else NoLossScale()
+        backend = make_backend("amp_compile", task, "fp16", device, policy, seed=seed)
+        for x, y in stream(task, device, 3):
+            train.step(backend, x, y)
+    assert counters["stats"]["unique_graphs"] == graphs > 0
+
+
+def test_one_shape_too_many_is_an_error_and_not_an_eager_step(compiled):
+    device, _ = compiled
+    other = make_task(**{**TINY, "batch_size": 16})
+    backend = make_backend("amp_compile", other, "fp16", device)
+    with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(FailOnRecompileLimitHit):
+        backend.forward(*make_batch(other, device))
+
+
+def test_compiled_gradients_are_as_good_as_amps(compiled):
+    device, task = compiled
+    x, y = make_batch(task, device)
+    errors = {}
+    for name in ("amp", "amp_compile"):
+        backend = make_backend(name, task, "fp16", device, StaticLossScale(1024.0))
+        _, exact = mlp.oracle(backend.master_params(), x, y, task.loss)
+        loss = backend.forward(x, y)
+        backend.backward()
+        backend.unscale()
+        assert (loss.dtype, loss.shape) == (torch.float32, ())
+        errors[name] = {
+            k: ((g.double() - exact[k]).norm() / exact[k].norm()).item() for k, g in backend.grads().items()
+        }
+    for k, error in errors["amp_compile"].items():
+        assert error <= 2 * errors["amp"][k] + 2 * 2.0**-11, k
+
+
+def test_scale_and_skips_of_a_compiled_step_are_amps(compiled):
+    device, task = compiled
+    seen = []
+    for name in ("amp", "amp_compile"):
+        backend = make_backend(name, task, "fp16", device, DynamicLossScale(2.0**10, growth_interval=3))
+        steps = list(trajectory(backend, stream(task, device, 12, infinite=(0, 6))))
+        seen.append([(scale, skipped) for scale, _, _, skipped, _ in steps])
+        same_weights = [before[4] == after[4] for before, after in pairwise(steps)]
+        assert [number for number, same in enumerate(same_weights, start=1) if same] == [6]
+        assert backend.dtypes() == {
+            "params": "fp32", "activations": "fp16", "loss": "fp32", "gradients": "fp32", "optimizer": "fp32",
+        }  # fmt: skip
+    assert seen[0] == seen[1]
+    assert [number for number, (_, skipped) in enumerate(seen[1]) if skipped] == [0, 6]
+
+
+def test_a_compiled_step_continues_from_a_state_bit_for_bit(compiled):
+    device, task = compiled
+
+    def new(seed):
+        return make_backend(
+            "amp_compile", task, "fp16", device, DynamicLossScale(2.0**10, growth_interval=3), seed=seed
+        )
+
+    whole, resumed = new(0), new(1)
+    for backend in (whole, resumed):
+        list(trajectory(backend, stream(task, device, 4)))
+    resumed.load_state_dict(torch.load(saved(whole), weights_only=True))
+    rest = list(stream(task, device, 4, infinite=(1,)))
+    assert list(trajectory(whole, rest)) == list(trajectory(resumed, rest))
+
+
+def test_the_verdict_on_a_compiled_step_is_same(compiled):
+    device, task = compiled
+    dataset = dataset_of(task)
+    amp, compiled_amp = (
+        examined(name, BACKENDS[name], task, dataset, "fp16", noise=2 * (name == "amp"), device=device.type)
+        for name in ("amp", "amp_compile")
+    )
+    verdict = judge_run(compiled_amp, amp)
+    assert (verdict.word, verdict.unchecked) == ("same", []), verdict.because
+
+
+def test_a_compiled_run_says_nothing_of_how_it_was_compiled(cli, tmp_path):
+    folder = tmp_path / "run"
+    graphs = counters["stats"]["unique_graphs"]
+    ended = cli(*SMALL, "backend=amp_compile", "device=cpu", f"hydra.run.dir={folder}")
+    assert (ended.code, ended.err) == (0, "")
+    assert len(ended.out.splitlines()) == 1
+    assert counters["stats"]["unique_graphs"] == graphs + 1  # blocks, phases, memory, examination: one program
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["precision"], result["dtypes"]["activations"]) == ("bf16", "bf16")
+    assert result["memory_model"] == {}
+    assert result["peak_memory_bytes_analytic"] is None
+
+
+def test_nothing_to_compile_with_is_said_at_construction(monkeypatch):
+    with (
+        torch._inductor.config.patch({"cpp.cxx": (None, "/nowhere/g++")}),
+        pytest.raises(BackendUnavailable, match="backend=amp_compile needs a C\\+\\+ compiler"),
+    ):
+        make_backend("amp_compile", make_task(), "bf16", CPU)
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    with pytest.raises(BackendUnavailable, match="backend=amp_compile needs Triton"):
+        amp_compile.require_compiler("cuda")

@@ -19,6 +19,7 @@ from mpcompare.backends.amp_graph import AmpGraph
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.fused import Fused
 from mpcompare.backends.scratch import Scratch
+from mpcompare.backends.tf32 import Tf32
 from mpcompare.loss_scale import LossScale, NoLossScale
 
 hypothesis.settings.register_profile("mpcompare", deadline=None, derandomize=True, max_examples=30, database=None)
@@ -30,7 +31,7 @@ CUDA = pytest.param(
     "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 )
 BACKENDS: dict[str, type[Backend]] = {
-    "fp32": Fp32, "amp": Amp, "amp_graph": AmpGraph, "amp_compile": AmpCompile, "scratch": Scratch,
+    "fp32": Fp32, "tf32": Tf32, "amp": Amp, "amp_graph": AmpGraph, "amp_compile": AmpCompile, "scratch": Scratch,
     "fused": Fused,
 }  # fmt: skip
 # Every backend in every precision, but TF32, which the harness allows and not the backend.

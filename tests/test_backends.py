@@ -288,16 +288,20 @@ def test_auto_precision_is_fp16_on_cuda_and_bf16_on_a_cpu():
     assert resolve_precision("auto", BACKENDS["scratch"].PRECISIONS, cuda, "scratch") == "fp16"
     assert resolve_precision("auto", BACKENDS["scratch"].PRECISIONS, CPU, "scratch") == "bf16"
     assert resolve_precision("auto", BACKENDS["fp32"].PRECISIONS, cuda, "fp32") == "fp32"
-    assert resolve_precision("tf32", BACKENDS["fp32"].PRECISIONS, cuda, "fp32") == "tf32"
+    assert resolve_precision("tf32", BACKENDS["scratch"].PRECISIONS, cuda, "scratch") == "tf32"
+    for device in (cuda, CPU):  # on a CPU it is the constructor that says no, for a row of the table
+        assert resolve_precision("auto", BACKENDS["tf32"].PRECISIONS, device, "tf32") == "tf32"
 
 
 @pytest.mark.parametrize(
     ("precision", "name", "message"),
     [
         ("fp8", "scratch", "precision=fp8: expected one of auto, fp32, tf32, fp16, bf16"),
-        ("fp16", "fp32", "precision=fp16: backend=fp32 accepts one of auto, fp32, tf32"),
+        ("fp16", "fp32", "precision=fp16: backend=fp32 accepts one of auto, fp32"),
         ("fp32", "amp", "precision=fp32: backend=amp accepts one of auto, fp16, bf16"),
+        ("tf32", "fp32", "precision=tf32: backend=fp32 accepts one of auto, fp32"),
         ("tf32", "scratch", "precision=tf32: needs a CUDA device"),
+        ("tf32", "tf32", "precision=tf32: needs a CUDA device"),
     ],
 )
 def test_a_precision_that_cannot_be_had_is_named(precision, name, message):

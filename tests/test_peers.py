@@ -1,4 +1,4 @@
-"""What people use instead of plain amp: one CUDA graph, torch.compile."""
+"""What people use instead of plain amp and fp32: one CUDA graph, torch.compile, TF32."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from judging import dataset_of, examined
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 
-from mpcompare import memory, meter, mlp, train
+from mpcompare import machine, memory, meter, mlp, train
 from mpcompare.backend import BackendUnavailable
 from mpcompare.backends import amp_compile
 from mpcompare.backends.amp import Amp
@@ -185,15 +185,37 @@ def test_the_memory_of_a_graph_is_amps_and_a_batch_of_its_own(recorded_graphs):
     assert measured[1] - measured[0] == pytest.approx(x.nbytes + y.nbytes, rel=0.01, abs=64 * task.batch_size)
 
 
+# ---- tf32
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_tf32_rounds_what_fp32_does_not(device):
+    """Operands with 10 bits after the point, sums in fp32: errors like fp16's, 2^-11, and not like fp32's."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("no TF32 before sm_80")
+    task = make_task(in_features=256, hidden=[256], batch_size=256)
+    x, y = make_batch(task, torch.device(device))
+    errors = {}
+    for name in ("fp32", "tf32"):
+        with machine.tf32(name == "tf32"):
+            backend = make_backend(name, task, name, torch.device(device))
+            _, exact = mlp.oracle(backend.master_params(), x, y, task.loss)
+            backend.forward(x, y)
+            backend.backward()
+            errors[name] = ((backend.grads()["W1"] - exact["W1"]).norm() / exact["W1"].norm()).item()
+    assert errors["fp32"] < 2.0**-18 < errors["tf32"] < 2.0**-6
+
+
 def test_what_needs_a_gpu_is_a_row_that_says_so_and_the_others_finish(cli, tmp_path):
     folder = tmp_path / "sweep"
-    ended = cli("-m", "backend=amp,amp_graph", *SMALL, "hydra/launcher=basic", "device=cpu",
+    ended = cli("-m", "backend=amp,amp_graph,tf32", *SMALL, "hydra/launcher=basic", "device=cpu",
                 f"hydra.sweep.dir={folder}")  # fmt: skip
     assert ended.code == 1
     table = pd.read_csv(folder / "report" / "summary.csv")
-    assert table["status"].tolist() == ["ok", "failed"]
+    assert table["status"].tolist() == ["ok", "failed", "failed"]
     assert table["error"].tolist()[1:] == [
         "backend=amp_graph needs a CUDA GPU: its step is a CUDA graph, this run is on cpu",
+        "backend=tf32 needs a CUDA GPU, this run is on cpu",
     ]
     for error in table["error"][1:]:
         assert error in ended.out

@@ -12,15 +12,15 @@ from mpcompare.loss_scale import LossScale, NoLossScale
 
 
 class Fp32:
-    """``nn.Sequential`` and ``torch.optim.SGD`` in IEEE FP32; ``precision=tf32`` rounds the GEMM's operands on CUDA."""
+    """``nn.Sequential`` and ``torch.optim.SGD`` in IEEE FP32; backend ``tf32`` is the same with TF32 allowed."""
 
-    PRECISIONS = ("fp32", "tf32")
+    PRECISIONS = ("fp32",)
     IDLE_PHASES = ("unscale",)
     engine = "torch"
 
     def __init__(self, params: mlp.Params, task: mlp.Task, precision: str, loss_scale: LossScale, engine: str) -> None:
         if not isinstance(loss_scale, NoLossScale):
-            raise InputError("loss_scale", loss_scale.name, "backend=fp32 accepts one of auto, none")
+            raise InputError("loss_scale", loss_scale.name, f"backend={precision} accepts one of auto, none")
         self.task = task
         self.model = mlp.to_module(params)
         self.weight = next(self.model.parameters())

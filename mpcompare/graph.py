@@ -3,7 +3,10 @@
 https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
 """
 
-from collections.abc import Callable
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -35,8 +38,8 @@ class StepGraph:
 
 
 def warm_up(step: Callable[[], None]) -> None:
-    """Runs ``step`` on a stream of its own, as a capture will: autograd remembers the stream it first ran on."""
-    side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    """Runs ``step`` on the stream of the captures: autograd remembers the one that it first ran on."""
+    side, current = side_stream(), torch.cuda.current_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
         step()
@@ -46,9 +49,33 @@ def warm_up(step: Callable[[], None]) -> None:
 def capture(step: Callable[[], None]) -> Callable[[], None]:
     """Records ``step`` without running it; returns what runs it."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    gc.collect()
+    with without_gc():
+        # torch keeps a workspace for cuBLAS for each stream. Let this graph have one in its own memory: that of an
+        # earlier graph goes with it.
+        if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+            torch._C._cuda_clearCublasWorkspaces()
+        with torch.cuda.graph(graph, stream=side_stream()):
+            step()
     return graph.replay
+
+
+@functools.cache
+def side_stream() -> torch.cuda.Stream:
+    """One for all: each stream that multiplies costs a workspace, 32 MiB on Hopper."""
+    return torch.cuda.Stream()
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """The garbage collector waits: if it destroyed an older graph now, the capture would fail (pytorch PR 161037)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def require_cuda(device: torch.device, backend: str) -> None:

@@ -4,11 +4,12 @@
 #     scripts/gpu_suite.sh OUT [PART...]
 #
 #   build      the native operators, for this GPU           ops        bench_ops.py
-#   tests      pytest -m cuda                               roofline   roofline.py
-#   compile    amp_compile, so that the sweep finds it      memcheck   compute-sanitizer over the operators' tests
-#              in inductor's cache                          racecheck  likewise
-#   sweep      all backends, 16-bit ones in fp16            ncu        the kernels of one step of fused
-#   bf16       fused, scratch and amp in bf16
+#   operators  pytest -m cuda: what the operators compute   roofline   roofline.py
+#   backends   likewise the backends, their graphs too      harness    pytest -m cuda: all other tests
+#   compile    amp_compile, so that the sweep finds it      compiled   likewise those that compile amp_compile
+#              in inductor's cache                          memcheck   compute-sanitizer over the operators' tests
+#   sweep      all backends, 16-bit ones in fp16            racecheck  likewise
+#   bf16       fused, scratch and amp in bf16               ncu        the kernels of one step of fused
 #   steps      bench_steps.py
 #
 # Every part has a time limit; one that fails is named in the end and makes the exit code 1, and the others go on. Of
@@ -108,11 +109,17 @@ sweep() { # BUDGET FOLDER OVERRIDES...
     hydra.launcher.silence_limit_s=75 "${@:3}"
 }
 pytest=("$python" -m pytest -q -p no:cacheprovider -m cuda)
+tests() { # NAME SECONDS ARGUMENTS...
+  part "$1" "$2" "${pytest[@]}" --maxfail=20 --durations=10 --junit-xml="$work/junit-$1.xml" "${@:3}"
+}
+operators=(tests/test_ops.py tests/test_fused_ops.py) backends=(tests/test_backends.py tests/test_peers.py)
+compiling="amp_compile or compiled" # for seconds a shape and precision
 sixteen=fused,scratch,amp,amp_graph
 
 part machine 30 "$python" scripts/describe_machine.py "$work/machine.json" --dataset "$data"
 part build 90 "$python" scripts/build_ops.py
-part tests 110 "${pytest[@]}" --durations=10 --junit-xml="$work/junit.xml"
+tests operators 45 "${operators[@]}"
+tests backends 50 "${backends[@]}" -k "not ($compiling)"
 part compile 75 "$python" scripts/one_step.py amp_compile
 [[ $result == stopped ]] || sixteen+=,amp_compile # it would take the sweep's time from all others
 # shellcheck disable=SC2046 # words without spaces
@@ -122,9 +129,11 @@ part bf16 80 $(sweep 15 bf16 backend=fused,scratch,amp precision=bf16)
 part steps 75 "$python" scripts/bench_steps.py --data "$data" --rounds 9 --csv "$work/steps.csv"
 part ops 45 "$python" scripts/bench_ops.py --csv "$work/ops.csv"
 part roofline 45 "$python" scripts/roofline.py --data "$data" --csv "$work/roofline.csv" --png "$work/roofline.png"
+tests harness 45 tests "${operators[@]/#/--ignore=}" "${backends[@]/#/--ignore=}" -k "not ($compiling)"
+tests compiled 60 tests -k "$compiling"
 
 sanitizer=$(tool compute-sanitizer)
-few=(--hypothesis-profile=few tests/test_fused_ops.py tests/test_ops.py) # it is 10 to 100 times slower
+few=(--hypothesis-profile=few "${operators[@]}") # it is 10 to 100 times slower
 if [[ $sanitizer ]]; then
   for name in memcheck racecheck; do
     part "$name" 50 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$name" --error-exitcode 99 \
@@ -152,7 +161,7 @@ if ((code)); then
 fi
 cp "$out/suite.log" "$work/"
 tar -czf "$out/results.tar.gz" -C "$work" .
-for file in tables.txt machine.json junit.xml roofline.png report/summary.csv; do
+for file in tables.txt machine.json roofline.png report/summary.csv; do
   [[ -f $work/$file ]] && cp "$work/$file" "$out/"
 done
 tail -c 8500 "$work/tables.txt" | tail -n +2 # whole lines, the most important ones

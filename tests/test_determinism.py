@@ -3,7 +3,16 @@
 import json
 
 import pandas as pd
+import pytest
+import torch
 from conftest import CPU_COLUMNS, SMALL, columns
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    yield
+    torch.use_deterministic_algorithms(False)
+
 
 # Wide enough that torch and the native operators split the work between threads.
 WIDE = (*SMALL, "task.hidden=[256]", "task.batch_size=512", "train.steps=8", "train.deterministic=true")

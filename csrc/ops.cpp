@@ -16,12 +16,15 @@ STABLE_TORCH_LIBRARY(mpcompare, m) {
       "gemm_reference(Tensor a, Tensor b, Tensor(c!) out, *, bool trans_a=False, bool trans_b=False, "
       "float alpha=1.0, float beta=0.0) -> ()");
   // out = x w + bias, or relu of that: a layer's forward, rounded once
-  m.def("linear(Tensor x, Tensor w, Tensor bias, Tensor(a!) out, *, bool relu=False, bool search=True) -> ()");
+  m.def(
+      "linear(Tensor x, Tensor w, Tensor bias, Tensor(a!) out, *, bool relu=False, bool search=True, "
+      "bool tf32=False) -> ()");
   // dw = z^T da: a layer's weight gradient
-  m.def("weight_grad(Tensor z, Tensor da, Tensor(a!) dw, *, bool search=True) -> ()");
+  m.def("weight_grad(Tensor z, Tensor da, Tensor(a!) dw, *, bool search=True, bool tf32=False) -> ()");
   // dw = z^T da; then z = da w^T where z > 0, else 0, in place; dbias = column sums of the new z
   m.def(
-      "linear_backward(Tensor da, Tensor w, Tensor(a!) z, Tensor(b!) dw, Tensor(c!) dbias, *, bool search=True) -> ()");
+      "linear_backward(Tensor da, Tensor w, Tensor(a!) z, Tensor(b!) dw, Tensor(c!) dbias, *, bool search=True, "
+      "bool tf32=False) -> ()");
   // loss, and the gradient of loss_scale * loss with respect to logits, and its column sums
   m.def(
       "cross_entropy(Tensor logits, Tensor y, Tensor(a!) dlogits, Tensor(b!) dbias, Tensor(c!) loss, "

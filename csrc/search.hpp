@@ -14,8 +14,8 @@ template <class Problem, class Candidate>
 class Fastest {
  public:
   // The candidate for this problem; none if none works. Where it is not known yet, candidates() lists them, the likely
-  // best first, and time(candidate) tries one: what it took, or less than 0 if it does not work. Of equals the first is
-  // taken. Throws what they throw, and then keeps nothing.
+  // best first, and time(candidate) tries one: what it took, 0 if it is to be taken at once, less than 0 if it does not
+  // work. A later one must be faster by more than the noise. Throws what they throw, and then keeps nothing.
   template <class List, class Time>
   std::optional<Candidate> of(const Problem& problem, List candidates, Time time) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -25,9 +25,10 @@ class Fastest {
     double shortest = std::numeric_limits<double>::infinity();
     for (const Candidate& candidate : candidates()) {
       const double t = time(candidate);
-      if (t < 0 || t >= shortest) continue;
+      if (t < 0 || t >= (1 - NOISE) * shortest) continue;
       best = candidate;
       shortest = t;
+      if (t == 0) break;
     }
     if (!best) unsolved_ += 1;
     return chosen_.emplace(problem, best).first->second;
@@ -40,6 +41,7 @@ class Fastest {
   }
 
  private:
+  static constexpr double NOISE = 0.03;
   std::mutex mutex_;
   std::map<Problem, std::optional<Candidate>> chosen_;
   int64_t unsolved_ = 0;

@@ -100,23 +100,27 @@ def low_gemm(
 
 def linear(x: Tensor, w: Tensor, bias: Tensor, out: Tensor, *, relu: bool = False) -> None:
     """``out = x w + bias``, or relu of it: ``[n, in] [in, out] + [out] -> [n, out]``, rounded once."""
-    torch.ops.mpcompare.linear(x, w, bias, out, relu=relu, search=_may_search())
+    torch.ops.mpcompare.linear(x, w, bias, out, relu=relu, **_choices())
 
 
 def weight_grad(z: Tensor, da: Tensor, dw: Tensor) -> None:
     """``dw = z^T da``: ``[n, in]^T [n, out] -> [in, out]``."""
-    torch.ops.mpcompare.weight_grad(z, da, dw, search=_may_search())
+    torch.ops.mpcompare.weight_grad(z, da, dw, **_choices())
 
 
 def linear_backward(da: Tensor, w: Tensor, z: Tensor, dw: Tensor, dbias: Tensor) -> None:
     """``dw = z^T da``, then ``z = da w^T where z > 0 else 0`` in place, ``[n, out] [in, out]^T -> [n, in]``; ``dbias``
     its column sums."""
-    torch.ops.mpcompare.linear_backward(da, w, z, dw, dbias, search=_may_search())
+    torch.ops.mpcompare.linear_backward(da, w, z, dw, dbias, **_choices())
 
 
-def _may_search() -> bool:
-    """Whether a GPU's fastest algorithm may be found by timing: another run might find another, with other bits."""
-    return not torch.are_deterministic_algorithms_enabled()
+def _choices() -> dict[str, bool]:
+    """What torch allows on a GPU: ``search``, to find the fastest algorithm by timing, since another run might find
+    another, with other bits; ``tf32``, to round fp32 operands."""
+    return {
+        "search": not torch.are_deterministic_algorithms_enabled(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+    }
 
 
 def cross_entropy(logits: Tensor, y: Tensor, dlogits: Tensor, dbias: Tensor, loss: Tensor, loss_scale: Tensor) -> None:

@@ -165,7 +165,7 @@ def check_linear_backward(da, w, z, dw, dbias):
 
 
 # Few outputs and an even number of inputs take one pass on a GPU, as (1000, 40, 3); the others two products.
-BACKWARD_SHAPES = [*SHAPES, (1000, 40, 3), (70, 1030, 10), (300, 66, 16), (9, 2, 1), (257, 514, 12)]
+BACKWARD_SHAPES = [*SHAPES, (1000, 40, 3), (70, 1030, 10), (300, 66, 16), (9, 2, 1), (257, 514, 12), (100, 64, 7)]
 
 
 @DTYPE

@@ -50,7 +50,7 @@ struct MaskAndSum {
   }
 };
 
-void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu, bool /*search*/) {
+void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu, bool /*search*/, bool /*tf32*/) {
   const GemmShape s = check_linear(x, w, bias, out);
   by_dtypes(x, out, [&](auto t, auto c) {
     using T = decltype(t);
@@ -66,12 +66,12 @@ void weight_grad_of(const Tensor& z, const Tensor& da, const Tensor& dw) {
            columns_of<T>(da, leading_dimension(da)), Scale<T>{mutable_data<T>(dw), leading_dimension(dw), 1, 0});
 }
 
-void weight_grad(Tensor z, Tensor da, Tensor dw, bool /*search*/) {
+void weight_grad(Tensor z, Tensor da, Tensor dw, bool /*search*/, bool /*tf32*/) {
   check_weight_grad(z, da, dw);
   by_dtype(z, [&](auto t) { weight_grad_of<decltype(t)>(z, da, dw); });
 }
 
-void linear_backward(Tensor da, Tensor w, Tensor z, Tensor dw, Tensor dbias, bool /*search*/) {
+void linear_backward(Tensor da, Tensor w, Tensor z, Tensor dw, Tensor dbias, bool /*search*/, bool /*tf32*/) {
   const GemmShape s = check_linear_backward(da, w, z, dw, dbias);
   by_dtype(da, [&](auto t) {
     using T = decltype(t);

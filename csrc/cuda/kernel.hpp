@@ -21,9 +21,9 @@ using torch::stable::accelerator::DeviceGuard;
 constexpr int THREADS = 256, WARP = 32, WARPS = THREADS / WARP;
 constexpr int64_t MAX_BLOCKS = 1024;  // of a grid; loops with the grid as their stride do the rest
 
-__device__ inline float widen(float x) { return x; }
-__device__ inline float widen(__half x) { return __half2float(x); }
-__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+__host__ __device__ inline float widen(float x) { return x; }
+__host__ __device__ inline float widen(__half x) { return __half2float(x); }
+__host__ __device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <class T>
 __device__ T narrow(float x);  // to nearest even, overflow to inf
@@ -87,11 +87,10 @@ void by_dtypes(const Tensor& x, const Tensor& y, F f) {
 constexpr int64_t MAX_ROW_BLOCKS = 128;
 
 // First half: partials[b, j] = sum of x_ij over the rows of row block b = blockIdx.y. A thread block is WARPS rows of WARP
-// columns; the columns' loop has the grid as its stride. With dz, x_ij first becomes x_ij <= 0 ? 0 : dz_ij; dz has rows
-// of n elements.
+// columns; the columns' loop has the grid as its stride. With dz, x_ij first becomes x_ij <= 0 ? 0 : dz_ij.
 template <class T>
-__global__ void __launch_bounds__(THREADS) column_sums_kernel(T* x, int64_t ld, const T* dz, int64_t m, int64_t n,
-                                                              int64_t rows, float* partials) {
+__global__ void __launch_bounds__(THREADS) column_sums_kernel(T* x, int64_t ld, const T* dz, int64_t lddz,
+                                                              int64_t m, int64_t n, int64_t rows, float* partials) {
   __shared__ float sums[WARPS][WARP];
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const int64_t begin = blockIdx.y * rows, end = begin + rows < m ? begin + rows : m;
@@ -102,7 +101,7 @@ __global__ void __launch_bounds__(THREADS) column_sums_kernel(T* x, int64_t ld, 
     if (j < n)
       for (int64_t i = begin + warp; i < end; i += WARPS) {
         T& value = x[i * ld + j];
-        if (dz != nullptr) value = widen(value) <= 0 ? narrow<T>(0) : dz[i * n + j];
+        if (dz != nullptr) value = widen(value) <= 0 ? narrow<T>(0) : dz[i * lddz + j];
         sum += widen(value);
       }
     sums[warp][lane] = sum;
@@ -128,13 +127,13 @@ __global__ void __launch_bounds__(THREADS) add_partials_kernel(const float* part
 
 // dbias_j = sum_i x_ij; with dz, x is masked first, in place.
 template <class T>
-void column_sums(const Tensor& x, const T* dz, const Tensor& dbias, cudaStream_t stream) {
+void column_sums(const Tensor& x, const T* dz, int64_t lddz, const Tensor& dbias, cudaStream_t stream) {
   const int64_t m = x.size(0), n = x.size(1);
   const int64_t rows = ceil_div(m, std::min(ceil_div(m, WARPS), MAX_ROW_BLOCKS)), row_blocks = ceil_div(m, rows);
   const Tensor partials = torch::stable::new_empty(x, {row_blocks, n}, ScalarType::Float);
   const dim3 grid(grid_of(n, WARP), static_cast<unsigned>(row_blocks));
-  column_sums_kernel<T><<<grid, THREADS, 0, stream>>>(mutable_data<T>(x), leading_dimension(x), dz, m, n, rows,
-                                                      mutable_data<float>(partials));
+  column_sums_kernel<T><<<grid, THREADS, 0, stream>>>(mutable_data<T>(x), leading_dimension(x), dz, lddz, m, n,
+                                                      rows, mutable_data<float>(partials));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   add_partials_kernel<T><<<grid_of(n, THREADS), THREADS, 0, stream>>>(data<float>(partials), row_blocks, n,
                                                                       mutable_data<T>(dbias));

@@ -153,40 +153,43 @@ void few_outputs_backward(const Tensor& da, const Tensor& w, const Tensor& z, co
 }
 
 // out = op(a) op(b), by cuBLAS where cublasLt cannot.
-void matmul(const Tensor& a, const Tensor& b, Tensor out, bool trans_a, bool trans_b, bool search) {
-  if (!lt_matmul(a, b, out, trans_a, trans_b, Store::plain, nullptr, search))
+void matmul(const Tensor& a, const Tensor& b, Tensor out, bool trans_a, bool trans_b, Choices choices) {
+  if (!lt_matmul(a, b, out, trans_a, trans_b, Store::plain, nullptr, choices))
     cublas_gemm(a, b, out, trans_a, trans_b, 1.0, 0.0);
 }
 
-void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu, bool search) {
+void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu, bool search, bool tf32) {
   const auto [M, N, K, ldx, ldw, ld] = check_linear(x, w, bias, out);
-  const Store store = relu ? Store::bias_relu : Store::bias;
-  // cublasLt takes a bias of the output's dtype only.
-  if (out.scalar_type() == bias.scalar_type() &&
-      lt_matmul(x, w, out, false, false, store, bias.const_data_ptr(), search))
-    return;
+  const auto by_lt = [&](Store store) {  // which takes a bias of the output's dtype only
+    return out.scalar_type() == bias.scalar_type() &&
+           lt_matmul(x, w, out, false, false, store, bias.const_data_ptr(), {search, tf32});
+  };
+  if (relu && by_lt(Store::bias_relu)) return;
+  const bool has_bias = by_lt(Store::bias);
   const DeviceGuard device(out.get_device_index());
   const cudaStream_t stream = current_stream(out);
   const unsigned grid = grid_of(M * N, THREADS);
   by_dtypes(bias, out, [&, M = M, N = N, ld = ld](auto t, auto o) {
     using T = decltype(t);
     using C = decltype(o);
-    // Rows of bias, exact in C, then + x w by beta = 1: one rounding.
-    fill_rows_kernel<T, C><<<grid, THREADS, 0, stream>>>(mutable_data<C>(out), ld, data<T>(bias), M, N);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-    cublas_gemm(x, w, out, false, false, 1.0, 1.0);
+    if (!has_bias) {
+      // Rows of bias, exact in C, then + x w by beta = 1: one rounding.
+      fill_rows_kernel<T, C><<<grid, THREADS, 0, stream>>>(mutable_data<C>(out), ld, data<T>(bias), M, N);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      cublas_gemm(x, w, out, false, false, 1.0, 1.0);
+    }
     if (!relu) return;
     relu_kernel<C><<<grid, THREADS, 0, stream>>>(mutable_data<C>(out), ld, M, N);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }
 
-void weight_grad(Tensor z, Tensor da, Tensor dw, bool search) {
+void weight_grad(Tensor z, Tensor da, Tensor dw, bool search, bool tf32) {
   check_weight_grad(z, da, dw);
-  matmul(z, da, dw, true, false, search);
+  matmul(z, da, dw, true, false, {search, tf32});
 }
 
-void linear_backward(Tensor da, Tensor w, Tensor z, Tensor dw, Tensor dbias, bool search) {
+void linear_backward(Tensor da, Tensor w, Tensor z, Tensor dw, Tensor dbias, bool search, bool tf32) {
   check_linear_backward(da, w, z, dw, dbias);
   const DeviceGuard device(z.get_device_index());
   const cudaStream_t stream = current_stream(z);
@@ -200,10 +203,12 @@ void linear_backward(Tensor da, Tensor w, Tensor z, Tensor dw, Tensor dbias, boo
                                       : few_outputs_backward<T, 16>;
       return backward(da, w, z, dw, dbias, stream);
     }
-    matmul(z, da, dw, true, false, search);
-    const Tensor dz = torch::stable::new_empty(z, {z.size(0), z.size(1)});
-    matmul(da, w, dz, false, true, search);
-    column_sums<T>(z, data<T>(dz), dbias, stream);
+    matmul(z, da, dw, true, false, {search, tf32});
+    const int64_t n = z.size(0), h = z.size(1), aligned = ceil_div(h, 8) * 8;  // rows 16 bytes apart, as Lt likes them
+    Tensor padded = torch::stable::new_empty(z, {n, aligned});
+    const Tensor dz = torch::stable::narrow(padded, 1, 0, h);
+    matmul(da, w, dz, false, true, {search, tf32});
+    column_sums<T>(z, data<T>(dz), aligned, dbias, stream);
   });
 }
 

@@ -100,7 +100,7 @@ void cross_entropy(Tensor logits, Tensor y, Tensor dlogits, Tensor dbias, Tensor
                                                              data<float>(loss_scale), mutable_data<T>(dlogits),
                                                              mutable_data<double>(partials));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
-    column_sums<T>(dlogits, nullptr, dbias, stream);
+    column_sums<T>(dlogits, nullptr, 0, dbias, stream);
   });
   mean(partials, static_cast<double>(s.n), loss, stream);
 }
@@ -117,7 +117,7 @@ void mse(Tensor output, Tensor y, Tensor doutput, Tensor dbias, Tensor loss, Ten
     mse_kernel<T, L><<<grid, THREADS, 0, stream>>>(data<L>(output), data<float>(y), s, data<float>(loss_scale),
                                                    mutable_data<T>(doutput), mutable_data<double>(partials));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
-    column_sums<T>(doutput, nullptr, dbias, stream);
+    column_sums<T>(doutput, nullptr, 0, dbias, stream);
   });
   mean(partials, static_cast<double>(s.n) * static_cast<double>(s.c), loss, stream);
 }

@@ -79,26 +79,60 @@ inline uint32_t lt_alignment(const void* p) {
   return bytes;
 }
 
-// IEEE fp32 unless torch allows TF32, which it says by its handle's math mode.
-inline cublasComputeType_t lt_compute_type(const Tensor& x) {
-  if (x.scalar_type() != ScalarType::Float) return CUBLAS_COMPUTE_32F;
-  void* handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(torch_get_current_cuda_blas_handle(&handle));
-  cublasMath_t mode{};
-  check(cublasGetMathMode(static_cast<cublasHandle_t>(handle), &mode), "cublasGetMathMode");
-  const bool tf32 = (static_cast<int>(mode) & 0xf) == CUBLAS_TF32_TENSOR_OP_MATH;
-  return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+// What the caller leaves open: whether the fastest algorithm may be searched by timing, and fp32 operands rounded.
+struct Choices {
+  bool search, tf32;
+};
+
+inline cublasComputeType_t lt_compute_type(const Tensor& x, bool tf32) {
+  return tf32 && x.scalar_type() == ScalarType::Float ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
+
+// Milliseconds of what lies between construction and stop(), on the stream.
+class Timer {
+ public:
+  explicit Timer(cudaStream_t stream) : stream_(stream) {
+    STD_CUDA_CHECK(cudaEventCreate(&begin_));
+    STD_CUDA_CHECK(cudaEventCreate(&end_));
+    STD_CUDA_CHECK(cudaEventRecord(begin_, stream_));
+  }
+  ~Timer() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+  float stop() {
+    float ms = 0;
+    STD_CUDA_CHECK(cudaEventRecord(end_, stream_));
+    STD_CUDA_CHECK(cudaEventSynchronize(end_));
+    STD_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_, end_));
+    return ms;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t begin_{}, end_{};
+};
+
+// Whether the first element of x is NaN; waits for it.
+inline bool starts_with_nan(const Tensor& x, cudaStream_t stream) {
+  bool found = false;
+  by_dtype(x, [&](auto first) {
+    STD_CUDA_CHECK(cudaMemcpyAsync(&first, x.const_data_ptr(), sizeof first, cudaMemcpyDeviceToHost, stream));
+    STD_CUDA_CHECK(cudaStreamSynchronize(stream));
+    found = widen(first) != widen(first);
+  });
+  return found;
 }
 
 // out = op(a) op(b), or that + bias, or relu of that; false if cublasLt has no algorithm for it. out, which has the
 // operands' dtype, is written several times where an algorithm is searched. Not during a capture: to wait would end it.
 inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool trans_a, bool trans_b, Store store,
-                      const void* bias, bool search) {
+                      const void* bias, Choices choices) {
   const int device = out.get_device_index();
   const DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(out);
   const cublasLtHandle_t lt = lt_handle(device);
-  const cublasComputeType_t compute = lt_compute_type(out);
+  const cublasComputeType_t compute = lt_compute_type(out, choices.tf32);
 
   cublasLtMatmulDesc_t made = nullptr;
   check(cublasLtMatmulDescCreate(&made, compute, CUDA_R_32F), "cublasLtMatmulDescCreate");
@@ -116,7 +150,6 @@ inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool 
     const float one = 1, zero = 0;  // of the scale type, fp32
     const int64_t bytes = static_cast<int64_t>(candidate.workspace);
     const Tensor workspace = torch::stable::new_empty(out, {bytes}, ScalarType::Byte);
-    if (bytes > lt_workspace) lt_workspace = bytes;
     return cublasLtMatmul(lt, desc.get(), &one, b.const_data_ptr(), layout_a.get(), a.const_data_ptr(), layout_b.get(),
                           &zero, out.const_data_ptr(), layout_d.get(), out.mutable_data_ptr(), layout_d.get(),
                           &candidate.algorithm, workspace.mutable_data_ptr(), candidate.workspace, stream);
@@ -149,27 +182,34 @@ inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool 
     return list;
   };
 
+  // The documents say max(x, 0) of relu and nothing of NaN, which must pass: what a bias of NaN gives is looked at.
+  const auto relu_keeps_nan = [&](const LtCandidate& candidate) {
+    const int64_t n = out.size(1);
+    Tensor nans = torch::stable::new_empty(out, {n});
+    STD_CUDA_CHECK(cudaMemsetAsync(nans.mutable_data_ptr(), 0xff, n * out.element_size(), stream));  // in all dtypes
+    const void* const nan_bias = nans.const_data_ptr();
+    lt_set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, nan_bias);
+    check(run(candidate), "cublasLtMatmul");
+    lt_set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    return starts_with_nan(out, stream);
+  };
+
   const auto time = [&](const LtCandidate& candidate) -> double {
-    if (run(candidate) != CUBLAS_STATUS_SUCCESS) return -1;
-    if (!search) return 0;  // the first that works
-    cudaEvent_t begin{}, end{};
-    STD_CUDA_CHECK(cudaEventCreate(&begin));
-    STD_CUDA_CHECK(cudaEventCreate(&end));
-    STD_CUDA_CHECK(cudaEventRecord(begin, stream));
+    if (run(candidate) != CUBLAS_STATUS_SUCCESS) {
+      cudaGetLastError();  // its failure is no later launch's
+      return -1;
+    }
+    if (store == Store::bias_relu && !relu_keeps_nan(candidate)) return -1;
+    if (!choices.search) return 0;  // the first that works
+    Timer timer(stream);
     for (int i = 0; i < TIMED_RUNS; i++) check(run(candidate), "cublasLtMatmul");
-    STD_CUDA_CHECK(cudaEventRecord(end, stream));
-    STD_CUDA_CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    STD_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-    STD_CUDA_CHECK(cudaEventDestroy(begin));
-    STD_CUDA_CHECK(cudaEventDestroy(end));
-    return ms;
+    return timer.stop();
   };
 
   static Fastest<LtProblem, LtCandidate> fastest;
   const LtProblem problem{
       device, static_cast<int64_t>(out.scalar_type()), static_cast<int64_t>(compute), trans_a, trans_b,
-      static_cast<int64_t>(store), search, out.size(0), out.size(1), a.size(trans_a ? 0 : 1), leading_dimension(a),
+      static_cast<int64_t>(store), choices.search, out.size(0), out.size(1), a.size(trans_a ? 0 : 1), leading_dimension(a),
       leading_dimension(b), leading_dimension(out), lt_alignment(a.const_data_ptr()), lt_alignment(b.const_data_ptr()),
       lt_alignment(out.const_data_ptr()) * 512 + lt_alignment(bias)};
   const std::optional<LtCandidate> chosen = fastest.of(problem, candidates, time);
@@ -177,6 +217,8 @@ inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool 
     lt_unsupported = fastest.unsolved();
     return false;
   }
+  const int64_t workspace = static_cast<int64_t>(chosen->workspace);
+  if (workspace > lt_workspace) lt_workspace = workspace;
   check(run(*chosen), "cublasLtMatmul");
   return true;
 }

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,20 @@ def columns(on_cpu: list[tuple[str, str]]) -> pytest.MarkDecorator:
 
 each_column = columns(CPU_COLUMNS)
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+
+
+# Small tests, and the processes that they start, are quickest on one thread: two wait for each other in every small
+# step, for long where other programs compute too.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """For what splits its work between threads."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(params=["cpu", CUDA])

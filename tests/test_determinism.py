@@ -9,7 +9,7 @@ from conftest import CPU_COLUMNS, SMALL, columns
 
 
 @pytest.fixture(autouse=True)
-def as_it_was():
+def as_it_was(two_threads):
     yield
     torch.use_deterministic_algorithms(False)
 

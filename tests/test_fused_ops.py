@@ -25,6 +25,9 @@ NORMAL_MIN = 2.0**-126  # of fp32; below, a relative error says nothing
 DTYPE = pytest.mark.parametrize("dtype", list(UNIT_ROUNDOFF))
 
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
+
 @pytest.fixture(autouse=True)
 def built(request):
     """The native operators, for whatever device the test runs on."""

@@ -9,6 +9,7 @@ from mpcompare.loss_scale import NoLossScale
 from mpcompare.report import table
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("two_threads")
 # Not fp16 of torch, which is slow on a CPU, and bf16's twin; nor graphs, which are no graphs there.
 MEASURED = [c for c in CPU_COLUMNS if c != ("amp", "fp16") and c[0] != "amp_graph"]
 

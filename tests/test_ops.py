@@ -17,6 +17,9 @@ CPU = torch.device("cpu")
 ENGINES = {"native": ops.native_gemm, "torch": ops.torch_gemm}
 
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
+
 @pytest.fixture(autouse=True)
 def built(request):
     """The native operators, for whatever device the test runs on."""

@@ -1,6 +1,9 @@
 """What tests share: the device they run on, small tasks, backends by name, and the command line in this process."""
 
 import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch loads OpenMP: threads that wait let others compute
+
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -107,11 +107,12 @@ def test_linear_of_rows_further_apart_writes_nothing_between_them(n, ins, outs, 
 
 
 @pytest.mark.parametrize("relu", [False, True])
-def test_linear_propagates_nan(device, relu):
+@pytest.mark.parametrize("wide_out", [False, True])
+def test_linear_propagates_nan(device, relu, wide_out):
     x, w, bias = linear_operands(20, 30, 40, "bf16", device)
     x[3, 4] = math.nan
     bias[7] = math.nan
-    out = torch.empty(20, 40, dtype=x.dtype, device=device)
+    out = torch.empty(20, 40, dtype=torch.float32 if wide_out else x.dtype, device=device)
     torch.ops.mpcompare.linear(x, w, bias, out, relu=relu)
     hit = torch.zeros(20, 40, dtype=torch.bool, device=device)
     hit[3], hit[:, 7] = True, True
@@ -180,6 +181,13 @@ def test_linear_backward_against_float64(device, dtype):
         check_linear_backward(randn(n, outs, dtype=dtype, device=device, seed=5), w, z, dw, dbias)
 
 
+def test_linear_backward_of_any_few_outputs(device):
+    for outs in range(1, 18):
+        da, w = randn(70, outs, device=device), randn(34, outs, device=device, seed=1)
+        z = randn(70, 34, device=device, seed=2).relu()
+        check_linear_backward(da, w, z, torch.full_like(w, math.nan), torch.empty(34, device=device))
+
+
 def test_linear_backward_masks_as_torch_does(device):
     """The gradient passes where z is NaN, and stops at +0 and -0."""
     z = torch.tensor([[math.nan, 0.0, -0.0, 1.0, -1.0, math.inf]], dtype=torch.bfloat16, device=device)
@@ -215,6 +223,22 @@ def test_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad):
 def test_linear_backward_of_padded_rows(device, dtype):
     for n, ins, outs in BACKWARD_SHAPES:
         check_linear_backward_of_rows_further_apart(n, ins, outs, dtype, 8 - outs % 8, device)
+
+
+def at(offset, x):
+    """A copy of ``x`` that many elements behind an aligned address, NaN around it."""
+    memory = torch.full((x.numel() + 16,), math.nan, dtype=x.dtype, device=x.device)
+    return memory[offset : offset + x.numel()].view(x.shape).copy_(x)
+
+
+@DTYPE
+def test_products_of_matrices_that_begin_anywhere(device, dtype):
+    for offset in range(9):
+        x, w, bias = (at(offset, part) for part in linear_operands(20, 8, 16, dtype, device))
+        out = at(offset, randn(20, 16, dtype=dtype, device=device))
+        check_linear(x, w, bias, out, relu=True)
+        check_weight_grad(x, out, at(offset, w))
+        check_linear_backward(out, w, x, at(offset, w), at(offset, x[0]))
 
 
 def check_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad, device):
@@ -357,8 +381,12 @@ def test_cross_entropy_names_a_label_that_is_no_class(label):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_on_a_gpu_a_label_that_is_no_class_gives_nan():
     ops.load("cuda")
-    y = torch.tensor([0, 2**40, -1, 2], device="cuda")
-    dlogits, _, loss = run_cross_entropy(randn(4, 3, device="cuda"), y, "fp32")
+    check_labels_that_are_no_classes(torch.device("cuda"))
+
+
+def check_labels_that_are_no_classes(device):
+    y = torch.tensor([0, 2**40, -1, 2], device=device)
+    dlogits, _, loss = run_cross_entropy(randn(4, 3, device=device), y, "fp32")
     assert loss.isnan()
     assert dlogits.isnan().all(1).tolist() == [False, True, True, False]
 
@@ -513,6 +541,26 @@ def test_sgd_makes_params_where_the_gradient_lies(device, dtype, found_inf):
         assert torch.equal(grad, master.to(grad.dtype))
 
 
+@DTYPE
+def test_sgd_of_parameters_that_begin_anywhere(device, dtype):
+    for count in (32, 35):
+        w, v, g = (
+            randn(count, device=device),
+            randn(count, device=device, seed=1),
+            randn(count, dtype=dtype, device=device),
+        )
+        expected = [w.clone(), v.clone()]
+        sgd(*expected, None, g, lr=0.1, momentum=0.9)
+        # Each may hinder the others: 4 elements are read at a time.
+        for odd in range(16):
+            offsets = [odd >> i & 1 for i in range(4)]
+            master, velocity, params, grad = map(at, offsets, (w, v, g, g))
+            sgd(master, velocity, params, grad, lr=0.1, momentum=0.9)
+            assert torch.equal(master, expected[0])
+            assert torch.equal(velocity, expected[1])
+            assert torch.equal(params, master.to(params.dtype))
+
+
 def test_sgd_divides_by_the_scale_as_gradscaler_does(device):
     """By the reciprocal, rounded to fp32; of a scale that has decayed to 0 that is inf, and 0 inf is NaN."""
     grad = randn(1000, device=device, scale=100.0)
@@ -544,6 +592,20 @@ def test_non_finite_finds_any_one(device, dtype, value):
             assert found_inf == 1, position
             ops.non_finite(x, found_inf)
             assert found_inf == 1, "it stays"
+            found_inf.zero_()
+
+
+@DTYPE
+def test_non_finite_looks_at_nothing_else(device, dtype):
+    found_inf = torch.zeros((), device=device)
+    for offset in range(9):
+        for count in (1, 31, 32):
+            x = at(offset, randn(count, dtype=dtype, device=device))
+            ops.non_finite(x, found_inf)
+            assert found_inf == 0
+            x[-1] = math.inf
+            ops.non_finite(x, found_inf)
+            assert found_inf == 1
             found_inf.zero_()
 
 
@@ -583,26 +645,28 @@ def check_update_scale(device, overflows, **rule):
 # ---- all
 
 
-def test_results_do_not_depend_on_the_number_of_threads():
-    def results():
-        x, w, bias = linear_operands(300, 70, 90, "bf16")
-        out, z, dbias = torch.empty(300, 90, dtype=x.dtype), x.relu(), torch.empty(70, dtype=x.dtype)
-        torch.ops.mpcompare.linear(x, w, bias, out)
-        dw = torch.empty_like(w)
-        ops.linear_backward(out, w, z, dw, dbias)
-        yield from (out, z, dw, dbias)
-        for n, c in ((1025, 10), (70, 5000)):
-            yield from run_cross_entropy(randn(n, c), labels(n, c), "fp32")
-            yield from run_mse(randn(n, c), randn(n, c, seed=1), "fp16")
-        master, velocity, grad = randn(50_001), randn(50_001, seed=1), randn(50_001, seed=2)
-        sgd(master, velocity, None, grad, lr=0.1, momentum=0.9)
-        yield from (master, velocity)
+def results_of_all():
+    """Of shapes large enough that every operator splits its work."""
+    x, w, bias = linear_operands(300, 70, 90, "bf16")
+    out, z, dbias = torch.empty(300, 90, dtype=x.dtype), x.relu(), torch.empty(70, dtype=x.dtype)
+    torch.ops.mpcompare.linear(x, w, bias, out)
+    dw = torch.empty_like(w)
+    ops.linear_backward(out, w, z, dw, dbias)
+    yield from (out, z, dw, dbias)
+    for n, c in ((1025, 10), (70, 5000)):
+        yield from run_cross_entropy(randn(n, c), labels(n, c), "fp32")
+        yield from run_mse(randn(n, c), randn(n, c, seed=1), "fp16")
+    master, velocity, grad = randn(50_001), randn(50_001, seed=1), randn(50_001, seed=2)
+    sgd(master, velocity, None, grad, lr=0.1, momentum=0.9)
+    yield from (master, velocity)
 
+
+def test_results_do_not_depend_on_the_number_of_threads():
     threads, runs = torch.get_num_threads(), []
     try:
         for n in (1, 2, 3):
             torch.set_num_threads(n)
-            runs.append(list(results()))
+            runs.append(list(results_of_all()))
     finally:
         torch.set_num_threads(threads)
     for first, second, third in zip(*runs, strict=True):

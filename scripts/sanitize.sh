@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds csrc/cpu with the address and undefined-behaviour sanitizers and runs the operators' tests over it; the tests
-# that draw shapes, strides and values at random draw 1000 examples each, new ones every time. Arguments go to pytest.
+# Builds csrc/cpu, and csrc/cuda for the emulator, with the address and undefined-behaviour sanitizers and runs the
+# operators' tests over them; those that draw shapes, strides and values at random draw 1000 examples each, new ones every
+# time. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cxx=${CXX:-g++}
@@ -12,4 +13,4 @@ export ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 # Python and torch kee
 export UBSAN_OPTIONS=print_stacktrace=1
 runtime="$($cxx -print-file-name=libasan.so) $($cxx -print-file-name=libstdc++.so)" # the second: its throw is intercepted
 LD_PRELOAD="$runtime" python -m pytest -q -p no:cacheprovider --hypothesis-profile=fuzz \
-  tests/test_ops.py tests/test_fused_ops.py "$@"
+  tests/test_ops.py tests/test_fused_ops.py tests/test_cuda_emulated.py "$@"

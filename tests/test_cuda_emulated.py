@@ -45,16 +45,12 @@ def device():
 
 @pytest.fixture(autouse=True)
 def built(monkeypatch):
-    """The emulated operators in the place of the CPU's. One thread: the emulator has no more, and torch needs none."""
+    """The emulated operators in the place of the CPU's, and the emulator's switches as they start."""
     ops.load("cpu")
     for name in ("backwards", "capturing", "unsupported", "losing_nan", "math_mode"):
         emulator.switch(name).value = 0
     emulator.switch("processors").value = 3
     monkeypatch.setattr(torch.ops, "mpcompare", torch.ops.mpcompare_emulated)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # ---- the emulator itself

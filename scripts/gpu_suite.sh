@@ -28,6 +28,10 @@ python=${PYTHON:-python3}
 limit=${SUITE_SECONDS:-445} # of all parts together; the tables after them take seconds
 SECONDS=0
 
+if ! said=$("$python" -c 'import torch' 2>&1); then
+  echo "gpu_suite: $python cannot import torch, set PYTHON to one that can: ${said##*$'\n'}" >&2
+  exit 2
+fi
 if ! said=$("$python" -c 'import sys, torch
 if not torch.cuda.is_available(): sys.exit(f"torch {torch.__version__} sees no GPU")' 2>&1); then
   echo "gpu_suite: no GPU to run on: ${said##*$'\n'}" >&2

@@ -1,6 +1,7 @@
 // A search whose result is kept: the first time that a problem is met its candidates are tried, and later the fastest
 // one is taken at once. Knows nothing of CUDA, so that it is tested without.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -30,21 +31,19 @@ class Fastest {
       shortest = t;
       if (t == 0) break;
     }
-    if (!best) unsolved_ += 1;
     return chosen_.emplace(problem, best).first->second;
   }
 
   // Problems for which no candidate works.
   int64_t unsolved() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return unsolved_;
+    return std::count_if(chosen_.begin(), chosen_.end(), [](const auto& known) { return !known.second; });
   }
 
  private:
   static constexpr double NOISE = 0.03;
   std::mutex mutex_;
   std::map<Problem, std::optional<Candidate>> chosen_;
-  int64_t unsolved_ = 0;
 };
 
 }  // namespace

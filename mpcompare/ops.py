@@ -181,6 +181,11 @@ def workspace_bytes() -> int:
     return torch.ops.mpcompare.workspace_bytes() if hasattr(torch.ops.mpcompare, "workspace_bytes") else 0
 
 
+def lt_workspace_bytes() -> int:
+    """The largest workspace that a product by cublasLt has taken from torch's allocator, on a GPU, while it ran."""
+    return torch.ops.mpcompare.lt_workspace_bytes()
+
+
 def unsupported_products() -> int:
     """How many kinds of products cublasLt could not do, on a GPU; cuBLAS did them, and bias and relu apart."""
     return torch.ops.mpcompare.lt_unsupported_products()

@@ -278,11 +278,7 @@ def _workspaces(setup: _Setup, peak: meter.Peak) -> dict[str, int]:
     if setup.device.type == "cpu":
         found = {"packing buffers": ops.workspace_bytes() if native else 0}
     else:
-        lt = native and hasattr(torch.ops.mpcompare, "lt_workspace_bytes")  # the native operators' own, call by call
-        found = {
-            "cuBLAS": peak.workspace_bytes or 0,
-            "cublasLt": torch.ops.mpcompare.lt_workspace_bytes() if lt else 0,
-        }
+        found = {"cuBLAS": peak.workspace_bytes or 0, "cublasLt": ops.lt_workspace_bytes() if native else 0}
     return {name: size for name, size in found.items() if size}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import make_task
 
-from mpcompare import data, memory, meter, mlp, train
+from mpcompare import data, memory, meter, mlp, ops, train
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.loss_scale import auto
 from mpcompare.race import Finish, Progress, Time, Train
@@ -76,7 +76,7 @@ def test_every_block_times_the_same_steps_from_the_trained_weights(entrant, tmp_
 def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
     task = make_task()
     monkeypatch.setattr(meter, "peak_memory", lambda *_: meter.Peak(900, {}, 1000, 0, workspace_bytes=64))
-    monkeypatch.setattr(torch.ops.mpcompare, "lt_workspace_bytes", lambda: 32, raising=False)
+    monkeypatch.setattr(ops, "lt_workspace_bytes", lambda: 32)
     job = types.SimpleNamespace(make_backend=Fp32, task=task, options={})
     batch = (torch.zeros(2), torch.zeros(2))
     tensors = Fp32.memory_model(task, "fp32", "torch")

@@ -213,7 +213,7 @@ void linear_backward(Tensor da, Tensor w, Tensor z, Tensor dw, Tensor dbias, boo
 }
 
 int64_t lt_workspace_bytes() { return lt_workspace; }
-int64_t lt_unsupported_products() { return lt_unsupported; }
+int64_t lt_unsupported_products() { return lt_fastest.unsolved(); }
 
 }  // namespace
 

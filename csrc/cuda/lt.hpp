@@ -20,8 +20,8 @@ namespace {
 constexpr size_t MAX_WORKSPACE = size_t{8} << 20;  // while a product runs; torch gives cuBLAS 32 MB on Hopper, for good
 constexpr int CANDIDATES = 16, TIMED_RUNS = 3;
 
-// The largest workspace that a product has taken so far, and how many kinds of products cublasLt could not do.
-inline std::atomic<int64_t> lt_workspace{0}, lt_unsupported{0};
+// The largest workspace that a product has taken so far.
+inline std::atomic<int64_t> lt_workspace{0};
 
 enum class Store { plain, bias, bias_relu };
 
@@ -32,6 +32,8 @@ struct LtCandidate {
 
 // Everything that the choice of an algorithm may depend on.
 using LtProblem = std::array<int64_t, 16>;
+
+inline Fastest<LtProblem, LtCandidate> lt_fastest;
 
 // Destroys what cublasLt made.
 struct LtDestroy {
@@ -206,17 +208,13 @@ inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool 
     return timer.stop();
   };
 
-  static Fastest<LtProblem, LtCandidate> fastest;
   const LtProblem problem{
       device, static_cast<int64_t>(out.scalar_type()), static_cast<int64_t>(compute), trans_a, trans_b,
       static_cast<int64_t>(store), choices.search, out.size(0), out.size(1), a.size(trans_a ? 0 : 1), leading_dimension(a),
       leading_dimension(b), leading_dimension(out), lt_alignment(a.const_data_ptr()), lt_alignment(b.const_data_ptr()),
       lt_alignment(out.const_data_ptr()) * 512 + lt_alignment(bias)};
-  const std::optional<LtCandidate> chosen = fastest.of(problem, candidates, time);
-  if (!chosen) {
-    lt_unsupported = fastest.unsolved();
-    return false;
-  }
+  const std::optional<LtCandidate> chosen = lt_fastest.of(problem, candidates, time);
+  if (!chosen) return false;
   const int64_t workspace = static_cast<int64_t>(chosen->workspace);
   if (workspace > lt_workspace) lt_workspace = workspace;
   check(run(*chosen), "cublasLtMatmul");

@@ -79,7 +79,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in packages},
+        "versions": {name: version(name) for name in packages},
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "driver": ", ".join(nvidia_smi(device, "driver_version")) or None if device.type == "cuda" else None,
         "flags": {
@@ -96,7 +96,8 @@ def provenance(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -6,7 +6,6 @@ python scripts/describe_machine.py FILE [--device auto] [--dataset NAME]
 import argparse
 import datetime
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +43,6 @@ def nvcc() -> str | None:
     return next((line.strip() for line in said.splitlines() if "release" in line), None)
 
 
-def version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
@@ -62,7 +54,7 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "dataset": args.dataset,
         **machine.provenance(device),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: machine.version(name) for name in PACKAGES},
         "nvcc": nvcc(),
         "gpu": gpu(device) if device.type == "cuda" else None,
     }

@@ -10,8 +10,7 @@ from bench_steps import make_backend
 
 from mpcompare import data, machine, mlp, train
 from mpcompare.backend import resolve_precision
-
-WARMUP = 3
+from mpcompare.graph import WARMUP
 
 
 def main() -> None:
@@ -24,11 +23,11 @@ def main() -> None:
     args = parser.parse_args()
     device = machine.select_device(args.device)
     precision = resolve_precision(args.precision, ("fp16", "bf16", "fp32", "tf32"), device, args.backend)
-    task = mlp.Task(784, [args.hidden], 10, "cross_entropy", args.batch, args.batch * (WARMUP + 1), lr=0.01)
+    task = mlp.Task(784, [args.hidden], 10, "cross_entropy", args.batch, args.batch * (WARMUP + 2), lr=0.01)
     params = {name: p.to(device) for name, p in mlp.init_params(task.sizes, 0).items()}
     backend = make_backend(args.backend, precision, task, params, graph=False)
     stream = data.batches(data.digits(task, 0).to(device), task.batch_size)
-    for _ in range(WARMUP):
+    for _ in range(WARMUP + 1):  # the last captures a graph
         train.step(backend, *next(stream))
     batch = next(stream)
     if device.type == "cuda":

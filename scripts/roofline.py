@@ -4,8 +4,9 @@
                                [--backends fused scratch amp] [--batch 8192] [--hidden 8192] [--data auto]
 
 A point is work over time: flops and bytes are counted from shapes (mpcompare/work.py), the time is measured. So a point
-below the roof has moved more than it must, or waited. The ceilings are a large matrix product of torch's and a copy
-within the device's memory, both of random data. `fused` is timed phase by phase, and as it runs by default.
+below the roof has moved more than it must, or waited; one above the slope has found its data in a cache. The ceilings
+are a large matrix product of torch's and a copy within the device's memory, both of random data. `fused` is timed phase
+by phase, and as it runs by default.
 """
 
 import argparse
@@ -92,16 +93,13 @@ def draw(table: pd.DataFrame, roof: dict[str, float], precision: str, title: str
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     axes = figure.subplots()
     peak, copy = roof[precision] / 1e12, roof["copy"] / 1e12
-    low, high = table["intensity"].min() / 2, max(table["intensity"].max() * 6, 4 * peak / copy)
+    low, high = table["intensity"].min() / 2, max(table["intensity"].max() * 15, 4 * peak / copy)  # room for names
     x = np.geomspace(low, high, 200)
     axes.plot(x, np.minimum(peak, copy * x), color="black", linewidth=1.5, zorder=1)
-    # Both labels stand above the slope, where no point can be.
-    ridge = peak / copy
     text = f"{precision} product of large matrices: {peak:.3g} TFLOP/s"
-    axes.annotate(text, (ridge, peak), (-6, 0), ha="right", va="center", textcoords="offset points", fontsize=8)
-    middle = np.sqrt(low * ridge)
-    text = f"copy: {copy:.3g} TB/s"
-    axes.annotate(text, (middle, copy * middle), (-8, 2), ha="right", textcoords="offset points", fontsize=8)
+    axes.annotate(text, (peak / copy, peak), (-6, 0), ha="right", va="center", textcoords="offset points", fontsize=8)
+    start = 1.2 * low  # the end of the slope where points are fewest
+    axes.annotate(f"copy: {copy:.3g} TB/s", (start, copy * start), (8, -4), textcoords="offset points", fontsize=8)
     backends = list(dict.fromkeys(table.loc[table["kind"] == "phase", "backend"]))
     colours = dict(zip(backends, COLOURS, strict=False))
     for point in table.to_dict("records"):
@@ -150,7 +148,7 @@ def _name_ops(axes: Axes, points: pd.DataFrame) -> None:
             textcoords="offset points",
             fontsize=7,
             color="0.35",
-            zorder=4,
+            zorder=2,  # behind the points of phases
         )
         label.set_path_effects([withStroke(linewidth=2, foreground="white")])
 

@@ -1,5 +1,5 @@
 """``hydra/launcher=side_by_side``. Hydra takes launchers from the ``hydra_plugins`` namespace only; the work is done in
-``mpcompare.launcher``, which other Hydra programs in the same environment need not import."""
+``mpcompare.command.launcher``, which other Hydra programs in the same environment need not import."""
 
 from collections.abc import Sequence
 
@@ -20,6 +20,6 @@ class SideBySide(Launcher):
         self.hydra, self.task, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from mpcompare.launcher import launch
+        from mpcompare.command.launcher import launch
 
         return launch(self.hydra, self.task, self.config, job_overrides, initial_job_idx, self.silence_limit_s)

@@ -1,1 +1,1 @@
-"""mpcompare: the referee for mixed precision training. Start reading at :mod:`mpcompare.backend`."""
+"""mpcompare: the referee for mixed precision training. Start reading at :mod:`mpcompare.contract`."""

@@ -8,8 +8,8 @@ import hydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
+from mpcompare.command.job import run
 from mpcompare.errors import InputError, fail
-from mpcompare.job import run
 from mpcompare.paths import CONF
 
 

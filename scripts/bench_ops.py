@@ -23,10 +23,12 @@ import torch.nn.functional as F
 from ceilings import calls_for, matmul_flops, seconds
 from torch import Tensor
 
-from mpcompare import build, flat, machine, ops, work
-from mpcompare.backend import DTYPES
-from mpcompare.load import Watch
-from mpcompare.work import Work
+from mpcompare.contract import DTYPES
+from mpcompare.cost import work
+from mpcompare.cost.work import Work
+from mpcompare.measure import machine
+from mpcompare.measure.bystanders import Watch
+from mpcompare.native import build, flat, ops
 
 
 def cpu_peaks() -> dict[str, float]:

@@ -25,12 +25,15 @@ from bench_ops import describe_clocks
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from mpcompare import data, machine, measure, mlp, train
-from mpcompare.backend import Backend, BackendUnavailable
+from mpcompare.contract import Backend, BackendUnavailable
+from mpcompare.entrant import entrant as train
 from mpcompare.errors import InputError
-from mpcompare.load import Watch
 from mpcompare.loss_scale import auto
+from mpcompare.measure import clock as measure
+from mpcompare.measure import machine
+from mpcompare.measure.bystanders import Watch
 from mpcompare.paths import CONF
+from mpcompare.tasks import data, mlp
 
 TUNED = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
 # A backend and its precision, once where they are the same word.

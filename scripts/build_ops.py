@@ -7,8 +7,9 @@ import logging
 import sys
 import time
 
-from mpcompare import machine, ops
-from mpcompare.build import BuildError
+from mpcompare.measure import machine
+from mpcompare.native import ops
+from mpcompare.native.build import BuildError
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 logging.getLogger("mpcompare").setLevel(logging.DEBUG)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from mpcompare import machine, measure
-from mpcompare.backend import DTYPES
+from mpcompare.contract import DTYPES
+from mpcompare.measure import clock as measure
+from mpcompare.measure import machine
 
 
 def seconds(call: Callable[[], object], device: torch.device, calls: int = 1) -> float:

@@ -26,9 +26,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mpcompare import data, loss_scale, measure, mlp, train
+from mpcompare import loss_scale
 from mpcompare.backends.amp import Amp
+from mpcompare.entrant import entrant as train
+from mpcompare.measure import clock as measure
 from mpcompare.records import Recorder
+from mpcompare.tasks import data, mlp
 
 WASTE = 0.05
 

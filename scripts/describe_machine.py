@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from mpcompare import build, machine
-from mpcompare.load import nvidia_smi
+from mpcompare.measure import machine
+from mpcompare.measure.bystanders import nvidia_smi
+from mpcompare.native import build
 from mpcompare.records import write_json
 
 PACKAGES = ("torch", "triton", "torchvision", "numpy", "pandas", "hydra-core", "pytest", "nvidia-cublas")

@@ -104,7 +104,7 @@ say "gpu_suite: $(date -u +%Y-%m-%dT%H:%M:%SZ), $limit s at most"
 nvcc=$("$python" -c 'from mpcompare import build; print(build.cuda_recipe("sm_90").compiler[0])' 2>&1) ||
   say "no nvcc, so no native operators, no fused, and scratch by plain torch: ${nvcc##*$'\n'}"
 data=$(timeout 60 "$python" -c 'import logging; logging.disable()
-from mpcompare import data, mlp
+from mpcompare.tasks import data, mlp
 print(data.auto(mlp.Task(784, [8], 10, "cross_entropy", 64, 1500, lr=0.01), 0).name)' 2>/dev/null | tail -n 1) || data=digits
 say "data: $data"
 

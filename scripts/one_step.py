@@ -8,9 +8,11 @@ import argparse
 import torch
 from bench_steps import make_backend
 
-from mpcompare import data, machine, mlp, train
-from mpcompare.backend import resolve_precision
-from mpcompare.graph import WARMUP
+from mpcompare.contract import resolve_precision
+from mpcompare.entrant import entrant as train
+from mpcompare.measure import machine
+from mpcompare.native.graph import WARMUP
+from mpcompare.tasks import data, mlp
 
 
 def main() -> None:

@@ -24,11 +24,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
-from mpcompare import data, machine, measure, mlp, ops, train, work
-from mpcompare.backend import PHASES, BackendUnavailable, resolve_precision
+from mpcompare.contract import PHASES, BackendUnavailable, resolve_precision
+from mpcompare.cost import work
+from mpcompare.cost.work import Work
+from mpcompare.entrant import entrant as train
 from mpcompare.errors import InputError
-from mpcompare.graph import WARMUP
-from mpcompare.work import Work
+from mpcompare.measure import clock as measure
+from mpcompare.measure import machine
+from mpcompare.native import ops
+from mpcompare.native.graph import WARMUP
+from mpcompare.tasks import data, mlp
 
 ALL = ("fp32", "tf32", "fp16", "bf16")
 BLOCK_S = 0.1

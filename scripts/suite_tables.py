@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from mpcompare.memory import allocated_bytes
+from mpcompare.cost.memory import allocated_bytes
 from mpcompare.records import Run, find_runs
 from mpcompare.report import report
 

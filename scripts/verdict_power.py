@@ -19,9 +19,9 @@ from judging import examined
 from mutants import MUTANTS
 from test_verdict import BACKENDS, DIGITS, random_task, reference
 
-from mpcompare import data, mlp
-from mpcompare.report.checks import KINDS
-from mpcompare.report.verdict import judge_run
+from mpcompare.report.judge.checks import KINDS
+from mpcompare.report.judge.verdict import judge_run
+from mpcompare.tasks import data, mlp
 
 
 def planted() -> bool:

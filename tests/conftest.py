@@ -14,8 +14,6 @@ import pytest
 import torch
 from graphs import recorded_graphs  # noqa: F401 - a fixture
 
-from mpcompare import mlp
-from mpcompare.backend import Backend
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.amp_compile import AmpCompile
 from mpcompare.backends.amp_graph import AmpGraph
@@ -23,7 +21,9 @@ from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.fused import Fused
 from mpcompare.backends.scratch import Scratch
 from mpcompare.backends.tf32 import Tf32
+from mpcompare.contract import Backend
 from mpcompare.loss_scale import LossScale, NoLossScale
+from mpcompare.tasks import mlp
 
 hypothesis.settings.register_profile("mpcompare", deadline=None, derandomize=True, max_examples=30, database=None)
 hypothesis.settings.register_profile("few", deadline=None, derandomize=True, max_examples=3, database=None)

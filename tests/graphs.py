@@ -1,4 +1,4 @@
-"""CUDA graphs on a CPU: a stand-in for ``mpcompare.graph.capture`` that fails where a graph would go wrong.
+"""CUDA graphs on a CPU: a stand-in for ``mpcompare.native.graph.capture`` that fails where a graph would go wrong.
 
 As on a GPU a capture has no effect, and a replay repeats the operators that were captured, on the same tensors and with
 the same numbers from the host. So whatever a step decides on the host (a Python number that changes, a branch not
@@ -18,8 +18,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mpcompare import graph
 from mpcompare.backends import fused
+from mpcompare.native import graph
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):
 
 
 def record(step: Callable[[], None]) -> Callable[[], None]:
-    """``mpcompare.graph.capture`` on a CPU."""
+    """``mpcompare.native.graph.capture`` on a CPU."""
     recorder = Recorder()
     with recorder:
         step()

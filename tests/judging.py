@@ -8,12 +8,13 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from mpcompare import data, loss_scale, mlp
-from mpcompare.backend import Backend, step
-from mpcompare.data import Dataset
-from mpcompare.examine import Subject, examine
+from mpcompare import loss_scale
+from mpcompare.contract import Backend, step
 from mpcompare.loss_scale import LossScale
+from mpcompare.measure.examine import Subject, examine
 from mpcompare.records import BLOCK_FIELDS, Run, finite, numbers
+from mpcompare.tasks import data, mlp
+from mpcompare.tasks.data import Dataset
 
 
 def dataset_of(task: mlp.Task, seed: int = 0) -> Dataset:

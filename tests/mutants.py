@@ -11,12 +11,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from mpcompare.backend import Backend
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
 from mpcompare.backends.scratch import Scratch, mask_relu_
+from mpcompare.contract import Backend
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
-from mpcompare.mlp import Params, Task
+from mpcompare.tasks.mlp import Params, Task
 
 
 @dataclass(frozen=True)

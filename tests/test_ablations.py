@@ -7,13 +7,16 @@ import torch
 from conftest import make_backend, make_batch, make_task
 from judging import dataset_of, examined
 
-from mpcompare import memory, meter, mlp, ops
-from mpcompare.backend import step
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
+from mpcompare.contract import step
+from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
-from mpcompare.report.verdict import judge_run
+from mpcompare.measure import meter
+from mpcompare.native import ops
+from mpcompare.report.judge.verdict import judge_run
+from mpcompare.tasks import mlp
 
 CPU = torch.device("cpu")
 

@@ -6,12 +6,14 @@ from conftest import BACKENDS, UNIT_ROUNDOFF, each_column, make_backend, make_ba
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpcompare import mlp, ops, train
-from mpcompare.backend import DTYPES, BackendUnavailable, resolve_precision
 from mpcompare.backends import scratch
-from mpcompare.build import BuildError
+from mpcompare.contract import DTYPES, BackendUnavailable, resolve_precision
+from mpcompare.entrant import entrant as train
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
+from mpcompare.native import ops
+from mpcompare.native.build import BuildError
+from mpcompare.tasks import mlp
 
 CPU = torch.device("cpu")
 PEER = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}  # torch's own implementation in the same precision

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mpcompare import build, ops
 from mpcompare.errors import InputError
+from mpcompare.native import build, ops
 
 CPU = torch.device("cpu")
 

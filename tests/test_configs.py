@@ -9,9 +9,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from mpcompare import backends, mlp
+from mpcompare import backends
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
 from mpcompare.paths import CONF, CSRC
+from mpcompare.tasks import mlp
 
 GROUPS = {group.name: sorted(p.stem for p in group.glob("*.yaml")) for group in CONF.iterdir() if group.is_dir()}
 

@@ -14,8 +14,8 @@ import test_ops as gemms
 import torch
 from conftest import UNIT_ROUNDOFF, make_backend, make_batch, make_task
 
-from mpcompare import build, ops
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale
+from mpcompare.native import build, ops
 
 pytestmark = pytest.mark.skipif(
     not (emulator.NVIDIA / "cublasLt.h").exists(), reason="needs the headers of a CUDA build of torch"

@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import make_task
 
-from mpcompare import data
 from mpcompare.errors import InputError
+from mpcompare.tasks import data
 
 MNIST_TASK = make_task(in_features=784, hidden=[16], out_features=10, batch_size=64, samples=4000)
 

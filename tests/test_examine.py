@@ -8,10 +8,11 @@ import torch
 from conftest import BACKENDS, each_column, make_backend, make_batch, make_task
 from judging import dataset_of, examined
 
-from mpcompare import examine, mlp
-from mpcompare.backend import step
+from mpcompare.contract import step
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
-from mpcompare.numerics import gradient_errors, relative_error
+from mpcompare.measure import examine
+from mpcompare.measure.numerics import gradient_errors, relative_error
+from mpcompare.tasks import mlp
 
 TASK = make_task(in_features=40, samples=32 * 25)
 DATA = dataset_of(TASK)

@@ -1,6 +1,7 @@
 import torch
 
-from mpcompare import flat, mlp
+from mpcompare.native import flat
+from mpcompare.tasks import mlp
 
 
 def test_views_are_the_parameters_aligned_and_apart():

@@ -13,10 +13,10 @@ from conftest import UNIT_ROUNDOFF
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mpcompare import ops
-from mpcompare.backend import DTYPES
-from mpcompare.device_scale import DeviceLossScale
+from mpcompare.contract import DTYPES
 from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.native import ops
+from mpcompare.native.device_scale import DeviceLossScale
 
 CPU = torch.device("cpu")
 U = 2.0**-24

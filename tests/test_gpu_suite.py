@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import SMALL
 
-from mpcompare import work
+from mpcompare.cost import work
 from mpcompare.paths import CONF
 
 SCRIPTS = CONF.parent / "scripts"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from graphs import record
 
-from mpcompare import graph, ops
+from mpcompare.native import graph, ops
 
 
 def test_a_capture_has_no_effect_and_each_replay_has_it_once():

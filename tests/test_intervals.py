@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from mpcompare.intervals import interval, ratio, unpaired_ratio
+from mpcompare.race.intervals import interval, ratio, unpaired_ratio
 
 
 def test_the_interval_holds_the_median_in_95_of_100_samples_also_where_they_are_few():

@@ -3,7 +3,7 @@ import types
 import pytest
 import torch
 
-from mpcompare import load
+from mpcompare.measure import bystanders as load
 
 CUDA = torch.device("cuda")
 

@@ -1,4 +1,4 @@
-from mpcompare import machine
+from mpcompare.measure import machine
 
 
 def test_the_commit_can_be_said_where_there_is_no_history(monkeypatch):

@@ -16,8 +16,10 @@ import pytest
 import torch
 from conftest import BACKENDS, CUDA, SMALL, make_backend, make_task
 
-from mpcompare import data, memory, mlp, train
+from mpcompare.cost import memory
+from mpcompare.entrant import entrant as train
 from mpcompare.interrupt import uninterrupted
+from mpcompare.tasks import data, mlp
 
 # A sweep in this process: no other has to start, where it is not the launcher that is tested.
 BASIC = (*SMALL, "hydra/launcher=basic")

@@ -6,8 +6,9 @@ import time
 
 import torch
 
-from mpcompare import measure, train
-from mpcompare.load import Watch
+from mpcompare.entrant import entrant as train
+from mpcompare.measure import clock as measure
+from mpcompare.measure.bystanders import Watch
 
 CPU = torch.device("cpu")
 

@@ -4,9 +4,13 @@ from conftest import BACKENDS, CPU_COLUMNS, make_batch, make_task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpcompare import flat, memory, meter, mlp, ops, train
+from mpcompare.cost import memory
+from mpcompare.entrant import entrant as train
 from mpcompare.loss_scale import NoLossScale
-from mpcompare.report import table
+from mpcompare.measure import meter
+from mpcompare.native import flat, ops
+from mpcompare.report import console as table
+from mpcompare.tasks import mlp
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("two_threads")

@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from mpcompare import meter
+from mpcompare.measure import meter
 
 CPU = torch.device("cpu")
 MEGABYTE = 1 << 20

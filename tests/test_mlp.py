@@ -4,8 +4,8 @@ import pytest
 import torch
 from conftest import make_batch, make_task
 
-from mpcompare import mlp
 from mpcompare.errors import InputError
+from mpcompare.tasks import mlp
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpcompare import numerics
+from mpcompare.measure import numerics
 
 
 def test_gradient_errors_are_measured_beside_the_exact_ones():

@@ -10,8 +10,8 @@ from conftest import UNIT_ROUNDOFF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpcompare import ops
-from mpcompare.backend import DTYPES
+from mpcompare.contract import DTYPES
+from mpcompare.native import ops
 
 CPU = torch.device("cpu")
 ENGINES = {"native": ops.native_gemm, "torch": ops.torch_gemm}
@@ -181,7 +181,7 @@ def test_result_does_not_depend_on_the_number_of_threads():
 
 
 def test_one_openmp_runtime_serves_torch_and_the_operators():
-    script = "from mpcompare import ops; ops.load('cpu'); print(open('/proc/self/maps').read())"
+    script = "from mpcompare.native import ops; ops.load('cpu'); print(open('/proc/self/maps').read())"
     if not sys.platform.startswith("linux"):
         pytest.skip("reads /proc")
     maps = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -242,7 +242,7 @@ def test_the_packing_workspace_is_counted_kept_and_given_back():
     """In a process of its own: 0 before a product, then what its threads hold; a thread that ends frees its own."""
     script = """
 import threading, time, torch
-from mpcompare import ops
+from mpcompare.native import ops
 counts = [ops.workspace_bytes()]
 ops.load("cpu")
 counts.append(ops.workspace_bytes())

@@ -14,14 +14,17 @@ from judging import dataset_of, examined
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 
-from mpcompare import machine, memory, meter, mlp, train
-from mpcompare.backend import BackendUnavailable
 from mpcompare.backends import amp_compile
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
-from mpcompare.graph import WARMUP
+from mpcompare.contract import BackendUnavailable
+from mpcompare.cost import memory
+from mpcompare.entrant import entrant as train
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
-from mpcompare.report.verdict import judge_run
+from mpcompare.measure import machine, meter
+from mpcompare.native.graph import WARMUP
+from mpcompare.report.judge.verdict import judge_run
+from mpcompare.tasks import mlp
 
 CPU = torch.device("cpu")
 

@@ -3,8 +3,8 @@ import io
 import pytest
 import rich.console
 
-from mpcompare import progress
-from mpcompare.race import Progress
+from mpcompare.race import progress
+from mpcompare.race.turns import Progress
 
 
 @pytest.fixture

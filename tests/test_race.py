@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpcompare.errors import InputError
-from mpcompare.race import Finish, Rules, Time, Train, Turn, describe_timing, race
+from mpcompare.race.turns import Finish, Rules, Time, Train, Turn, describe_timing, race
 
 
 class Board:

@@ -7,12 +7,14 @@ import pytest
 from conftest import SMALL
 from rich.console import Console
 
-from mpcompare import memory
+from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.records import Recorder, find_runs
-from mpcompare.report import figures, report, table
+from mpcompare.report import console as table
+from mpcompare.report import report
 from mpcompare.report.__main__ import main as report_main
 from mpcompare.report.comparison import compare
+from mpcompare.report.figures import speed as figures
 
 
 def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms=10.0, status="ok", **more):

@@ -2,7 +2,8 @@
 
 import subprocess
 
-from mpcompare import build, paths
+from mpcompare import paths
+from mpcompare.native import build
 
 PROGRAM = """
 #include "search.hpp"

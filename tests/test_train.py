@@ -8,11 +8,15 @@ import pytest
 import torch
 from conftest import make_task
 
-from mpcompare import data, memory, meter, mlp, ops, train
 from mpcompare.backends.fp32 import Fp32
+from mpcompare.cost import memory
+from mpcompare.entrant import entrant as train
 from mpcompare.loss_scale import auto
-from mpcompare.race import Finish, Progress, Time, Train
+from mpcompare.measure import meter
+from mpcompare.native import ops
+from mpcompare.race.turns import Finish, Progress, Time, Train
 from mpcompare.records import Recorder
+from mpcompare.tasks import data, mlp
 
 STARTS = []
 

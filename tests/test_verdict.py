@@ -9,11 +9,11 @@ from conftest import BACKENDS, CUDA, SMALL
 from judging import dataset_of, examined
 from mutants import MUTANTS
 
-from mpcompare import data, mlp
 from mpcompare.backends.scratch import Scratch
 from mpcompare.records import Run
 from mpcompare.report.__main__ import main as report_main
-from mpcompare.report.verdict import judge_run
+from mpcompare.report.judge.verdict import judge_run
+from mpcompare.tasks import data, mlp
 
 DIGITS = {
     "in_features": 784, "hidden": [256], "out_features": 10, "loss": "cross_entropy", "batch_size": 512,

@@ -10,11 +10,13 @@ import torch
 from conftest import make_task
 from judging import dataset_of, examined
 
-from mpcompare import numerics
 from mpcompare.backends.amp import Amp
-from mpcompare.report import exponent_figures, verdict, verdict_figures
+from mpcompare.measure import numerics
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.judged import judge
+from mpcompare.report.figures import exponents as exponent_figures
+from mpcompare.report.figures import verdict as verdict_figures
+from mpcompare.report.figures.judged import judge
+from mpcompare.report.judge import verdict
 
 NAMES = ("gradient_error", "noise", "exponents", "update_ratio", "loss_scale")
 

@@ -1,7 +1,8 @@
 import pytest
 from conftest import make_task
 
-from mpcompare import mlp, work
+from mpcompare.cost import work
+from mpcompare.tasks import mlp
 
 
 def test_the_products_of_a_step_are_those_of_its_phases():

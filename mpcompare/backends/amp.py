@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare import memory, mlp
-from mpcompare.backend import DTYPES, MemoryModel, dtype_name
+from mpcompare.contract import DTYPES, MemoryModel, dtype_name
+from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+from mpcompare.tasks import mlp
 
 
 def grad_scaler(policy: LossScale, device: str) -> torch.amp.GradScaler:

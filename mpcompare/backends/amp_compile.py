@@ -12,10 +12,10 @@ import torch
 import torch._inductor
 from torch import Tensor, nn
 
-from mpcompare import mlp
-from mpcompare.backend import DTYPES, BackendUnavailable, MemoryModel, dtype_name
 from mpcompare.backends.amp import grad_scaler
+from mpcompare.contract import DTYPES, BackendUnavailable, MemoryModel, dtype_name
 from mpcompare.loss_scale import LossScale, StaticLossScale
+from mpcompare.tasks import mlp
 
 # What mode="max-autotune" sets, since a mode and options exclude each other, and no tables of candidates on stderr.
 OPTIONS = {

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare import graph, memory, mlp
-from mpcompare.backend import DTYPES, MemoryModel, dtype_name
 from mpcompare.backends.amp import grad_scaler
+from mpcompare.contract import DTYPES, MemoryModel, dtype_name
+from mpcompare.cost import memory
 from mpcompare.loss_scale import LossScale, StaticLossScale
+from mpcompare.native import graph
+from mpcompare.tasks import mlp
 
 
 class AmpGraph:

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare import memory, mlp
-from mpcompare.backend import MemoryModel, dtype_name
+from mpcompare.contract import MemoryModel, dtype_name
+from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale, NoLossScale
+from mpcompare.tasks import mlp
 
 
 class Fp32:

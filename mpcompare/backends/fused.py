@@ -21,14 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare import flat, memory, mlp, ops
-from mpcompare.backend import DTYPES, PHASES, BackendUnavailable, MemoryModel, dtype_name
-from mpcompare.build import BuildError
-from mpcompare.device_scale import DeviceLossScale
+from mpcompare.contract import DTYPES, PHASES, BackendUnavailable, MemoryModel, dtype_name
+from mpcompare.cost import memory
 from mpcompare.errors import InputError
-from mpcompare.graph import StepGraph, require_cuda
 from mpcompare.loss_scale import LossScale
-from mpcompare.mlp import Params, Task
+from mpcompare.native import flat, ops
+from mpcompare.native.build import BuildError
+from mpcompare.native.device_scale import DeviceLossScale
+from mpcompare.native.graph import StepGraph, require_cuda
+from mpcompare.tasks import mlp
+from mpcompare.tasks.mlp import Params, Task
 
 
 class Fused:

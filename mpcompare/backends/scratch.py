@@ -26,11 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare import memory, ops
-from mpcompare.backend import DTYPES, MemoryModel, dtype_name
+from mpcompare.contract import DTYPES, MemoryModel, dtype_name
+from mpcompare.cost import memory
 from mpcompare.errors import check_choice, check_flag
 from mpcompare.loss_scale import LossScale
-from mpcompare.mlp import Params, Task
+from mpcompare.native import ops
+from mpcompare.tasks.mlp import Params, Task
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

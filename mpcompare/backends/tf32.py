@@ -1,9 +1,9 @@
 """FP32 whose matrix products round their operands to TF32: what a GPU gains without any mixed precision."""
 
-from mpcompare import mlp
-from mpcompare.backend import BackendUnavailable
 from mpcompare.backends.fp32 import Fp32
+from mpcompare.contract import BackendUnavailable
 from mpcompare.loss_scale import LossScale
+from mpcompare.tasks import mlp
 
 
 class Tf32(Fp32):

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpcompare.records import find_runs
-from mpcompare.report import figures, table, verdict, verdict_figures
+from mpcompare.report import console as table
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
+from mpcompare.report.figures import speed as figures
+from mpcompare.report.figures import verdict as verdict_figures
+from mpcompare.report.judge import verdict
 
 
 def report(
@@ -21,7 +24,7 @@ def report(
     Args:
         folders: runs or sweeps.
         out: gets ``summary.csv``, ``verdict.json``, ``loss.png``, ``step_time.png``, ``phases.png``,
-            ``memory.png`` and the figures of :mod:`mpcompare.report.verdict_figures`; made if it is missing.
+            ``memory.png`` and the figures of :mod:`mpcompare.report.figures.verdict`; made if it is missing.
         baseline: backend to compare with; None is what the first run was configured with. Where a comparison lacks
             it, its first finished run takes its place, and that is said.
         allow: fields of the task identity in which runs of one comparison may differ; None as for ``baseline``.

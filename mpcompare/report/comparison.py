@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpcompare.intervals import Interval, ratio, unpaired_ratio
+from mpcompare.race.intervals import Interval, ratio, unpaired_ratio
 from mpcompare.records import Run
 from mpcompare.report.comparable import OBSERVED, check_comparable, differing, facet, group, task_identity, varied
 

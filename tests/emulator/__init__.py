@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from mpcompare import build, ops
+from mpcompare.native import build, ops
 from mpcompare.paths import CSRC, cache_dir
 
 HERE = Path(__file__).parent

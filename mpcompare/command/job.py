@@ -18,10 +18,10 @@ from omegaconf.errors import OmegaConfBaseException
 from mpcompare.errors import InputError, fail
 from mpcompare.interrupt import uninterrupted
 from mpcompare.paths import CONF
-from mpcompare.race import Rules, Turns, alone
+from mpcompare.race.turns import Rules, Turns, alone
 
 if TYPE_CHECKING:
-    from mpcompare.train import Job
+    from mpcompare.entrant.entrant import Job
 
 # torch takes seconds to import, so it is imported where a run begins: --help and --cfg stay quick.
 
@@ -35,8 +35,8 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None) -> None:
         cfg: the composed configuration.
         drive: lets the entrant take its turns; None: alone, in this process.
     """
+    from mpcompare.entrant.entrant import run as turns_of
     from mpcompare.records import Recorder
-    from mpcompare.train import run as turns_of
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     recorder = Recorder(folder, identity(cfg))
@@ -102,7 +102,7 @@ def rules(cfg: DictConfig) -> Rules:
 
 def _job(cfg: DictConfig) -> "Job":
     """The configuration as plain values: nothing below knows Hydra."""
-    from mpcompare.train import Job
+    from mpcompare.entrant.entrant import Job
 
     backend: Any = OmegaConf.to_container(cfg.backend, resolve=True)
     try:
@@ -145,7 +145,7 @@ def _known(error: Exception) -> str | None:
     """One line for what a user can change; None for a fault of ours, which deserves its traceback."""
     import torch
 
-    from mpcompare.backend import BackendUnavailable
+    from mpcompare.contract import BackendUnavailable
 
     if isinstance(error, (InputError, BackendUnavailable, HydraException, OmegaConfBaseException)):
         return " ".join(str(error).split())

@@ -24,11 +24,12 @@ from hydra.core.utils import JobReturn, JobRuntime, JobStatus, configure_log, fi
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from mpcompare import job, records
+from mpcompare import records
+from mpcompare.command import job
 from mpcompare.errors import InputError, check_number, fail
 from mpcompare.interrupt import uninterrupted
-from mpcompare.progress import Board
-from mpcompare.race import Order, Progress, Rules, Turn, Turns, race
+from mpcompare.race.progress import Board
+from mpcompare.race.turns import Order, Progress, Rules, Turn, Turns, race
 
 log = logging.getLogger(__name__)
 

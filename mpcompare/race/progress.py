@@ -8,7 +8,7 @@ import rich.console
 import rich.progress
 from rich.text import Text
 
-from mpcompare.race import Progress
+from mpcompare.race.turns import Progress
 
 LINE_EVERY_S = 10  # where there is no terminal
 

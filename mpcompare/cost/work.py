@@ -7,8 +7,8 @@ time over these counts is an achieved rate, and the larger of flops / (flop/s) a
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mpcompare.backend import DTYPES
-from mpcompare.mlp import Task
+from mpcompare.contract import DTYPES
+from mpcompare.tasks.mlp import Task
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ CPU GEMM lie outside and stand beside it.
 
 from itertools import pairwise
 
-from mpcompare import flat
-from mpcompare.backend import DTYPES, MemoryModel
-from mpcompare.mlp import Task
+from mpcompare.contract import DTYPES, MemoryModel
+from mpcompare.native import flat
+from mpcompare.tasks.mlp import Task
 
 # In the order of a figure: what a step finds, what it keeps for the next, what comes and goes in it.
 KINDS = (

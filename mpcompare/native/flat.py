@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mpcompare.mlp import Params
+from mpcompare.tasks.mlp import Params
 
 ROW, SECTION = 8, 128  # elements
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mpcompare.records import Run, write_json
-from mpcompare.report.checks import Check, checks, has_gradients
 from mpcompare.report.comparable import differing
 from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.judge.checks import Check, checks, has_gradients
 
 
 @dataclass(frozen=True)

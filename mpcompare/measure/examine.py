@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare import mlp, numerics
-from mpcompare.backend import DTYPES, Backend, step
+from mpcompare.contract import DTYPES, Backend, step
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
-from mpcompare.race import Progress
+from mpcompare.measure import numerics
+from mpcompare.race.turns import Progress
+from mpcompare.tasks import mlp
 
 Batch = tuple[Tensor, Tensor]
 Found = dict[str, Any]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from mpcompare.backend import BackendUnavailable
+from mpcompare.contract import BackendUnavailable
 
 WARMUP = 2  # steps before the capture: libraries start, algorithms are searched, optimizers make their state
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpcompare.race import describe_timing
+from mpcompare.race.turns import describe_timing
 from mpcompare.records import write_atomically
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.verdict import Verdict
+from mpcompare.report.judge.verdict import Verdict
 
 TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mpcompare.errors import InputError, check_choice
 from mpcompare.loss_scale import LossScale
-from mpcompare.mlp import Params, Task
+from mpcompare.tasks.mlp import Params, Task
 
 PHASES = ("forward", "backward", "unscale", "step", "update")
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -108,7 +108,7 @@ class Backend(Protocol):
     @staticmethod
     def memory_model(task: Task, precision: str, engine: str, **options: Any) -> MemoryModel:
         """Bytes of every tensor that is live at a step's peak: ``{kind: {tensor: bytes}}``, the kinds those of
-        ``mpcompare.memory.KINDS``; empty if unknown."""
+        ``mpcompare.cost.memory.KINDS``; empty if unknown."""
 
 
 def step(backend: Backend, x: Tensor, y: Tensor) -> Tensor:

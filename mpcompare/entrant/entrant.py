@@ -20,16 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpcompare import examine, machine, measure, memory, meter, mlp, ops
-from mpcompare.backend import PHASES, Backend, resolve_precision, step
-from mpcompare.data import Dataset, batches
+from mpcompare.contract import PHASES, Backend, resolve_precision, step
+from mpcompare.cost import memory
 from mpcompare.errors import InputError, check_flag, check_whole
-from mpcompare.graph import WARMUP
 from mpcompare.interrupt import uninterrupted
-from mpcompare.load import Watch
 from mpcompare.loss_scale import LossScale
-from mpcompare.race import Finish, Order, Progress, Time, Turn, Turns
+from mpcompare.measure import clock as measure
+from mpcompare.measure import examine, machine, meter
+from mpcompare.measure.bystanders import Watch
+from mpcompare.native import ops
+from mpcompare.native.graph import WARMUP
+from mpcompare.race.turns import Finish, Order, Progress, Time, Turn, Turns
 from mpcompare.records import STEP_FIELDS, Recorder
+from mpcompare.tasks import mlp
+from mpcompare.tasks.data import Dataset, batches
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from mpcompare.numerics import relative_error
+from mpcompare.measure.numerics import relative_error
 from mpcompare.report.comparison import Comparison
-from mpcompare.report.exponent_figures import exponents, seen, update_ratio
-from mpcompare.report.figures import WIDTH, finished, grid, nothing, save
-from mpcompare.report.judged import Judged, compared, judge, references
-from mpcompare.report.verdict import Verdict
+from mpcompare.report.figures.exponents import exponents, seen, update_ratio
+from mpcompare.report.figures.judged import Judged, compared, judge, references
+from mpcompare.report.figures.speed import WIDTH, finished, grid, nothing, save
+from mpcompare.report.judge.verdict import Verdict
 
 HATCHES = ("", "////", "....", r"\\\\", "xxxx", "----", "++++")
 

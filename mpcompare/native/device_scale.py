@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from mpcompare import ops
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.native import ops
 
 
 class DeviceLossScale:

@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mpcompare.build import BuildError, build, cpu_recipe, cuda_recipe
 from mpcompare.errors import InputError, check_choice
+from mpcompare.native.build import BuildError, build, cpu_recipe, cuda_recipe
 
 log = logging.getLogger(__name__)
 ENGINES = ("auto", "native", "torch")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mpcompare.errors import InputError, check_choice
-from mpcompare.load import nvidia_smi
+from mpcompare.measure.bystanders import nvidia_smi
 
 
 def select_device(device: str) -> torch.device:
@@ -111,7 +111,7 @@ def _commit() -> str | None:
     """
     if named := os.environ.get("MPCOMPARE_COMMIT"):
         return named
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     try:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from mpcompare.records import Run
-from mpcompare.report.checks import loss_noise
 from mpcompare.report.comparison import Comparison, Entry, loss_difference
-from mpcompare.report.figures import COLOURS, DASHES, finished
-from mpcompare.report.verdict import Verdict
+from mpcompare.report.figures.speed import COLOURS, DASHES, finished
+from mpcompare.report.judge.checks import loss_noise
+from mpcompare.report.judge.verdict import Verdict
 
 
 @dataclass(frozen=True)

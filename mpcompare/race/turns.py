@@ -135,7 +135,7 @@ def race(entrants: Sequence[Entrant], rules: Rules, display: Display, name: str 
 
 def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | None) -> tuple[list[Entrant], Finish]:
     """Rounds of blocks until the rules say that it is enough."""
-    from mpcompare import intervals  # scipy takes a second, and --help imports this file
+    from mpcompare.race import intervals  # scipy takes a second, and --help imports this file
 
     start = time.monotonic()
     blocks: dict[int, list[float]] = {id(entrant): [] for entrant in racing}
@@ -209,7 +209,7 @@ def describe_timing(finish: dict[str, object]) -> str:
 
 def alone(turns: Turns, rules: Rules) -> None:
     """One entrant in this process, with a progress bar where there is a terminal."""
-    from mpcompare.progress import Board
+    from mpcompare.race.progress import Board
 
     with Board(["run"], lines=False) as board:
         race([_Local(turns, board)], rules, board)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from mpcompare.records import Run
-from mpcompare.report.causes import Errors, explain, too_small
 from mpcompare.report.comparison import loss_difference
+from mpcompare.report.judge.causes import Errors, explain, too_small
 
 K = 2.0  # a run may make twice the errors of its reference: one that rounds twice as often makes 1.4 times as much
 FP32 = 2.0**-24  # unit roundoff

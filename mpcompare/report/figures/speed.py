@@ -13,7 +13,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.records import write_atomically
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.table import percent
+from mpcompare.report.console import percent
 
 # Okabe and Ito's palette: told apart by colour-blind readers; lines differ in their dashes too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

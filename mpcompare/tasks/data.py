@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpcompare.errors import InputError, check_number
-from mpcompare.mlp import Task, fingerprint
 from mpcompare.paths import data_root
+from mpcompare.tasks.mlp import Task, fingerprint
 
 log = logging.getLogger(__name__)
 

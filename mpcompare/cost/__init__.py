@@ -1,0 +1,1 @@
+"""What a step costs on paper: memory, arithmetic and traffic."""

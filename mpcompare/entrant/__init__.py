@@ -1,0 +1,1 @@
+"""One entrant from first to last."""

@@ -1,0 +1,1 @@
+"""Instruments: clock, memory meter, numerics. They know no backend and no task by name."""

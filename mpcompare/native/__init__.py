@@ -1,0 +1,1 @@
+"""The native operators, and what steps built on them share."""

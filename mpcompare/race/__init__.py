@@ -1,0 +1,1 @@
+"""Who takes turns when, and what the measured times say."""

@@ -1,0 +1,1 @@
+"""Does a run compute the same as its reference? From records only."""

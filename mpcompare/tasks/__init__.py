@@ -1,0 +1,1 @@
+"""What is trained: a torch module, its loss, its optimizer and its data."""

@@ -13,6 +13,10 @@ class InputError(ValueError):
         super().__init__(" ".join(f"{field}={value}: {expected}".split()))
 
 
+class BackendUnavailable(Exception):  # noqa: N818 - it is a cell of the table, not a fault
+    """A backend cannot be had here, or cannot train this kind of network. The reason is one line."""
+
+
 def fail(message: str) -> NoReturn:
     """Ends the program with one line on stderr and exit code 2."""
     print(f"mpcompare: error: {' '.join(message.split())}", file=sys.stderr)

@@ -4,10 +4,13 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch loads OpenMP: threads that wait let others compute
 
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,11 +22,14 @@ from mpcompare.backends.amp_compile import AmpCompile
 from mpcompare.backends.amp_graph import AmpGraph
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.fused import Fused
+from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.backends.scratch import Scratch
 from mpcompare.backends.tf32 import Tf32
-from mpcompare.contract import Backend
+from mpcompare.contract import Backend, options_of
 from mpcompare.loss_scale import LossScale, NoLossScale
-from mpcompare.tasks import mlp
+from mpcompare.tasks.mlp import Mlp, PlainMlp, plain_mlp
+from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.task import Task
 
 hypothesis.settings.register_profile("mpcompare", deadline=None, derandomize=True, max_examples=30, database=None)
 hypothesis.settings.register_profile("few", deadline=None, derandomize=True, max_examples=3, database=None)
@@ -35,16 +41,17 @@ CUDA = pytest.param(
 )
 BACKENDS: dict[str, type[Backend]] = {
     "fp32": Fp32, "tf32": Tf32, "amp": Amp, "amp_graph": AmpGraph, "amp_compile": AmpCompile, "scratch": Scratch,
-    "fused": Fused,
+    "fused": Fused, "master_weights": MasterWeights,
 }  # fmt: skip
 # Every backend in every precision, but TF32, which the harness allows and not the backend.
 CUDA_COLUMNS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if p != "tf32"]
 CPU_COLUMNS = [(name, p) for name, p in CUDA_COLUMNS if name != "amp_compile"]  # compiles for seconds: test_peers.py
 
 
-def columns(on_cpu: list[tuple[str, str]]) -> pytest.MarkDecorator:
-    """Parametrises ``device``, ``name`` and ``precision``: those on a CPU, and all on CUDA."""
-    each = [pytest.param("cpu", *column) for column in on_cpu]
+def columns(on_cpu: list[tuple[str, str]], quick: Collection[tuple[str, str]] | None = None) -> pytest.MarkDecorator:
+    """Parametrises ``device``, ``name`` and ``precision``: those on a CPU, slow unless ``quick``, and all on CUDA."""
+    slow = [pytest.mark.slow]
+    each = [pytest.param("cpu", *c, marks=[] if quick is None or c in quick else slow) for c in on_cpu]
     each += [pytest.param("cuda", *column, marks=CUDA.marks) for column in CUDA_COLUMNS]
     return pytest.mark.parametrize(("device", "name", "precision"), each, indirect=["device"])
 
@@ -57,6 +64,15 @@ UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 # step, for long where other programs compute too.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C, which tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def slow_after(few: int, values: Iterable[object]) -> list[object]:
+    """The values of a parameter, of which all but the first ``few`` are slow: the plain command leaves them out."""
+    values = list(values)
+    return [*values[:few], *(pytest.param(value, marks=pytest.mark.slow) for value in values[few:])]
 
 
 @pytest.fixture
@@ -84,36 +100,68 @@ def mnist_root() -> Path:
     return Path(root)
 
 
-def make_task(**changes: object) -> mlp.Task:
-    """A small classification task."""
-    values = {
-        "in_features": 20, "hidden": [24, 16], "out_features": 5, "loss": "cross_entropy", "batch_size": 32,
-        "samples": 96, "lr": 0.1,
-    }  # fmt: skip
-    return mlp.Task(**{**values, **changes})  # type: ignore[arg-type]
+def make_task(
+    *,
+    in_features: int = 20,
+    hidden: Sequence[int] = (24, 16),
+    out_features: int = 5,
+    loss: str = "cross_entropy",
+    batch_size: int = 32,
+    samples: int = 96,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+) -> Task:
+    """A small MLP that classifies."""
+    return Task(partial(Mlp, in_features, hidden, out_features), loss, Sgd(lr, momentum), batch_size, samples)
 
 
-def make_batch(task: mlp.Task, device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normal inputs ``[n, in]`` and random targets of the task's kind."""
-    generator = torch.Generator().manual_seed(seed)
+def mlp_of(task: Task) -> PlainMlp:
+    """The shape of such a task."""
+    return plain_mlp(task.new_model(0, torch.device("cpu")), task)
+
+
+def make_batch(task: Task, device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normal inputs ``[n, in]`` and random targets of an MLP's kind."""
+    generator, mlp = torch.Generator().manual_seed(seed), mlp_of(task)
     n = task.batch_size
-    x = torch.randn(n, task.in_features, generator=generator)
+    x = torch.randn(n, mlp.in_features, generator=generator)
     if task.loss == "mse":
-        return x.to(device), torch.randn(n, task.out_features, generator=generator).to(device)
-    return x.to(device), torch.randint(task.out_features, (n,), generator=generator).to(device)
+        return x.to(device), torch.randn(n, mlp.out_features, generator=generator).to(device)
+    return x.to(device), torch.randint(mlp.out_features, (n,), generator=generator).to(device)
 
 
 def make_backend(
     name: str,
-    task: mlp.Task,
+    task: Task,
     precision: str,
     device: torch.device,
     loss_scale: LossScale | None = None,
     engine: str = "native",
     seed: int = 0,
-) -> Backend:
-    params = {name: p.to(device) for name, p in mlp.init_params(task.sizes, seed).items()}
-    return BACKENDS[name](params, task, precision, loss_scale or NoLossScale(), engine)
+) -> Any:
+    """With initial weights of ``seed``; ``engine`` where the backend has one."""
+    options = {"engine": engine} if "engine" in options_of(BACKENDS[name]) else {}
+    model = task.new_model(seed, device)
+    return BACKENDS[name](model, task, precision, loss_scale or NoLossScale(), **options)
+
+
+def step_to_gradients(backend: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss and the gradients, copied, of a step that is taken up to where they can be seen: to its end by a backend
+    whose step is one piece."""
+    if hasattr(backend, "train_step"):
+        loss = backend.train_step(x, y)
+    else:
+        loss = backend.forward(x, y)
+        backend.backward()
+        backend.unscale()
+    return loss.clone(), {name: g.clone() for name, g in backend.grads().items()}
+
+
+def finish_step(backend: Any) -> None:
+    """What is left of it."""
+    if not hasattr(backend, "train_step"):
+        backend.step()
+        backend.update()
 
 
 @dataclass
@@ -147,5 +195,5 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 
 
 # The shape of a run that takes milliseconds and needs no internet.
-SMALL = ("data=digits", "task.hidden=[32]", "task.batch_size=64", "task.samples=640", "train.steps=4",
+SMALL = ("data=digits", "task.model.hidden=[32]", "task.batch_size=64", "task.samples=640", "train.steps=4",
          "train.warmup_steps=1", "measure.budget_s=0.2", "measure.block_s=0.01")  # fmt: skip

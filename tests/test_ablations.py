@@ -9,21 +9,20 @@ from judging import dataset_of, examined
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
-from mpcompare.contract import step
+from mpcompare.contract import take_step
 from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
 from mpcompare.measure import meter
 from mpcompare.native import ops
 from mpcompare.report.judge.verdict import judge_run
-from mpcompare.tasks import mlp
+from mpcompare.tasks.fingerprint import fingerprint
 
 CPU = torch.device("cpu")
 
 
 def scratch(task, precision, device=CPU, policy=None, **options):
-    params = {name: p.to(device) for name, p in mlp.init_params(task.sizes, 0).items()}
-    return Scratch(params, task, precision, policy or NoLossScale(), "auto", **options)
+    return Scratch(task.new_model(0, device), task, precision, policy or NoLossScale(), **options)
 
 
 # ---- nothing taken away
@@ -39,9 +38,10 @@ def test_the_defaults_take_nothing_away(precision, momentum):
     assert explicit.engine == plain.engine == "native"
     for seed in range(4):
         batch = make_batch(task, CPU, seed)
-        assert step(plain, *batch).item() == step(explicit, *batch).item()
-    assert mlp.fingerprint(plain.master_params()) == mlp.fingerprint(explicit.master_params())
-    assert all(plain.master_params()[name] is master for name, master in plain.masters.items())  # fp32: no copies
+        assert take_step(plain, *batch).item() == take_step(explicit, *batch).item()
+    assert fingerprint(plain.master_params()) == fingerprint(explicit.master_params())
+    for name, p in plain.mlp.named(plain.masters).items():
+        assert plain.master_params()[name].data_ptr() == p.data_ptr()  # fp32: no copies
 
 
 # ---- (1) master weights
@@ -57,8 +57,8 @@ def test_without_masters_an_update_below_half_a_gap_is_lost(device, precision, d
         backend = scratch(task, precision, device, master_params=master_params)
         for master in backend.masters.values():
             master.fill_(1)
-        step(backend, x, y)
-        moved[master_params] = 1 - backend.master_params()["b1"].item()
+        take_step(backend, x, y)
+        moved[master_params] = 1 - backend.master_params()["layer1.bias"].item()
     assert moved[True] == pytest.approx(2.0**-digits / 3, rel=0.01)
     assert moved[False] == 0
 
@@ -67,7 +67,7 @@ def test_without_masters_an_update_below_half_a_gap_is_lost(device, precision, d
 def test_without_masters_the_optimizer_has_16_bit_weights_and_says_so(device, momentum):
     task = make_task(momentum=momentum)
     backend = scratch(task, "fp16", device, StaticLossScale(1024.0), master_params=False)
-    assert step(backend, *make_batch(task, device)).dtype == torch.float32
+    assert take_step(backend, *make_batch(task, device)).dtype == torch.float32
     assert backend.dtypes() == {
         "params": "fp16", "activations": "fp16", "loss": "fp32", "gradients": "fp16", "optimizer": "fp16",
     }  # fmt: skip
@@ -77,8 +77,8 @@ def test_without_masters_the_optimizer_has_16_bit_weights_and_says_so(device, mo
     again = scratch(task, "fp16", device, StaticLossScale(1024.0), master_params=False)
     again.load_state_dict(backend.state_dict())
     batch = make_batch(task, device, 1)
-    assert step(again, *batch).item() == step(backend, *batch).item()
-    assert mlp.fingerprint(again.master_params()) == mlp.fingerprint(backend.master_params())
+    assert take_step(again, *batch).item() == take_step(backend, *batch).item()
+    assert fingerprint(again.master_params()) == fingerprint(backend.master_params())
 
 
 # ---- (3) sums
@@ -127,7 +127,7 @@ def test_summed_in_fp32_it_is_the_product(device, dtype, trans_a, trans_b):
 def test_sums_in_16_bits_are_of_plain_torch():
     backend = scratch(make_task(), "fp32", accumulate="fp16")
     assert backend.engine == "torch"
-    assert step(backend, *make_batch(make_task(), CPU)).isfinite()  # in fp32 too
+    assert take_step(backend, *make_batch(make_task(), CPU)).isfinite()  # in fp32 too
     with pytest.raises(InputError, match="engine=native: sums in fp32"):
         ops.select_gemm("native", CPU, torch.float16, torch.float16)
 
@@ -163,13 +163,15 @@ def test_the_memory_model_is_what_is_measured(options, precision, momentum):
     task = make_task(in_features=200, hidden=[300, 250], out_features=400, batch_size=512, momentum=momentum)
     x, y = make_batch(task, CPU)
 
+    initial, made = task.new_model(0, CPU), []
+
     def two_steps():
-        backend = scratch(task, precision, **options)
+        made.append(Scratch(initial, task, precision, NoLossScale(), **options))
         for _ in range(2):
-            step(backend, x, y)
+            take_step(made[0], x, y)
 
     measured = meter.peak_memory(CPU, two_steps).bytes + x.nbytes + y.nbytes
-    model = memory.allocated_bytes(Scratch.memory_model(task, precision, "native", **options))
+    model = memory.allocated_bytes(made[0].memory_model())
     assert measured == pytest.approx(model, rel=0.01)
 
 
@@ -187,7 +189,7 @@ ABLATIONS = {
 @pytest.fixture(scope="module")
 def deep():
     """Shaped like that of conf/experiment/ablations.yaml, and smaller."""
-    task = mlp.Task(784, [64] * 4, 10, "cross_entropy", batch_size=4096, samples=4096 * 2, lr=0.01)
+    task = make_task(in_features=784, hidden=[64] * 4, out_features=10, batch_size=4096, samples=4096 * 2, lr=0.01)
     dataset = dataset_of(task)
     return task, dataset, examined("amp", Amp, task, dataset, "fp16", steps=2, noise=1)
 

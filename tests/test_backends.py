@@ -2,18 +2,30 @@ import math
 
 import pytest
 import torch
-from conftest import BACKENDS, UNIT_ROUNDOFF, each_column, make_backend, make_batch, make_task
+from conftest import (
+    BACKENDS,
+    UNIT_ROUNDOFF,
+    each_column,
+    finish_step,
+    make_backend,
+    make_batch,
+    make_task,
+    mlp_of,
+    step_to_gradients,
+)  # fmt: skip
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpcompare.backends import scratch
-from mpcompare.contract import DTYPES, BackendUnavailable, resolve_precision
-from mpcompare.entrant import entrant as train
+from mpcompare.contract import BackendUnavailable, take_step
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
+from mpcompare.measure.oracle import exact_step
 from mpcompare.native import ops
 from mpcompare.native.build import BuildError
-from mpcompare.tasks import mlp
+from mpcompare.precision import DTYPES, resolve_precision
+from mpcompare.tasks.fingerprint import fingerprint
+from mpcompare.tasks.task import params_of
 
 CPU = torch.device("cpu")
 PEER = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}  # torch's own implementation in the same precision
@@ -22,23 +34,21 @@ PEER = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}  # torch's own implementat
 def loss_and_grads(name, task, precision, device, x, y, engine="native", seed=0):
     scale = StaticLossScale(1024.0) if precision == "fp16" else NoLossScale()
     backend = make_backend(name, task, precision, device, scale, engine, seed)
-    loss = backend.forward(x, y)
-    backend.backward()
-    backend.unscale()
-    return loss.item(), {name: g.double() for name, g in backend.grads().items()}
+    loss, grads = step_to_gradients(backend, x, y)
+    return loss.item(), {name: g.double() for name, g in grads.items()}
 
 
-def sum_of_magnitudes(params, x, y, loss):
+def sum_of_magnitudes(model, loss_fn, x, y):
     """``sum_i |gradient of sample i| / n``, tensor by tensor: what rounding errors are relative to."""
-    total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in params.items()}
+    total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in params_of(model).items()}
     for i in range(len(x)):
-        for name, g in mlp.oracle(params, x[i : i + 1], y[i : i + 1], loss)[1].items():
+        for name, g in exact_step(model, loss_fn, x[i : i + 1], y[i : i + 1], "fp32").grads.items():
             total[name] += g.abs() / len(x)
     return total
 
 
 MANUAL = ["scratch", "fused"]  # no autograd: gradients, scaling and skipping are this project's own
-SCALED = ["amp", "amp_graph", *MANUAL]  # with a loss scale
+SCALED = ["amp", "amp_graph", "master_weights", *MANUAL]  # with a loss scale
 
 
 def assert_as_good_as_peer(name, task, precision, device, engine, seed):
@@ -49,18 +59,18 @@ def assert_as_good_as_peer(name, task, precision, device, engine, seed):
     magnitude of what was summed.
     """
     x, y = make_batch(task, device, seed)
-    params = {name: p.to(device) for name, p in mlp.init_params(task.sizes, seed).items()}
-    exact_loss, exact = mlp.oracle(params, x, y, task.loss)
+    model = task.new_model(seed, device)
+    exact = exact_step(model, task.loss_fn, x, y, "fp32")  # nothing is rounded
     loss, grads = loss_and_grads(name, task, precision, device, x, y, engine, seed)
     peer_loss, peer_grads = loss_and_grads(PEER[precision], task, precision, device, x, y, seed=seed)
 
     u16 = 0.0 if precision == "fp32" else 2 * UNIT_ROUNDOFF[precision]
-    floor = u16 + (task.batch_size + sum(task.sizes)) * 2.0**-24
-    assert abs(loss - exact_loss) <= 2 * abs(peer_loss - exact_loss) + floor * abs(exact_loss)
-    magnitude = sum_of_magnitudes(params, x, y, task.loss)
-    assert list(grads) == list(exact)
+    floor = u16 + (task.batch_size + sum(mlp_of(task).sizes)) * 2.0**-24
+    assert abs(loss - exact.loss) <= 2 * abs(peer_loss - exact.loss) + floor * abs(exact.loss)
+    magnitude = sum_of_magnitudes(model, task.loss_fn, x, y)
+    assert list(grads) == list(exact.grads)
     for k, g in grads.items():
-        error, peer_error = (g - exact[k]).norm(), (peer_grads[k] - exact[k]).norm()
+        error, peer_error = (g - exact.grads[k]).norm(), (peer_grads[k] - exact.grads[k]).norm()
         assert error <= 2 * peer_error + floor * magnitude[k].norm(), k
 
 
@@ -93,16 +103,16 @@ def test_loss_scaling_saves_gradients_that_fp16_would_lose(device, name):
     x is rounded to fp16 (u), sums are fp32, and each gradient is rounded once (u): 2 u of the magnitudes.
     """
     task = make_task(hidden=[], out_features=4, loss="mse", batch_size=32)
-    params = {k: torch.zeros_like(p).to(device) for k, p in mlp.init_params(task.sizes, 0).items()}
+    model = task.new_model(0, device)
+    for p in params_of(model).values():
+        p.zero_()
     x, _ = make_batch(task, device)
     y = torch.full((32, 4), 2.0**-20, device=device)
-    backend = BACKENDS[name](params, task, "fp16", StaticLossScale(65536.0), "native")
-    backend.forward(x, y)
-    backend.backward()
-    backend.unscale()
-    _, exact = mlp.oracle(params, x, y, "mse")
-    magnitude = sum_of_magnitudes(params, x, y, "mse")
-    for k, g in backend.grads().items():
+    _, grads = step_to_gradients(BACKENDS[name](model, task, "fp16", StaticLossScale(65536.0)), x, y)
+    exact = exact_step(model, task.loss_fn, x, y, "fp32").grads
+    magnitude = sum_of_magnitudes(model, task.loss_fn, x, y)
+    assert list(grads) == list(exact)
+    for k, g in grads.items():
         assert (g.double() - exact[k]).norm() <= 3 * 2.0**-11 * magnitude[k].norm()
 
 
@@ -145,30 +155,28 @@ def test_a_step_is_sgd_on_fp32_masters(device, name, precision, momentum):
     velocity = {k: torch.zeros_like(p) for k, p in backend.master_params().items()}
     for _ in range(3):
         before = {k: p.clone() for k, p in backend.master_params().items()}
-        backend.forward(x, y)
-        backend.backward()
-        backend.unscale()
-        grads = {k: g.clone() for k, g in backend.grads().items()}
-        backend.step()
-        backend.update()
+        _, grads = step_to_gradients(backend, x, y)
+        finish_step(backend)
         assert not backend.skipped
         for k, p in backend.master_params().items():
             assert p.dtype == grads[k].dtype == torch.float32
             velocity[k] = momentum * velocity[k] + grads[k]
             # v and w each take two roundings here and there: a fused multiply-add may take one.
-            torch.testing.assert_close(p, before[k] - task.lr * velocity[k], rtol=4 * 2.0**-24, atol=4 * 2.0**-26)
+            torch.testing.assert_close(
+                p, before[k] - task.optimizer.lr * velocity[k], rtol=4 * 2.0**-24, atol=4 * 2.0**-26
+            )
 
 
 @each_column
 def test_all_start_alike_and_leave_the_initial_weights_alone(device, name, precision):
     task = make_task()
-    initial = {k: p.to(device) for k, p in mlp.init_params(task.sizes, 0).items()}
-    expected = mlp.fingerprint(initial)
-    backend = BACKENDS[name](initial, task, precision, NoLossScale(), "native")
-    assert mlp.fingerprint(backend.master_params()) == expected
-    train.step(backend, *make_batch(task, device))
-    assert mlp.fingerprint(backend.master_params()) != expected
-    assert mlp.fingerprint(initial) == expected
+    model = task.new_model(0, device)
+    expected = fingerprint(params_of(model))
+    backend = BACKENDS[name](model, task, precision, NoLossScale())
+    assert fingerprint(backend.master_params()) == expected
+    take_step(backend, *make_batch(task, device))
+    assert fingerprint(backend.master_params()) != expected
+    assert fingerprint(params_of(model)) == expected
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -178,7 +186,7 @@ def test_overflow_leaves_parameters_and_optimizer_bit_identical(device, name, po
     x, y = make_batch(task, device)
     backend = make_backend(name, task, "fp16", device, type(policy)(policy.init_scale))
     before = {k: p.clone() for k, p in backend.master_params().items()}
-    loss = train.step(backend, x, y)
+    loss = take_step(backend, x, y)
     assert math.isfinite(loss)
     assert backend.skipped
     for k, p in backend.master_params().items():
@@ -198,7 +206,7 @@ def test_scale_trajectory_and_skipped_steps_equal_amps(device, precision):
             x, y = make_batch(task, device, seed)
             if seed % 17 == 5:
                 x[0, 0] = math.inf  # overflows whatever the scale
-            train.step(backend, x, y)
+            take_step(backend, x, y)
             trajectory.append((scale, bool(backend.skipped)))
         trajectories.append(trajectory)
     assert all(trajectory == trajectories[0] for trajectory in trajectories)
@@ -213,7 +221,7 @@ def test_static_scale_of_grad_scaler_never_moves(device, name):
     for seed in range(5):
         x, y = make_batch(task, device, seed)
         x[0, 0] = math.inf if seed == 2 else x[0, 0]
-        train.step(backend, x, y)
+        take_step(backend, x, y)
         assert backend.skipped == (seed == 2)
         assert float(backend.loss_scale()) == 128.0
 
@@ -224,9 +232,9 @@ def test_without_loss_scaling_nothing_is_checked(device, name, precision):
     x, y = make_batch(task, device)
     x[0, 0] = math.nan
     backend = make_backend(name, task, precision, device)
-    train.step(backend, x, y)
+    take_step(backend, x, y)
     assert not backend.skipped
-    assert backend.master_params()["b1"].isnan().any()
+    assert backend.master_params()["layer1.bias"].isnan().any()
 
 
 @each_column
@@ -242,23 +250,23 @@ def test_state_dict_continues_bit_for_bit(device, name, precision, tmp_path):
 
     whole = new()
     for x, y in stream[:3]:
-        train.step(whole, x, y)
+        take_step(whole, x, y)
     torch.save(whole.state_dict(), tmp_path / "state.pt")
     resumed = new()
     resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
     for x, y in stream[3:]:
         assert float(whole.loss_scale()) == float(resumed.loss_scale())
-        assert train.step(whole, x, y).item() == train.step(resumed, x, y).item()
-    assert mlp.fingerprint(whole.master_params()) == mlp.fingerprint(resumed.master_params())
+        assert take_step(whole, x, y).item() == take_step(resumed, x, y).item()
+    assert fingerprint(whole.master_params()) == fingerprint(resumed.master_params())
 
 
 @each_column
 def test_observed_dtypes_are_what_the_precision_promises(device, name, precision):
     task = make_task()
     backend = make_backend(name, task, precision, device)
-    loss = train.step(backend, *make_batch(task, device))
+    loss = take_step(backend, *make_batch(task, device))
     assert (loss.dtype, loss.shape, loss.device.type) == (torch.float32, (), device.type)
-    gradients = "fp32" if name.startswith("amp") else precision  # autograd casts them back before anybody sees them
+    gradients = "fp32" if name.startswith("amp") else precision  # autocast casts them back before anybody sees them
     assert backend.dtypes() == {
         "params": "fp32", "activations": precision, "loss": "fp32", "gradients": gradients, "optimizer": "fp32",
     }  # fmt: skip
@@ -269,7 +277,7 @@ def test_activations_stay_in_compute_dtype_inside_scratch(device):
     backend = make_backend("scratch", task, "bf16", device)
     backend.forward(*make_batch(task, device))
     assert {z.dtype for z in backend.z} == {p.dtype for p in backend.params.values()} == {torch.bfloat16}
-    assert [tuple(z.shape) for z in backend.z] == [(32, width) for width in task.sizes[:-1]]
+    assert [tuple(z.shape) for z in backend.z] == [(32, width) for width in mlp_of(task).sizes[:-1]]
 
 
 @each_column
@@ -277,7 +285,7 @@ def test_training_learns_a_batch_by_heart(device, name, precision):
     task = make_task(lr=0.3, hidden=[64], momentum=0.9)
     backend = make_backend(name, task, precision, device, DynamicLossScale() if precision == "fp16" else None)
     x, y = make_batch(task, device)
-    losses = [train.step(backend, x, y).item() for _ in range(60)]
+    losses = [take_step(backend, x, y).item() for _ in range(60)]
     assert losses[0] > 1.4  # log 5 = 1.6, knowing nothing of 5 classes
     assert losses[-1] < 0.05
 
@@ -330,7 +338,7 @@ def test_fused_writes_the_same_buffers_in_every_step(device):
     backend = make_backend("fused", task, "bf16", device)
     addresses = set()
     for seed in range(3):
-        train.step(backend, *make_batch(task, device, seed))
+        take_step(backend, *make_batch(task, device, seed))
         tensors = [*backend.z, backend.logits, backend.dlogits, backend.loss, *backend.params.values()]
         addresses.add(tuple(t.data_ptr() for t in [*tensors, *backend.scaled_grads.values()]))
     assert len(addresses) == 1
@@ -344,7 +352,7 @@ def test_fused_keeps_rows_aligned_and_their_padding_0(device, precision):
     for seed in range(8):
         x, y = make_batch(task, device, seed)
         x[0, 0] = math.inf if seed == 5 else x[0, 0]
-        train.step(backend, x, y)
+        take_step(backend, x, y)
     for buffers in backend.parts:
         for flat in (buffer for buffer in buffers if buffer is not None):
             inside = torch.zeros(flat.untyped_storage().nbytes() // flat.itemsize, dtype=torch.bool, device=device)
@@ -379,7 +387,7 @@ def test_scale_of_5000_steps_equals_gradscalers(device):
             x = x.clone()
             x[0, 0] = math.inf
         before = float(fused.loss_scale())
-        train.step(fused, x, y)
+        take_step(fused, x, y)
         skips = bool(fused.skipped)
         weight.grad.fill_(math.inf if skips else 1.0)
         scaler.step(optimizer)

@@ -6,13 +6,18 @@ from pathlib import Path
 
 import hydra
 import pytest
+import torch
+from conftest import mlp_of
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from mpcompare import backends
+from mpcompare.command import job
+from mpcompare.contract import PHASES, options_of
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
 from mpcompare.paths import CONF, CSRC
-from mpcompare.tasks import mlp
+from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.task import Task
 
 GROUPS = {group.name: sorted(p.stem for p in group.glob("*.yaml")) for group in CONF.iterdir() if group.is_dir()}
 
@@ -26,11 +31,20 @@ def hydra_context():
 @pytest.mark.parametrize(("group", "option"), [(g, o) for g, options in GROUPS.items() for o in options])
 def test_every_option_composes_and_instantiates(group, option):
     override = f"+{group}={option}" if group in ("experiment", "ablation") else f"{group}={option}"
-    cfg = compose("config", [override])
-    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    # What is a template needs the user's module or function, and reviews a model with a vocabulary.
+    needs = {
+        "module": ["task.model._target_=torch.nn.Linear", "+task.model.in_features=784", "+task.model.out_features=10"],
+        "function": ["data._target_=mpcompare.tasks.data.generated.digits"],
+        "imdb": ["task=imdb_lstm"],
+    }.get(option, [])
+    cfg = compose("config", [*needs, override])
     cls = hydra.utils.get_class(cfg.backend._target_)
-    assert {"forward", "backward", "unscale", "step", "update"} <= set(dir(cls))
-    assert isinstance(hydra.utils.instantiate(cfg.task, _convert_="all"), mlp.Task)
+    assert set(PHASES) <= set(dir(cls)) or "train_step" in dir(cls)
+    assert set(cfg.backend) - {"_target_"} == set(options_of(cls))
+    task = job._task(cfg.task)
+    assert isinstance(task, Task)
+    assert any(True for _ in task.new_model(0, torch.device("cpu")).parameters())
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert callable(hydra.utils.instantiate(cfg.data))
     policy = hydra.utils.instantiate(cfg.loss_scale)
     policy = policy("fp16") if callable(policy) else policy
@@ -43,7 +57,7 @@ def test_every_combination_of_backend_task_and_loss_scale_composes():
 
 
 def test_a_backend_is_a_config_a_file_and_a_row_of_the_readme():
-    files = {p.stem for p in Path(backends.__file__).parent.glob("*.py")} - {"__init__"}
+    files = {p.stem for p in Path(backends.__file__).parent.glob("*.py")} - {"__init__", "torch_model"}
     readme = (CONF.parent / "README.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)` \|", readme.split("## Backends")[1].split("\n## ")[0], re.MULTILINE))
     assert set(GROUPS["backend"]) == files == rows
@@ -59,14 +73,14 @@ def test_the_task_brings_its_data_and_the_command_line_has_the_last_word():
 
 def test_defaults_are_the_ones_that_are_documented():
     cfg = compose("config", [])
-    task = hydra.utils.instantiate(cfg.task, _convert_="all")
-    assert task.sizes == (784, 8192, 10)
-    assert (task.batch_size, task.lr, task.loss, cfg.train.steps, cfg.train.warmup_steps) == (
-        8192, 0.01, "cross_entropy", 20, 3,
+    task = job._task(cfg.task)
+    assert mlp_of(task).sizes == (784, 8192, 10)
+    assert (task.batch_size, task.optimizer, task.loss, cfg.train.steps, cfg.train.warmup_steps) == (
+        8192, Sgd(0.01), "cross_entropy", 20, 3,
     )  # fmt: skip
-    recipe = hydra.utils.instantiate(compose("config", ["task=recipe_mlp"]).task, _convert_="all")
-    assert recipe.sizes == (4096,) * 4
-    assert (recipe.batch_size, recipe.lr, recipe.loss, recipe.samples) == (512, 0.001, "mse", 50 * 512)
+    recipe = job._task(compose("config", ["task=recipe_mlp"]).task)
+    assert mlp_of(recipe).sizes == (4096,) * 4
+    assert (recipe.batch_size, recipe.optimizer, recipe.loss, recipe.samples) == (512, Sgd(0.001), "mse", 50 * 512)
 
 
 def test_every_experiment_opens_with_the_command_that_runs_it():
@@ -79,8 +93,11 @@ def test_the_ablations_are_swept_all_of_them_each_from_the_defaults():
     cfg = compose("config", ["+experiment=ablations"], return_hydra_config=True)
     assert str(cfg.hydra.mode).endswith("MULTIRUN")
     assert sorted(cfg.hydra.sweeper.params["+ablation"].split(",")) == GROUPS["ablation"]
-    complete = {"master_params": True, "accumulate": "fp32", "softmax": "fp32"}
-    assert OmegaConf.to_container(compose("config", []).scratch) == complete
+    complete = {
+        "_target_": "mpcompare.backends.scratch.Scratch", "engine": "auto", "master_params": True, "accumulate": "fp32",
+        "softmax": "fp32",
+    }  # fmt: skip
+    assert OmegaConf.to_container(compose("config", []).backend, resolve=True) == complete
     taken_away = {
         "none": {}, "no_master_params": {"master_params": False}, "no_loss_scale": {},
         "accumulate_fp16": {"accumulate": "fp16"}, "softmax_fp16": {"softmax": "fp16"},
@@ -89,7 +106,7 @@ def test_the_ablations_are_swept_all_of_them_each_from_the_defaults():
     for name, options in taken_away.items():
         cfg = compose("config", ["+experiment=ablations", f"+ablation={name}"])
         backend = OmegaConf.to_container(cfg.backend, resolve=True)
-        assert backend == {"_target_": "mpcompare.backends.scratch.Scratch", **complete, **options}
+        assert backend == {**complete, **options}
         policy = hydra.utils.instantiate(cfg.loss_scale)
         assert (callable(policy), cfg.precision) == (name != "no_loss_scale", "fp16")
     assert compose("config", ["+experiment=ablations", "+ablation=amp"]).backend._target_.endswith("Amp")

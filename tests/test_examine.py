@@ -5,17 +5,28 @@ import math
 
 import pytest
 import torch
-from conftest import BACKENDS, each_column, make_backend, make_batch, make_task
+from conftest import BACKENDS, each_column, make_backend, make_batch, make_task, mlp_of, step_to_gradients
 from judging import dataset_of, examined
 
-from mpcompare.contract import step
+from mpcompare.contract import take_step
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.measure import examine
-from mpcompare.measure.numerics import gradient_errors, relative_error
-from mpcompare.tasks import mlp
+from mpcompare.measure.noise import order_is_free, train_again
+from mpcompare.measure.numerics import gradient_errors
+from mpcompare.measure.oracle import outputs_of
+from mpcompare.measure.reading import relative_error
+from mpcompare.tasks.task import params_of
 
+CPU = torch.device("cpu")
 TASK = make_task(in_features=40, samples=32 * 25)
 DATA = dataset_of(TASK)
+
+
+def subject_of(task, precision, batch, policy=None):
+    """To ask the oracle."""
+    return examine.Subject(
+        lambda *_: None, task.new_model(0, CPU), policy or NoLossScale(), precision, task, lambda: iter([batch])
+    )
 
 
 @each_column
@@ -38,44 +49,36 @@ def test_a_right_backend_updates_within_fp32_and_equals_a_new_one_from_its_weigh
 
 def test_the_oracle_starts_from_the_numbers_that_the_precision_has():
     """Beside it errors are a few roundings; beside unrounded weights and inputs they are several times as large."""
-    params, (x, y) = mlp.init_params(TASK.sizes, 0), make_batch(TASK, torch.device("cpu"))
-    backend = make_backend("scratch", TASK, "bf16", torch.device("cpu"))
-    backend.forward(x, y)
-    backend.backward()
-    backend.unscale()
-    subject = examine.Subject(lambda *_: backend, params, NoLossScale(), "bf16", TASK, lambda: iter([(x, y)]))
+    batch = make_batch(TASK, CPU)
+    _, grads = step_to_gradients(make_backend("scratch", TASK, "bf16", CPU), *batch)
+    subject = subject_of(TASK, "bf16", batch)
     rounded, unrounded = (
-        max(
-            map(
-                relative_error,
-                gradient_errors(backend.grads(), examine._oracle(subject, params, (x, y), p).grads).values(),
-            )
-        )
-        for p in ("bf16", "fp32")
+        max(map(relative_error, gradient_errors(grads, examine._oracle(subject, batch, precision).grads).values()))
+        for precision in ("bf16", "fp32")
     )
     assert rounded < 2.0**-6
     assert unrounded > 2 * rounded
 
 
 def test_subnormal_gradients_are_counted_at_the_loss_scale():
-    params, batch = mlp.init_params(TASK.sizes, 0), make_batch(TASK, torch.device("cpu"))
-    seen = []
-    mlp.oracle(params, *batch, TASK.loss, see=lambda n, t: seen.append(t.flatten()) if n[0] == "d" else None)
-    dz = torch.cat(seen).abs()
+    batch = x, y = make_batch(TASK, CPU)
+    network = TASK.new_model(0, CPU).bfloat16().double()
+    with outputs_of(network) as outputs:
+        loss = TASK.loss_fn(network(x.bfloat16().double()), y)
+    dz = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(outputs.values()))]).abs()
     dz = dz[dz != 0]
-    for policy in (NoLossScale(), StaticLossScale(2.0**-6), StaticLossScale(2.0**6)):
-        subject = examine.Subject(lambda *_: None, params, policy, "fp32", TASK, lambda: iter([batch]))
-        share = (dz * policy.scale < 2.0**-14).double().mean().item()
-        assert examine._oracle(subject, params, batch, "fp32").subnormal == pytest.approx(share)
+    exact = examine._oracle(subject_of(TASK, "bf16", batch), batch, "bf16")
+    for scale in (1.0, 2.0**-6, 2.0**6):
+        share = (dz * scale < 2.0**-14).double().mean().item()
+        assert exact.subnormal(scale) == pytest.approx(share)
         assert 0 <= share <= 1
 
 
 def test_the_noise_of_the_loss_is_what_roundings_of_the_activations_make():
     task = make_task(hidden=[64], batch_size=200)
-    params, (x, y) = mlp.init_params(task.sizes, 0), make_batch(task, torch.device("cpu"))
-    subject = examine.Subject(lambda *_: None, params, NoLossScale(), "bf16", task, lambda: iter([(x, y)]))
-    exact = examine._oracle(subject, params, (x, y), "bf16")
-    p64 = {name: p.bfloat16().double() for name, p in params.items()}
+    x, y = make_batch(task, CPU)
+    exact = examine._oracle(subject_of(task, "bf16", (x, y)), (x, y), "bf16")
+    p64 = {n: p.bfloat16().double() for n, p in mlp_of(task).by_hand(params_of(task.new_model(0, CPU))).items()}
     x64, u, losses = x.bfloat16().double(), 2.0**-8, []
     for seed in range(300):
         generator = torch.Generator().manual_seed(seed)
@@ -84,7 +87,7 @@ def test_the_noise_of_the_loss_is_what_roundings_of_the_activations_make():
             return z * (1 + u * (2 * torch.rand(z.shape, generator=generator, dtype=z.dtype) - 1))
 
         z = noisy((x64 @ p64["W1"] + p64["b1"]).relu())
-        losses.append(mlp.loss_fn("cross_entropy", noisy(z @ p64["W2"] + p64["b2"]), y).item())
+        losses.append(task.loss_fn(noisy(z @ p64["W2"] + p64["b2"]), y).item())
     assert torch.tensor(losses).std().item() == pytest.approx(exact.loss_noise, rel=0.2)
 
 
@@ -99,12 +102,12 @@ def test_an_overflow_is_skipped_and_what_follows_is_right():
     assert [s["loss_scale"] / scale for s in steps] == [1, 2**-8, 2**-8, 2**-7, 2**-7, 2**-15]
     assert run.numerics["overflow"]["next_scale"]["loss_scale"] == scale * 2**-15
     first, after = run.numerics["first"]["gradients"], run.numerics["overflow"]["gradients"]
-    assert after["W1"]["error"] == pytest.approx(first["W1"]["error"], rel=0.1)
+    assert after["layer1.weight"]["error"] == pytest.approx(first["layer1.weight"]["error"], rel=0.1)
 
 
 @pytest.mark.parametrize("largest", [3e-9, 0.02, 1.0, 1234.5])
 def test_the_scale_that_is_too_large_is_just_too_large(largest):
-    policy = examine._too_large(DynamicLossScale(), {"W1": torch.tensor([largest / 3, -largest]).double()})
+    policy = examine._too_large(DynamicLossScale(), {"weight": torch.tensor([largest / 3, -largest]).double()})
     assert 1.04 * 65504 <= policy.init_scale * largest <= 2.11 * 65504
     assert math.log2(policy.init_scale).is_integer()
 
@@ -118,13 +121,28 @@ def test_a_static_scale_and_one_with_a_floor_and_hysteresis_are_followed():
 
 
 def test_noise_runs_are_the_same_function_and_not_the_same_roundings():
-    params, (x, _) = mlp.init_params(TASK.sizes, 3), make_batch(TASK, torch.device("cpu"))
-    units = [torch.randperm(width) for width in TASK.sizes[:-1]] + [torch.arange(TASK.sizes[-1])]
-    moved = examine._reordered(params, units)
-    rows = torch.randperm(len(x))
-    torch.testing.assert_close(mlp.forward(moved, x[rows][:, units[0]]), mlp.forward(params, x)[rows])
-    back = examine._reordered(moved, [order.argsort() for order in units])
-    assert all(torch.equal(back[name], params[name]) for name in params)
+    model, batch, u = TASK.new_model(3, CPU), make_batch(TASK, CPU), 2.0**-8
+    made, initial = [], params_of(model)
+
+    def make(model, policy):
+        made.append((BACKENDS["amp"](model, TASK, "bf16", policy), params_of(model)))
+        return made[-1][0]
+
+    def batches():
+        while True:
+            yield batch
+
+    for number in range(2):
+        list(train_again(make, model, NoLossScale(), TASK, "bf16", batches, 2, number, keep_scale=False))
+    starts = [start for _, start in made]
+    for start in starts:
+        for name, p in start.items():
+            change = ((p - initial[name]) / initial[name]).abs()
+            assert u / 2 < change.max() <= u * (1 + 2.0**-10)  # less than it is rounded; other numbers all the same
+    assert not torch.equal(starts[0]["layer1.weight"], starts[1]["layer1.weight"])
+    assert order_is_free(model, TASK.loss_fn, *batch)
+    weights = torch.arange(16)
+    assert not order_is_free(model, lambda output, y: (output.mean(dim=1) * weights).sum(), *batch)
 
     run = examined("amp", BACKENDS["amp"], TASK, DATA, "fp16", steps=5, noise=2)
     again = run.numerics["noise"]
@@ -135,6 +153,8 @@ def test_noise_runs_are_the_same_function_and_not_the_same_roundings():
     for other in again:
         differences = [abs(a - b) for a, b in zip(losses, other["losses"], strict=True)]
         assert 0 < max(differences) < 2.0**-10
+        assert "rows in another order" in other["change"]
+        assert other["skipped"] == [False] * 5
     assert examined("amp", BACKENDS["amp"], TASK, DATA, "fp16", steps=5).numerics["noise"] == []
 
 
@@ -142,31 +162,37 @@ def test_histograms_are_of_the_baseline_only_and_count_every_element():
     found = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=2, noise=1).numerics
     for when in ("first", "last"):
         counts = found["exponents"][when]
-        assert sum(counts["dW1"]) == 40 * 24
-        assert sum(counts["z1"]) == sum(counts["dz1"]) == 32 * 24
-        assert sum(counts["output"]) == 32 * 5
-        assert counts["z1"][0] > 0  # relu
-        assert sum(counts["update of W2"]) == 24 * 16
+        activations, gradients = counts["activations"], counts["gradients of activations"]
+        layers = ["layer1", "relu1", "layer2", "relu2", "layer3"]
+        assert list(activations) == list(gradients) == layers
+        for layer, width in zip(layers, (24, 24, 16, 16, 5), strict=True):
+            assert sum(activations[layer]) == sum(gradients[layer]) == 32 * width
+        assert activations["relu1"][0] > 0
+        assert activations["layer1"][0] == 0
+        params = {name: p.numel() for name, p in params_of(TASK.new_model(0, CPU)).items()}
+        for group in ("gradients of weights", "updates"):
+            assert {name: sum(numbers) for name, numbers in counts[group].items()} == params
     assert examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=2).numerics["exponents"] == {}
 
 
 def test_examining_does_not_write_to_what_it_is_given():
-    params = mlp.init_params(TASK.sizes, 0)
-    kept, policy = copy.deepcopy(params), DynamicLossScale()
-    backend = BACKENDS["scratch"](params, TASK, "fp16", copy.deepcopy(policy), "auto")
-    (x, y) = make_batch(TASK, torch.device("cpu"))
-    rows = [{"step": 1, "loss": float(step(backend, x, y)), "loss_scale": 65536.0, "skipped": False}]
+    model = TASK.new_model(0, CPU)
+    kept, policy = copy.deepcopy(params_of(model)), DynamicLossScale()
 
-    def make(params, policy):
-        return BACKENDS["scratch"](params, TASK, "fp16", copy.deepcopy(policy), "auto")
+    def make(model, policy):
+        return BACKENDS["scratch"](model, TASK, "fp16", copy.deepcopy(policy))
+
+    backend = make(model, policy)
+    (x, y) = make_batch(TASK, CPU)
+    rows = [{"step": 1, "loss": float(take_step(backend, x, y)), "loss_scale": 65536.0, "skipped": False}]
 
     def batches():
         while True:
             yield x, y
 
-    subject = examine.Subject(make, params, policy, "fp16", TASK, batches)
+    subject = examine.Subject(make, model, policy, "fp16", TASK, batches)
     list(examine.examine(subject, backend, rows, 1))
-    assert all(torch.equal(kept[name], params[name]) for name in params)
+    assert all(torch.equal(kept[name], p) for name, p in params_of(model).items())
     assert policy == DynamicLossScale()
 
 

@@ -1,14 +1,16 @@
 import torch
+from conftest import make_task, mlp_of
 
 from mpcompare.native import flat
-from mpcompare.tasks import mlp
+from mpcompare.tasks.task import params_of
 
 
 def test_views_are_the_parameters_aligned_and_apart():
     sizes = (20, 13, 300, 5)
     buffer = torch.zeros(flat.elements(sizes))
     views = flat.views(buffer, sizes)
-    initial = mlp.init_params(sizes, 0)
+    task = make_task(in_features=20, hidden=[13, 300], out_features=5)
+    initial = mlp_of(task).by_hand(params_of(task.new_model(0, torch.device("cpu"))))
     assert list(views) == list(initial)
     for number, (name, view) in enumerate(views.items(), start=1):
         assert view.shape == initial[name].shape

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from mpcompare.measure import numerics
+from mpcompare.measure.reading import HIGHEST, LOWEST
+from mpcompare.tasks.optimizers import Sgd
 
 
 def test_gradient_errors_are_measured_beside_the_exact_ones():
@@ -26,21 +28,21 @@ def test_gradient_errors_are_measured_beside_the_exact_ones():
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fp32_updates_are_within_their_roundings_and_16_bit_ones_are_not(momentum):
     torch.manual_seed(0)
-    w = {"W1": torch.randn(100, 30)}
-    module = torch.nn.Parameter(w["W1"].clone())
+    module = torch.nn.Parameter(torch.randn(100, 30))
     optimizer = torch.optim.SGD([module], lr=1e-3, momentum=momentum)
-    fp32, short = numerics.Optimizer(1e-3, momentum), numerics.Optimizer(1e-3, momentum)
+    fp32, short = Sgd(1e-3, momentum).replay(), Sgd(1e-3, momentum).replay()
     for _ in range(4):
         before, g = module.detach().clone(), torch.randn(100, 30)
         module.grad = g.clone()
         optimizer.step()
-        e = fp32.errors({"W1": before}, {"W1": module.detach()}, {"W1": g}, torch.bfloat16)["W1"]
+        e = numerics.update_errors(fp32, {"w": before}, {"w": module.detach()}, {"w": g}, torch.bfloat16)["w"]
         assert 0.5 < e["excess"] <= 1  # the bound is met, and hardly larger than it must be
         assert e["slope"] == pytest.approx(1, abs=1e-4)
         assert e["lost"] == e["lost_in_fp32"] == 0
         assert e["short"] < 0.01
         rounded = module.detach().bfloat16().float()
-        e = short.errors({"W1": before.bfloat16().float()}, {"W1": rounded}, {"W1": g}, torch.bfloat16)["W1"]
+        low = {"w": before.bfloat16().float()}
+        e = numerics.update_errors(short, low, {"w": rounded}, {"w": g}, torch.bfloat16)["w"]
         assert e["excess"] > 1000
         assert e["lost"] > 0.3
         assert e["short"] == 1
@@ -48,7 +50,8 @@ def test_fp32_updates_are_within_their_roundings_and_16_bit_ones_are_not(momentu
 
 def test_updates_that_fp32_itself_loses_are_told_apart():
     before, g = {"b1": torch.tensor([1.0, 1.0])}, {"b1": torch.tensor([1e-9, 1.0])}
-    e = numerics.Optimizer(1.0, 0.0).errors(before, {"b1": torch.tensor([1.0, 0.0])}, g, torch.float16)["b1"]
+    after = {"b1": torch.tensor([1.0, 0.0])}
+    e = numerics.update_errors(Sgd(1.0).replay(), before, after, g, torch.float16)["b1"]
     assert e["lost"] == e["lost_in_fp32"] == 0.5
     assert e["excess"] <= 1
 
@@ -60,10 +63,10 @@ def test_exponents_count_powers_of_two_and_zeros():
     assert counts[0] == 2
 
     def at(exponent):
-        return int(counts[1 + exponent - numerics.LOWEST])
+        return int(counts[1 + exponent - LOWEST])
 
     assert (at(0), at(1), at(-24)) == (2, 1, 1)
-    assert at(numerics.LOWEST) == at(numerics.HIGHEST) == 1  # what lies beyond counts to the ends
+    assert at(LOWEST) == at(HIGHEST) == 1  # what lies beyond counts to the ends
 
 
 def test_sketches_tell_how_far_apart_weights_are():

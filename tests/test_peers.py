@@ -9,7 +9,16 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 import torch
-from conftest import BACKENDS, CUDA, SMALL, make_backend, make_batch, make_task
+from conftest import (
+    BACKENDS,
+    CUDA,
+    SMALL,
+    finish_step,
+    make_backend,
+    make_batch,
+    make_task,
+    step_to_gradients,
+)  # fmt: skip
 from judging import dataset_of, examined
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
@@ -17,14 +26,14 @@ from torch._dynamo.utils import counters
 from mpcompare.backends import amp_compile
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
-from mpcompare.contract import BackendUnavailable
+from mpcompare.contract import BackendUnavailable, take_step
 from mpcompare.cost import memory
-from mpcompare.entrant import entrant as train
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.measure import machine, meter
+from mpcompare.measure.oracle import exact_step
 from mpcompare.native.graph import WARMUP
 from mpcompare.report.judge.verdict import judge_run
-from mpcompare.tasks import mlp
+from mpcompare.tasks.fingerprint import fingerprint
 
 CPU = torch.device("cpu")
 
@@ -32,9 +41,9 @@ CPU = torch.device("cpu")
 class EagerGraph(Amp):
     """What amp_graph captures, run as it is: amp with fused SGD."""
 
-    def __init__(self, params, task, precision, loss_scale, engine):
-        super().__init__(params, task, precision, loss_scale, engine)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=task.lr, momentum=task.momentum, fused=True)
+    def __init__(self, model, task, precision, loss_scale):
+        super().__init__(model, task, precision, loss_scale)
+        self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
         self.optimizer.register_step_post_hook(self._stepped)
 
     def _stepped(self, *_):
@@ -51,20 +60,16 @@ def stream(task, device, steps, infinite=()):
 
 
 def bits(tensors):
-    return mlp.fingerprint({name: t.contiguous() for name, t in tensors.items()})
+    return fingerprint({name: t.contiguous() for name, t in tensors.items()})
 
 
 def trajectory(backend, batches):
     """Step by step all that can be seen of it, bit for bit: NaN is equal to itself here."""
     for x, y in batches:
         scale = float(backend.loss_scale())
-        loss = backend.forward(x, y).clone()
-        backend.backward()
-        backend.unscale()
-        grads = bits(backend.grads())
-        backend.step()
-        backend.update()
-        yield scale, bits({"loss": loss}), grads, bool(backend.skipped), bits(backend.master_params())
+        loss, grads = step_to_gradients(backend, x, y)
+        finish_step(backend)
+        yield scale, bits({"loss": loss}), bits(grads), bool(backend.skipped), bits(backend.master_params())
 
 
 @pytest.fixture
@@ -94,12 +99,12 @@ GRAPHS = [
 @pytest.mark.parametrize(("eager", "graphed"), GRAPHS)
 def test_the_graph_is_the_eager_step_bit_for_bit(device, eager, graphed, loss, momentum, policy):
     task = make_task(loss=loss, momentum=momentum)
-    params = {name: p.to(device) for name, p in mlp.init_params(task.sizes, 0).items()}
+    model = task.new_model(0, device)
     scaled = not isinstance(policy, NoLossScale)
     # One overflow in the warm-up and two in the graph, of which one is followed by good steps until the scale grows.
     infinite = (1, 6, 13) if scaled else ()
     seen = [
-        list(trajectory(backend(params, task, "fp16", policy_of(policy), "auto"), stream(task, device, 16, infinite)))
+        list(trajectory(backend(model, task, "fp16", policy_of(policy)), stream(task, device, 16, infinite)))
         for backend in (eager, graphed)
     ]
     assert seen[0] == seen[1]
@@ -146,16 +151,13 @@ def test_a_skipped_first_step_leaves_no_momentum(device, empty_is_nan):
     task = make_task(momentum=0.9)
     backend = make_backend("amp_graph", task, "fp16", device, DynamicLossScale(1024.0))
     x, y = make_batch(task, device)
-    train.step(backend, torch.full_like(x, math.inf), y)
+    take_step(backend, torch.full_like(x, math.inf), y)
     assert backend.skipped
     before = {k: p.clone() for k, p in backend.master_params().items()}
-    backend.forward(x, y)
-    backend.backward()
-    backend.unscale()
-    grads = {k: g.clone() for k, g in backend.grads().items()}
-    backend.step()
+    _, grads = step_to_gradients(backend, x, y)
+    assert list(grads) == list(before)
     for k, p in backend.master_params().items():
-        torch.testing.assert_close(p, before[k] - task.lr * grads[k], rtol=2.0**-22, atol=2.0**-24)
+        torch.testing.assert_close(p, before[k] - task.optimizer.lr * grads[k], rtol=2.0**-22, atol=2.0**-24)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -176,14 +178,15 @@ def test_the_memory_of_a_graph_is_amps_and_a_batch_of_its_own(recorded_graphs):
     x, y = make_batch(task, CPU)
     measured, models = [], []
     for name in ("amp", "amp_graph"):
+        initial, made = task.new_model(0, CPU), []
 
-        def warm_up(name=name):
-            backend = make_backend(name, task, "bf16", CPU)
+        def warm_up(name=name, initial=initial, made=made):
+            made.append(BACKENDS[name](initial, task, "bf16", NoLossScale()))
             for _ in range(WARMUP):
-                train.step(backend, x, y)
+                take_step(made[0], x, y)
 
         measured.append(meter.peak_memory(CPU, warm_up).bytes)
-        models.append(memory.allocated_bytes(BACKENDS[name].memory_model(task, "bf16", "torch")))
+        models.append(memory.allocated_bytes(made[0].memory_model()))
     assert models[1] - models[0] == x.nbytes + y.nbytes
     assert measured[1] - measured[0] == pytest.approx(x.nbytes + y.nbytes, rel=0.01, abs=64 * task.batch_size)
 
@@ -202,10 +205,9 @@ def test_tf32_rounds_what_fp32_does_not(device):
     for name in ("fp32", "tf32"):
         with machine.tf32(name == "tf32"):
             backend = make_backend(name, task, name, torch.device(device))
-            _, exact = mlp.oracle(backend.master_params(), x, y, task.loss)
-            backend.forward(x, y)
-            backend.backward()
-            errors[name] = ((backend.grads()["W1"] - exact["W1"]).norm() / exact["W1"].norm()).item()
+            exact = exact_step(backend.model, task.loss_fn, x, y, "fp32").grads["layer1.weight"]
+            _, grads = step_to_gradients(backend, x, y)
+            errors[name] = ((grads["layer1.weight"] - exact).norm() / exact.norm()).item()
     assert errors["fp32"] < 2.0**-18 < errors["tf32"] < 2.0**-6
 
 
@@ -231,11 +233,11 @@ def test_what_needs_a_gpu_is_a_row_that_says_so_and_the_others_finish(cli, tmp_p
 TINY = {"hidden": [24], "momentum": 0.9}
 
 
-@pytest.fixture(params=["cpu", CUDA], scope="module")
+@pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.slow), CUDA], scope="module")
 def compiled(request):
     """A device, and the task that has been compiled there in fp16."""
     device, task = torch.device(request.param), make_task(**TINY)
-    train.step(make_backend("amp_compile", task, "fp16", device), *make_batch(task, device))
+    take_step(make_backend("amp_compile", task, "fp16", device), *make_batch(task, device))
     return device, task
 
 
@@ -247,7 +249,7 @@ def test_fresh_instances_compile_nothing(compiled):
         policy = DynamicLossScale(2.0**seed) if seed % 2 else NoLossScale()
         backend = make_backend("amp_compile", task, "fp16", device, policy, seed=seed)
         for x, y in stream(task, device, 3):
-            train.step(backend, x, y)
+            take_step(backend, x, y)
     assert counters["stats"]["unique_graphs"] == graphs > 0
 
 
@@ -265,14 +267,11 @@ def test_compiled_gradients_are_as_good_as_amps(compiled):
     errors = {}
     for name in ("amp", "amp_compile"):
         backend = make_backend(name, task, "fp16", device, StaticLossScale(1024.0))
-        _, exact = mlp.oracle(backend.master_params(), x, y, task.loss)
-        loss = backend.forward(x, y)
-        backend.backward()
-        backend.unscale()
+        exact = exact_step(backend.model, task.loss_fn, x, y, "fp32").grads
+        loss, grads = step_to_gradients(backend, x, y)
         assert (loss.dtype, loss.shape) == (torch.float32, ())
-        errors[name] = {
-            k: ((g.double() - exact[k]).norm() / exact[k].norm()).item() for k, g in backend.grads().items()
-        }
+        errors[name] = {k: ((g.double() - exact[k]).norm() / exact[k].norm()).item() for k, g in grads.items()}
+    assert list(errors["amp_compile"]) == list(exact)
     for k, error in errors["amp_compile"].items():
         assert error <= 2 * errors["amp"][k] + 2 * 2.0**-11, k
 
@@ -320,6 +319,7 @@ def test_the_verdict_on_a_compiled_step_is_same(compiled):
     assert (verdict.word, verdict.unchecked) == ("same", []), verdict.because
 
 
+@pytest.mark.slow
 def test_a_compiled_run_says_nothing_of_how_it_was_compiled(cli, tmp_path):
     folder = tmp_path / "run"
     graphs = counters["stats"]["unique_graphs"]

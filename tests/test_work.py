@@ -1,19 +1,22 @@
 import pytest
-from conftest import make_task
+import torch
+from conftest import make_batch, make_task, mlp_of
 
 from mpcompare.cost import work
-from mpcompare.tasks import mlp
+from mpcompare.cost.flops import step_flops
 
 
 def test_the_products_of_a_step_are_those_of_its_phases():
     for hidden in ([], [8], [24, 16]):
         task = make_task(hidden=hidden)
-        by_phase = work.phases(task, "fp16")
-        assert by_phase["forward"].flops + by_phase["backward"].flops == task.flops_per_step
+        by_phase = work.phases(mlp_of(task), "fp16")
+        model = task.new_model(0, torch.device("cpu"))
+        counted = step_flops(model, task.loss_fn, *make_batch(task, torch.device("cpu")))
+        assert by_phase["forward"].flops + by_phase["backward"].flops == counted
 
 
 def test_traffic_counts_each_tensor_once():
-    task = mlp.Task(784, [8192], 10, "cross_entropy", 8192, 60000, lr=0.01)
+    task = mlp_of(make_task(in_features=784, hidden=[8192], out_features=10, batch_size=8192))
     params = 784 * 8192 + 8192 + 8192 * 10 + 10
     z1, x, logits = 8192 * 8192, 8192 * 784, 8192 * 10
     found = work.phases(task, "fp16")
@@ -21,8 +24,9 @@ def test_traffic_counts_each_tensor_once():
     assert found["backward"].bytes == 2 * (x + z1 + logits + (8192 * 10 + 10) + params)  # W2, and dW of all
     assert found["unscale to update"].bytes == (4 + 2 + 4) * params  # master in, gradient, master out
     assert work.step(task, "fp16").bytes == sum(each.bytes for each in found.values())
-    momentum = work.phases(make_task(momentum=0.9), "fp32")["unscale to update"]
-    assert momentum.bytes == 5 / 3 * work.phases(make_task(), "fp32")["unscale to update"].bytes  # its state in and out
+    momentum = work.phases(mlp_of(make_task(momentum=0.9)), "fp32")["unscale to update"]
+    plain = work.phases(mlp_of(make_task()), "fp32")["unscale to update"]
+    assert momentum.bytes == 5 / 3 * plain.bytes  # its state in and out
 
 
 def test_an_operator_reads_its_inputs_and_writes_its_outputs():

@@ -3,16 +3,18 @@
 https://docs.pytorch.org/tutorials/recipes/recipes/amp_recipe.html
 """
 
-from typing import Any
+import copy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mpcompare.contract import DTYPES, MemoryModel, dtype_name
+from mpcompare.backends.torch_model import TorchModel, gradient_dtype, require_kernels
+from mpcompare.contract import MemoryModel
 from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
-from mpcompare.tasks import mlp
+from mpcompare.precision import DTYPES
+from mpcompare.tasks.task import Task
 
 
 def grad_scaler(policy: LossScale, device: str) -> torch.amp.GradScaler:
@@ -34,20 +36,19 @@ def grad_scaler(policy: LossScale, device: str) -> torch.amp.GradScaler:
     return torch.amp.GradScaler(device, init_scale=policy.init_scale)  # kept static by update(new_scale)
 
 
-class Amp:
-    """``autocast`` around forward and loss, ``GradScaler`` around backward and step, SGD on the fp32 parameters."""
+class Amp(TorchModel):
+    """``autocast`` around forward and loss, ``GradScaler`` around backward and step, on the fp32 parameters."""
 
     PRECISIONS = ("fp16", "bf16")
     IDLE_PHASES: tuple[str, ...] = ()
-    engine = "torch"
 
-    def __init__(self, params: mlp.Params, task: mlp.Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        self.task = task
-        self.device_type = params["W1"].device.type
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        self.task, self.precision = task, precision
+        self.device_type = next(model.parameters()).device.type
+        require_kernels(model, self.device_type, precision, "amp")
         self.compute_dtype = DTYPES[precision]
-        self.model = mlp.to_module(params)
-        self.weight = next(self.model.parameters())
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=task.lr, momentum=task.momentum)
+        self.model = copy.deepcopy(model)
+        self.optimizer = task.optimizer.make(self.model.parameters())
         self.scaler = grad_scaler(loss_scale, self.device_type)
         # GradScaler.update() takes the next scale where it is not to choose one.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
@@ -60,13 +61,13 @@ class Amp:
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.autocast(self.device_type, dtype=self.compute_dtype):
             output = self.model(x)
-            self.loss = mlp.loss_fn(self.task.loss, output, y)
+            self.loss = self.task.loss_fn(output, y)
         self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
         return self.loss.detach()
 
     def backward(self) -> None:
         self.scaler.scale(self.loss).backward()
-        self.observed["gradients"] = self.weight.grad.dtype  # type: ignore[union-attr]
+        self.observed["gradients"] = gradient_dtype(self.model)
 
     def unscale(self) -> None:
         self.scaler.unscale_(self.optimizer)
@@ -79,33 +80,8 @@ class Amp:
         self.scaler.update(self.static_scale)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def master_params(self) -> mlp.Params:
-        return mlp.module_params(self.model)
-
-    def grads(self) -> mlp.Params:
-        return mlp.module_grads(self.model)
-
     def loss_scale(self) -> Tensor:
         return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale, without the wait of get_scale()
 
-    def dtypes(self) -> dict[str, str]:
-        state = self.optimizer.state[self.weight].get("momentum_buffer")
-        optimizer = self.weight if state is None else state  # plain SGD has no state: it computes in the weight's dtype
-        observed = {"params": self.weight.dtype, **self.observed, "optimizer": optimizer.dtype}
-        return {name: dtype_name(dtype) for name, dtype in observed.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-
-    @staticmethod
-    def memory_model(task: mlp.Task, precision: str, engine: str) -> MemoryModel:
-        return memory.autograd_peak(task, precision)
+    def memory_model(self) -> MemoryModel:
+        return memory.of_mlp(memory.autograd_peak, self.model, self.task, self.precision)

@@ -5,17 +5,21 @@ one compilation to the next, and with them the last bits.
 https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 """
 
+import copy
 import logging
-from typing import Any
 
 import torch
 import torch._inductor
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
-from mpcompare.contract import DTYPES, BackendUnavailable, MemoryModel, dtype_name
+from mpcompare.backends.torch_model import TorchModel, gradient_dtype, require_kernels
+from mpcompare.backends.watch.compiled import watch_graphs
+from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes
 from mpcompare.loss_scale import LossScale, StaticLossScale
-from mpcompare.tasks import mlp
+from mpcompare.precision import DTYPES
+from mpcompare.tasks.losses import Loss
+from mpcompare.tasks.task import Task
 
 # What mode="max-autotune" sets, since a mode and options exclude each other, and no tables of candidates on stderr.
 OPTIONS = {
@@ -29,14 +33,18 @@ torch._dynamo.config.recompile_limit = 64
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of a CUDA toolkit without a GPU
 
 
-@torch.compile(fullgraph=True, dynamic=False, options=OPTIONS)
 def forward_and_loss(
-    model: nn.Module, loss: str, x: Tensor, y: Tensor, device_type: str, dtype: torch.dtype
+    model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor, device_type: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Loss and output. The module is an argument, so that another one of the same shape is not compiled anew."""
     with torch.autocast(device_type, dtype=dtype):
         output = model(x)
-        return mlp.loss_fn(loss, output, y), output.detach()
+        return loss_fn(output, y), output.detach()
+
+
+whole_graph = torch.compile(forward_and_loss, fullgraph=True, dynamic=False, options=OPTIONS)
+# Dynamo leaves recurrent layers to torch, as it does for everyone: unrolled, an LSTM of 64 steps compiles for minutes.
+broken_at_recurrent_layers = torch.compile(forward_and_loss, dynamic=False, options=OPTIONS)
 
 
 def require_compiler(device_type: str) -> None:
@@ -55,24 +63,22 @@ def require_compiler(device_type: str) -> None:
             raise BackendUnavailable("backend=amp_compile needs a C++ compiler: install g++, or set CXX") from error
 
 
-class AmpCompile:
-    """``amp`` whose forward and loss are one compiled function, backward with it; SGD skips on the device."""
+class AmpCompile(TorchModel):
+    """``amp`` whose forward and loss are one compiled function, backward with it; the optimizer skips on the device."""
 
     PRECISIONS = ("fp16", "bf16")
     IDLE_PHASES: tuple[str, ...] = ()
-    engine = "torch"
 
-    def __init__(self, params: mlp.Params, task: mlp.Task, precision: str, loss_scale: LossScale, engine: str) -> None:
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         self.task = task
-        self.device_type = params["W1"].device.type
+        self.device_type = next(model.parameters()).device.type
         require_compiler(self.device_type)
+        require_kernels(model, self.device_type, precision, "amp_compile")
         self.compute_dtype = DTYPES[precision]
-        self.model = mlp.to_module(params)
-        self.weight = next(self.model.parameters())
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=task.lr, momentum=task.momentum, fused=True)
-        if task.momentum:  # fused SGD makes buffers of its own in the first step, and skipping that never fills them
-            for p in self.model.parameters():
-                self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        self.forward_and_loss = broken_at_recurrent_layers if recurrent else whole_graph
+        self.model = copy.deepcopy(model)
+        self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
         self.scaler = grad_scaler(loss_scale, self.device_type)
         # GradScaler.update() takes the next scale where it is not to choose one.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
@@ -84,13 +90,15 @@ class AmpCompile:
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # from here on the last step's loss and gradients are overwritten
-        self.loss, output = forward_and_loss(self.model, self.task.loss, x, y, self.device_type, self.compute_dtype)
+        self.loss, output = self.forward_and_loss(
+            self.model, self.task.loss_fn, x, y, self.device_type, self.compute_dtype
+        )
         self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
         return self.loss.detach()
 
     def backward(self) -> None:
         self.scaler.scale(self.loss).backward()
-        self.observed["gradients"] = self.weight.grad.dtype  # type: ignore[union-attr]
+        self.observed["gradients"] = gradient_dtype(self.model)
 
     def unscale(self) -> None:
         self.scaler.unscale_(self.optimizer)
@@ -102,33 +110,17 @@ class AmpCompile:
         self.scaler.update(self.static_scale)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def master_params(self) -> mlp.Params:
-        return mlp.module_params(self.model)
-
-    def grads(self) -> mlp.Params:
-        return mlp.module_grads(self.model)
-
     def loss_scale(self) -> Tensor:
         return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale, without the wait of get_scale()
 
-    def dtypes(self) -> dict[str, str]:
-        state = self.optimizer.state[self.weight].get("momentum_buffer")
-        optimizer = self.weight if state is None else state  # plain SGD has no state: it computes in the weight's dtype
-        observed = {"params": self.weight.dtype, **self.observed, "optimizer": optimizer.dtype}
-        return {name: dtype_name(dtype) for name, dtype in observed.items()}
+    def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
+        if self.forward_and_loss is broken_at_recurrent_layers:
+            return {}  # there is no graph that holds the whole step
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
+        def loss_of(model: nn.Module) -> Tensor:
+            return forward_and_loss(model, self.task.loss_fn, x, y, self.device_type, self.compute_dtype)[0]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+        return watch_graphs(self.model, self.master_params(), loss_of, OPTIONS)
 
-    @staticmethod
-    def memory_model(task: mlp.Task, precision: str, engine: str) -> MemoryModel:
+    def memory_model(self) -> MemoryModel:
         return {}  # what inductor keeps and what it computes again is its own choice

@@ -19,9 +19,10 @@ step is done with by then; step() makes W_1 anew.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mpcompare.contract import DTYPES, PHASES, BackendUnavailable, MemoryModel, dtype_name
+from mpcompare.backends.watch.modules import mlp_dtypes
+from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, take_step
 from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
@@ -29,14 +30,16 @@ from mpcompare.native import flat, ops
 from mpcompare.native.build import BuildError
 from mpcompare.native.device_scale import DeviceLossScale
 from mpcompare.native.graph import StepGraph, require_cuda
-from mpcompare.tasks import mlp
-from mpcompare.tasks.mlp import Params, Task
+from mpcompare.precision import DTYPES, dtype_name
+from mpcompare.tasks.mlp import plain_mlp
+from mpcompare.tasks.task import Params, Task
 
 
 class Fused:
     """Manual mixed precision with fused native operators; the same contract and the same rules as ``scratch``.
 
-    ``graph``: whether the whole step is one CUDA graph, which then runs in ``forward()``; ``auto``: on a GPU.
+    ``graph``: whether the whole step is one CUDA graph; ``auto``: on a GPU. It is taken by ``train_step()`` then, which
+    there is in no other case.
     """
 
     PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
@@ -44,30 +47,32 @@ class Fused:
 
     def __init__(
         self,
-        params: Params,
+        model: nn.Module,
         task: Task,
         precision: str,
         loss_scale: LossScale,
-        engine: str,
+        engine: str = "auto",
         graph: bool | str = "auto",
     ) -> None:
-        device, dtype, n, sizes = params["W1"].device, DTYPES[precision], task.batch_size, task.sizes
+        self.mlp = plain_mlp(model, task, "backend=fused")
+        params, self.precision = self.mlp.by_hand(dict(model.named_parameters())), precision
+        device, dtype, n, sizes = params["W1"].device, DTYPES[precision], task.batch_size, self.mlp.sizes
         if engine == "torch":
             raise InputError("engine", engine, "backend=fused accepts one of auto, native")
         if graph != "auto" and not isinstance(graph, bool):
-            raise InputError("fused.graph", graph, "expected one of auto, true, false")
+            raise InputError("backend.graph", graph, "expected one of auto, true, false")
         if graph is True:
-            require_cuda(device, "fused.graph=true")
+            require_cuda(device, "backend.graph=true")
         try:
             ops.load(device.type)
         except BuildError as error:
             raise BackendUnavailable(f"backend=fused needs the native operators: {error}") from error
         graphed = device.type == "cuda" if graph == "auto" else graph is True
-        self.graph = StepGraph(self._step) if graphed else None
         if graphed:
-            self.IDLE_PHASES = PHASES[1:]
-        self.loss_of = ops.cross_entropy if task.loss == "cross_entropy" else ops.mse
-        self.lr, self.momentum = task.lr, task.momentum
+            self.graph = StepGraph(self._step)
+            self.train_step = self._replay
+        self.loss_of = ops.cross_entropy if self.mlp.loss == "cross_entropy" else ops.mse
+        self.lr, self.momentum = self.mlp.lr, self.mlp.momentum
         self.layers = range(1, len(sizes))  # 1 .. L
         self.scaling = DeviceLossScale(loss_scale, device)
         self.skipped = self.scaling.found_inf
@@ -75,7 +80,7 @@ class Fused:
         def buffer(dtype: torch.dtype, begin: int = 0) -> Tensor:
             return torch.zeros(flat.elements(sizes) - begin, dtype=dtype, device=device)
 
-        masters, velocity = buffer(torch.float32), buffer(torch.float32) if task.momentum else None
+        masters, velocity = buffer(torch.float32), buffer(torch.float32) if self.momentum else None
         # (masters, velocity, 16-bit copies, gradients) that belong together, element by element.
         self.parts: list[tuple[Tensor, Tensor | None, Tensor | None, Tensor]]
         if dtype is torch.float32:
@@ -94,10 +99,10 @@ class Fused:
 
         # The batch lies where it is given, unless it is cast or a graph reads it, always from the same place.
         self.casts = dtype is not torch.float32 or graphed
-        z0 = flat.matrix(n if self.casts else 0, task.in_features, dtype, device)
-        self.z = [z0, *(flat.matrix(n, width, dtype, device) for width in task.hidden)]  # z_0 .. z_{L-1}
+        z0 = flat.matrix(n if self.casts else 0, sizes[0], dtype, device)
+        self.z = [z0, *(flat.matrix(n, width, dtype, device) for width in sizes[1:-1])]  # z_0 .. z_{L-1}
         self.logits, self.dlogits = (flat.matrix(n, sizes[-1], dtype, device) for _ in range(2))
-        self.y = mlp.empty_targets(task, device) if graphed else torch.empty(0)
+        self.y = self.mlp.empty_targets(device) if graphed else torch.empty(0)
         self.loss = torch.zeros((), device=device)
 
     @property
@@ -107,50 +112,12 @@ class Fused:
         return f"native, {eager} eager" if eager else "native"
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.casts:
-            self.z[0].copy_(x)
-        else:
-            self.z[0] = x
-        if self.graph:
-            self.y.copy_(y)
-            self.graph()
-        else:
-            self.y = y
-            self._forward()
+        self._take_inputs(x)
+        self.y = y
+        self._forward()
         return self.loss
 
     def backward(self) -> None:
-        if not self.graph:
-            self._backward()
-
-    def unscale(self) -> None:
-        if not self.graph:
-            self._unscale()
-
-    def step(self) -> None:
-        if not self.graph:
-            self._update_params()
-
-    def update(self) -> None:
-        if not self.graph:
-            self.scaling.update()
-
-    def _step(self) -> None:
-        """The whole of it."""
-        self._forward()
-        self._backward()
-        self._unscale()
-        self._update_params()
-        self.scaling.update()
-
-    def _forward(self) -> None:
-        last = len(self.layers)
-        for layer, out in zip(self.layers, [*self.z[1:], self.logits], strict=True):
-            ops.linear(self.z[layer - 1], self.params[f"W{layer}"], self.params[f"b{layer}"], out, relu=layer < last)
-        dbias = self.scaled_grads[f"b{last}"]
-        self.loss_of(self.logits, self.y, self.dlogits, dbias, self.loss, self.scaling.scale)
-
-    def _backward(self) -> None:
         da = self.dlogits  # da_L
         for layer in reversed(self.layers):
             z, W, dW = self.z[layer - 1], self.params[f"W{layer}"], self.scaled_grads[f"W{layer}"]
@@ -160,16 +127,51 @@ class Fused:
             else:
                 ops.weight_grad(z, da, dW)
 
-    def _unscale(self) -> None:
+    def unscale(self) -> None:
         self.scaling.check(*(grad for *_, grad in self.parts))
 
-    def _update_params(self) -> None:
+    def step(self) -> None:
         scale, found_inf = self.scaling.scale, self.scaling.found_inf
         for master, velocity, params, grad in self.parts:
             ops.sgd(master, velocity, params, grad, scale, found_inf, lr=self.lr, momentum=self.momentum)
 
+    def update(self) -> None:
+        self.scaling.update()
+
+    def _replay(self, x: Tensor, y: Tensor) -> Tensor:
+        """``train_step()``: the batch goes where the graph reads it, and the graph does the rest."""
+        self._take_inputs(x)
+        self.y.copy_(y)
+        self.graph()
+        return self.loss
+
+    def _step(self) -> None:
+        """What the graph holds."""
+        self._forward()
+        self.backward()
+        self.unscale()
+        self.step()
+        self.update()
+
+    def _take_inputs(self, x: Tensor) -> None:
+        x = x.flatten(1)
+        if self.casts:
+            self.z[0].copy_(x)
+        else:
+            self.z[0] = x
+
+    def _forward(self) -> None:
+        last = len(self.layers)
+        for layer, out in zip(self.layers, [*self.z[1:], self.logits], strict=True):
+            ops.linear(self.z[layer - 1], self.params[f"W{layer}"], self.params[f"b{layer}"], out, relu=layer < last)
+        dbias = self.scaled_grads[f"b{last}"]
+        self.loss_of(self.logits, self.y, self.dlogits, dbias, self.loss, self.scaling.scale)
+
     def master_params(self) -> Params:
-        return self.masters
+        return self.mlp.named(self.masters)
+
+    def buffers(self) -> Params:
+        return {}
 
     def grads(self) -> Params:
         da = self.z[1] if len(self.z) > 1 else self.dlogits
@@ -177,7 +179,8 @@ class Fused:
         dW1 = flat.matrix(len(W1), W1.shape[1], W1.dtype, W1.device)
         ops.weight_grad(self.z[0], da, dW1)  # once more, the same bits: step() may have made W_1 of it
         inv_scale = self.scaling.used_scale.double().reciprocal().float()
-        return {name: g.float() * inv_scale for name, g in {**self.scaled_grads, "W1": dW1}.items()}
+        grads = {name: g.float() * inv_scale for name, g in {**self.scaled_grads, "W1": dW1}.items()}
+        return self.mlp.named(grads)
 
     def loss_scale(self) -> Tensor:
         return self.scaling.scale
@@ -189,6 +192,12 @@ class Fused:
             "gradients": self.scaled_grads["W1"], "optimizer": optimizer,
         }  # fmt: skip
         return {name: dtype_name(tensor.dtype) for name, tensor in observed.items()}
+
+    def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
+        take_step(self, x, y)
+        z = [*(z.dtype for z in self.z), self.logits.dtype]
+        loss = {"input": z[-1], "output": self.loss.dtype}  # what lies between them is inside of one operator
+        return mlp_dtypes(self.mlp, self.masters, self.params, z, self.scaled_grads, loss)
 
     def state_dict(self) -> dict[str, Any]:
         return {"masters": self.masters, "velocity": self.velocity, "scaling": self.scaling.state()}
@@ -204,6 +213,5 @@ class Fused:
             master.copy_(params[name])
             self.params[name].copy_(master)
 
-    @staticmethod
-    def memory_model(task: Task, precision: str, engine: str, graph: bool | str = "auto") -> MemoryModel:
-        return memory.fused_peak(task, precision)
+    def memory_model(self) -> MemoryModel:
+        return memory.fused_peak(self.mlp, self.precision)

@@ -24,14 +24,17 @@ On CUDA it is one ``cublasGemmEx`` call, csrc/cuda/gemm.cu; on a CPU it is csrc/
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mpcompare.contract import DTYPES, MemoryModel, dtype_name
+from mpcompare.backends.watch.modules import mlp_dtypes
+from mpcompare.contract import MemoryModel, ModuleDtypes
 from mpcompare.cost import memory
 from mpcompare.errors import check_choice, check_flag
 from mpcompare.loss_scale import LossScale
 from mpcompare.native import ops
-from mpcompare.tasks.mlp import Params, Task
+from mpcompare.precision import DTYPES, dtype_name
+from mpcompare.tasks.mlp import plain_mlp
+from mpcompare.tasks.task import Params, Task
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,34 +71,40 @@ class Scratch:
 
     def __init__(
         self,
-        params: Params,
+        model: nn.Module,
         task: Task,
         precision: str,
         loss_scale: LossScale,
-        engine: str,
+        engine: str = "auto",
         master_params: bool = True,
         accumulate: str = "fp32",
         softmax: str = "fp32",
     ) -> None:
-        check_flag("scratch.master_params", master_params)
-        check_choice("scratch.accumulate", accumulate, ("fp32", "fp16", "bf16"))
-        check_choice("scratch.softmax", softmax, ("fp32", "fp16", "bf16"))
+        check_flag("backend.master_params", master_params)
+        check_choice("backend.accumulate", accumulate, ("fp32", "fp16", "bf16"))
+        check_choice("backend.softmax", softmax, ("fp32", "fp16", "bf16"))
+        self.mlp = plain_mlp(model, task, "backend=scratch")  # names and widths of the layers
+        params = self.mlp.by_hand(dict(model.named_parameters()))  # W1 [in, out], b1 [out], W2, b2, ...
+        self.precision, self.softmax = precision, softmax
         self.compute_dtype, self.loss_dtype = DTYPES[precision], DTYPES[softmax]
         device = params["W1"].device
         self.engine, self.gemm = ops.select_gemm(engine, device, self.compute_dtype, DTYPES[accumulate])  # (3)
-        self.loss_of = cross_entropy if task.loss == "cross_entropy" else mse
-        self.lr, self.momentum = task.lr, task.momentum
-        self.layers = range(1, len(task.sizes))  # 1 .. L
+        self.loss_of = cross_entropy if self.mlp.loss == "cross_entropy" else mse
+        self.lr, self.momentum = self.mlp.lr, self.mlp.momentum
+        self.layers = range(1, len(self.mlp.sizes))  # 1 .. L
         self.scaling = loss_scale
         dtype = torch.float32 if master_params else self.compute_dtype
-        self.masters = {name: p.to(dtype, copy=True) for name, p in params.items()}  # (1) the fp32 master weights
-        self.velocity = {name: torch.zeros_like(p) for name, p in self.masters.items()} if task.momentum else {}
+        rows = torch.contiguous_format
+        self.masters = {
+            k: p.to(dtype, copy=True, memory_format=rows) for k, p in params.items()
+        }  # (1) the fp32 masters
+        self.velocity = {name: torch.zeros_like(p) for name, p in self.masters.items()} if self.momentum else {}
         self.skipped = False
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         # (1) The compute copies: 16-bit weights, made anew from the masters in every step.
         self.params = {name: p.to(self.compute_dtype) for name, p in self.masters.items()}
-        self.z = [x.to(self.compute_dtype)]  # z_0 [n, in]
+        self.z = [x.flatten(1).to(self.compute_dtype)]  # z_0 [n, in]
         for layer in self.layers:
             W, b = self.params[f"W{layer}"], self.params[f"b{layer}"]
             a = b.new_empty(len(x), len(b)).copy_(b)  # [n, out]: every row starts as the bias ...
@@ -147,10 +156,13 @@ class Scratch:
     # What the harness asks, outside the step.
 
     def master_params(self) -> Params:
-        return {name: p.float() for name, p in self.masters.items()}
+        return self.mlp.named({name: p.float() for name, p in self.masters.items()})
+
+    def buffers(self) -> Params:
+        return {}
 
     def grads(self) -> Params:
-        return self.unscaled
+        return self.mlp.named(self.unscaled)
 
     def loss_scale(self) -> float:
         return self.scaling.scale
@@ -159,6 +171,13 @@ class Scratch:
         optimizer = self.velocity.get("W1", self.masters["W1"])  # plain SGD has no state: it computes in the masters'
         observed = {"params": self.masters["W1"].dtype, **self.observed, "optimizer": optimizer.dtype}
         return {name: dtype_name(dtype) for name, dtype in observed.items()}
+
+    def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
+        loss = self.forward(x, y)
+        params, z = self.params, [*(z.dtype for z in self.z), self.observed["activations"]]
+        softmax = {"input": z[-1], "computes": self.dlogits.dtype, "output": loss.dtype, "backward": self.dlogits.dtype}
+        self.backward()
+        return mlp_dtypes(self.mlp, self.masters, params, z, self.scaled_grads, softmax)
 
     def state_dict(self) -> dict[str, Any]:
         return {"masters": self.masters, "velocity": self.velocity, "scaling": dict(vars(self.scaling))}
@@ -169,13 +188,8 @@ class Scratch:
                 tensor.copy_(theirs[name])
         vars(self.scaling).update(state["scaling"])
 
-    @staticmethod
-    def memory_model(
-        task: Task,
-        precision: str,
-        engine: str,
-        master_params: bool = True,
-        accumulate: str = "fp32",
-        softmax: str = "fp32",
-    ) -> MemoryModel:
-        return memory.scratch_peak(task, precision, master_params, softmax) if engine == "native" else {}
+    def memory_model(self) -> MemoryModel:
+        if self.engine != "native":
+            return {}
+        fp32_masters = self.masters["W1"].dtype is torch.float32
+        return memory.scratch_peak(self.mlp, self.precision, fp32_masters, self.softmax)

@@ -1,9 +1,11 @@
 """FP32 whose matrix products round their operands to TF32: what a GPU gains without any mixed precision."""
 
+from torch import nn
+
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.contract import BackendUnavailable
 from mpcompare.loss_scale import LossScale
-from mpcompare.tasks import mlp
+from mpcompare.tasks.task import Task
 
 
 class Tf32(Fp32):
@@ -11,8 +13,8 @@ class Tf32(Fp32):
 
     PRECISIONS = ("tf32",)
 
-    def __init__(self, params: mlp.Params, task: mlp.Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        device = params["W1"].device
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        device = next(model.parameters()).device
         if device.type != "cuda":
             raise BackendUnavailable(f"backend=tf32 needs a CUDA GPU, this run is on {device.type}")
-        super().__init__(params, task, precision, loss_scale, engine)
+        super().__init__(model, task, precision, loss_scale)

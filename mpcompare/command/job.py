@@ -9,40 +9,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mpcompare.command.entry_points import origin
 from mpcompare.errors import InputError, fail
 from mpcompare.interrupt import uninterrupted
-from mpcompare.paths import CONF
 from mpcompare.race.turns import Rules, Turns, alone
 
 if TYPE_CHECKING:
-    from mpcompare.entrant.entrant import Job
+    from mpcompare.entrant.plan import Plan
 
 # torch takes seconds to import, so it is imported where a run begins: --help and --cfg stay quick.
 
 log = logging.getLogger("mpcompare")
 
 
-def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None) -> None:
+def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: Path | None = None) -> None:
     """One job: Hydra's task function. In a sweep a job that fails is a record, and the others go on.
 
     Args:
         cfg: the composed configuration.
         drive: lets the entrant take its turns; None: alone, in this process.
+        shared: the folder in which the entrants of a race share values; None: with nobody.
     """
-    from mpcompare.entrant.entrant import run as turns_of
+    from mpcompare.entrant.entrant import compete
     from mpcompare.records import Recorder
+    from mpcompare.shared import Shared
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     recorder = Recorder(folder, identity(cfg))
     try:
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
-        with closing(turns_of(_job(cfg), recorder)) as turns:
+        with closing(compete(_plan(cfg), recorder, Shared(shared))) as turns:
             (drive or partial(alone, rules=rules(cfg)))(turns)
     except KeyboardInterrupt:
         with uninterrupted():
@@ -100,24 +103,25 @@ def rules(cfg: DictConfig) -> Rules:
     return Rules(cfg.measure.rel_ci, cfg.measure.budget_s, cfg.measure.block_s)
 
 
-def _job(cfg: DictConfig) -> "Job":
+def _plan(cfg: DictConfig) -> "Plan":
     """The configuration as plain values: nothing below knows Hydra."""
-    from mpcompare.entrant.entrant import Job
+    from mpcompare.entrant.plan import Plan
 
     backend: Any = OmegaConf.to_container(cfg.backend, resolve=True)
+    chosen = HydraConfig.get().runtime.choices["backend"]
     try:
         make_backend = hydra.utils.get_class(cfg.backend._target_)
     except (ImportError, ValueError) as error:
-        raise InputError("backend._target_", cfg.backend._target_, f"expected a backend's class ({error})") from error
-    return Job(
-        backend=HydraConfig.get().runtime.choices["backend"],
+        expected = f"expected a backend's class{origin(chosen)} ({error})"
+        raise InputError("backend._target_", cfg.backend._target_, expected) from error
+    return Plan(
+        backend=chosen,
         make_backend=make_backend,
         options={key: value for key, value in backend.items() if key != "_target_"},
-        task=_instantiate(cfg.task),
+        task=_task(cfg.task),
         load_data=_instantiate(cfg.data),
         loss_scale=_instantiate(cfg.loss_scale),
         precision=cfg.precision,
-        engine=cfg.engine,
         device=cfg.device,
         seed=cfg.seed,
         steps=cfg.train.steps,
@@ -126,33 +130,60 @@ def _job(cfg: DictConfig) -> "Job":
         block_s=rules(cfg).block_s,
         examine=cfg.verdict.enabled,
         noise=cfg.verdict.noise,
-        is_baseline=HydraConfig.get().runtime.choices["backend"] == cfg.report.baseline,
+        is_baseline=chosen == cfg.report.baseline,
     )
 
 
+def _task(node: DictConfig) -> Any:
+    """The task with a maker of its model, which draws its weights when the seed is set."""
+    task: Any = OmegaConf.to_container(node, resolve=True)
+    model = task.pop("model", None)
+    if not isinstance(model, dict) or "_target_" not in model:
+        raise InputError("task.model", model, "expected the _target_ of a torch.nn.Module, and its arguments")
+
+    def make_model() -> Any:
+        try:
+            return _instantiate(model)
+        except InstantiationException as error:
+            cause = error.__cause__ or error
+            if _out_of_memory(cause):
+                raise cause from None
+            expected = f"cannot be made ({type(cause).__name__}: {' '.join(str(cause).split())})"
+            raise InputError("task.model._target_", model["_target_"], expected) from error
+
+    return _instantiate(task, model=make_model)
+
+
 def _options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    """What can be chosen: of conf/, of ``--config-dir``, and of installed packages."""
+    return GlobalHydra.instance().config_loader().get_group_options(group)
 
 
-def _instantiate(node: DictConfig) -> Any:
+def _instantiate(node: Any, **values: Any) -> Any:
     try:
-        return hydra.utils.instantiate(node, _convert_="all")
+        return hydra.utils.instantiate(node, _convert_="all", **values)
     except InstantiationException as error:
-        raise error.__cause__ if isinstance(error.__cause__, InputError) else error from None
+        if isinstance(error.__cause__, InputError):
+            raise error.__cause__ from None
+        raise
 
 
 def _known(error: Exception) -> str | None:
     """One line for what a user can change; None for a fault of ours, which deserves its traceback."""
-    import torch
-
     from mpcompare.contract import BackendUnavailable
 
     if isinstance(error, (InputError, BackendUnavailable, HydraException, OmegaConfBaseException)):
         return " ".join(str(error).split())
-    cpu_out_of_memory = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or cpu_out_of_memory:
-        return f"out of memory, try a smaller task.batch_size or task.hidden ({_first_line(error)})"
+    if _out_of_memory(error):
+        return f"out of memory, try a smaller task.batch_size or task.model ({_first_line(error)})"
     return None
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return on_cpu or isinstance(error, (torch.OutOfMemoryError, MemoryError))
 
 
 def _first_line(error: Exception) -> str:

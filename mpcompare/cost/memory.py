@@ -6,14 +6,19 @@ cuBLAS has it from the same allocator, and it joins the model as the kind "works
 CPU GEMM lie outside and stand beside it.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
-from mpcompare.contract import DTYPES, MemoryModel
+from torch import nn
+
+from mpcompare.contract import BackendUnavailable, MemoryModel
 from mpcompare.native import flat
-from mpcompare.tasks.mlp import Task
+from mpcompare.precision import DTYPES
+from mpcompare.tasks.mlp import PlainMlp, plain_mlp
+from mpcompare.tasks.task import Task
 
 # In the order of a figure: what a step finds, what it keeps for the next, what comes and goes in it.
-KINDS = (
+TENSOR_KINDS = (
     "inputs",
     "master params",
     "optimizer state",
@@ -28,6 +33,16 @@ KINDS = (
 def allocated_bytes(model: MemoryModel) -> int:
     """What the allocator must have handed out at the peak."""
     return sum(sum(tensors.values()) for tensors in model.values())
+
+
+def of_mlp(
+    model_of: Callable[[PlainMlp, str], MemoryModel], model: nn.Module, task: Task, precision: str
+) -> MemoryModel:
+    """``model_of`` where the task is a plain MLP; nothing for other networks, which are measured only."""
+    try:
+        return model_of(plain_mlp(model, task), precision)
+    except BackendUnavailable:
+        return {}
 
 
 class Ledger:
@@ -48,7 +63,7 @@ class Ledger:
 
     @property
     def peak(self) -> MemoryModel:
-        by_kind = {kind: {n: size for n, (k, size) in self._fullest.items() if k == kind} for kind in KINDS}
+        by_kind = {kind: {n: size for n, (k, size) in self._fullest.items() if k == kind} for kind in TENSOR_KINDS}
         return {kind: tensors for kind, tensors in by_kind.items() if tensors}
 
 
@@ -56,7 +71,7 @@ def _total(tensors: dict[str, tuple[str, int]]) -> int:
     return sum(size for _, size in tensors.values())
 
 
-def _inputs(task: Task) -> Ledger:
+def _inputs(task: PlainMlp) -> Ledger:
     ledger = Ledger()
     ledger.alloc("inputs", "x", task.batch_size * task.in_features, 4)
     if task.loss == "cross_entropy":
@@ -66,7 +81,7 @@ def _inputs(task: Task) -> Ledger:
     return ledger
 
 
-def _inputs_and_masters(task: Task, itemsize: int = 4) -> Ledger:
+def _inputs_and_masters(task: PlainMlp, itemsize: int = 4) -> Ledger:
     ledger = _inputs(task)
     for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
         ledger.alloc("master params", f"master W{layer}", fan_in * fan_out, itemsize)
@@ -77,7 +92,7 @@ def _inputs_and_masters(task: Task, itemsize: int = 4) -> Ledger:
     return ledger
 
 
-def autograd_peak(task: Task, precision: str) -> MemoryModel:
+def autograd_peak(task: PlainMlp, precision: str) -> MemoryModel:
     """The peak of a step by autograd, with autocast where ``precision`` is 16-bit (backends fp32 and amp).
 
     Autograd keeps each layer's input and each relu's output, relu is not in place, and autocast keeps the 16-bit copies
@@ -135,13 +150,13 @@ def autograd_peak(task: Task, precision: str) -> MemoryModel:
     return m.peak
 
 
-def amp_graph_peak(task: Task, precision: str) -> MemoryModel:
+def amp_graph_peak(task: PlainMlp, precision: str) -> MemoryModel:
     """The peak of backend amp_graph: that of amp, and the batch once more where the graph reads it."""
     model = autograd_peak(task, precision)
     return {**model, "inputs": {**model["inputs"], **{f"static {k}": size for k, size in model["inputs"].items()}}}
 
 
-def scratch_peak(task: Task, precision: str, master_params: bool = True, softmax: str = "fp32") -> MemoryModel:
+def scratch_peak(task: PlainMlp, precision: str, master_params: bool = True, softmax: str = "fp32") -> MemoryModel:
     """The peak of backend scratch: relu and its mask work in place: two activations are live at a time, not three."""
     n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
     last, low = len(sizes) - 1, size < 4
@@ -181,7 +196,7 @@ def scratch_peak(task: Task, precision: str, master_params: bool = True, softmax
     return m.peak
 
 
-def fused_peak(task: Task, precision: str) -> MemoryModel:
+def fused_peak(task: PlainMlp, precision: str) -> MemoryModel:
     """The peak of backend fused: every buffer is made once, so the peak is their sum, padding (flat.py) included.
 
     dW_1 lies where the 16-bit W_1 was. On CUDA, what linear_backward takes for a layer of many outputs (dz, the size of

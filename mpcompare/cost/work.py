@@ -7,8 +7,8 @@ time over these counts is an achieved rate, and the larger of flops / (flop/s) a
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mpcompare.contract import DTYPES
-from mpcompare.tasks.mlp import Task
+from mpcompare.precision import DTYPES
+from mpcompare.tasks.mlp import PlainMlp
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def sgd(params: int, size: int, momentum: bool = False) -> Work:
     return Work((5 if momentum else 3) * params, (8 + size + (8 if momentum else 0)) * params)
 
 
-def phases(task: Task, precision: str) -> dict[str, Work]:
+def phases(task: PlainMlp, precision: str) -> dict[str, Work]:
     """The phases of a step: what lies between two of them goes through memory, what one makes and uses up does not.
 
     The last three are one here: how they share the way from 16-bit gradients to new weights differs by backend.
@@ -74,6 +74,6 @@ def phases(task: Task, precision: str) -> dict[str, Work]:
     }
 
 
-def step(task: Task, precision: str) -> Work:
+def step(task: PlainMlp, precision: str) -> Work:
     """A whole step as its phases split it."""
     return sum(phases(task, precision).values(), Work(0, 0))

@@ -3,27 +3,35 @@
 first       from the initial weights: loss and gradients beside the float64 oracle, updates beside fp32 arithmetic
 last        the trained backend's next step: its gradients beside those of a new one that starts from its weights
 overflow    from the initial weights with a loss scale that is too large, and with an infinite input
+reload      a new backend that loaded the state of another, beside that other, step by step
 policy      the loss scale of every training step, beside the one that the policy asks for
-noise       trained again under changes that must not matter: how far apart may two correct runs be?
+noise       trained again under changes that must not matter: how far apart may two correct runs be? (noise.py)
 
-What is found are numbers; what they mean is said in report/verdict.py.
+The passes ``first`` and ``overflow`` are taken at the network's smooth twin where it has one (tasks/twin.py). What is
+found are numbers; what they mean is said in report/judge.
 """
 
 import copy
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mpcompare.contract import DTYPES, Backend, step
+from mpcompare.contract import Backend, take_step
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.measure import numerics
+from mpcompare.measure.noise import at_scale, train_again
+from mpcompare.measure.oracle import Exact, exact_step
+from mpcompare.measure.reading import relative_error
+from mpcompare.measure.rounding import rounding_errors
+from mpcompare.precision import DTYPES, unit_roundoff
 from mpcompare.race.turns import Progress
-from mpcompare.tasks import mlp
+from mpcompare.shared import ALONE, Shared
+from mpcompare.tasks.task import Params, Task, params_of, with_values
 
 Batch = tuple[Tensor, Tensor]
 Found = dict[str, Any]
@@ -34,19 +42,30 @@ class Subject:
     """What is examined.
 
     Attributes:
-        make_backend: a new backend from initial weights and a policy, which it copies.
-        params: the initial weights, fp32 on the device.
+        make_backend: a new backend from a network with initial weights and a policy, both of which it copies.
+        model: the network with its initial weights, fp32 on the device.
         policy: the loss scale as it starts.
         precision: resolved.
         batches: the training batches from the first on.
+        twin: the smooth twin at which the first passes are taken; None: the network itself.
+        replaced: what became of which layer there.
+        shared: with the other entrants of a race: the oracle of the first step is the same for all.
     """
 
-    make_backend: Callable[[mlp.Params, LossScale], Backend]
-    params: mlp.Params
+    make_backend: Callable[[nn.Module, LossScale], Backend]
+    model: nn.Module
     policy: LossScale
     precision: str
-    task: mlp.Task
+    task: Task
     batches: Callable[[], Iterator[Batch]]
+    twin: nn.Module | None = None
+    replaced: Mapping[str, str] | None = None
+    shared: Shared = ALONE
+
+    @property
+    def examined(self) -> nn.Module:
+        """The network of the first passes."""
+        return self.model if self.twin is None else self.twin
 
 
 def examine(
@@ -59,181 +78,239 @@ def examine(
         rows: of ``steps.csv``.
         noise: how many more runs measure the noise; 0 for a backend that others are not compared with.
     """
-    task = subject.task
-    weights = _copy(trained.master_params())
-    found: Found = {"moved": numerics.sketch({name: weights[name] - p for name, p in subject.params.items()})}
-    found["policy"] = _first_wrong_scale(subject.policy, rows)
+    initial, weights = params_of(subject.model), _copy(trained.master_params())
+    found: Found = {"policy": _first_wrong_scale(subject.policy, rows)}
 
     yield Progress(0, 1, "numerics: gradients of the first step")
     batches = list(islice(subject.batches(), 4))
-    exact = _oracle(subject, subject.params, batches[0], subject.precision)
-    second = batches[1:2] if task.momentum else []  # which shows the momentum
+    exact = _oracle(subject, batches[0], subject.precision)
+    second = batches[1:2] if subject.task.optimizer.remembers else []  # which shows what it remembers
     found["first"] = _watch(subject, subject.policy, batches[0], second, exact)
+    found["rounding"] = _rounding(subject, batches[0])
+    found["twin"] = dict(subject.replaced or {})
+    found["layers"] = layers(subject.examined, exact.order, batches[0][0][:4])
 
     yield Progress(0, 1, "numerics: gradients after training")
     after = next(islice(subject.batches(), len(rows), None))
-    found["last"] = _beside_a_new_one(subject, trained, weights, after)
+    network = with_values(subject.model, weights, trained.buffers())
+    found["last"] = _beside_a_new_one(subject, trained, network, after)
     found["exponents"] = {}
     if noise:
-        last = _exponents(subject, weights, after)
-        found["exponents"] = {"first": _exponents(subject, subject.params, batches[0]), "last": last}
+        last = exact_step(network, subject.task.loss_fn, *after, subject.precision, count=True, dtype=torch.float32)
+        first_updates = _update_exponents(subject, initial, exact.grads)
+        last_updates = _update_exponents(subject, weights, last.grads)
+        found["exponents"] = {
+            "first": {**exact.exponents, "updates": first_updates},
+            "last": {**last.exponents, "updates": last_updates},
+        }
 
     if not isinstance(subject.policy, NoLossScale):
         yield Progress(0, 1, "numerics: overflow")
         policy = _too_large(subject.policy, exact.grads)
-        infinite = (torch.full_like(batches[3][0], math.inf), batches[3][1])
-        found["overflow"] = _watch(subject, policy, batches[0], [*batches[1:3], infinite, batches[3]], exact)
+        (x, y), follow = batches[3], batches[1:]
+        if x.is_floating_point():
+            follow.insert(2, (torch.full_like(x, math.inf), y))
+        found["overflow"] = _watch(subject, policy, batches[0], follow, exact)
+    yield Progress(0, 1, "numerics: a backend that is loaded")
+    found["reload"] = _reload(subject, batches)
 
     found["noise"] = []
     for number in range(noise):
         yield Progress(number, noise, f"numerics: noise, run {number + 1} of {noise}")
-        found["noise"].append((yield from _again(subject, len(rows), number, any(row["skipped"] for row in rows))))
-    found["unit_roundoff"] = torch.finfo(DTYPES[subject.precision]).eps / 2
-    found["batch_size"] = task.batch_size
-    found["longest_sum"] = max(task.batch_size, *task.sizes)
+        again = train_again(
+            subject.make_backend, subject.model, subject.policy, subject.task, subject.precision, subject.batches,
+            len(rows), number, keep_scale=any(row["skipped"] for row in rows),
+        )  # fmt: skip
+        found["noise"].append((yield from again))
+    found["unit_roundoff"] = unit_roundoff(subject.precision)
+    found["batch_size"] = subject.task.batch_size
+    found["longest_sum"] = longest_sum(subject.model, batches[0][0])
     return found
 
 
-def _copy(tensors: Mapping[str, Tensor]) -> mlp.Params:
+def layers(model: nn.Module, order: Sequence[str], x: Tensor) -> dict[str, dict[str, Any]]:
+    """Whose each parameter and buffer is.
+
+    Returns:
+        By tensor: ``layer`` (its name), ``kind`` (its class), ``inside`` (the classes of the modules around it),
+        ``part`` (``weight``, ...), its ``place`` among the layers in the order of their calls, -1 for one that is no
+        layer of its own, and ``after``, the layer whose output is its input as it is; empty where there is none.
+    """
+    places, feeds = {name: place for place, name in enumerate(order)}, _feeds(model, x)
+    found = {}
+    for name, _ in [*model.named_parameters(), *model.named_buffers()]:
+        layer, _, part = name.rpartition(".")
+        path = layer.split(".")
+        around = [".".join(path[:depth]) for depth in range(len(path))]
+        found[name] = {
+            "layer": layer,
+            "kind": type(model.get_submodule(layer)).__name__,
+            "inside": [type(model.get_submodule(outer)).__name__ for outer in around],
+            "part": part,
+            "place": places.get(layer, -1),
+            "after": feeds.get(layer, ""),
+        }
+    return found
+
+
+def _feeds(model: nn.Module, x: Tensor) -> dict[str, str]:
+    """By layer, the one whose output it is given as it is."""
+    model = copy.deepcopy(model)
+    made: dict[int, str] = {}
+    found: dict[str, str] = {}
+    kept = []  # an output that is gone could lend its id to another
+    for name, module in model.named_modules():
+        if any(True for _ in module.children()):
+            continue
+
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
+            if args and id(args[0]) in made:
+                found[name] = made[id(args[0])]
+            made[id(output)] = name
+            kept.append(output)
+
+        module.register_forward_hook(hook)
+    with torch.no_grad():
+        model(x)
+    return found
+
+
+def longest_sum(model: nn.Module, x: Tensor) -> int:
+    """About how many numbers are summed at most: those of a row of a weight, or those of one channel in a batch, all
+    its places (pixels, tokens) in all its rows."""
+    few, lengths = x[:4], [len(x)]
+    lengths += [p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim()]
+
+    def hook(module: nn.Module, _: Any, output: Any) -> None:
+        values = output[0] if isinstance(output, tuple) else output
+        if isinstance(values, Tensor) and values.dim() > 1:
+            channels_first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
+            channels = values.shape[1 if channels_first else -1]
+            lengths.append(values.numel() // channels // len(few) * len(x))
+
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        module.register_forward_hook(hook)
+    with torch.no_grad():
+        model(few)
+    return max(lengths)
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> Params:
     return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
 
 
-def _gradients(backend: Backend, x: Tensor, y: Tensor) -> tuple[float, mlp.Params]:
-    """The first three phases of a step."""
-    loss = backend.forward(x, y)
-    backend.backward()
-    backend.unscale()
+def _gradients(backend: Any, x: Tensor, y: Tensor) -> tuple[float, Params]:
+    """The step up to where its gradients can be seen."""
+    if hasattr(backend, "train_step"):
+        loss = backend.train_step(x, y)
+    else:
+        loss = backend.forward(x, y)
+        backend.backward()
+        backend.unscale()
     return float(loss), _copy(backend.grads())
 
 
-@dataclass(frozen=True)
-class _Exact:
-    """What float64 makes of a batch, from the weights and inputs as the precision has them.
-
-    Attributes:
-        loss_noise: standard deviation of the loss if each stored activation is rounded once.
-        subnormal: which part of the activations' gradients, 0 left out, is below fp16's normal numbers at the policy's
-            first scale.
-    """
-
-    loss: float
-    grads: mlp.Params
-    loss_noise: float = 0.0
-    subnormal: float = 0.0
+def _finish_step(backend: Any) -> Iterator[None]:
+    """The rest of it: once up to the updated weights, once to its end."""
+    if not hasattr(backend, "train_step"):
+        backend.step()
+    yield
+    if not hasattr(backend, "train_step"):
+        backend.update()
 
 
-def _oracle(subject: Subject, params: mlp.Params, batch: Batch, precision: str) -> _Exact:
-    """The oracle starts from the 16-bit weights and inputs, which every implementation of the precision multiplies.
+def _oracle(subject: Subject, batch: Batch, precision: str) -> Exact:
+    """Of the first batch at the initial weights; shared, for it is the same for all entrants of a race."""
+    count = precision in ("fp16", "bf16")
 
-    What is left is what the implementation does. Beside unrounded ones that would drown in relu's masks: with the
-    rounding of its inputs a unit next to 0 turns on or off, which is 20 times as much.
+    def make() -> dict[str, Any]:
+        return asdict(exact_step(subject.examined, subject.task.loss_fn, *batch, precision, count=count))
 
-    A relative error uniform in +- u has the variance u^2 / 3, so var(loss) = u^2 / 3 sum (dz_i z_i)^2 over all z.
-    """
-    activations: dict[str, Tensor] = {}
-    squares, small, nonzero = 0.0, 0, 0
-    limit = torch.finfo(torch.float16).tiny / subject.policy.scale
-
-    def look(name: str, values: Tensor) -> None:
-        nonlocal squares, small, nonzero
-        if not name.startswith("d"):
-            activations[name] = values
-            return
-        squares += (values * activations.pop(name[1:])).square().sum().item()
-        not_zero = int(values.count_nonzero())
-        small += int((values.abs() < limit).sum()) - (values.numel() - not_zero)
-        nonzero += not_zero
-
-    rounded, x = _rounded(params, batch[0], precision)
-    loss, grads = mlp.oracle(rounded, x, batch[1], subject.task.loss, see=look)
-    noise = torch.finfo(DTYPES[precision]).eps / 2 * math.sqrt(squares / 3)
-    return _Exact(loss, grads, noise, small / max(nonzero, 1))
+    return Exact(**subject.shared.once(f"oracle-{precision}", make))
 
 
-def _rounded(params: mlp.Params, x: Tensor, precision: str) -> tuple[mlp.Params, Tensor]:
-    dtype = DTYPES[precision]
-    return {name: p.to(dtype).float() for name, p in params.items()}, x.to(dtype).float()
+def _rounding(subject: Subject, batch: Batch) -> dict[str, dict[str, float]]:
+    """What one rounding of each result does to the gradients of the first step; shared, too."""
+
+    def make() -> dict[str, dict[str, float]]:
+        return rounding_errors(subject.examined, subject.task.loss_fn, *batch, subject.precision)
+
+    return subject.shared.once(f"rounding-{subject.precision}", make)
 
 
-def _exponents(subject: Subject, params: mlp.Params, batch: Batch) -> dict[str, list[int]]:
-    """``numerics.exponents`` of all activations, gradients, and of ``lr |g| / |w|``; in fp32, which holds them all."""
-    counts: dict[str, Tensor] = {}
-
-    def count(name: str, values: Tensor) -> None:
-        counts[name] = counts.get(name, 0) + numerics.exponents(values)
-
-    rounded, x = _rounded(params, batch[0], subject.precision)
-    _, grads = mlp.oracle(rounded, x, batch[1], subject.task.loss, see=count, dtype=torch.float32)
+def _update_exponents(subject: Subject, params: Params, grads: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """``numerics.exponents`` of ``|first update| / |w|`` from these gradients, by parameter."""
+    replay, found = subject.task.optimizer.replay(), {}
     for name, g in grads.items():
-        count(f"d{name}", g)
-        count(f"update of {name}", (subject.task.lr * g / params[name])[params[name] != 0])
-    return {name: values.tolist() for name, values in counts.items()}
+        w = params[name].double()
+        found[name] = numerics.exponents((replay.step(name, g.double())[0] / w)[w != 0]).tolist()
+    return found
 
 
-def _effective_precision(subject: Subject, grads: mlp.Params, errors: Found) -> str:
+def _effective_precision(subject: Subject, batch: Batch, grads: Params, errors: Found) -> str:
     """The precision that the gradients show: the one asked for, beside whose oracle they have ``errors``, unless
-    another's is far closer."""
+    another's is far closer, and closer in every tensor: below a unit next to 0 that turned on or off any may be."""
     found, error = subject.precision, _largest(errors)
     if found in ("fp32", "tf32") or error <= torch.finfo(DTYPES[found]).eps:
         return found  # others need not be tried
     for other in ("fp32", "fp16", "bf16"):
         if DTYPES[other] is not DTYPES[subject.precision]:
-            exact = _oracle(subject, subject.params, next(subject.batches()), other)
-            other_error = _largest(numerics.gradient_errors(grads, exact.grads))
-            if other_error < error / 4:
-                found, error = other, other_error
+            others = numerics.gradient_errors(grads, _oracle(subject, batch, other).grads)
+            closer = all(relative_error(others[name]) <= relative_error(errors[name]) for name in errors)
+            if closer and _largest(others) < error / 4:
+                found, error = other, _largest(others)
     return found if error <= 8 * torch.finfo(DTYPES[found]).eps else subject.precision
 
 
 def _largest(errors: Found) -> float:
     """Relative error of all tensors."""
-    return max(map(numerics.relative_error, errors.values()))
+    return max(map(relative_error, errors.values()))
 
 
-def _beside_oracle(loss: float, grads: mlp.Params, exact: _Exact) -> Found:
+def _beside(loss: float, grads: Params, exact: Exact) -> Found:
     """``gradients`` only if the backend shows any."""
     errors = {"gradients": numerics.gradient_errors(grads, exact.grads)} if grads else {}
     return {"loss": loss, "exact_loss": exact.loss, "loss_noise": exact.loss_noise, **errors}
 
 
-def _beside_a_new_one(subject: Subject, trained: Backend, weights: mlp.Params, batch: Batch) -> Found:
+def _beside_a_new_one(subject: Subject, trained: Backend, network: nn.Module, batch: Batch) -> Found:
     """Loss and gradients of the trained backend beside those of a new one from the same weights at the same loss scale.
 
     Both round alike, so they are equal but for the order of sums, unless the trained one computes with anything else
     than its weights. Beside the oracle a unit next to 0 could make up for all of the error.
     """
-    policy = _at(subject.policy, float(trained.loss_scale()))
+    policy = at_scale(subject.policy, float(trained.loss_scale()))
+    new = subject.make_backend(network, policy)
     loss, grads = _gradients(trained, *batch)
-    trained.step()
-    trained.update()
-    new = subject.make_backend(weights, policy)
+    list(_finish_step(trained))
     new_loss, new_grads = _gradients(new, *batch)
-    exact = {name: g.double() for name, g in new_grads.items()}
-    return _beside_oracle(loss, grads, _Exact(new_loss, exact))
+    return _beside(loss, grads, Exact(new_loss, {name: g.double() for name, g in new_grads.items()}, {}, 0.0))
 
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
 
 
-def _watch(subject: Subject, policy: LossScale, start: Batch, follow: Sequence[Batch], exact: _Exact) -> Found:
+def _watch(subject: Subject, policy: LossScale, start: Batch, follow: Sequence[Batch], exact: Exact) -> Found:
     """A new backend takes the batch ``start`` until its gradients are finite, then the batches ``follow``.
 
     Returns:
-        ``steps``: what the policy and the parameters did in each; ``updates``: those of ``numerics.Optimizer.errors``;
+        ``steps``: what the policy and the parameters did in each; ``updates``: those of ``numerics.update_errors``;
         and of the first finite step of ``start``, if there was one: ``loss``, ``gradients`` and ``first_update`` beside
-        the oracle; ``subnormal`` as in ``_Exact``.
+        the oracle, and ``buffers`` where it was the first of all; ``subnormal`` as in ``Exact``.
     """
-    backend = subject.make_backend(subject.params, policy)
-    policy, optimizer = copy.deepcopy(policy), numerics.Optimizer(subject.task.lr, subject.task.momentum)
+    backend = subject.make_backend(subject.examined, policy)
+    policy, replay = copy.deepcopy(policy), subject.task.optimizer.replay()
     checks = not isinstance(policy, NoLossScale)
     found: Found = {"steps": [], "updates": []}
 
     def take(x: Tensor, y: Tensor) -> bool:
         before, scale = _copy(backend.master_params()), float(backend.loss_scale())
         loss, grads = _gradients(backend, x, y)
-        backend.step()
+        rest = _finish_step(backend)
+        next(rest)
         after, skipped = _copy(backend.master_params()), bool(backend.skipped)
-        backend.update()
+        next(rest, None)
         finite = all(bool(g.isfinite().all()) for g in grads.values())
         found["steps"].append(
             {
@@ -248,13 +325,16 @@ def _watch(subject: Subject, policy: LossScale, start: Batch, follow: Sequence[B
         policy.update(not finite)
         found["next_scale"] = {"loss_scale": float(backend.loss_scale()), "should_scale": policy.scale}
         if finite and not skipped:
-            found["updates"].append(optimizer.errors(before, after, grads, DTYPES[subject.precision]))
+            errors = numerics.update_errors(replay, before, after, grads, DTYPES[subject.precision])
+            found["updates"].append(errors)
         if finite and "first_update" not in found:
-            found["subnormal"] = exact.subnormal
-            found["first_update"] = _first_update(before, after, exact.grads, subject.task.lr)
-            found.update(_beside_oracle(loss, grads, exact))
+            found["subnormal"] = exact.subnormal(subject.policy.scale)
+            found["first_update"] = _first_update(subject, before, after, exact.grads)
+            found.update(_beside(loss, grads, exact))
             if grads:
-                found["effective_precision"] = _effective_precision(subject, grads, found["gradients"])
+                found["effective_precision"] = _effective_precision(subject, start, grads, found["gradients"])
+            if exact.buffers and len(found["steps"]) == 1:
+                found["buffers"] = numerics.gradient_errors(backend.buffers(), exact.buffers)
         return finite
 
     for _ in range(RETRIES):
@@ -269,35 +349,60 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-def _first_update(before: mlp.Params, after: mlp.Params, exact: mlp.Params, lr: float) -> dict[str, dict[str, float]]:
-    """``error``: of the update beside the oracle's, ``-lr g``; ``norm`` of that, and of the weights."""
-    return {
-        name: {
-            "error": (after[name].double() - before[name].double() + lr * g).norm().item(),
-            "norm": lr * g.norm().item(),
-            "largest": lr * g.abs().max().item(),
+def _first_update(
+    subject: Subject, before: Params, after: Params, exact: Mapping[str, Tensor]
+) -> dict[str, dict[str, float]]:
+    """``error``: of the update beside the one that the oracle's gradients make; ``norm`` and ``largest`` element of
+    that, and the norm of the ``weights``."""
+    replay, found = subject.task.optimizer.replay(), {}
+    for name, g in exact.items():
+        step, _ = replay.step(name, g)
+        found[name] = {
+            "error": (after[name].double() - before[name].double() - step).norm().item(),
+            "norm": step.norm().item(),
+            "largest": step.abs().max().item(),
             "weights": before[name].double().norm().item(),
         }
-        for name, g in exact.items()
-    }
+    return found
 
 
-def _too_large(policy: LossScale, exact: mlp.Params) -> LossScale:
+def _too_large(policy: LossScale, exact: Mapping[str, Tensor]) -> LossScale:
     """The policy with the smallest scale at which the largest gradient overflows in fp16, so that the others may not; a
     dynamic one then backs off far enough at once, and grows again after two good steps."""
     largest = max(g.abs().max().item() for g in exact.values())
     exponent = math.ceil(math.log2(1.05 * torch.finfo(torch.float16).max / largest)) if 0 < largest < math.inf else 16
-    policy = _at(policy, 2.0 ** min(exponent, 120))
+    policy = at_scale(policy, 2.0 ** min(exponent, 120))
     return (
         replace(policy, backoff_factor=2.0**-8, growth_interval=2) if isinstance(policy, DynamicLossScale) else policy
     )
 
 
-def _at(policy: LossScale, scale: float) -> LossScale:
-    """The same rules from another loss scale on, as far as they allow it."""
-    if isinstance(policy, NoLossScale):
-        return policy
-    return replace(policy, init_scale=max(scale, getattr(policy, "min_scale", 0.0), 2.0**-126))
+def _reload(subject: Subject, batches: Sequence[Batch]) -> Found:
+    """A backend takes a step, a new one loads its state, and both take another: what differs then.
+
+    A dynamic policy grows after two good steps here, so that its state, too, shows in the second.
+
+    Returns:
+        ``expected`` of the first and ``found`` of the other: ``loss`` of the second step, ``loss_scale`` after it;
+        ``error`` and ``norm``: how far their weights and buffers are apart then, and how far they moved.
+    """
+    policy = at_scale(subject.policy, subject.policy.scale / 256)  # so that the first step does not overflow
+    if isinstance(policy, DynamicLossScale):
+        policy = replace(policy, growth_interval=2)
+    first = subject.make_backend(subject.model, policy)
+    take_step(first, *batches[0])
+    loaded = subject.make_backend(subject.model, policy)
+    loaded.load_state_dict(copy.deepcopy(first.state_dict()))
+    start, step = _copy(first.master_params()), {}
+    for name, backend in (("expected", first), ("found", loaded)):
+        loss = float(take_step(backend, *batches[1]))
+        step[name] = {"loss": loss, "loss_scale": float(backend.loss_scale())}
+    ends = [{**_copy(backend.master_params()), **_copy(backend.buffers())} for backend in (first, loaded)]
+    return {
+        **step,
+        "error": math.hypot(*((ends[0][name].double() - ends[1][name].double()).norm().item() for name in ends[0])),
+        "norm": math.hypot(*((ends[0][name].double() - start[name].double()).norm().item() for name in start)),
+    }
 
 
 def _first_wrong_scale(policy: LossScale, rows: Sequence[dict[str, Any]]) -> Found | None:
@@ -308,45 +413,3 @@ def _first_wrong_scale(policy: LossScale, rows: Sequence[dict[str, Any]]) -> Fou
             return {"step": row["step"], "loss_scale": row["loss_scale"], "should_scale": policy.scale}
         policy.update(row["skipped"])
     return None
-
-
-def _again(subject: Subject, steps: int, number: int, keep_scale: bool) -> Generator[Progress, Any, Found]:
-    """Training once more under changes that must not matter.
-
-    Rows and hidden units in another order, so that sums are; another power of two as loss scale; weights moved by less
-    than the precision resolves, up to u |w|.
-    """
-    task, generator = subject.task, torch.Generator().manual_seed(number)
-    device = subject.params["W1"].device
-    rows = torch.randperm(task.batch_size, generator=generator).to(device)
-    units = [torch.randperm(width, generator=generator).to(device) for width in task.sizes]
-    units[0], units[-1] = (torch.arange(width, device=device) for width in (task.in_features, task.out_features))
-    policy = subject.policy
-    if not keep_scale:  # one that overflowed would skip other steps
-        policy = _at(policy, policy.scale / 2 ** (number + 1))
-    unit_roundoff = torch.finfo(DTYPES[subject.precision]).eps / 2
-    start = {
-        name: p * (1 + unit_roundoff * (2 * torch.rand(p.shape, generator=generator) - 1).to(device))
-        for name, p in subject.params.items()
-    }
-    backend = subject.make_backend(_reordered(start, units), policy)
-    losses = []
-    for x, y in islice(subject.batches(), steps):
-        losses.append(float(step(backend, x[rows], y[rows])))
-        yield Progress(len(losses), steps, f"numerics: noise, run {number + 1}")
-    back = _reordered(_copy(backend.master_params()), [order.argsort() for order in units])
-    return {
-        "change": "rows and hidden units in another order, weights moved by less than they are rounded"
-        + (f", loss scale {policy.scale:g}" if policy.scale != subject.policy.scale else ""),
-        "losses": losses,
-        "moved": numerics.sketch({name: back[name] - p for name, p in start.items()}),
-    }
-
-
-def _reordered(params: mlp.Params, units: Sequence[Tensor]) -> mlp.Params:
-    """The same network with the units of each layer, inputs first, in the order ``units``."""
-    changed = {}
-    for layer in range(1, len(units)):
-        changed[f"W{layer}"] = params[f"W{layer}"][units[layer - 1]][:, units[layer]].contiguous()
-        changed[f"b{layer}"] = params[f"b{layer}"][units[layer]]
-    return changed

@@ -2,15 +2,25 @@
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpcompare.tasks.mlp import Params
+from mpcompare.measure.reading import HIGHEST, LOWEST
+from mpcompare.tasks.optimizers import Replay
+from mpcompare.tasks.task import Params
 
 UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, relatively
+
+
+CHUNK = 1 << 18  # elements at a time: float64 copies of so many stay in the cache
+
+
+def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors side by side, piece by piece."""
+    return zip(*(t.reshape(-1).split(CHUNK) for t in tensors), strict=True)
 
 
 def gradient_errors(grads: Mapping[str, Tensor], exact: Params) -> dict[str, dict[str, Any]]:
@@ -20,77 +30,88 @@ def gradient_errors(grads: Mapping[str, Tensor], exact: Params) -> dict[str, dic
         By tensor: ``error`` ``||g - exact||`` and ``norm`` ``||exact||`` (Frobenius), ``largest`` ``max |exact|``;
         ``slope``, the number that times ``exact`` is closest to g, and ``residual``, the error that is left then;
         ``zeros``, which part of the ``elements`` that should not be 0 is; ``transposed``, the error of g^T, if g is
-        square. Empty where the gradient is missing.
+        square and far off. Empty where the gradient is missing.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for name, true in exact.items():
-        found[name] = {}
-        if name not in grads:
-            continue
-        g, norm = grads[name].double(), true.norm().item()
-        slope = (g * true).sum().item() / norm**2 if norm else 1.0
+    return {name: _gradient_errors(grads[name], true) if name in grads else {} for name, true in exact.items()}
+
+
+def _gradient_errors(grad: Tensor, exact: Tensor) -> dict[str, Any]:
+    product = norm2 = error2 = largest = 0.0
+    zeros = nonzeros = 0
+    for g, true in _chunks(grad, exact):
+        g, true = g.double(), true.double()
         nonzero = true != 0
-        found[name] = {
-            "error": (g - true).norm().item(),
-            "norm": norm,
-            "largest": true.abs().max().item(),
-            "slope": slope,
-            "residual": (g - slope * true).norm().item(),
-            "zeros": ((g == 0) & nonzero).sum().item() / max(int(nonzero.sum()), 1),
-            "elements": int(nonzero.sum()),
-        }
-        if g.dim() == 2 and g.shape[0] == g.shape[1] > 1:
-            found[name]["transposed"] = (g.t() - true).norm().item()
+        product += torch.dot(g, true).item()
+        norm2 += torch.dot(true, true).item()
+        error2 += (g - true).square().sum().item()
+        largest = max(largest, true.abs().max().item())
+        zeros += int(((g == 0) & nonzero).sum())
+        nonzeros += int(nonzero.sum())
+    slope = product / norm2 if norm2 else 1.0
+    found = {
+        "error": math.sqrt(error2),
+        "norm": math.sqrt(norm2),
+        "largest": largest,
+        "slope": slope,
+        # g = slope exact + r with r orthogonal to exact, so ||g - exact||^2 = (slope - 1)^2 ||exact||^2 + ||r||^2.
+        "residual": math.sqrt(max(error2 - (slope - 1) ** 2 * norm2, 0.0)) if math.isfinite(error2) else error2,
+        "zeros": zeros / max(nonzeros, 1),
+        "elements": nonzeros,
+    }
+    if grad.dim() == 2 and grad.shape[0] == grad.shape[1] > 1 and 100 * error2 > norm2:
+        found["transposed"] = (grad.t().double() - exact).norm().item()
     return found
 
 
-def relative_error(e: Mapping[str, Any]) -> float:
-    """``||g - exact|| / ||exact||`` from :func:`gradient_errors`; inf where g is missing or holds no number."""
-    if not e or (not e["norm"] and e["error"]):
-        return math.inf
-    relative = e["error"] / e["norm"] if e["norm"] else 0.0
-    return relative if math.isfinite(relative) else math.inf
+def update_errors(
+    replay: Replay, before: Params, after: Params, grads: Mapping[str, Tensor], compute_dtype: torch.dtype
+) -> dict[str, dict[str, float]]:
+    """How far the change ``before -> after`` is from what fp32 arithmetic makes of the gradients that a backend shows.
+
+    Args:
+        replay: the optimizer in float64, which takes its next step.
+
+    Returns:
+        By tensor: ``excess``, the largest error over its bound; ``slope``, the change over the right one;
+        ``lost``, which part of the elements that should have moved did not, and ``lost_in_fp32``, which part fp32
+        rounds away; ``short``, which part of the new elements has no more digits than ``compute_dtype``.
+    """
+    return {
+        name: _update_errors(before[name], after[name], *replay.step(name, g.double()), compute_dtype)
+        for name, g in grads.items()
+    }
 
 
-class Optimizer:
-    """Replays SGD in float64 on the gradients that a backend says it has: ``v = momentum v + g; w = w - lr v``."""
-
-    def __init__(self, lr: float, momentum: float) -> None:
-        self.lr, self.momentum = lr, momentum
-        self.velocity: Params = {}
-        self.magnitude: Params = {}  # the same sums of absolute values: what rounding errors are relative to
-
-    def errors(
-        self, before: Params, after: Params, grads: Mapping[str, Tensor], compute_dtype: torch.dtype
-    ) -> dict[str, dict[str, float]]:
-        """How far the update ``before -> after`` is from what fp32 arithmetic allows.
-
-        Returns:
-            By tensor: ``excess``, the largest error over its bound; ``slope``, the update over the right one;
-            ``lost``, which part of the elements that should have moved did not, and ``lost_in_fp32``, which part fp32
-            rounds away; ``short``, which part of the new elements has no more digits than ``compute_dtype``.
-        """
-        found = {}
-        for name, g in grads.items():
-            old, new = before[name].double(), after[name].double()
-            zero = torch.zeros_like(old)
-            self.velocity[name] = self.momentum * self.velocity.get(name, zero) + g.double()
-            self.magnitude[name] = self.momentum * self.magnitude.get(name, zero) + g.double().abs()
-            step = -self.lr * self.velocity[name]
-            # One rounding of w, and of v and lr v a few each step, fused or not: u |w| + 8 u lr (|g| + momentum ...).
-            bound = UNIT_ROUNDOFF * ((old + step).abs() + 8 * self.lr * self.magnitude[name]) + 2.0**-149
-            norm, moves = step.square().sum().item(), (step != 0).sum().item()
-            found[name] = {
-                "excess": ((new - old - step).abs() / bound).max().item(),
-                "slope": ((new - old) * step).sum().item() / norm if norm else 1.0,
-                "lost": ((new == old) & (step != 0)).sum().item() / max(moves, 1),
-                "lost_in_fp32": (((old + step).float() == before[name]) & (step != 0)).sum().item() / max(moves, 1),
-                "short": (after[name].to(compute_dtype).float() == after[name]).double().mean().item(),
-            }
-        return found
+def _update_errors(
+    before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor, compute_dtype: torch.dtype
+) -> dict[str, float]:
+    excess = product = norm2 = 0.0
+    moves = lost = lost_in_fp32 = short = 0
+    for w, new, s, m in _chunks(before, after, step, magnitude):
+        change, right = new.double() - w.double(), w.double() + s
+        # One rounding of w, and of v and lr v a few each step, fused or not: u |w| + 8 u lr (|g| + momentum ...).
+        bound = UNIT_ROUNDOFF * (right.abs() + 8 * m) + 2.0**-149
+        excess = max(excess, _largest((change - s).abs_().div_(bound)))
+        product += torch.dot(change, s).item()
+        norm2 += torch.dot(s, s).item()
+        moving = s != 0
+        moves += int(moving.sum())
+        lost += int(((change == 0) & moving).sum())
+        lost_in_fp32 += int(((right.float() == w) & moving).sum())
+        short += int((new.to(compute_dtype).float() == new).sum())
+    return {
+        "excess": excess,
+        "slope": product / norm2 if norm2 else 1.0,
+        "lost": lost / max(moves, 1),
+        "lost_in_fp32": lost_in_fp32 / max(moves, 1),
+        "short": short / max(before.numel(), 1),
+    }
 
 
-LOWEST, HIGHEST = -60, 20  # exponents that are told apart: fp16 ends at -24 and 15
+def _largest(values: Tensor) -> float:
+    """inf where there is a NaN: ``max`` of Python's would pass over it."""
+    largest = values.max().item()
+    return math.inf if math.isnan(largest) else largest
 
 
 def exponents(values: Tensor) -> Tensor:

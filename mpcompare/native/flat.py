@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mpcompare.tasks.mlp import Params
+from mpcompare.tasks.task import Params
 
 ROW, SECTION = 8, 128  # elements
 

@@ -1,0 +1,84 @@
+"""What the passes of one run share: the network, the batches, the clock, and a maker of backends."""
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.contract import Backend
+from mpcompare.entrant.plan import Plan
+from mpcompare.loss_scale import LossScale
+from mpcompare.measure import machine
+from mpcompare.measure.clock import Clock, clock
+from mpcompare.precision import resolve_precision
+from mpcompare.records import Recorder
+from mpcompare.shared import Shared
+from mpcompare.tasks.data import Dataset, batches
+from mpcompare.tasks.fingerprint import fingerprint
+from mpcompare.tasks.task import Task, params_of, try_out
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that is made once.
+
+    Attributes:
+        model: the network with its initial weights, on the device.
+        engine: what the backend says computes its products.
+        dataset: on the device.
+    """
+
+    device: torch.device
+    precision: str
+    engine: str
+    loss_scale: LossScale
+    model: nn.Module
+    task: Task
+    make_backend: Callable[[nn.Module, LossScale], Backend]
+    dataset: Dataset
+    clock: Clock
+
+    def new_backend(self) -> Backend:
+        """From the initial weights."""
+        return self.make_backend(self.model, self.loss_scale)
+
+    def batches(self) -> Batches:
+        """The training batches from the first on, over and over."""
+        return batches(self.dataset, self.task.batch_size)
+
+
+def set_up(plan: Plan, recorder: Recorder, shared: Shared) -> Setup:
+    """Makes what the passes share, and records what it is."""
+    machine.set_deterministic(plan.deterministic)
+    device = machine.select_device(plan.device)
+    precision = resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device, plan.backend)
+    loss_scale = plan.loss_scale(precision) if callable(plan.loss_scale) else plan.loss_scale
+    machine.set_tf32(precision == "tf32")
+    model = plan.task.new_model(plan.seed, device)
+
+    def make_backend(model: nn.Module, loss_scale: LossScale) -> Backend:
+        return plan.make_backend(model, plan.task, precision, copy.deepcopy(loss_scale), **plan.options)
+
+    start = time.perf_counter()
+    engine = make_backend(model, loss_scale).engine  # before the data: what cannot work says so at once
+    construct_s = time.perf_counter() - start
+    dataset = Dataset(**shared.once("dataset", lambda: vars(plan.dataset())))
+    dataset = dataset.to(device)
+    try_out(model, plan.task, dataset.x_train, dataset.y_train, dataset.name)
+    recorder.add(
+        precision=precision,
+        engine=engine,
+        loss_scale=loss_scale.name,
+        construct_s=construct_s,
+        dataset=dataset.name,
+        dataset_reason=dataset.reason,
+        dataset_fingerprint=dataset.fingerprint,
+        initial_weights=fingerprint(params_of(model)),
+        **machine.provenance(device),
+    )
+    return Setup(device, precision, engine, loss_scale, model, plan.task, make_backend, dataset, clock(device))

@@ -1,0 +1,88 @@
+"""How far apart may two correct runs be? The same backend trains again under changes that must not matter."""
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.contract import Backend, take_step
+from mpcompare.loss_scale import LossScale, NoLossScale
+from mpcompare.measure import numerics
+from mpcompare.precision import unit_roundoff
+from mpcompare.race.turns import Progress
+from mpcompare.tasks.losses import Loss
+from mpcompare.tasks.task import Task, params_of, with_values
+
+
+def train_again(
+    make_backend: Callable[[nn.Module, LossScale], Backend],
+    model: nn.Module,
+    policy: LossScale,
+    task: Task,
+    precision: str,
+    batches: Callable[[], Iterator[tuple[Tensor, Tensor]]],
+    steps: int,
+    number: int,
+    keep_scale: bool,
+) -> Generator[Progress, Any, dict[str, Any]]:
+    """Training once more.
+
+    Weights are moved by less than the precision resolves, up to u |w|; the rows of each batch stand in another order,
+    so that sums do, where the loss does not depend on it; the loss scale is another power of two, unless one
+    overflowed (``keep_scale``), for it would skip other steps.
+
+    Args:
+        number: of the run; another one draws other changes.
+
+    Returns:
+        ``change`` in words, ``losses`` and ``skipped`` step by step, ``moved``: ``numerics.sketch`` of how far the
+        weights went.
+    """
+    generator = torch.Generator().manual_seed(number)
+    u = unit_roundoff(precision)
+    start = {
+        name: p * (1 + u * (2 * torch.rand(p.shape, generator=generator) - 1).to(p.device))
+        for name, p in params_of(model).items()
+    }
+    first_x, first_y = next(batches())
+    rows = torch.randperm(len(first_x), generator=generator).to(first_x.device)
+    reorders = order_is_free(model, task.loss_fn, first_x, first_y)
+    if not keep_scale:
+        policy = at_scale(policy, policy.scale / 2 ** (number + 1))
+    backend = make_backend(with_values(model, start, {}), policy)
+    losses, skipped = [], []
+    for x, y in islice(batches(), steps):
+        losses.append(float(take_step(backend, *((x[rows], y[rows]) if reorders else (x, y)))))
+        skipped.append(bool(backend.skipped))
+        yield Progress(len(losses), steps, f"numerics: noise, run {number + 1}")
+    changes = ["weights moved by less than they are rounded"]
+    changes += ["rows in another order"] if reorders else []
+    changes += [] if keep_scale or isinstance(policy, NoLossScale) else [f"loss scale {policy.scale:g}"]
+    return {
+        "change": ", ".join(changes),
+        "losses": losses,
+        "skipped": skipped,
+        "moved": numerics.sketch({name: p - start[name] for name, p in backend.master_params().items()}),
+    }
+
+
+def order_is_free(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
+    """Whether the loss of a batch's first rows is that of the same rows in reverse, as it is for every mean."""
+    from mpcompare.measure.oracle import rounded
+
+    network = rounded(model, "fp32").double()
+    x, y = x[:16], y[:16]
+    x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
+    with torch.no_grad():
+        a, b = loss_fn(network(x), y), loss_fn(network(x.flip(0)), y.flip(0))
+    return bool((a - b).abs() <= 1e-10 * a.abs())
+
+
+def at_scale(policy: LossScale, scale: float) -> LossScale:
+    """The same rules from another loss scale on, as far as they allow it."""
+    if isinstance(policy, NoLossScale):
+        return policy
+    return replace(policy, init_scale=max(scale, getattr(policy, "min_scale", 0.0), 2.0**-126))

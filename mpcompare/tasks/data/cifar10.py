@@ -1,0 +1,75 @@
+"""CIFAR-10 (Krizhevsky): colour images whose channels have zero mean and unit variance over the training part."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mpcompare.errors import check_number
+from mpcompare.tasks.data.dataset import Dataset
+from mpcompare.tasks.data.folder import find_root
+from mpcompare.tasks.data.generated import synthetic_images
+from mpcompare.tasks.data.source import Source, torchvision_mismatch
+
+log = logging.getLogger(__name__)
+
+SOURCE = Source(
+    name="CIFAR-10",
+    folder="cifar-10-batches-py",
+    md5={
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+        "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+    },
+    mirror="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    script="import sys; from torchvision.datasets import CIFAR10; CIFAR10(root=sys.argv[1], download=True)",
+)
+MEAN = (0.4914, 0.4822, 0.4465)  # of red, green and blue in [0, 1] over the training images
+STD = (0.2470, 0.2435, 0.2616)
+
+
+def cifar10(seed: int, samples: int, root: str | None = None, download_limit_s: float = 15) -> Dataset:
+    """CIFAR-10, fp32 ``[N, 3, 32, 32]``, where it is on disk or can be downloaded within ``download_limit_s`` seconds.
+
+    Elsewhere ``samples`` synthetic images of that shape.
+
+    Raises:
+        InputError: a file on disk is not CIFAR-10's.
+    """
+    check_number("data.download_limit_s", download_limit_s, above=0)
+    root, folder = find_root(root)
+    if SOURCE.on_disk(folder):
+        dataset = _read(folder, f"found in {root}")
+    elif failure := SOURCE.download(folder, download_limit_s):
+        reason = f"CIFAR-10 is not in {root} and cannot be downloaded ({failure})"
+        log.warning("data=cifar10: using SYNTHETIC IMAGES, NOT CIFAR-10: %s", reason)
+        return replace(synthetic_images(seed, samples), reason=reason)
+    else:
+        dataset = _read(folder, f"downloaded to {root}")
+    log.info("data=cifar10: using CIFAR-10, %s", dataset.reason)
+    return dataset
+
+
+def _read(root: Path, reason: str) -> Dataset:
+    SOURCE.check(root)
+    try:
+        from torchvision.datasets import CIFAR10
+    except (ImportError, RuntimeError, AttributeError) as error:
+        raise torchvision_mismatch(error) from error
+    tensors = []
+    for train in (True, False):
+        part = CIFAR10(root=str(root), train=train, download=False)
+        tensors += [_normalise(torch.from_numpy(part.data)), torch.tensor(part.targets)]
+    return Dataset("cifar10", reason, *tensors)
+
+
+def _normalise(pixels: Tensor) -> Tensor:
+    """uint8 ``[N, height, width, 3]`` to fp32 ``[N, 3, height, width]``, in place where it can: there are 600 MB."""
+    x = pixels.permute(0, 3, 1, 2).float().contiguous().div_(255)
+    return x.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))

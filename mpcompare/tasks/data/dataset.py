@@ -1,0 +1,46 @@
+"""Samples: whole, normalised, on the device before any timer, served in order in whole batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mpcompare.tasks.fingerprint import fingerprint
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and held-out samples.
+
+    Attributes:
+        name, reason: which data set, and why this one.
+        x_train, x_test: ``[N, ...]`` of any shape: fp32 values (images are ``[N, channels, height, width]``), or int64
+            ids of tokens (``[N, T]``).
+        y_train, y_test: int64 classes ``[N]``, or ``[N, T]`` with one for every token; or fp32 targets ``[N, ...]``.
+    """
+
+    name: str
+    reason: str
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+    def to(self, device: torch.device) -> "Dataset":
+        """The same data on ``device``."""
+        moved = {name: getattr(self, name).to(device) for name in ("x_train", "y_train", "x_test", "y_test")}
+        return replace(self, **moved)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all samples: equal means bit for bit the same data."""
+        return fingerprint({n: getattr(self, n) for n in ("x_train", "y_train", "x_test", "y_test")})
+
+
+def batches(dataset: Dataset, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Whole batches in order, over and over; a remainder shorter than a batch is left out."""
+    while True:
+        for first in range(0, len(dataset.x_train) - batch_size + 1, batch_size):
+            rows = slice(first, first + batch_size)
+            yield dataset.x_train[rows], dataset.y_train[rows]

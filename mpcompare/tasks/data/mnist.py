@@ -1,0 +1,69 @@
+"""MNIST (LeCun, Cortes, Burges): pixels p in [0, 1] become (p - 0.5) / 0.5, so they lie in [-1, 1]."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from mpcompare.errors import InputError, check_number
+from mpcompare.tasks.data.dataset import Dataset
+from mpcompare.tasks.data.folder import find_root
+from mpcompare.tasks.data.generated import digits
+from mpcompare.tasks.data.source import Source, torchvision_mismatch
+
+log = logging.getLogger(__name__)
+
+SOURCE = Source(
+    name="MNIST",
+    folder="MNIST/raw",
+    md5={
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+    mirror="https://ossci-datasets.s3.amazonaws.com/mnist/t10k-labels-idx1-ubyte.gz",  # torchvision's first mirror
+    script="import sys; from torchvision.datasets import MNIST; MNIST(root=sys.argv[1], download=True)",
+)
+
+
+def mnist(seed: int, root: str | None = None) -> Dataset:
+    """MNIST from ``root`` (None: ``paths.data_root``), downloaded there if it is missing: fp32 ``[N, 1, 28, 28]``.
+
+    Raises:
+        InputError: it cannot be had, or a file is not MNIST's.
+    """
+    root, folder = find_root(root)
+    if SOURCE.on_disk(folder):
+        return _read(folder, f"found in {root}")
+    if failure := SOURCE.download(folder, limit_s=600):
+        raise InputError("data.root", root, f"MNIST is not there and cannot be downloaded ({failure})")
+    return _read(folder, f"downloaded to {root}")
+
+
+def auto(seed: int, samples: int, root: str | None = None, download_limit_s: float = 15) -> Dataset:
+    """MNIST where it is on disk or can be downloaded within ``download_limit_s`` seconds, else ``samples`` digits."""
+    check_number("data.download_limit_s", download_limit_s, above=0)
+    root, folder = find_root(root)
+    if SOURCE.on_disk(folder):
+        dataset = _read(folder, f"found in {root}")
+    elif failure := SOURCE.download(folder, download_limit_s):
+        reason = f"MNIST is not in {root} and cannot be downloaded ({failure})"
+        log.warning("data=auto: using scikit-learn's DIGITS, NOT MNIST: %s", reason)
+        return replace(digits(seed, samples), reason=reason)
+    else:
+        dataset = _read(folder, f"downloaded to {root}")
+    log.info("data=auto: using MNIST, %s", dataset.reason)
+    return dataset
+
+
+def _read(root: Path, reason: str) -> Dataset:
+    SOURCE.check(root)
+    try:
+        from torchvision.datasets import MNIST
+    except (ImportError, RuntimeError, AttributeError) as error:
+        raise torchvision_mismatch(error) from error
+    tensors = []
+    for train in (True, False):
+        part = MNIST(root=str(root), train=train, download=False)
+        tensors += [(part.data.unsqueeze(1) / 255 - 0.5) / 0.5, part.targets]
+    return Dataset("mnist", reason, *tensors)

@@ -1,0 +1,112 @@
+"""The files of a public data set: whether they are on disk, whether they are whole, and how torchvision gets them."""
+
+import hashlib
+import http.client
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mpcompare.errors import InputError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set's files.
+
+    Attributes:
+        name: of the data set.
+        folder: where the files lie below ``data.root``.
+        md5: of each file, by its name.
+        mirror: an address that answers where a download can work.
+        script: Python that downloads into the folder ``sys.argv[1]``.
+    """
+
+    name: str
+    folder: str
+    md5: Mapping[str, str]
+    mirror: str
+    script: str
+
+    def on_disk(self, root: Path) -> bool:
+        """Whether ``root`` means to hold the data: where any file is there, a missing or broken one is an error."""
+        return any((root / self.folder / name).exists() for name in self.md5)
+
+    def check(self, root: Path) -> None:
+        """Raises InputError unless every file is there and whole."""
+        for name, expected in self.md5.items():
+            path = root / self.folder / name
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise InputError("data.root", root, f"cannot read {path}: {error.strerror}") from error
+            found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            if found != expected:
+                raise InputError(
+                    "data.root",
+                    root,
+                    f"{path} is truncated or not {self.name}'s ({len(content)} bytes, MD5 {found}, not {expected})",
+                )
+
+    def download(self, root: Path, limit_s: float) -> str | None:
+        """Downloads the files to ``root``; returns why not, or None.
+
+        First a probe, so that a machine without internet loses 3 seconds at most; then the download in a process that
+        can be ended, into a folder beside, moved into place file by file, so that no half file is ever taken for data.
+        """
+        if failure := _probe(self.mirror):
+            return failure
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as folder:
+                command = [sys.executable, "-c", self.script, folder]
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=limit_s)
+                (root / self.folder).mkdir(parents=True, exist_ok=True)
+                for name in self.md5:
+                    (Path(folder) / self.folder / name).replace(root / self.folder / name)
+        except subprocess.TimeoutExpired:
+            return f"not done within {limit_s:g} s"
+        except subprocess.CalledProcessError as error:
+            return (error.stderr.strip().splitlines() or ["torchvision failed"])[-1]
+        except OSError as error:
+            return str(error)
+        return None
+
+
+def _probe(address: str) -> str:
+    """Why ``address`` does not answer within 3 seconds, or an empty text."""
+    failure = ["no answer within 3 s"]
+
+    def open_it() -> None:
+        try:
+            urllib.request.urlopen(address, timeout=3).close()
+            failure[0] = ""
+        except (OSError, ValueError, http.client.HTTPException) as error:  # URLError is an OSError
+            failure[0] = str(getattr(error, "reason", error))
+
+    thread = threading.Thread(target=open_it, daemon=True)  # a name lookup may hang for longer than any timeout
+    thread.start()
+    thread.join(timeout=3)
+    return failure[0]
+
+
+def torchvision_mismatch(error: Exception) -> InputError:
+    """The error for a torchvision that was built for another torch, or is missing: torchvision fails at import then."""
+    from importlib import metadata
+
+    try:
+        installed = metadata.version("torchvision")
+    except metadata.PackageNotFoundError:
+        installed = "not installed"
+    return InputError(
+        "torchvision",
+        installed,
+        f"does not work with torch {torch.__version__} ({' '.join(str(error).split())}); "
+        "install a matching pair: pip install --upgrade torch torchvision",
+    )

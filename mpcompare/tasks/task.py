@@ -1,0 +1,154 @@
+"""The task that every implementation solves: a torch module, a loss, an optimizer and a batch size.
+
+Parameters, gradients and buffers travel as ``dict[str, Tensor]`` under the module's own names and in its own layouts.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.errors import InputError, check_whole
+from mpcompare.tasks.losses import LOSSES, Loss
+from mpcompare.tasks.optimizers import Optimizer
+
+Params = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, the same for every backend.
+
+    Attributes:
+        model: makes the network, an ``nn.Module`` that is called with a batch's inputs ``[n, ...]``, with initial
+            weights from torch's global generator.
+        loss: ``cross_entropy`` or ``mse`` (:mod:`mpcompare.tasks.losses`), or a callable of output and targets that
+            returns a scalar.
+        optimizer: what updates the weights (:mod:`mpcompare.tasks.optimizers`).
+        batch_size: rows of a batch. Only whole batches are used.
+        samples: training samples to make where the data set is generated; real data sets have their own number.
+    """
+
+    model: Callable[[], nn.Module]
+    loss: str | Loss
+    optimizer: Optimizer
+    batch_size: int
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("task.batch_size", self.batch_size, at_least=1)
+        if self.samples is not None:
+            check_whole("task.samples", self.samples, at_least=1)
+        if isinstance(self.loss, nn.Module) and any(True for _ in self.loss.parameters()):
+            raise InputError(
+                "task.loss", type(self.loss).__name__, "has parameters of its own: put them into the model"
+            )
+        if not callable(self.loss) and self.loss not in LOSSES:
+            expected = f"expected one of {', '.join(LOSSES)}, or a node with the _target_ of a callable"
+            raise InputError("task.loss", self.loss, expected)
+
+    @property
+    def loss_fn(self) -> Loss:
+        """``(output, targets) -> scalar``."""
+        return LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+
+    def new_model(self, seed: int, device: torch.device) -> nn.Module:
+        """The network with its initial weights, fp32, in training mode.
+
+        They are drawn on the CPU whatever the device, so that every backend on every device starts from the same bits.
+
+        Raises:
+            InputError: what ``model`` makes is no module, or one that cannot be compared.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.model()
+        if not isinstance(model, nn.Module):
+            raise InputError("task.model", type(model).__name__, "expected a torch.nn.Module")
+        name = type(model).__name__
+        if not any(p.requires_grad for p in model.parameters()):
+            raise InputError("task.model", name, "has no parameters to train")
+        for where, p in model.named_parameters():
+            if p.dtype is not torch.float32:
+                raise InputError(
+                    "task.model", name, f"parameter {where} is {p.dtype}: expected initial weights in fp32"
+                )
+        for where, module in model.named_modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+                raise InputError(
+                    "task.model",
+                    name,
+                    f"drops units at random ({where}, p={module.p:g}), and implementations would draw different ones: "
+                    "set p to 0",
+                )
+        return model.to(device).train()
+
+
+def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of ``model`` with other parameters and buffers."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for named, values in ((model.named_parameters(), params), (model.named_buffers(), buffers)):
+            for name, tensor in named:
+                if name in values:
+                    tensor.copy_(values[name])
+    return model
+
+
+def params_of(model: nn.Module) -> Params:
+    """The parameters themselves, detached."""
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def buffers_of(model: nn.Module) -> Params:
+    """The buffers themselves, detached."""
+    return {name: b.detach() for name, b in model.named_buffers()}
+
+
+def try_out(model: nn.Module, task: Task, x: Tensor, y: Tensor, data: str) -> None:
+    """Calls a copy of the network and the loss on a few samples: what cannot work is said before anything is computed.
+
+    Args:
+        x, y: all training samples of the data set named ``data``.
+
+    Raises:
+        InputError: the batch is larger than the data, the network cannot be called with it, the loss is no scalar, or
+            the output is random.
+    """
+    if task.batch_size > len(x):
+        raise InputError("task.batch_size", task.batch_size, f"data={data} has only {len(x)} samples")
+    few, targets = x[:4], y[:4]
+    name = type(model).__name__
+    model = copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            output, again = model(few), model(few)
+        except Exception as error:
+            given = f"data={data}, inputs {_shape(few)}"
+            raise InputError("task.model", name, f"cannot be called with {given}: {_first_line(error)}") from error
+        if not isinstance(output, Tensor):
+            raise InputError("task.model", name, f"returns a {type(output).__name__}: expected one tensor")
+        if not torch.equal(output, again) and not output.isnan().any():
+            raise InputError("task.model", name, "gives another output for the same input: expected nothing random")
+        both = f"data={data}, output {_shape(output)}, targets {_shape(targets)}"
+        own_name = getattr(task.loss, "__name__", type(task.loss).__name__)
+        loss_name = task.loss if isinstance(task.loss, str) else own_name
+        try:
+            if task.loss == "cross_entropy" and not y.is_floating_point() and int(y.max()) >= output.shape[-1]:
+                raise ValueError(f"there are {int(y.max()) + 1} classes")
+            loss = task.loss_fn(output, targets)
+        except Exception as error:
+            raise InputError("task.loss", loss_name, f"cannot be taken of {both}: {_first_line(error)}") from error
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        found = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InputError("task.loss", loss_name, f"gives {found} for {both}: expected a scalar")
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

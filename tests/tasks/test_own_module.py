@@ -1,0 +1,166 @@
+"""A network of one's own: what a user's package brings, entered by its dotted name, and what cannot be compared."""
+
+import json
+
+import pytest
+import torch
+from conftest import make_task
+from torch import nn
+
+from mpcompare.errors import InputError
+from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.task import Task, buffers_of, params_of, try_out, with_values
+
+CPU = torch.device("cpu")
+PACKAGE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    '''Embedding, a tied output layer, batch norm.'''
+    def __init__(self, width=8):
+        super().__init__()
+        self.embedding = nn.Embedding(11, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.output = nn.Linear(width, 11)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, x):
+        h = self.norm(self.embedding(x).transpose(1, 2)).transpose(1, 2)
+        return self.output(h)
+
+class NoParameters(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+def load(seed, length=5):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(11, (64, length), generator=generator)
+    y = (x + 1) % 11
+    return x[:48], y[:48], x[48:], y[48:]
+
+def two_numbers(output, y):
+    return output.mean(dim=(0, 1))[:2]
+
+def smoothed(output, y):
+    return nn.functional.cross_entropy(output.flatten(0, 1), y.flatten(), label_smoothing=0.1)
+"""
+SMALL = ("task=module", "task.model._target_=my_package.Net", "data=function", "data._target_=my_package.load",
+         "task.batch_size=16", "train.steps=4", "train.warmup_steps=1", "measure.budget_s=0.2", "measure.block_s=0.01",
+         "verdict.noise=1")  # fmt: skip
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    (tmp_path / "my_package.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_a_module_and_data_of_ones_own_are_compared_without_a_yaml(cli, tmp_path, package):
+    folder = tmp_path / "sweep"
+    ended = cli("-m", "backend=amp,fp32,master_weights,scratch", *SMALL, "+task.model.width=12", "precision=auto",
+                "hydra/launcher=basic", f"hydra.sweep.dir={folder}")  # fmt: skip
+    assert ended.code == 1  # scratch trains MLPs, and its row says so
+    results = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")}
+    assert results["3-scratch-auto"]["error"].startswith("backend=scratch trains MLPs (Linear, ReLU, ..., Linear)")
+    assert results["3-scratch-auto"]["error"].endswith("not a Net")
+    assert {r["status"] for name, r in results.items() if "scratch" not in name} == {"ok"}
+    assert results["0-amp-auto"]["dataset"] == "load"
+    assert results["0-amp-auto"]["test_accuracy"] is not None
+    numerics = json.loads((folder / "2-master_weights-auto" / "numerics.json").read_text())
+    assert list(numerics["first"]["gradients"]) == ["embedding.weight", "norm.weight", "norm.bias", "output.bias"]
+    assert list(numerics["first"]["buffers"]) == ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+    verdicts = json.loads((folder / "report" / "verdict.json").read_text())
+    assert verdicts["2-master_weights-auto"]["word"] == "same", verdicts["2-master_weights-auto"]["because"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.model._target_=my_package.Nothing", "task.model._target_=my_package.Nothing: cannot be made"),
+        ("task.model._target_=no_such_package.Net", "task.model._target_=no_such_package.Net: cannot be made"),
+        ("+task.model.depth=3", "task.model._target_=my_package.Net: cannot be made (TypeError"),
+        ("task.model._target_=my_package.load", "cannot be made (TypeError"),
+        ("task.model._target_=my_package.NoParameters", "task.model=NoParameters: has no parameters to train"),
+        ("task.loss=huber", "task.loss=huber: expected one of cross_entropy, mse, or a node"),
+        ("task.loss=mse", "task.loss=mse: cannot be taken of data=load"),
+        ("task.loss={_target_: my_package.two_numbers, _partial_: true}", "gives a tensor [2] for data=load"),
+        ("task.batch_size=49", "task.batch_size=49: data=load has only 48 samples"),
+        ("task.optimizer.lr=0", "task.optimizer.lr=0: expected a finite number above 0"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(cli, package, override, message):
+    key = override.split("=")[0]
+    ended = cli("backend=fp32", *(o for o in SMALL if o.split("=")[0] != key), override)
+    assert ended.code == 2, ended.err
+    assert message in ended.err
+    assert len(ended.err.strip().splitlines()) == 1
+
+
+def test_another_loss_is_a_callable_by_name(cli, tmp_path, package):
+    ended = cli("backend=amp", *SMALL, "task.loss={_target_: my_package.smoothed, _partial_: true}",
+                f"hydra.run.dir={tmp_path / 'run'}")  # fmt: skip
+    assert ended.code == 0, ended.err
+
+
+def module_task(model: nn.Module, loss: object = "cross_entropy") -> Task:
+    return Task(lambda: model, loss, Sgd(0.1), 4)  # type: ignore[arg-type]
+
+
+class Noisy(nn.Linear):
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1)), r"drops units at random \(1, p=0.1\)"),
+        (nn.Linear(3, 4).half(), "parameter weight is torch.float16: expected initial weights in fp32"),
+        (nn.Linear(3, 4).requires_grad_(False), "has no parameters to train"),
+    ],
+)
+def test_a_network_that_nobody_could_compare_is_refused(model, message):
+    with pytest.raises(InputError, match=message):
+        module_task(model).new_model(0, CPU)
+
+
+def test_samples_that_do_not_fit_the_network_or_the_loss_are_named():
+    x, classes, real = torch.randn(8, 3), torch.randint(5, (8,)), torch.randn(8, 5)
+    classes[7] = 4
+    for model, loss, y, message in (
+        (
+            nn.Linear(2, 5),
+            "cross_entropy",
+            classes,
+            r"task.model=Linear: cannot be called with data=d, inputs \[4, 3\]",
+        ),
+        (nn.Linear(3, 4), "cross_entropy", classes, "there are 5 classes"),
+        (nn.Linear(3, 5), "cross_entropy", real, "targets are real numbers"),
+        (nn.Linear(3, 5), "mse", classes, "targets are classes"),
+        (nn.Linear(3, 4), "mse", real, "expected the output's shape to be the targets'"),
+        (Noisy(3, 5), "cross_entropy", classes, "gives another output for the same input"),
+        (nn.LSTM(3, 5), "cross_entropy", classes, "returns a tuple: expected one tensor"),
+    ):
+        with pytest.raises(InputError, match=message) as refused:
+            try_out(model, module_task(model, loss), x, y, "d")
+        assert len(str(refused.value).splitlines()) == 1
+    try_out(nn.Linear(3, 5), module_task(nn.Linear(3, 5)), x, classes, "d")
+
+
+def test_a_network_is_drawn_from_its_seed_and_copied_with_other_values():
+    task = make_task()
+    a, again, other = (task.new_model(seed, CPU) for seed in (0, 0, 1))
+    before = torch.random.get_rng_state()
+    task.new_model(3, CPU)
+    assert torch.equal(before, torch.random.get_rng_state())  # the global generator is left as it was
+    assert all(torch.equal(p, params_of(again)[name]) for name, p in params_of(a).items())
+    assert not torch.equal(a.layer1.weight, other.layer1.weight)
+
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    params = {name: p + 1 for name, p in params_of(network).items()}
+    buffers = {"1.running_mean": torch.ones(4)}
+    changed = with_values(network, params, buffers)
+    assert torch.equal(changed[0].weight, network[0].weight + 1)
+    assert torch.equal(buffers_of(changed)["1.running_mean"], torch.ones(4))
+    assert torch.equal(network[1].running_mean, torch.zeros(4))

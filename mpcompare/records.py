@@ -17,7 +17,11 @@ import pandas as pd
 from mpcompare.errors import InputError
 
 STEP_FIELDS = ("step", "warmup", "loss", "loss_scale", "skipped", "step_ms")
-BLOCK_FIELDS = ("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled")
+BLOCK_FIELDS = (
+    *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
+    "cores_between_turns",
+)
+WHOLE_STEP = "whole step"  # stands for the phases in ``phase_ms`` of a backend that has none
 STEPS, BLOCKS, NUMERICS, RESULT = "steps.csv", "blocks.csv", "numerics.json", "result.json"
 
 

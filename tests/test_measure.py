@@ -4,11 +4,13 @@ import sys
 import threading
 import time
 
+import pytest
 import torch
 
-from mpcompare.entrant import entrant as train
+from mpcompare.entrant.timing import time_phases, try_block
 from mpcompare.measure import clock as measure
-from mpcompare.measure.bystanders import Watch
+from mpcompare.measure.bystanders import Rest, Watch
+from mpcompare.records import WHOLE_STEP
 
 CPU = torch.device("cpu")
 
@@ -33,6 +35,7 @@ def test_clock_times_what_lies_between_two_marks(device):
     assert clock.read() == []
 
 
+@pytest.mark.quiet
 def test_settle_waits_for_threads_that_spin():
     assert measure.settle()
     done = threading.Event()
@@ -52,30 +55,88 @@ def test_settle_waits_for_threads_that_spin():
         thread.join()
 
 
+class SaidClock(measure.CpuClock):
+    """Time passes where a step says so, in ms; and each mark costs some."""
+
+    def __init__(self, cost=0.0):
+        self.now, self.cost, self.marks = 0.0, cost, []
+
+    def mark(self):
+        self.now += self.cost
+        self.marks.append(self.now)
+
+    def read(self):
+        marks, self.marks = self.marks, []
+        return [after - before for before, after in itertools.pairwise(marks)]
+
+
+class Phases:
+    """A backend that takes 3 ms in forward and 6 in backward; its loss is the number of the step."""
+
+    IDLE_PHASES = ("unscale",)
+
+    def __init__(self, clock):
+        self.clock, self.taken = clock, 0
+
+    def forward(self, *_):
+        self.taken += 1
+        self.clock.now += 3
+        return float(self.taken)
+
+    def backward(self):
+        self.clock.now += 6
+
+    def unscale(self):
+        pass
+
+    step = update = unscale
+
+
+BATCHES = itertools.repeat((None, None))
+
+
 def test_phases_of_a_step_are_timed_apart_and_their_clock_is_paid_for():
-    class Sleeper:
-        IDLE_PHASES = ("unscale",)
-
-        def __getattr__(self, phase):
-            seconds = {"forward": 0.003, "backward": 0.006}.get(phase, 0)
-            return lambda *_: time.sleep(seconds)
-
-    found = train.time_phases(Sleeper(), itertools.repeat((None, None)), 5, measure.CpuClock())
-    assert 3 <= found["phase_ms"]["forward"] < 5
-    assert 6 <= found["phase_ms"]["backward"] < 9
-    assert found["phase_ms"]["unscale"] is None
-    assert found["phase_ms"]["step"] < 1
-    assert abs(found["phase_overhead"]) < 0.2
+    clock = SaidClock()
+    found = time_phases(Phases(clock), BATCHES, 5, clock)
+    assert found["phase_ms"] == {"forward": 3, "backward": 6, "unscale": None, "step": 0, "update": 0}
+    assert found["phase_overhead"] == 0
+    clock = SaidClock(cost=0.1)  # six marks a step, and the first of a block is no interval's
+    found = time_phases(Phases(clock), BATCHES, 5, clock)
+    assert found["phase_ms"]["forward"] == pytest.approx(3.1)
+    assert found["phase_overhead"] == pytest.approx((9 + 0.1 * 29 / 5) / (9 + 0.1 / 5) - 1)
 
 
-def test_a_block_takes_about_as_long_as_it_should():
-    class Sleeper:
-        def __getattr__(self, phase):
-            return lambda *_: time.sleep(0.001 if phase == "forward" else 0)
+def test_a_step_that_is_one_piece_has_one_time():
+    class Whole:
+        def train_step(self, *_):
+            clock.now += 4
+            return 0.0
 
-    stream = itertools.repeat((None, None))
-    assert 20 <= train.block_steps(Sleeper(), stream, 0.05, measure.CpuClock()) <= 50
-    assert train.block_steps(Sleeper(), stream, 1e-6, measure.CpuClock()) == 1
+    clock = SaidClock()
+    assert time_phases(Whole(), BATCHES, 5, clock) == {"phase_ms": {WHOLE_STEP: 4}, "phase_overhead": 0}
+
+
+def test_a_block_takes_as_long_as_it_should_and_its_losses_are_kept():
+    clock = SaidClock()
+    trial = try_block(Phases(clock), BATCHES, 0.45, clock)
+    assert trial.steps == 450 / 9
+    untimed = 50 // 4
+    assert trial.losses == list(range(1, untimed + 50 + 2))  # of all its steps, and of one after it
+    assert try_block(Phases(clock), BATCHES, 1e-6, clock).steps == 1
+
+
+def test_the_clock_of_a_cpu_is_the_walls():
+    """What the others show with a clock of their own."""
+    clock = measure.CpuClock()
+
+    class Sleeper(Phases):
+        def forward(self, *_):
+            time.sleep(0.003)
+            return 0.0
+
+    clock.now = 0.0
+    found = time_phases(Sleeper(clock), BATCHES, 2, clock)
+    assert found["phase_ms"]["forward"] >= 3 > found["phase_ms"]["step"]
 
 
 def test_the_load_of_the_machine_is_seen():
@@ -89,6 +150,17 @@ def test_the_load_of_the_machine_is_seen():
     if load["other_cores"] is not None:
         assert load["other_cores"] > 0.3
     assert load["throttle"] is None
+
+
+def test_what_a_process_computes_between_its_turns_is_seen():
+    rest = Rest()
+    time.sleep(0.2)
+    assert rest.stop() < 0.02
+    rest.start()
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    assert rest.stop() > 0.1  # less than 1 where others compute too
 
 
 def test_percentiles_keep_every_step():

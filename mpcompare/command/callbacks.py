@@ -26,7 +26,8 @@ class Report(Callback):
 
         _check_folder("hydra.sweep.dir", config.hydra.sweep.dir, below=True)
         try:
-            check_allowed(OmegaConf.select(config, "report.allow"), config.task or ())
+            tasks: Any = [OmegaConf.to_container(config.task)] if config.task else []
+            check_allowed(OmegaConf.select(config, "report.allow"), tasks)
         except InputError as error:
             fail(str(error))
 

@@ -4,20 +4,24 @@ Jobs that differ only in how they compute (``HOW``) form one race and take turns
 process that launches imports no torch and uses no core while an entrant computes.
 """
 
+import atexit
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import connection, context, get_context
+from multiprocessing import connection, context
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 from hydra import version
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus, configure_log, filter_overrides, run_job, setup_globals
@@ -26,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mpcompare import records
 from mpcompare.command import job
+from mpcompare.command.nursery import nursery, start
 from mpcompare.errors import InputError, check_number, fail
 from mpcompare.interrupt import uninterrupted
 from mpcompare.race.progress import Board
@@ -34,7 +39,7 @@ from mpcompare.race.turns import Order, Progress, Rules, Turn, Turns, race
 log = logging.getLogger(__name__)
 
 # What the jobs of one race may differ in: how they compute, never what.
-HOW = ("backend", "precision", "engine", "loss_scale", "scratch")
+HOW = ("backend", "precision", "engine", "loss_scale")
 GRACE_S = 3.0  # between being asked to stop and being killed
 OUTPUT = "output.log"  # what an entrant's process prints beside its log
 
@@ -77,11 +82,12 @@ def launch(
     for each in jobs:
         races.setdefault(_what(each), []).append(each)
     limits = [job.rules(of[0].config) for of in races.values()]  # a wrong one ends the sweep before it began
-    for i, of in enumerate(races.values()):
-        log.info(f"Race {i + 1} of {len(races)}: {len(of)} taking turns")
-        for each in of:
-            log.info(f"\t{each.name} : {' '.join(filter_overrides(each.overrides))}")
-        _race(of, hydra, task, limits[i], silence_limit_s)
+    with nursery(fork=not any(each.config.hydra.job.env_set for each in jobs)) as processes:
+        for i, of in enumerate(races.values()):
+            log.info(f"Race {i + 1} of {len(races)}: {len(of)} taking turns")
+            for each in of:
+                log.info(f"\t{each.name} : {' '.join(filter_overrides(each.overrides))}")
+            _race(of, hydra, task, limits[i], silence_limit_s, processes)
     return [_job_return(each) for each in jobs]
 
 
@@ -100,16 +106,18 @@ def _job(hydra: HydraContext, sweep_config: DictConfig, number: int, overrides: 
 def _race(
     jobs: Sequence[_Job],
     hydra: HydraContext,
-    task: TaskFunction,
+    task: Callable[..., None],
     rules: Rules,
     silence_limit_s: float,
+    processes: context.BaseContext,
 ) -> None:
     entrants: list[_Process] = []
-    with _sigterm_is_ctrl_c(), Board([each.name for each in jobs]) as board:
+    with _sigterm_is_ctrl_c(), _shared_folder(jobs[0].folder.parent) as shared, Board([j.name for j in jobs]) as board:
+        task = partial(task, shared=shared)
         try:
             for each in jobs:
                 with uninterrupted():  # one that has started is in the list
-                    entrants.append(_Process(each, hydra, task, silence_limit_s, board))
+                    entrants.append(_Process(each, hydra, task, silence_limit_s, board, processes))
             race(entrants, rules, board, uuid4().hex[:8])
         finally:
             with uninterrupted():
@@ -144,6 +152,22 @@ def _as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 @contextmanager
+def _shared_folder(beside: Path) -> Iterator[Path | None]:
+    """A folder for what the entrants of a race share (``shared.py``); None where none can be made."""
+    try:
+        folder = Path(tempfile.mkdtemp(dir=beside, prefix=".shared-"))
+    except OSError as error:
+        log.warning(f"the entrants of this race share nothing: {error}")
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        with uninterrupted():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
 def _sigterm_is_ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -169,22 +193,22 @@ class _Process:
     """An entrant in a process of its own, as the launcher sees it."""
 
     def __init__(
-        self, each: _Job, hydra: HydraContext, task: TaskFunction, silence_limit_s: float, board: Board
+        self,
+        each: _Job,
+        hydra: HydraContext,
+        task: Callable[..., None],
+        silence_limit_s: float,
+        board: Board,
+        processes: context.BaseContext,
     ) -> None:
         self.job, self.name, self.board, self.silence_limit_s = each, each.name, board, silence_limit_s
         self.cause: str | None = None  # of its end, where the launcher brought it about
         self.unrecorded: InputError | None = None
         self.oom_kills = _oom_kills()
-        spawn: context.SpawnContext = get_context("spawn")
-        self.pipe, theirs = spawn.Pipe()
+        self.pipe, theirs = processes.Pipe()
         arguments = (theirs, hydra, task, each.config, version.getbase(), each.folder / OUTPUT)
-        self.process = spawn.Process(target=_entrant, args=arguments, name=self.name)
-        # Inherited: Ctrl-C in a terminal goes to all, and only the launcher shall hear it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        self.process = processes.Process(target=_entrant, args=arguments, name=self.name)  # type: ignore[attr-defined]
+        start(self.process)
         theirs.close()
 
     def turn(self, order: Order | None) -> Turn | None:
@@ -282,14 +306,16 @@ def _entrant(
     output: Path,
 ) -> None:
     """Runs one job. What it prints goes to ``output``, so that one display has the terminal to itself."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher's Ctrl-C
     with output.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    np.random.seed()  # forks begin in one state
     version.setbase(str(hydra_version))
     setup_globals()
     JobRuntime.instance().set("name", config.hydra.job.name)
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher's Ctrl-C
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         ended = run_job(
             task_function=partial(_logged, task, pipe),
             config=config,
@@ -302,6 +328,8 @@ def _entrant(
         sys.exit(130)
     except InputError as error:
         fail(str(error))
+    finally:
+        atexit._run_exitfuncs()  # a fork ends without
 
 
 def _logged(task: Callable[..., None], pipe: connection.Connection, cfg: DictConfig) -> None:

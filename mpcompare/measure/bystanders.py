@@ -44,6 +44,21 @@ class Watch:
         return {"clock_mhz": clock, "other_cores": others, "throttle": throttle}
 
 
+class Rest:
+    """Observes what this process, all its threads included, computes while others have their turns."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """The end of a turn."""
+        self._own, self._time = time.process_time(), time.perf_counter()
+
+    def stop(self) -> float:
+        """The begin of the next one; how many CPU cores this process has kept busy in between."""
+        return (time.process_time() - self._own) / (time.perf_counter() - self._time)
+
+
 def _busy_seconds() -> float | None:
     """CPU seconds that all processes of the machine have used since it started."""
     try:

@@ -1,0 +1,76 @@
+"""Where the processes of entrants come from: forks of a server that has imported torch (``preload.py``).
+
+The server is a new program, so that nothing of the launcher's but its environment gets into it, and it ends with the
+``with`` block, or with the launcher.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import context, forkserver, get_context, process, resource_tracker
+from typing import Any
+
+# Ctrl-C in a terminal, and what ends a job of a batch system, go to all processes. Only the launcher shall hear them.
+HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+
+PRELOAD = ["mpcompare.command.preload"]
+
+
+@contextmanager
+def nursery(fork: bool = True) -> Iterator[context.BaseContext]:
+    """Makes processes in which ``HELD_BACK`` are blocked at first, with the launcher's environment of now.
+
+    Args:
+        fork: False where they shall load their libraries anew, as they must where their environments differ.
+
+    Yields:
+        The ``multiprocessing`` context to take processes and pipes from; start them with :func:`start`.
+    """
+    resource_tracker.ensure_running()  # it unblocks the signals of the process that starts it
+    if not fork or sys.platform != "linux":  # macOS's own libraries start threads when they are loaded
+        yield get_context("spawn")
+        return
+    forks = get_context("forkserver")
+    forks.set_forkserver_preload(PRELOAD)
+    try:
+        with _held_back():
+            forkserver.ensure_running()
+        yield forks if _has_imported(forks) else get_context("spawn")
+    finally:
+        _end_server()
+
+
+def start(new: process.BaseProcess) -> None:
+    """Starts a process of a :func:`nursery`."""
+    with _held_back():  # a fork has the server's mask, a new program the launcher's
+        new.start()
+
+
+def _has_imported(forks: context.BaseContext) -> bool:
+    """Waits for the server; False if it died, of a torch that is broken, say. Entrants of their own record why."""
+    first = forks.Process(target=int)  # type: ignore[attr-defined]  # ends at once
+    try:
+        first.start()
+    except (EOFError, OSError):
+        return False
+    first.join()
+    return True
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_server() -> None:
+    """A server that lives on would hand its old environment to the next sweep of this process."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()

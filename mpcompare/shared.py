@@ -1,0 +1,67 @@
+"""What the entrants of one race share: a value that the first to ask has computed, and the others map from its file."""
+
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from mpcompare.records import write_atomically
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Shared:
+    """Values by name, in a folder.
+
+    Values are tensors on the CPU, numbers, strings and None, in dicts, lists and tuples of any depth. Their tensors are
+    mapped from the file: all processes have one copy in memory, as long as none writes to it. One that does has a copy
+    of its own of the pages that it wrote, and the others never see it.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        """``folder``: exists, and is the race's own; None shares with nobody."""
+        self.folder = folder
+        self._warned = False
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """The value called ``name``, a file's name: what another has made, or what ``make`` returns.
+
+        A file is there whole or not at all. Where it can be neither written nor read, that is a warning, and this
+        process has a value of its own.
+        """
+        if self.folder is None:
+            return make()
+        file = self.folder / f"{name}.pt"
+        if file.exists():
+            try:
+                return _map(file)
+            except _UNREADABLE as error:
+                self._warn(name, error)
+        value = make()
+        try:
+            write_atomically(file, lambda unfinished: torch.save(value, unfinished))
+            return _map(file)  # and the copy that made it is free
+        except _UNREADABLE as error:
+            self._warn(name, error)
+        return value
+
+    def _warn(self, name: str, error: Exception) -> None:
+        if not self._warned:
+            reason = " ".join(str(error).split())
+            log.warning(f"this entrant has its own {name}: it cannot be shared with the others of the race ({reason})")
+        self._warned = True
+
+
+ALONE = Shared(None)
+
+# What torch.save raises on a full disk, and torch.load on a file that is none of its own.
+_UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError)
+
+
+def _map(file: Path) -> Any:
+    return torch.load(file, mmap=True, weights_only=True)

@@ -1,0 +1,1 @@
+"""Where does each precision run? A backend watches one of its own steps, outside of the timed region."""

@@ -1,0 +1,141 @@
+"""Where each precision ran, as a figure: a row a layer, for each run what it holds, takes, computes and hands on."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.dtypes import differing, kinds, observed, rows_of
+from mpcompare.report.figures.speed import grid, save
+
+SHOWN = ("weight", "input", "computes", "output", "gradient")
+# Background and text; every cell says its dtype as well.
+STYLES = {"fp32": ("#0072B2", "white"), "bf16": ("#E69F00", "black"), "fp16": ("#CC79A7", "black")}
+OTHER = ("0.75", "black")
+PALE = 0.22  # how much of its colour a cell keeps that is as the baseline's
+CELL, ROW, GAP = 0.4, 0.24, 0.5  # inches: width and height of a cell; in cells: between two runs
+HEAD = 0.75  # inches above the rows
+
+
+def draw(comparisons: Sequence[Comparison], out: Path) -> None:
+    """Writes ``dtypes.png`` into ``out``, unless no run shows where its precisions are."""
+    drawn = [c for c in comparisons if observed(c)]
+    if drawn:
+        save(dtypes(drawn), out / "dtypes.png")
+
+
+def dtypes(comparisons: Sequence[Comparison]) -> Figure:
+    columns = [alike(observed(c)) for c in comparisons]
+    rows = [grouped(list(runs.values())) for runs in columns]
+    longest = max(len(_name(layers, kind)) for found in rows for layers, kind in found)
+    width = 0.075 * longest + CELL * max(len(runs) for runs in columns) * (len(SHOWN) + GAP) + 0.4
+    figure, parts = grid(comparisons, HEAD + 0.9 + ROW * max(map(len, rows)), max(width, 6.4))
+    for part, runs, found in zip(parts, columns, rows, strict=True):
+        axes = part.subplots()
+        _panel(axes, runs, found)
+        handles = [Patch(color=colour, label=name) for name, (colour, _) in STYLES.items()]
+        handles.append(Patch(color=OTHER[0], label="another"))
+        if any(entry.is_baseline for entry in runs.values()):
+            handles.append(Patch(facecolor=STYLES["fp32"][0], alpha=PALE, label="pale: as in the baseline"))
+        part.legend(handles=handles, title=_caption(runs), loc="outside lower left", ncols=5, fontsize=8,
+                    title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
+    return figure
+
+
+def _caption(runs: Mapping[str, Entry]) -> str:
+    masters: dict[str, list[str]] = {}
+    for label, entry in runs.items():
+        for dtype in sorted({row["master"] for row in rows_of(entry).values()} - {"-"}):
+            masters.setdefault(dtype, []).append(label)
+    updated = (
+        next(iter(masters)) if len(masters) == 1 else "; ".join(f"{d}: {', '.join(m)}" for d, m in masters.items())
+    )
+    return (
+        f"weight: as the layer holds it (what the optimizer updates: {updated or 'not seen'})"
+        "    input, output: what it is given and hands on\n"
+        "computes: operands of its own operators in forward, of a block those beside its layers'"
+        "    gradient: of the loss by the output\n"
+        "-: none, or inside of one operator    empty: not seen    two dtypes: several operators, or one that takes both"
+    )
+
+
+def alike(entries: Sequence[Entry]) -> dict[str, Entry]:
+    """Runs of one backend in one precision that do the same share a column, under the first one's label, or the
+    baseline's."""
+    shared: list[list[Entry]] = []
+    for entry in entries:
+        for known in shared:
+            same = all(known[0].run.result[key] == entry.run.result[key] for key in ("backend", "precision"))
+            if same and rows_of(known[0]) == rows_of(entry):
+                known.append(entry)
+                break
+        else:
+            shared.append([entry])
+    found = {}
+    for group in shared:
+        first = next((entry for entry in group if entry.is_baseline), group[0])
+        more = f" + {len(group) - 1} alike" if len(group) > 1 else ""
+        found[first.label + (" (baseline)" if first.is_baseline else "") + more] = first
+    return found
+
+
+def grouped(entries: Sequence[Entry]) -> list[tuple[list[str], str]]:
+    """Layers and their kind; those that differ in the number of their block alone, and in no run, stand together."""
+    layers = kinds(entries)
+    found: dict[object, list[str]] = {}
+    for layer, kind in layers.items():
+        holds_layers = any(other.startswith(f"{layer}.") for other in layers)
+        pattern = re.sub(r"(^|\.)\d+(?=\.)", r"\1#", f"{layer}." if holds_layers else layer)
+        seen = tuple(tuple((rows_of(entry).get(layer) or {}).values()) for entry in entries)
+        found.setdefault((pattern, kind, seen), []).append(layer)
+    return [(names, layers[names[0]]) for names in found.values()]
+
+
+def _name(layers: Sequence[str], kind: str) -> str:
+    first, last = (re.split(r"(\d+)", layer) for layer in (layers[0], layers[-1]))
+    name = "".join(a if a == b else f"{a}..{b}" for a, b in zip(first, last, strict=True))
+    return {"": f"the network ({kind})", "(loss)": "loss"}.get(name, f"{name} ({kind})")
+
+
+def _panel(axes: Axes, runs: dict[str, Entry], rows: Sequence[tuple[list[str], str]]) -> None:
+    baseline = next((entry for entry in runs.values() if entry.is_baseline), None)
+    step = len(SHOWN) + GAP
+    for place, (label, entry) in enumerate(runs.items()):
+        left = place * step
+        axes.text(left, -HEAD / ROW + 0.2, label, fontsize=9, weight="bold", va="top")
+        for column, what in enumerate(SHOWN):
+            axes.text(left + column + 0.4, -0.25, what, fontsize=7, rotation=35, va="bottom")
+        for y, (layers, _) in enumerate(rows):
+            row = rows_of(entry).get(layers[0])
+            if row is None:
+                continue
+            different = SHOWN if baseline in (None, entry) else differing(entry, layers[0], baseline)
+            for column, what in enumerate(SHOWN):
+                _cell(axes, left + column, y, row[what], what in different)
+    axes.set_xlim(-0.1, len(runs) * step - GAP + 0.9)
+    axes.set_ylim(len(rows), -HEAD / ROW)
+    axes.set_yticks([y + 0.5 for y in range(len(rows))], [_name(*row) for row in rows], fontsize=8)
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _cell(axes: Axes, x: float, y: float, dtype: str, strong: bool) -> None:
+    """A rectangle for each of the dtypes, side by side, with their names."""
+    if dtype == "-":
+        axes.text(x + 0.5, y + 0.5, "-", fontsize=7, ha="center", va="center", color="0.6")
+        return
+    parts = dtype.split("+")
+    for number, part in enumerate(parts):
+        colour, text = STYLES.get(part, OTHER)
+        width = 0.94 / len(parts)
+        at = x + 0.03 + number * width
+        alpha = 1.0 if strong else PALE
+        axes.add_patch(Rectangle((at, y + 0.05), width, 0.9, facecolor=colour, alpha=alpha, linewidth=0))
+        size = 7 if len(parts) == 1 else 4.5
+        middle = (at + width / 2, y + 0.5)
+        axes.text(*middle, part, fontsize=size, ha="center", va="center", color=text if strong else "0.35")

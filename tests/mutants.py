@@ -9,14 +9,14 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
 from mpcompare.backends.scratch import Scratch, mask_relu_
 from mpcompare.contract import Backend
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
-from mpcompare.tasks.mlp import Params, Task
+from mpcompare.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ SMALL_GRADIENTS = {"in_features": 256, "hidden": [256, 256], "out_features": 256
 
 @plants("loss")
 class SoftmaxIn16Bits(Scratch):
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        super().__init__(params, task, precision, loss_scale, engine)
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, precision, loss_scale)
         dtype = self.compute_dtype
 
         def in_16_bits(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,6 +79,22 @@ class LossIn16Bits(Scratch):
         return super().forward(x, y).to(self.compute_dtype).float()
 
 
+@plants("loss", precisions=("fp16",))
+class LabelSmoothed(Scratch):
+    """By 1e-3: in bf16, where a rounding is four times that, it goes unnoticed."""
+
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, precision, loss_scale)
+
+        def smoothed(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            logits = logits.detach().requires_grad_()
+            loss = nn.functional.cross_entropy(logits, y, label_smoothing=1e-3)
+            (dlogits,) = torch.autograd.grad(loss, logits)
+            return loss.detach(), dlogits
+
+        self.loss_of = smoothed
+
+
 @plants("gradient scaled")
 class MeanTakenTwice(Scratch):
     def backward(self) -> None:
@@ -94,7 +110,7 @@ class WrongBatchSize(Scratch):
         super().backward()
 
 
-@plants("loss")
+@plants("forward pass")
 class LastBiasLeftOut(Scratch):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         last = f"b{len(self.layers)}"
@@ -157,8 +173,8 @@ class WeightGradientTransposed(Scratch):
 class AccumulateIn16Bits(Scratch):
     """Sums of 16 products in fp32, these in 16 bits."""
 
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        super().__init__(params, task, precision, loss_scale, engine)
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, precision, loss_scale)
 
         def gemm(
             a: Tensor, b: Tensor, out: Tensor, trans_a: bool = False, trans_b: bool = False, beta: float = 0.0
@@ -185,8 +201,8 @@ class GradientsPileUp(Amp):
 
 @plants("loss scale", precisions=FP16)
 class NoLossScaling(Scratch):
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        super().__init__(params, task, precision, NoLossScale(), engine)
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, precision, NoLossScale())
 
 
 @plants("underflow", precisions=FP16, task=SMALL_GRADIENTS)
@@ -313,8 +329,8 @@ class CopiesUpdatedInASkippedStep(Fused):
 
 @plants("no master weights")
 class NoMasterWeights(Scratch):
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        super().__init__(params, task, precision, loss_scale, engine)
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, precision, loss_scale)
         self.masters = {name: p.to(self.compute_dtype).float() for name, p in self.masters.items()}
 
     def step(self) -> None:
@@ -323,14 +339,14 @@ class NoMasterWeights(Scratch):
             master.copy_(master.to(self.compute_dtype))
 
 
-@plants("update")
+@plants("optimizer")
 class UpdatedTwice(Scratch):
     def step(self) -> None:
         super().step()
         super().step()
 
 
-@plants("update", task={"momentum": 0.9})
+@plants("optimizer", task={"momentum": 0.9})
 class MomentumDampened(Scratch):
     """v = momentum v + (1 - momentum) g, from the second step on."""
 
@@ -345,10 +361,10 @@ class MomentumDampened(Scratch):
         self.later = True
 
 
-@plants("update")
+@plants("optimizer")
 class LearningRateIn16Bits(Scratch):
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        super().__init__(params, task, precision, loss_scale, engine)
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, precision, loss_scale)
         self.lr = torch.tensor(self.lr, dtype=self.compute_dtype).item()
 
 
@@ -373,22 +389,22 @@ class StaleCopies(Fused):
 class ComputesInBf16(Scratch):
     """bf16 where fp16 was asked for, and fp16 where bf16 was."""
 
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        super().__init__(params, task, "bf16" if precision == "fp16" else "fp16", loss_scale, engine)
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, "bf16" if precision == "fp16" else "fp16", loss_scale)
 
 
 @plants("precision")
 class ComputesInFp32(Scratch):
     """FP32 where a 16-bit precision was asked for, without a word."""
 
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        super().__init__(params, task, "fp32", loss_scale, engine)
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, "fp32", loss_scale)
 
 
 @plants("precision")
 class SaysItIsWhatWasAskedFor(ComputesInFp32):
-    def __init__(self, params: Params, task: Task, precision: str, loss_scale: LossScale, engine: str) -> None:
-        super().__init__(params, task, precision, loss_scale, engine)
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, precision, loss_scale)
         self.asked_for = precision
 
     def dtypes(self) -> dict[str, str]:

@@ -11,6 +11,8 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from scipy.stats import f as f_ratio
+from scipy.stats import t as student_t
 
 from mpcompare.records import Run
 from mpcompare.report.comparison import loss_difference
@@ -18,16 +20,20 @@ from mpcompare.report.judge.causes import Errors, explain, too_small
 
 K = 2.0  # a run may make twice the errors of its reference: one that rounds twice as often makes 1.4 times as much
 FP32 = 2.0**-24  # unit roundoff
+RARE = 1e-3  # such a part of what varies at random as it is believed to is beyond its limit
 # In the order of their power to explain: the first that fails is the cause of what fails after it.
 KINDS = (
     "dtypes",
     "policy",
     "gradients",
-    "updates",
-    "first update",
+    "buffers",
+    "optimizer",
+    "first change",
     "later steps",
     "overflows",
     "after a skip",
+    "reload",
+    "timed steps",
     "run",
 )
 
@@ -62,19 +68,34 @@ Numbers = dict[str, Any]
 def checks(run: Run, reference: Run) -> Iterator[Check]:
     """All that can be looked at, kind by kind; of the reference itself, what needs no other."""
     mine, theirs = run.numerics or {}, reference.numerics or {}
-    found = {"dtypes": _precision(run, mine), "policy": _policy(mine), "updates": _updates(mine)}
+    found = {
+        "dtypes": _precision(run, mine, reference),
+        "policy": _policy(mine),
+        "optimizer": _optimizer(mine),
+        "reload": _reload(mine),
+        "timed steps": _timed_steps(run, mine),
+    }
     if run is not reference:
         found["overflows"] = _overflows(run, reference)
         found["run"] = _run(run, reference)
         if has_gradients("first", mine, theirs):
-            found["gradients"] = _gradients("in the first step", mine["first"], theirs["first"], mine)
+            found["gradients"] = _gradients(
+                "in the first step", mine["first"], theirs["first"], mine, theirs.get("rounding", {})
+            )
         if "first_update" in mine["first"] and "first_update" in theirs["first"]:
-            found["first update"] = _first_update(mine, theirs)
+            found["first change"] = _first_change(mine, theirs)
+        if "buffers" in mine["first"] and "buffers" in theirs["first"]:
+            found["buffers"] = _buffers(mine, theirs)
         if has_gradients("last", mine, theirs):
-            found["later steps"] = _gradients("after training", mine["last"], theirs["last"], mine, "later steps")
+            found["later steps"] = _gradients("after training", mine["last"], theirs["last"], mine, {}, "later steps")
         if has_gradients("overflow", mine, theirs):
             found["after a skip"] = _gradients(
-                "after a skipped step", mine["overflow"], theirs["overflow"], mine, "after a skip"
+                "after a skipped step",
+                mine["overflow"],
+                theirs["overflow"],
+                mine,
+                theirs.get("rounding", {}),
+                "after a skip",
             )
     for kind in sorted(found, key=KINDS.index):
         yield from (replace(check, kind=kind) for check in found[kind])
@@ -84,14 +105,17 @@ def has_gradients(where: str, *numbers: Numbers) -> bool:
     return all("gradients" in n.get(where, {}) for n in numbers)
 
 
-def _precision(run: Run, mine: Numbers) -> Iterator[Check]:
-    """Dtypes as observed, and as the errors show."""
+def _precision(run: Run, mine: Numbers, reference: Run) -> Iterator[Check]:
+    """Dtypes as observed, and as the errors show. A network whose output is not a product's may end in another dtype
+    than it computes in: there the reference's is as good."""
     precision, dtypes = run.result["precision"], run.result["dtypes"]
     computed = "fp32" if precision == "tf32" else precision
     promised = {"activations": (computed,), "gradients": (computed, "fp32")}
     techniques = {"params": "no master weights", "loss": "loss"}
     for what, dtype in dtypes.items():
         expected = promised.get(what, ("fp32",))
+        if what == "activations":
+            expected = tuple(dict.fromkeys((*expected, reference.result["dtypes"][what])))
         because = f"{what} in {dtype}, and precision={precision} means {' or '.join(expected)}"
         yield Check(f"dtype of {what}", float(dtype not in expected), 0, techniques.get(what, "precision"), because)
     effective = mine["first"].get("effective_precision", precision)
@@ -122,33 +146,54 @@ def _policy(mine: Numbers) -> Iterator[Check]:
 
 
 def _overflows(run: Run, reference: Run) -> Iterator[Check]:
-    """Gradients overflow where the reference's do: in training, and from a scale that is too large."""
-    mine, theirs = (set(r.steps.loc[r.steps["skipped"], "step"]) for r in (run, reference))
-    because = f"{len(mine)} training steps skipped, of {reference.name} {len(theirs)}"
-    yield Check("skipped training steps", len(mine ^ theirs), 0, "overflow", because)
-    for where in ("first", "overflow"):
+    """Gradients overflow where the reference's do.
+
+    Whether a gradient near the end of fp16's range overflows is decided by its last digit, and from then on two correct
+    runs differ: one step more or less of the first pass, and in training 4 standard deviations of such a count
+    (Poisson) in the steps before the reference and its noise runs part. From a scale that is far too large exactly.
+    """
+    steps = common_steps(reference)
+    mine, theirs = (int(r.steps["skipped"].iloc[:steps].sum()) for r in (run, reference))
+    because = f"{mine} of the first {steps} training steps skipped, of {reference.name} {theirs}"
+    yield Check("skipped training steps", abs(mine - theirs), 4 * math.sqrt(max(theirs, 1)), "overflow", because)
+    for where, limit in (("first", 1), ("overflow", 0)):
         a, b = ([s["finite"] for s in (r.numerics or {}).get(where, {}).get("steps", [])] for r in (run, reference))
         if not (a and b):  # without loss scaling there is no pass overflow
             continue
         because = f"{a.count(False)} steps of pass {where} overflow, of {reference.name} {b.count(False)}"
-        yield Check(f"overflows of pass {where}", float(a != b), 0, "overflow", because)
+        value = abs(a.count(False) - b.count(False)) if limit else float(a != b)
+        yield Check(f"overflows of pass {where}", value, limit, "overflow", because)
 
 
-def _limit(e: Numbers, numbers: Numbers) -> float:
-    """Of the error of a tensor, from the reference's: K times that, and what any implementation may lose.
+def _limit(e: Numbers, numbers: Numbers, rounding: Numbers) -> float:
+    """Of the error of a tensor: what any implementation may lose.
 
-    That is one more rounding of its largest element (where there are few, the reference's error may be small by luck),
-    and fp32 sums in another order, with a relative error like the root of their length (Higham and Mary, SIAM J. Sci.
-    Comput. 41(5), 2019).
+    That is K times the reference's error, and one more rounding of its largest element (where there are few, the
+    reference's error may be small by luck). Or, where it is more, K times what one rounding of each result makes: where
+    the reference keeps in fp32 what others may round, as autocast does a transformer's stream of residuals, or where
+    its terms cancel, as in a bias before a batch norm. The square of such an error varies as a sum of squares of
+    ``dimensions`` Gaussians does (Satterthwaite, Biometrics Bulletin 2(6), 1946), and its mean is known from a few
+    samples: together they make the F distribution. And fp32 sums in another
+    order, with a relative error like the root of their length (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019).
+
+    Args:
+        rounding: of this tensor, ``measure.rounding.rounding_errors``; empty if it is not known.
     """
-    return K * e["error"] + numbers["unit_roundoff"] * e["largest"] + _sums(numbers) * e["norm"]
+    u, once = numbers["unit_roundoff"], rounding.get("error", 0.0)
+    sums = _sums(numbers) * max(e["norm"], once / u)  # relative to what is summed, which may cancel
+    if once:
+        dimensions = rounding["dimensions"]
+        once *= math.sqrt(float(f_ratio.isf(RARE, dimensions, rounding["samples"] * dimensions)))
+    return max(K * e["error"] + u * e["largest"], K * once) + sums
 
 
 def _sums(numbers: Numbers) -> float:
     return math.sqrt(numbers["longest_sum"]) * FP32
 
 
-def _gradients(where: str, mine: Numbers, theirs: Numbers, numbers: Numbers, cause: str = "") -> Iterator[Check]:
+def _gradients(
+    where: str, mine: Numbers, theirs: Numbers, numbers: Numbers, rounding: Numbers, cause: str = ""
+) -> Iterator[Check]:
     """Loss and gradients beside the oracle's.
 
     A gradient may be 0 where the oracle's is not as often as the reference's, twice, and 9 times more (Poisson, 1e-6).
@@ -156,7 +201,7 @@ def _gradients(where: str, mine: Numbers, theirs: Numbers, numbers: Numbers, cau
     """
     errors: dict[str, Errors] = {}
     for name, e in theirs["gradients"].items():
-        limit = _limit(e, numbers) if e else math.nan
+        limit = _limit(e, numbers, rounding.get(name, {})) if e else math.nan
         if not math.isnan(limit):  # a reference that diverged is no measure
             errors[name] = Errors(mine["gradients"].get(name, {}), limit)
     exact = theirs["exact_loss"]
@@ -164,13 +209,15 @@ def _gradients(where: str, mine: Numbers, theirs: Numbers, numbers: Numbers, cau
     loss_limit = K * abs(theirs["loss"] - exact) + 4 * theirs["loss_noise"] + _sums(numbers) * abs(exact)
     if not errors or math.isnan(loss_limit):
         return
-    found, because = explain(errors, numbers, mine, theirs)
+    found, because = explain(errors, numbers, mine, theirs, loss_error <= loss_limit)
     if cause and found:
         because = f"those of the first step are right, and {where} {because}"
     for name, e in errors.items():
         yield Check(f"gradient {where}, {name}", e.error, e.limit, cause or found, because)
     for name in errors:
         e = theirs["gradients"][name]
+        if e["norm"] <= rounding.get(name, {}).get("error", 0.0):
+            continue  # it is 0 but for rounding errors, like that of a bias before a batch norm
         zeros, elements = mine["gradients"].get(name, {}).get("zeros", 0), e["elements"]
         because = f"{100 * zeros:.2g} % of the gradient of {name} {where} is 0 and should not be"
         because += too_small(numbers, mine, theirs)
@@ -179,25 +226,73 @@ def _gradients(where: str, mine: Numbers, theirs: Numbers, numbers: Numbers, cau
     yield Check(f"loss {where}", loss_error, loss_limit, cause or "loss", because)
 
 
-def _updates(mine: Numbers) -> Iterator[Check]:
-    """Each update beside ``w - lr v`` in fp32, in units of what its roundings allow."""
+def _buffers(mine: Numbers, theirs: Numbers) -> Iterator[Check]:
+    """Running statistics after the first step beside the oracle's; as for gradients, but that they stay in fp32: what
+    they are made of may be rounded, and they may not."""
+    for name, e in theirs["first"]["buffers"].items():
+        limit = _limit({**e, "largest": 0.0}, mine, theirs.get("rounding", {}).get(name, {})) if e else math.nan
+        error = Errors(mine["first"]["buffers"].get(name, {}), limit)
+        if not math.isnan(error.limit):
+            because = f"{name} is off by {error.error / max(e['norm'], 1e-300):.1e} of its norm after the first step"
+            yield Check(f"buffer {name}", error.error, error.limit, "running statistics", because)
+
+
+def _reload(mine: Numbers) -> Iterator[Check]:
+    """A backend that loaded another's state goes on as that one does: its loss scale exactly; its loss and weights but
+    for the order of sums, as each activation may be rounded once more or less."""
+    if not (found := mine.get("reload")):
+        return
+    a, b = found["expected"], found["found"]
+    because = f"loss scale {b['loss_scale']:g} after a reload and a step, {a['loss_scale']:g} without the reload"
+    yield Check("loss scale after a reload", float(a["loss_scale"] != b["loss_scale"]), 0, "reload", because)
+    if math.isfinite(a["loss"]):
+        because = f"the loss of the step after a reload is {b['loss']:.9g}, without the reload {a['loss']:.9g}"
+        error, limit = abs(a["loss"] - b["loss"]), _reordered_loss(mine, a["loss"])
+        yield Check("loss after a reload", error, limit, "reload", because)
+    if math.isfinite(found["norm"]):
+        limit = 8 * mine["unit_roundoff"] * found["norm"]
+        because = f"weights a step after a reload are {found['error']:.1e} away from those without the reload"
+        yield Check("weights after a reload", found["error"], limit, "reload", because)
+
+
+def _reordered_loss(mine: Numbers, loss: float) -> float:
+    """How far the same computation with other orders of sums may move a loss: 4 standard deviations of what one
+    rounding of each activation does to it, and fp32 sums."""
+    return 4 * mine["first"].get("loss_noise", 0.0) + _sums(mine) * abs(loss)
+
+
+def _timed_steps(run: Run, mine: Numbers) -> Iterator[Check]:
+    """The losses in timed blocks are those of the trained backend that was examined, at the same steps."""
+    found, loss = run.result.get("timed_loss_difference"), run.result.get("timed_loss")
+    if found is None or loss is None or not math.isfinite(float(loss)):
+        return
+    because = f"the loss of a timed step is {float(found):.1e} away from what the examined backend gives there"
+    yield Check("loss of timed steps", float(found), _reordered_loss(mine, float(loss)), "timed steps", because)
+
+
+def _optimizer(mine: Numbers) -> Iterator[Check]:
+    """Each update beside the optimizer's rule in fp32, in units of what its roundings allow."""
     for where in ("first", "overflow"):
         for number, update in enumerate(mine.get(where, {}).get("updates", []), start=1):
             for name, e in update.items():
-                cause, because = "update", f"the update of {name} is {e['slope']:.6g} times lr v"
+                cause, because = "optimizer", f"the update of {name} is {e['slope']:.6g} times what its gradients make"
                 if e["short"] > 0.5:
                     cause = "no master weights"
                     because = f"{name} has the digits of a 16-bit number; {e['lost']:.1%} of its updates are lost"
                 yield Check(f"update {number} of pass {where}, {name}", e["excess"], 1, cause, because)
 
 
-def _first_update(mine: Numbers, theirs: Numbers) -> Iterator[Check]:
-    """The first update beside the oracle's: the gradient's limit times lr, and one rounding of the weights."""
+def _first_change(mine: Numbers, theirs: Numbers) -> Iterator[Check]:
+    """The first change of the weights beside the oracle's: as for gradients, and one rounding of the weights."""
     for name, e in theirs["first"]["first_update"].items():
-        limit = _limit(e, mine) + FP32 * e["weights"]
-        error = mine["first"]["first_update"][name]["error"]
-        because = f"the first update of {name} is off by {error / e['norm'] if e['norm'] else math.inf:.1e} of its norm"
-        yield Check(f"first update, {name}", error, limit, "update", because)
+        grad = theirs["first"].get("gradients", {}).get(name) or {"norm": 0.0}
+        lr = e["norm"] / grad["norm"] if grad["norm"] else 1.0  # the first change is the gradient times this
+        rounding = theirs.get("rounding", {}).get(name, {})
+        rounding = {**rounding, "error": lr * rounding["error"]} if rounding else {}
+        limit = _limit(e, mine, rounding) + FP32 * e["weights"]
+        error = mine["first"]["first_update"].get(name, {"error": math.inf})["error"]
+        because = f"the first change of {name} is off by {error / e['norm'] if e['norm'] else math.inf:.1e} of its norm"
+        yield Check(f"first change, {name}", error, limit, "optimizer", because)
 
 
 def loss_noise(reference: Run) -> np.ndarray:
@@ -207,26 +302,58 @@ def loss_noise(reference: Run) -> np.ndarray:
     return np.max([np.abs(a - b) for a, b in combinations(losses, 2)], axis=0)
 
 
+def common_steps(reference: Run, run: Run | None = None) -> int:
+    """How many steps runs can be compared in, before their trajectories part.
+
+    Differences between correct runs grow step by step. As long as they are small they grow alike, up to a factor, and
+    the noise says how large they may be; once they are no longer small, every run goes its own way. Halfway in digits
+    is where this is drawn: noise beyond the root of the unit roundoff, relative to the loss. A step that one skips and
+    another takes parts them too.
+
+    Args:
+        run: whose skipped steps count as well; without it, those of the reference and its noise runs.
+    """
+    numbers = reference.numerics or {}
+    if not numbers["noise"]:
+        return len(reference.steps)
+    skips = [r.steps["skipped"].to_numpy(dtype=bool) for r in (reference, run) if r is not None]
+    skips += [np.array(again["skipped"], dtype=bool) for again in numbers["noise"]]
+    steps = min(map(len, skips))
+    skips = [skip[:steps] for skip in skips]
+    loss = np.maximum.accumulate(np.abs(reference.steps["loss"].to_numpy(dtype=float)[:steps]))
+    parted = ~(loss_noise(reference)[:steps] <= math.sqrt(numbers["unit_roundoff"]) * loss)
+    parted |= np.any([skip != skips[0] for skip in skips], axis=0)
+    return int(np.argmax(parted)) if parted.any() else steps
+
+
 def _run(run: Run, reference: Run) -> Iterator[Check]:
-    """Over the whole run: no further from the reference than K times as far as correct runs are from each other."""
+    """Over the whole run: no further from the reference than one more correct run would be.
+
+    The reference and its noise runs are a sample of such runs, and a small one. Their differences grow along the one
+    direction that grows fastest, so their length is one number: the limit for one more is Student's t, with one degree
+    of freedom for each noise run, times the standard deviation of the sample, times the root of 2, for both runs vary.
+    """
     mine, theirs = run.numerics or {}, reference.numerics or {}
     if not (again := theirs["noise"]):
         return
-    found = loss_difference(run, reference)
-    steps = len(found)
-    noise = float(loss_noise(reference)[:steps].max())
-    limit = K * noise + 4 * FP32 * float(reference.steps["loss"].abs().max())
-    if not math.isfinite(limit):  # correct runs may diverge too
+    factor = math.sqrt(2) * float(student_t.ppf(1 - RARE / 2, len(again)))
+    steps = common_steps(reference, run)
+    if steps:
+        losses = np.array([reference.steps["loss"][:steps], *(a["losses"][:steps] for a in again)], dtype=float)
+        found, noise = loss_difference(run, reference)[:steps], float(losses.std(axis=0, ddof=1).max())
+        limit = factor * noise + 4 * FP32 * float(reference.steps["loss"].abs().iloc[:steps].max())
+        because = f"the loss is up to {found.max():.1e} away from that of {reference.name}, which varies by {noise:.1e}"
+        yield Check("loss over the run", float(found.max()), limit, "run", because)
+    if steps < len(reference.steps):
         return
-    because = f"the loss is up to {found.max():.1e} away from that of {reference.name}, noise is {noise:.1e}"
-    yield Check("loss over the run", float(found.max()), limit, "run", because)
     # All weights in one: of a bias with two numbers alone, runs may be close by luck.
     moved = [
         np.concatenate([m[name] for name in theirs["moved"]]) for m in (theirs["moved"], *(a["moved"] for a in again))
     ]
-    noise = max(float(np.linalg.norm(a - b)) for a, b in combinations(moved, 2))
+    noise = math.sqrt(float(np.var(moved, axis=0, ddof=1).sum()))
     distance = float(np.linalg.norm(np.concatenate([mine["moved"][name] for name in theirs["moved"]]) - moved[0]))
     rounded = math.hypot(*(e["weights"] for e in theirs["first"].get("first_update", {}).values()))
-    limit = K * noise + steps * FP32 * rounded
-    because = f"the weights are {distance:.1e} away from those of {reference.name} after training, noise is {noise:.1e}"
+    limit = factor * noise + len(reference.steps) * FP32 * rounded
+    because = f"the weights are {distance:.1e} away from those of {reference.name} after training, which vary by "
+    because += f"{noise:.1e}"
     yield Check("weights after the run", distance, limit, "run", because)

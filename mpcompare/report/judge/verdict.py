@@ -3,15 +3,17 @@
 The reference is the baseline in the same precision, or, where there is none, the first run in that precision.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mpcompare.records import Run, write_json
 from mpcompare.report.comparable import differing
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.judge.checks import Check, checks, has_gradients
+from mpcompare.report.judge.checks import Check, checks, common_steps, has_gradients
+
+GRADIENTS = "gradients in the first step"
+TRAINING = "training (no noise was measured)"
 
 
 @dataclass(frozen=True)
@@ -68,24 +70,38 @@ def judge_run(run: Run, reference: Run) -> Verdict:
     if fields := differing(run, reference):
         return Verdict("not comparable", fields[0], f"{fields[0]} is not that of {reference.name}", reference.name)
     done = list(checks(run, reference))
-    unchecked = [] if run is reference else _unchecked(run.numerics, reference.numerics)
+    unchecked = [] if run is reference else _unchecked(run, reference)
     failed = next((check for check in done if not check.passed), None)
     if failed:
         return Verdict("differs", failed.cause, failed.because, reference.name, done, unchecked)
     if run is reference:
         return Verdict("reference", reference=reference.name, checks=done)
-    if "gradients in the first step" in unchecked:
-        if "the run" in unchecked:
+    if GRADIENTS in unchecked:
+        if TRAINING in unchecked:
             return Verdict("not comparable", "gradients", "neither gradients nor noise are known", reference.name, done)
         return Verdict("within noise", "", "", reference.name, done, unchecked)
     return Verdict("same", "", "", reference.name, done, unchecked)
 
 
-def _unchecked(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    passes = {"first": "in the first step", "overflow": "after a skipped step", "last": "after training"}
+def _unchecked(run: Run, reference: Run) -> list[str]:
+    mine, theirs = run.numerics or {}, reference.numerics or {}
+    passes = {"first": GRADIENTS, "overflow": "gradients after a skipped step", "last": "gradients after training"}
     missing = [
-        f"gradients {when}"
-        for where, when in passes.items()
+        what
+        for where, what in passes.items()
         if not has_gradients(where, mine, theirs) and (where in mine or where in theirs)
     ]
-    return missing + ([] if theirs["noise"] else ["the run"])
+    if replaced := sorted(set(theirs.get("twin", {}).values())):  # "GELU for ReLU"
+        smooth, kinked = ([words.split(" for ")[place] for words in replaced] for place in (0, 1))
+        missing.append(f"{_and(kinked)} (examined as {_and(dict.fromkeys(smooth))})")
+    if not theirs["noise"]:
+        return [*missing, TRAINING]
+    steps = common_steps(reference, run)
+    if steps < len(reference.steps):
+        missing.append(f"training from step {steps + 1} on, where correct runs part")
+    return missing
+
+
+def _and(words: Iterable[str]) -> str:
+    *some, last = words
+    return f"{', '.join(some)} and {last}" if some else last

@@ -8,6 +8,7 @@ import hydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
+from mpcompare.command import entry_points
 from mpcompare.command.job import run
 from mpcompare.errors import InputError, fail
 from mpcompare.paths import CONF
@@ -17,6 +18,7 @@ def main() -> None:
     """The command line: what a user got wrong is one line, and only a fault of ours is a traceback."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors up instead of printing them
     try:
+        entry_points.register()
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(run)()
     except KeyboardInterrupt:
         print("mpcompare: interrupted; what was finished is written", file=sys.stderr)

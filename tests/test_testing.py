@@ -1,0 +1,279 @@
+"""check_backend: right backends pass, and each planted violation is one line that names it."""
+
+import copy
+
+import pytest
+import torch
+from conftest import BACKENDS
+
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.fp32 import Fp32
+from mpcompare.backends.master_weights import MasterWeights
+from mpcompare.contract import BackendUnavailable
+from mpcompare.errors import InputError
+from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.testing import BrokenContract, check_backend, small_tasks
+
+TASKS = small_tasks()
+MLP = {"mlp": TASKS["mlp"]}
+CNN = {"cnn": TASKS["cnn"]}
+
+
+@pytest.mark.parametrize(("name", "precision"), [("amp", "bf16"), ("master_weights", "bf16"), ("fp32", "fp32")])
+def test_backends_of_any_network_keep_the_contract(name, precision):
+    checked = check_backend(BACKENDS[name], precision=precision)
+    assert checked.columns == [f"{task} {precision}" for task in ("mlp", "cnn", "transformer")]
+    assert list(checked.skipped) == [f"transformer {precision}, overflow"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["amp", "master_weights"])
+def test_they_keep_it_in_all_their_precisions(name):
+    assert len(check_backend(BACKENDS[name]).columns) == 6
+
+
+@pytest.mark.parametrize("name", ["scratch", "fused"])
+def test_backends_of_mlps_keep_the_contract_and_the_other_tasks_are_skipped(name):
+    checked = check_backend(BACKENDS[name])
+    assert checked.columns == ["mlp fp16", "mlp bf16", "mlp fp32"]
+    assert "trains MLPs" in checked.skipped["cnn bf16"]
+    assert checked.skipped["mlp tf32"] == "tf32 needs a CUDA GPU"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "amp_compile"])
+def test_the_backends_of_this_project_keep_the_contract_on_cuda(name):
+    assert check_backend(BACKENDS[name], device="cuda").columns
+
+
+def test_a_step_in_one_piece_keeps_the_contract(recorded_graphs):
+    checked = check_backend(BACKENDS["amp_graph"], precision="bf16", tasks=MLP)
+    assert checked.columns == ["mlp bf16"]
+    assert check_backend(BACKENDS["fused"], precision="bf16", tasks=MLP, graph=True).columns == ["mlp bf16"]
+
+
+class WritesIntoTheModel(Fp32):
+    def __init__(self, model, task, precision, loss_scale):
+        super().__init__(model, task, precision, loss_scale)
+        self.model = model
+        self.optimizer = task.optimizer.make(model.parameters())
+
+
+class StartsElsewhere(Fp32):
+    def __init__(self, model, task, precision, loss_scale):
+        super().__init__(model, task, precision, loss_scale)
+        with torch.no_grad():
+            next(self.model.parameters()).mul_(1 + 2**-20)
+
+
+class HalfThePhases(Fp32):
+    unscale = None
+    update = None
+
+
+class NoStep(Fp32):
+    forward = backward = unscale = step = update = None
+
+
+class LossIn16Bits(Amp):
+    def forward(self, x, y):
+        return super().forward(x, y).bfloat16()
+
+
+class LossScaled(Amp):
+    def forward(self, x, y):
+        return super().forward(x, y) * self.loss_scale()
+
+
+class GradsScaled(Amp):
+    def grads(self):
+        return {name: 256 * g for name, g in super().grads().items()}
+
+
+class GradsIn16Bits(Amp):
+    def grads(self):
+        return {name: g.bfloat16() for name, g in super().grads().items()}
+
+
+class OwnNames(Fp32):
+    def master_params(self):
+        return {f"module.{name}": p for name, p in super().master_params().items()}
+
+
+class ForgetsMomentum(Fp32):
+    def load_state_dict(self, state):
+        self.model.load_state_dict(state["model"])
+
+
+class ForgetsBuffers(MasterWeights):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "buffers": copy.deepcopy(self.buffers())})
+
+
+class ForgetsGrowth(Amp):
+    def state_dict(self):
+        state = super().state_dict()
+        return {**state, "scaler": {**state["scaler"], "_growth_tracker": 0}}
+
+
+class NeverSkips(MasterWeights):
+    def unscale(self):
+        super().unscale()
+        self.found_inf = False
+
+
+class SaysItSkippedNothing(Amp):
+    def update(self):
+        super().update()
+        self.skipped = False
+
+
+class GrowsLate(MasterWeights):
+    def __init__(self, model, task, precision, loss_scale):
+        super().__init__(model, task, precision, loss_scale)
+        if isinstance(loss_scale, DynamicLossScale):
+            self.scaling.growth_interval += 1
+
+
+class FourDtypes(Fp32):
+    def dtypes(self):
+        return {name: dtype for name, dtype in super().dtypes().items() if name != "optimizer"}
+
+
+class OwnKinds(Fp32):
+    def memory_model(self):
+        return {"weights": {"W1": 4}}
+
+
+class Shared(Fp32):
+    """Says the loss of the one that was made last."""
+
+    latest = None
+
+    def __init__(self, model, task, precision, loss_scale):
+        super().__init__(model, task, precision, loss_scale)
+        Shared.latest = self
+
+    def forward(self, x, y):
+        super().forward(x, y)
+        return self.task.loss_fn(Shared.latest.model(x), y).detach()
+
+
+class OptionWithoutDefault(Fp32):
+    def __init__(self, model, task, precision, loss_scale, speed):
+        super().__init__(model, task, precision, loss_scale)
+
+
+class AnyOption(Fp32):
+    def __init__(self, model, task, precision, loss_scale, **options):
+        super().__init__(model, task, precision, loss_scale)
+
+
+class Raises(Fp32):
+    def dtypes(self):
+        raise ZeroDivisionError("a bug")
+
+
+class CannotBeMade(Fp32):
+    def __init__(self, model, task, precision, loss_scale):
+        raise ZeroDivisionError("a bug")
+
+
+class RefusesEveryScale(Amp):
+    def __init__(self, model, task, precision, loss_scale):
+        raise InputError("loss_scale", loss_scale.name, "nothing is accepted")
+
+
+class Unavailable(Fp32):
+    def __init__(self, model, task, precision, loss_scale):
+        raise BackendUnavailable("backend=mine needs a unicorn")
+
+
+class OnePercentMore(Fp32):
+    """Right in all that the interface shows but its numbers."""
+
+    def backward(self):
+        super().backward()
+        for p in self.model.parameters():
+            p.grad *= 1.01
+
+
+class NoMasterWeights(Amp):
+    """Says fp32 and keeps weights that have the digits of bf16."""
+
+    def step(self):
+        super().step()
+        if not self.skipped:
+            with torch.no_grad():
+                for p in self.model.parameters():
+                    p.copy_(p.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("backend", "tasks", "rule"),
+    [
+        (WritesIntoTheModel, MLP, "it writes to the parameters of the model that it was given: expected a copy"),
+        (WritesIntoTheModel, CNN, "it writes to the buffers of the model that it was given: expected a copy"),
+        (StartsElsewhere, MLP, "its first parameters are not those of the model, bit for bit"),
+        (HalfThePhases, MLP, "it offers forward, backward, step and not unscale, update: expected all phases"),
+        (NoStep, MLP, "it offers no step: expected forward, backward, unscale, step, update, or train_step"),
+        (LossIn16Bits, MLP, "the loss is a tensor [] bfloat16 on cpu, expected [] fp32 on cpu"),
+        (LossScaled, MLP, "the loss is 256 times the exact one at loss scale 256: expected it unscaled"),
+        (GradsScaled, MLP, "times the exact ones at loss scale 256: expected them unscaled"),
+        (GradsIn16Bits, MLP, "grads() are bfloat16, expected float32"),
+        (OwnNames, MLP, "master_params() lack layer1.weight, layer1.bias, layer2.weight"),
+        (OwnNames, MLP, "master_params() have module.layer1.weight"),
+        (ForgetsMomentum, MLP, "a backend that loads a state (by copy.deepcopy) continues with another layer1.weight"),
+        (ForgetsBuffers, CNN, "continues with another 1.running_mean in step 1"),
+        (ForgetsGrowth, MLP, "continues with another loss scale in step 1"),
+        (NeverSkips, MLP, "loss_scale=static: a step with infinite gradients changes parameters"),
+        (NeverSkips, MLP, "loss_scale=dynamic: skipped is False after a step with infinite gradients"),
+        (SaysItSkippedNothing, MLP, "loss_scale=dynamic: skipped is False after a step with infinite gradients"),
+        (GrowsLate, MLP, "loss_scale=dynamic: loss_scale() is 256 where the policy says 512"),
+        (FourDtypes, MLP, "expected a name for each of params, activations, gradients, loss, optimizer"),
+        (OwnKinds, MLP, "memory_model() has the kinds weights, expected some of inputs, master params"),
+        (Shared, MLP, "beside another backend of the same process it computes another loss in step 1"),
+        (OptionWithoutDefault, MLP, "option speed has no default"),
+        (AnyOption, MLP, "the constructor takes **options, expected each option by name"),
+        (Raises, MLP, "raises ZeroDivisionError: a bug (mlp fp32)"),
+        (CannotBeMade, MLP, "the constructor raises ZeroDivisionError: a bug (mlp fp32)"),
+        (
+            RefusesEveryScale,
+            MLP,
+            "the constructor raises InputError: loss_scale=dynamic: nothing is accepted (mlp fp16",
+        ),
+        (Unavailable, MLP, "nothing could be checked: backend=mine needs a unicorn"),
+        (OnePercentMore, MLP, "beside Fp32 the verdict is differs: "),
+        (NoMasterWeights, MLP, "beside Amp the verdict is differs: no master weights: "),
+        (lambda: None, MLP, "it is no class"),
+    ],
+)
+def test_a_broken_rule_is_a_line(backend, tasks, rule):
+    with pytest.raises(BrokenContract) as caught:
+        check_backend(backend, tasks=tasks)
+    assert [line for line in caught.value.rules if rule in line], caught.value
+    assert all("\n" not in line for line in caught.value.rules)
+
+
+def test_all_broken_rules_are_listed_each_once():
+    class Several(FourDtypes, OwnKinds):
+        pass
+
+    with pytest.raises(AssertionError, match="Several breaks 2 rules of the contract:") as caught:
+        check_backend(Several, tasks={**MLP, "again": TASKS["mlp"]})
+    assert [line.rpartition(" (")[2] for line in caught.value.rules] == ["mlp fp32, again fp32)"] * 2
+
+
+def test_an_option_is_handed_to_the_constructor_and_a_wrong_one_is_named():
+    assert check_backend(BACKENDS["scratch"], precision="bf16", tasks=MLP, engine="torch").columns == ["mlp bf16"]
+    with pytest.raises(BrokenContract, match="verdict is differs"):
+        check_backend(BACKENDS["scratch"], precision="fp16", tasks=MLP, softmax="fp16")
+    with pytest.raises(BrokenContract, match="option sped was given, and the constructor does not take it"):
+        check_backend(BACKENDS["scratch"], tasks=MLP, sped=1)
+
+
+def test_a_precision_that_it_does_not_have_is_an_input_error():
+    with pytest.raises(InputError, match="precision=fp16: backend=Fp32 accepts one of auto, fp32"):
+        check_backend(Fp32, precision="fp16")
+    assert check_backend(Fp32, precision="auto", tasks=MLP).columns == ["mlp fp32"]

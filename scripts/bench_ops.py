@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from ceilings import calls_for, matmul_flops, seconds
 from torch import Tensor
 
-from mpcompare.contract import DTYPES
 from mpcompare.cost import work
 from mpcompare.cost.work import Work
 from mpcompare.measure import machine
 from mpcompare.measure.bystanders import Watch
 from mpcompare.native import build, flat, ops
+from mpcompare.precision import DTYPES
 
 
 def cpu_peaks() -> dict[str, float]:

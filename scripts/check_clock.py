@@ -6,11 +6,12 @@
     python scripts/check_clock.py kill       one entrant killed at a random moment: does every sweep end in a report?
 
 Options: --sweeps 20, and overrides for the sweeps: by default the default task where something is planted, a step of
-half a second, and data=digits task.batch_size=512 task.hidden=[1024] elsewhere, one of some milliseconds. Nothing else
-should run on the machine. Exit code 1 where a bar is missed.
+half a second, and data=digits task.batch_size=512 task.model.hidden=[1024] elsewhere, one of some milliseconds. Nothing
+else should run on the machine. Exit code 1 where a bar is missed.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -25,13 +26,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from backend_of import mnist_mlp
 
 from mpcompare import loss_scale
 from mpcompare.backends.amp import Amp
-from mpcompare.entrant import entrant as train
-from mpcompare.measure import clock as measure
+from mpcompare.entrant.timing import time_block
+from mpcompare.entrant.training import train
+from mpcompare.measure.clock import CpuClock
 from mpcompare.records import Recorder
-from mpcompare.tasks import data, mlp
+from mpcompare.tasks.data import batches
+from mpcompare.tasks.data.generated import digits
 
 WASTE = 0.05
 
@@ -60,7 +64,8 @@ def sweep(folder: Path, backends: list[str], overrides: list[str]) -> subprocess
     (conf / "slow.yaml").write_text("_target_: check_clock.Slow\n")
     command = [sys.executable, "-m", "mpcompare", "--config-dir", str(conf.parent), "-m"]
     command += [f"backend={','.join(backends)}", f"hydra.sweep.dir={folder / 'sweep'}", *overrides]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -108,9 +113,9 @@ def overhead(sweeps: int, overrides: list[str]) -> bool:
     """Milliseconds a step in the harness's loops and in a bare one, in turns; ``overrides`` do not matter."""
     good = True
     for hidden, batch_size, steps in ((8192, 8192, 3), (32, 64, 5000)):
-        task = mlp.Task(784, [hidden], 10, "cross_entropy", batch_size, 10 * batch_size, lr=0.01)
-        backend = Amp(mlp.init_params(task.sizes, 0), task, "bf16", loss_scale.auto("bf16"), "auto")
-        stream, clock = data.batches(data.digits(task, 0), batch_size), measure.CpuClock()
+        task = mnist_mlp(batch_size, hidden)
+        backend = Amp(task.new_model(0, torch.device("cpu")), task, "bf16", loss_scale.auto("bf16"))
+        stream, clock = batches(digits(0, 10 * batch_size), batch_size), CpuClock()
 
         def bare() -> None:
             for x, y in islice(stream, steps):  # noqa: B023
@@ -122,11 +127,11 @@ def overhead(sweeps: int, overrides: list[str]) -> bool:
 
         def recorded() -> None:
             with tempfile.TemporaryDirectory() as name:
-                for _ in train.train(backend, stream, steps, 0, clock, Recorder(Path(name), {})):  # noqa: B023
+                for _ in train(backend, stream, steps, 0, clock, Recorder(Path(name), {})):  # noqa: B023
                     pass
 
         def timed() -> None:
-            train.time_block(backend, stream, steps, clock)  # noqa: B023
+            time_block(backend, stream, steps, clock)  # noqa: B023
 
         loops: dict[str, Callable[[], None]] = {"bare": bare, "training": recorded, "timed block": timed}
         times: dict[str, list[float]] = {name: [] for name in loops}
@@ -152,11 +157,11 @@ def kill(sweeps: int, overrides: list[str]) -> bool:
     for number in range(1, sweeps + 1):
         with tempfile.TemporaryDirectory() as name:
             process = sweep(Path(name), ["scratch", "amp", "fp32"], [*overrides, "measure.budget_s=5"])
-            while len(children(process.pid)) < 3:
+            while len(entrants_of(process.pid)) < 3:
                 time.sleep(0.05)
             after = random.uniform(0, 14)
             time.sleep(after)
-            entrants = children(process.pid)
+            entrants = entrants_of(process.pid)
             if entrants:
                 os.kill(random.choice(entrants), signal.SIGKILL)
             process.communicate()
@@ -172,13 +177,25 @@ def kill(sweeps: int, overrides: list[str]) -> bool:
     return ended == sweeps
 
 
+def entrants_of(launcher: int) -> list[int]:
+    """The processes of a sweep's entrants: children of the launcher, and of the server that they are forks of."""
+    found = []
+    for child in children(launcher):
+        command = Path(f"/proc/{child}/cmdline")
+        said = command.read_text(errors="replace") if command.exists() else ""
+        if "multiprocessing.forkserver" in said:
+            found += children(child)
+        elif "resource_tracker" not in said:
+            found.append(child)
+    return found
+
+
 def children(pid: int) -> list[int]:
-    """The entrants of a launcher: its children but multiprocessing's own helper."""
+    """Of any of its threads; none of a process that is gone."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text(errors="replace"):
-                found.append(int(child))
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in task.read_text().split()]
     return found
 
 
@@ -189,7 +206,11 @@ def main() -> None:
     parser.add_argument("--sweeps", type=int, default=20)
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_intermixed_args()
-    usual = ["data=digits"] if args.check == "planted" else ["data=digits", "task.batch_size=512", "task.hidden=[1024]"]
+    usual = (
+        ["data=digits"]
+        if args.check == "planted"
+        else ["data=digits", "task.batch_size=512", "task.model.hidden=[1024]"]
+    )
     sys.exit(0 if checks[args.check](args.sweeps, args.overrides or usual) else 1)
 
 

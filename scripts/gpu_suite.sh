@@ -9,8 +9,10 @@
 #   compile    amp_compile, so that the sweep finds it      compiled   likewise those that compile amp_compile
 #              in inductor's cache                          memcheck   compute-sanitizer over the operators' tests
 #   sweep      all backends, 16-bit ones in fp16            racecheck  likewise
-#   bf16       fused, scratch and amp in bf16               ncu        the kernels of one step of fused
-#   steps      bench_steps.py
+#   tasks      amp, amp_graph, fp32 and master_weights      ncu        the kernels of one step of fused
+#              in fp16 on four other networks
+#   bf16       fused, scratch and amp in bf16
+#   speed      fused, scratch, amp, amp_graph and fp32 at batch 512, 1024 wide: a step too small to fill a GPU
 #
 # Every part has a time limit; one that fails is named in the end and makes the exit code 1, and the others go on. Of
 # the sanitizer and ncu, which may not work or be too slow, only what they find does. The exit code is 3 where there is
@@ -91,7 +93,10 @@ part() { # NAME SECONDS COMMAND...: what it says goes to logs/NAME.log
 tool() { # NAME: where it is; nothing if it is nowhere
   local found
   for found in "$(command -v "$1" || true)" "/usr/local/cuda/bin/$1"; do
-    [[ -x $found ]] && echo "$found" && return
+    if [[ -x $found ]]; then
+      echo "$found"
+      return
+    fi
   done
 }
 
@@ -101,24 +106,26 @@ missing() { # PART TOOL
 }
 
 say "gpu_suite: $(date -u +%Y-%m-%dT%H:%M:%SZ), $limit s at most"
-nvcc=$("$python" -c 'from mpcompare import build; print(build.cuda_recipe("sm_90").compiler[0])' 2>&1) ||
+nvcc=$("$python" -c 'from mpcompare.native import build; print(build.cuda_recipe("sm_90").compiler[0])' 2>&1) ||
   say "no nvcc, so no native operators, no fused, and scratch by plain torch: ${nvcc##*$'\n'}"
 data=$(timeout 60 "$python" -c 'import logging; logging.disable()
-from mpcompare.tasks import data, mlp
-print(data.auto(mlp.Task(784, [8], 10, "cross_entropy", 64, 1500, lr=0.01), 0).name)' 2>/dev/null | tail -n 1) || data=digits
+from mpcompare.tasks.data import mnist
+print(mnist.auto(0, 1500).name)' 2>/dev/null | tail -n 1) || data=digits
 say "data: $data"
 
-sweep() { # BUDGET FOLDER OVERRIDES...
-  echo "$python" -m mpcompare -m "data=$data" "measure.budget_s=$1" "hydra.sweep.dir=$work/$2" \
-    hydra.launcher.silence_limit_s=75 "${@:3}"
+sweep() { # NAME SECONDS BUDGET FOLDER OVERRIDES...
+  part "$1" "$2" "$python" -m mpcompare -m "measure.budget_s=$3" "hydra.sweep.dir=$work/$4" \
+    hydra.launcher.silence_limit_s=75 "${@:5}"
 }
-pytest=("$python" -m pytest -q -p no:cacheprovider -m cuda)
+# Slow ones too, and in one process: what shares a GPU cannot be measured. pytest-xdist need not be installed.
+pytest=("$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-markers" -m cuda)
 tests() { # NAME SECONDS ARGUMENTS...
   part "$1" "$2" "${pytest[@]}" --maxfail=20 --durations=10 --junit-xml="$work/junit-$1.xml" "${@:3}"
 }
 operators=(tests/test_ops.py tests/test_fused_ops.py) backends=(tests/test_backends.py tests/test_peers.py)
 compiling="amp_compile or compiled" # for seconds a shape and precision
-sixteen=fused,scratch,amp,amp_graph
+sixteen=fused,scratch,amp,amp_graph,master_weights
+networks=mnist_cnn,char_gpt,text_lstm,cifar10_cnn
 
 part machine 30 "$python" scripts/describe_machine.py "$work/machine.json" --dataset "$data"
 part build 90 "$python" scripts/build_ops.py
@@ -126,11 +133,11 @@ tests operators 45 "${operators[@]}"
 tests backends 50 "${backends[@]}" -k "not ($compiling)"
 part compile 75 "$python" scripts/one_step.py amp_compile
 [[ $result == stopped ]] || sixteen+=,amp_compile # it would take the sweep's time from all others
-# shellcheck disable=SC2046 # words without spaces
-part sweep 180 $(sweep 40 default "backend=$sixteen,fp32,tf32")
-# shellcheck disable=SC2046
-part bf16 80 $(sweep 15 bf16 backend=fused,scratch,amp precision=bf16)
-part steps 75 "$python" scripts/bench_steps.py --data "$data" --rounds 9 --csv "$work/steps.csv"
+sweep sweep 180 40 default "backend=$sixteen,fp32,tf32" "data=$data"
+sweep tasks 110 5 tasks "task=$networks" backend=amp,amp_graph,fp32,master_weights train.steps=10 verdict.noise=1
+sweep bf16 60 10 bf16 backend=fused,scratch,amp precision=bf16 "data=$data"
+sweep speed 60 15 speed +experiment=speed backend=fused,scratch,amp,amp_graph,fp32 "data=$data" \
+  task.batch_size=512 'task.model.hidden=[1024]'
 part ops 45 "$python" scripts/bench_ops.py --csv "$work/ops.csv"
 part roofline 45 "$python" scripts/roofline.py --data "$data" --csv "$work/roofline.csv" --png "$work/roofline.png"
 tests harness 45 tests "${operators[@]/#/--ignore=}" "${backends[@]/#/--ignore=}" -k "not ($compiling)"
@@ -158,6 +165,11 @@ else
   missing ncu ncu
 fi
 
+for name in default tasks bf16 speed; do # a sweep that was stopped has records, and no report yet
+  if [[ -d $work/$name && ! -f $work/$name/report/summary.csv ]]; then
+    timeout -k 2 20 "$python" -m mpcompare.report "$work/$name" >"$work/logs/report-$name.log" 2>&1 || true
+  fi
+done
 code=0
 timeout -k 2 25 "$python" scripts/suite_tables.py "$work" >"$work/tables.txt" 2>"$work/logs/tables.log" || code=$?
 if ((code)); then
@@ -165,7 +177,7 @@ if ((code)); then
 fi
 cp "$out/suite.log" "$work/"
 tar -czf "$out/results.tar.gz" -C "$work" .
-for file in tables.txt machine.json roofline.png report/summary.csv; do
+for file in tables.txt machine.json roofline.png default/report/summary.csv; do
   [[ -f $work/$file ]] && cp "$work/$file" "$out/"
 done
 tail -c 8500 "$work/tables.txt" | tail -n +2 # whole lines, the most important ones

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from summaries import SWEEPS, comparison, markdown, suite_summaries
 
-# What is worth keeping of a finished suite, by its place there; records of single runs are not.
-KEPT = ("machine.json", "*.csv", "*.png", "report/*.csv", "report/*.json", "report/*.png")
+# What is worth keeping of a finished suite; records of single runs are not.
+KEPT = ("machine.json", "*.csv", "*.png", "*/report/*.csv", "*/report/*.json", "*/report/*.png")
 
 
 def keep(archive: Path, to: Path) -> Path:
@@ -31,22 +32,11 @@ def keep(archive: Path, to: Path) -> Path:
         folder.mkdir(parents=True)
         for pattern in KEPT:
             for file in sorted(unpacked.glob(pattern)):
-                shutil.copyfile(file, folder / file.name)
+                kept = folder / file.relative_to(unpacked)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, kept)
     (folder / "README.md").write_text(page(folder, machine))
     return folder
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A table; numbers with four digits, nothing where there is none."""
-
-    def cell(value: Any) -> str:
-        if pd.isna(value):
-            return ""
-        return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
-
-    lines = ["| " + " | ".join(map(str, table.columns)) + " |", "|" + "---|" * len(table.columns)]
-    lines += ["| " + " | ".join(cell(value) for value in row) + " |" for row in table.astype(object).to_numpy()]
-    return "\n".join(lines)
 
 
 def page(folder: Path, machine: dict[str, Any]) -> str:
@@ -68,21 +58,20 @@ def page(folder: Path, machine: dict[str, Any]) -> str:
     parts = [f"# {machine['device_name']}", "`scripts/gpu_suite.sh` wrote these files; this page is made from them."]
     parts.append(markdown(pd.DataFrame([(k, v) for k, v in facts.items() if v is not None], columns=["", " "])))
     parts += _tables(folder)
-    figures = sorted(file.name for file in folder.glob("*.png"))
+    figures = sorted(folder.glob("*.png"))
+    for name in SWEEPS:
+        figures += sorted(folder.glob(f"{name}/report/*.png"))
     if figures:
         parts.append("## Figures")
-        parts += [f"![{name.removesuffix('.png').replace('_', ' ')}]({name})" for name in figures]
+        parts += [f"![{file.stem.replace('_', ' ')}]({file.relative_to(folder)})" for file in figures]
     return "\n\n".join(parts) + "\n"
 
 
 def _tables(folder: Path) -> list[str]:
     """A heading and a table for each file that is there."""
     found = []
-    if (path := folder / "summary.csv").exists():
-        found += ["## Comparison", markdown(_comparison(pd.read_csv(path)))]
-    if (path := folder / "steps.csv").exists():
-        table = pd.read_csv(path)
-        found += ["## Steps, in turns in one process", markdown(table[table["unit"] != "MHz"])]
+    for name, summary in suite_summaries(folder).items():
+        found += [f"## Sweep {name}", markdown(comparison(summary))]
     if (path := folder / "memory.csv").exists():
         found += ["## Memory in MB", markdown(pd.read_csv(path))]
     if (path := folder / "roofline.csv").exists():
@@ -93,21 +82,6 @@ def _tables(folder: Path) -> list[str]:
     if (path := folder / "parts.csv").exists():
         found += ["## What ran", markdown(pd.read_csv(path))]
     return found
-
-
-def _comparison(summary: pd.DataFrame) -> pd.DataFrame:
-    megabytes = {"peak MB": "peak_memory_bytes", "model MB": "peak_memory_bytes_analytic"}
-    table = summary[["backend", "precision", "engine", "step_ms_p50", "step_ms_p20", "step_ms_p80"]].copy()
-    table["x baseline"] = [
-        "" if pd.isna(ratio) else f"{ratio:.2f}" + ("" if pd.isna(low) else f" ({low:.2f} to {high:.2f})")
-        for ratio, low, high in summary[["speedup_vs_baseline", "speedup_low", "speedup_high"]].to_numpy()
-    ]
-    table["baseline"] = summary["baseline"]
-    for name, column in megabytes.items():
-        table[name] = summary[column] / 1e6
-    for name in ("final_loss", "test_accuracy", "verdict", "cause", "error"):
-        table[name] = summary[name]
-    return table.dropna(axis="columns", how="all")
 
 
 def main() -> None:

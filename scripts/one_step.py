@@ -6,13 +6,14 @@ ncu --profile-from-start off --clock-control none python scripts/one_step.py [fu
 import argparse
 
 import torch
-from bench_steps import make_backend
+from backend_of import make_backend, mnist_mlp
 
-from mpcompare.contract import resolve_precision
-from mpcompare.entrant import entrant as train
+from mpcompare.contract import take_step
 from mpcompare.measure import machine
 from mpcompare.native.graph import WARMUP
-from mpcompare.tasks import data, mlp
+from mpcompare.precision import resolve_precision
+from mpcompare.tasks.data import batches
+from mpcompare.tasks.data.generated import digits
 
 
 def main() -> None:
@@ -25,17 +26,16 @@ def main() -> None:
     args = parser.parse_args()
     device = machine.select_device(args.device)
     precision = resolve_precision(args.precision, ("fp16", "bf16", "fp32", "tf32"), device, args.backend)
-    task = mlp.Task(784, [args.hidden], 10, "cross_entropy", args.batch, args.batch * (WARMUP + 2), lr=0.01)
-    params = {name: p.to(device) for name, p in mlp.init_params(task.sizes, 0).items()}
-    backend = make_backend(args.backend, precision, task, params, graph=False)
-    stream = data.batches(data.digits(task, 0).to(device), task.batch_size)
+    task = mnist_mlp(args.batch, args.hidden)
+    backend = make_backend(args.backend, precision, task.new_model(0, device), task, graph=False)
+    stream = batches(digits(0, args.batch * (WARMUP + 2)).to(device), args.batch)
     for _ in range(WARMUP + 1):  # the last captures a graph
-        train.step(backend, *next(stream))
+        take_step(backend, *next(stream))
     batch = next(stream)
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
-    loss = train.step(backend, *batch)
+    loss = take_step(backend, *batch)
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()

@@ -3,10 +3,10 @@
     python scripts/roofline.py --csv roofline.csv --png roofline.png [--device auto] [--precision auto]
                                [--backends fused scratch amp] [--batch 8192] [--hidden 8192] [--data auto]
 
-A point is work over time: flops and bytes are counted from shapes (mpcompare/work.py), the time is measured. So a point
-below the roof has moved more than it must, or waited; one above the slope has found its data in a cache. The ceilings
-are a large matrix product of torch's and a copy within the device's memory, both of random data. `fused` is timed phase
-by phase, and as it runs by default.
+A point is work over time: flops and bytes are counted from shapes (mpcompare/cost/work.py), the time is measured. So a
+point below the roof has moved more than it must, or waited; one above the slope has found its data in a cache. The
+ceilings are a large matrix product of torch's and a copy within the device's memory, both of random data. `fused` is
+timed phase by phase, and as it runs by default.
 """
 
 import argparse
@@ -16,24 +16,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from backend_of import DATA, load, make_backend, mnist_mlp
 from bench_ops import Case, fused, products
-from bench_steps import make_backend
 from ceilings import copy_bytes, matmul_flops, median_seconds
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
-from mpcompare.contract import PHASES, BackendUnavailable, resolve_precision
+from mpcompare.contract import BackendUnavailable
 from mpcompare.cost import work
 from mpcompare.cost.work import Work
-from mpcompare.entrant import entrant as train
+from mpcompare.entrant import timing
 from mpcompare.errors import InputError
 from mpcompare.measure import clock as measure
 from mpcompare.measure import machine
 from mpcompare.native import ops
 from mpcompare.native.graph import WARMUP
-from mpcompare.tasks import data, mlp
+from mpcompare.precision import resolve_precision
+from mpcompare.tasks.data import Dataset, batches
+from mpcompare.tasks.mlp import plain_mlp
+from mpcompare.tasks.task import Task
 
 ALL = ("fp32", "tf32", "fp16", "bf16")
 BLOCK_S = 0.1
@@ -73,25 +76,24 @@ def op_rows(cases: list[Case], device: torch.device, roof: dict[str, float]) -> 
 
 
 def phase_rows(
-    name: str, precision: str, task: mlp.Task, dataset: data.Dataset, roof: dict[str, float], label: str, **changes: Any
+    name: str, precision: str, task: Task, dataset: Dataset, roof: dict[str, float], label: str, **changes: Any
 ) -> list[dict]:
     """A row for each phase of ``work.phases``, and one for the step in blocks without a clock inside."""
     device = dataset.x_train.device
-    params = {key: p.to(device) for key, p in mlp.init_params(task.sizes, 0).items()}
-    backend = make_backend(name, precision, task, params, **changes)
-    stream, clock = data.batches(dataset, task.batch_size), measure.clock(device)
-    train.time_block(backend, stream, WARMUP + 1, clock)  # compiles, captures
-    steps = train.block_steps(backend, stream, BLOCK_S, clock)
-    phase_ms = train.time_phases(backend, stream, steps, clock)["phase_ms"]
+    model = task.new_model(0, device)
+    backend, mlp = make_backend(name, precision, model, task, **changes), plain_mlp(model, task)
+    stream, clock = batches(dataset, task.batch_size), measure.clock(device)
+    timing.time_block(backend, stream, WARMUP + 1, clock)  # compiles, captures
+    steps = timing.try_block(backend, stream, BLOCK_S, clock).steps
+    whole = float(np.median([timing.time_block(backend, stream, steps, clock)[0] for _ in range(5)]))
+    found = row("phase", label, "whole step", whole, work.step(mlp, precision), roof, precision)
+    if hasattr(backend, "train_step"):
+        return [found]
+    phase_ms = timing.time_phases(backend, stream, steps, clock)["phase_ms"]
     parts = {"forward": ["forward"], "backward": ["backward"], "unscale to update": ["unscale", "step", "update"]}
-    times = {name: sum(phase_ms[phase] or 0.0 for phase in of) for name, of in parts.items()}
-    one_piece = all(phase_ms[phase] is None for phase in PHASES[1:])  # the first phase does the whole step
-    whole = float(np.median([train.time_block(backend, stream, steps, clock)[0] for _ in range(5)]))
-    counts = {} if one_piece else work.phases(task, precision)
-    rows = [
-        row("phase", label, part, times[part], done, roof, precision) for part, done in counts.items() if times[part]
-    ]
-    return [*rows, row("phase", label, "whole step", whole, work.step(task, precision), roof, precision)]
+    times = {part: sum(phase_ms[phase] or 0.0 for phase in of) for part, of in parts.items()}
+    counts = work.phases(mlp, precision)
+    return [*(row("phase", label, part, times[part], counts[part], roof, precision) for part in parts), found]
 
 
 def draw(table: pd.DataFrame, roof: dict[str, float], precision: str, title: str) -> Figure:
@@ -169,7 +171,7 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", default=["fused", "scratch", "amp"])
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=8192)
-    parser.add_argument("--data", choices=("auto", "mnist", "digits"), default="auto")
+    parser.add_argument("--data", choices=DATA, default="auto")
     parser.add_argument("--size", type=int, help="of the matrices of the ceiling")
     parser.add_argument("--megabytes", type=int, help="of the copied tensor")
     parser.add_argument("--csv", type=Path, required=True)
@@ -185,9 +187,8 @@ def main() -> None:
     cases = products(args.batch, args.hidden, precision, device, 0) + fused(args.batch, args.hidden, precision, device)
     rows = op_rows(cases, device, roof)
     del cases
-    samples = min(60000, 8 * args.batch)  # of digits; MNIST has its own number
-    task = mlp.Task(784, [args.hidden], 10, "cross_entropy", args.batch, samples, lr=0.01)
-    dataset = getattr(data, args.data)(task, 0).to(device)
+    task = mnist_mlp(args.batch, args.hidden)
+    dataset = load(args.data, args.batch).to(device)
     for name in args.backends:
         variants: list[tuple[str, dict[str, Any]]] = [(name, {"graph": False})]
         if name == "fused" and on_gpu:

@@ -12,5 +12,5 @@ export CXX="$cxx -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omi
 export ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 # Python and torch keep memory to the end
 export UBSAN_OPTIONS=print_stacktrace=1
 runtime="$($cxx -print-file-name=libasan.so) $($cxx -print-file-name=libstdc++.so)" # the second: its throw is intercepted
-LD_PRELOAD="$runtime" python -m pytest -q -p no:cacheprovider --hypothesis-profile=fuzz \
+LD_PRELOAD="$runtime" python -m pytest -q -p no:cacheprovider --hypothesis-profile=fuzz -m "" \
   tests/test_ops.py tests/test_fused_ops.py tests/test_cuda_emulated.py "$@"

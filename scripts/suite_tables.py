@@ -2,26 +2,21 @@
 
     python scripts/suite_tables.py FOLDER
 
-Prints them, and writes into FOLDER what is not there as a file yet: report/ (the comparison of all runs), memory.csv,
-ncu.csv.
+Prints them, and writes into FOLDER what is not there as a file yet: memory.csv, ncu.csv.
 """
 
 import argparse
-import contextlib
 import csv
-import io
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+from summaries import comparison, suite_summaries
 
 from mpcompare.cost.memory import allocated_bytes
 from mpcompare.records import Run, find_runs
-from mpcompare.report import report
-
-SWEEPS = ("default", "bf16")
 
 
 def show(table: pd.DataFrame) -> str:
@@ -29,16 +24,10 @@ def show(table: pd.DataFrame) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def sweeps(folder: Path) -> list[Path]:
-    return [folder / name for name in SWEEPS if any((folder / name).glob("*/result.json"))]
-
-
-def comparison(folder: Path) -> str:
-    """The table of all runs, as a sweep prints it, with the figures in ``folder/report``."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        report(sweeps(folder), folder / "report")
-    return "\n".join(line.rstrip() for line in said.getvalue().splitlines() if not line.startswith("Report: "))
+def compared(folder: Path) -> str:
+    """Each sweep's table, the default one last."""
+    each = reversed(suite_summaries(folder).items())
+    return "\n\n".join(f"{name}\n{show(comparison(table))}" for name, table in each)
 
 
 def memory(runs: list[Run]) -> pd.DataFrame:
@@ -53,6 +42,7 @@ def memory(runs: list[Run]) -> pd.DataFrame:
         workspaces = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in model.get("workspace", {}).items())
         rows.append(
             {
+                "task": result["task"],
                 "backend": result["backend"],
                 "precision": result["precision"],
                 "model": predicted and predicted / 1e6,
@@ -120,14 +110,8 @@ def roof(folder: Path) -> str:
     return show(pd.read_csv(folder / "roofline.csv")[columns])
 
 
-def steps(folder: Path) -> str:
-    table = pd.read_csv(folder / "steps.csv")
-    table["against"] = table["against"].astype(object).fillna("")
-    return show(table[table["unit"] != "MHz"])
-
-
 def memory_table(folder: Path) -> str:
-    table = memory(find_runs(sweeps(folder)))
+    table = memory([run for name in suite_summaries(folder) for run in find_runs([folder / name])])
     table.to_csv(folder / "memory.csv", index=False)
     return show(table)
 
@@ -139,9 +123,8 @@ SECTIONS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("racecheck", "logs/racecheck.log", lambda folder: sanitized((folder / "logs/racecheck.log").read_text())),
     ("operators in fp16; ops.csv has the others", "ops.csv", operators),
     ("roofline, work counted from shapes", "roofline.csv", roof),
-    ("steps, in turns in one process", "steps.csv", steps),
     ("memory in MB", "*/*/result.json", memory_table),
-    ("comparison", "*/*/result.json", comparison),
+    ("comparison", "*/report/summary.csv", compared),
 )
 
 

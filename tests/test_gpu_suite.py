@@ -7,24 +7,22 @@ import subprocess
 import sys
 import tarfile
 
+import backend_of
+import bench_ops
+import describe_machine
+import keep_results
+import one_step
 import pandas as pd
 import pytest
+import roofline
+import suite_tables
 import torch
-from conftest import SMALL
+from conftest import SMALL, mlp_of
 
 from mpcompare.cost import work
 from mpcompare.paths import CONF
 
 SCRIPTS = CONF.parent / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-import bench_ops  # noqa: E402
-import bench_steps  # noqa: E402
-import describe_machine  # noqa: E402
-import keep_results  # noqa: E402
-import roofline  # noqa: E402
-import suite_tables  # noqa: E402
-
 TINY = ("--device", "cpu", "--batch", "64", "--hidden", "32")
 
 
@@ -51,29 +49,14 @@ def test_without_a_gpu_the_suite_ends_at_once_and_writes_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_steps_take_turns_and_who_cannot_take_part_is_named(run, tmp_path):
-    entrants = ("fused bf16", "amp bf16", "tf32", "nobody bf16")
-    out = run(
-        bench_steps, *TINY, "--data", "digits", "--rounds", 3, "--csv", tmp_path / "a.csv", "--entrants", *entrants
-    )
-    assert "tf32 is left out: " in out
-    assert "nobody bf16 is left out: there is no conf/backend/nobody.yaml" in out
-    table = pd.read_csv(tmp_path / "a.csv")
-    assert list(table) == ["backend", "against", "p50", "p20", "p80", "unit"]
-    assert table["unit"].tolist() == ["ms", "ms", "ratio"]
-    assert table.iloc[2][["backend", "against"]].tolist() == ["fused bf16", "amp bf16"]
+def test_a_step_is_profiled_by_phases(run):
+    for name in ("fused", "amp"):
+        said = run(one_step, name, *TINY, "--precision", "bf16")
+        assert said.startswith(f"{name} bf16 on cpu: loss 2.3")
 
 
-def test_ratios_are_formed_round_by_round_and_the_clock_of_a_gpu_is_told():
-    rows = [
-        {"round": r, "entrant": name, "ms": ms * (1 + r), "clock_mhz": 1900.0 + r, "throttle": "none"}
-        for r in range(3)
-        for name, ms in (("fused fp16", 0.5), ("amp fp16", 1.0))
-    ]
-    table = bench_steps.summary(pd.DataFrame(rows), ["fused fp16", "amp fp16"], torch.device("cuda"))
-    ratio = table[table["unit"] == "ratio"].iloc[0]
-    assert (ratio["p20"], ratio["p50"], ratio["p80"]) == (0.5, 0.5, 0.5)  # though each round is slower than the last
-    assert table[table["unit"] == "MHz"]["p50"].tolist() == [1901.0, 1901.0]
+def test_the_clock_of_a_gpu_is_told():
+    rows = [{"clock_mhz": 1900.0 + r, "throttle": "none"} for r in range(3)]
     assert bench_ops.describe_clocks(rows) == "SM clock 1900 to 1902 MHz, median 1901; held back by: none 100%"
 
 
@@ -96,7 +79,6 @@ def finished_suite(folder, run, cli, monkeypatch):
     run(describe_machine, folder / "machine.json", "--device", "cpu", "--dataset", "digits")
     sweep = f"hydra.sweep.dir={folder / 'default'}"
     assert cli("-m", "backend=amp,fp32", "hydra/launcher=basic", "verdict.noise=1", sweep, *SMALL).code == 0
-    run(bench_steps, *TINY, "--data", "digits", "--rounds", 2, "--csv", folder / "steps.csv", "--entrants", "amp bf16")
     run(bench_ops, *TINY, "--rounds", 2, "--csv", folder / "ops.csv")
     sizes = ("--size", 64, "--megabytes", 1, "--data", "digits", "--backends", "fused", "amp")
     run(roofline, *TINY, *sizes, "--csv", folder / "roofline.csv", "--png", folder / "roofline.png")
@@ -113,6 +95,7 @@ NCU = """==PROF== Connected to process 1 (/usr/bin/python3)
 """  # noqa: E501
 
 
+@pytest.mark.slow
 def test_a_finished_suite_becomes_tables_and_a_page(run, cli, tmp_path, monkeypatch):
     folder = tmp_path / "suite"
     finished_suite(folder, run, cli, monkeypatch)
@@ -122,8 +105,7 @@ def test_a_finished_suite_becomes_tables_and_a_page(run, cli, tmp_path, monkeypa
     point = table[(table["backend"] == "fused") & (table["name"] == "backward")].iloc[0]
     assert point["TFLOP/s"] == pytest.approx(point["flops"] / point["ms"] / 1e9)
     assert point["TB/s"] == pytest.approx(point["bytes"] / point["ms"] / 1e9)
-    task = bench_steps.mlp.Task(784, [32], 10, "cross_entropy", 64, 64, lr=0.01)
-    assert point["flops"] == work.phases(task, "bf16")["backward"].flops
+    assert point["flops"] == work.phases(mlp_of(backend_of.mnist_mlp(64, 32)), "bf16")["backward"].flops
 
     out = run(suite_tables, folder)
     titles = [line[3:] for line in out.splitlines() if line.startswith("== ")]
@@ -138,11 +120,11 @@ def test_a_finished_suite_becomes_tables_and_a_page(run, cli, tmp_path, monkeypa
 
     with tarfile.open(tmp_path / "results.tar.gz", "w:gz") as tar:
         tar.add(folder, ".")
-    (folder / "steps.csv").write_text("cut off")
+    (folder / "ops.csv").write_text("cut off")
     ended = cli(str(folder), main=suite_tables.main)
     assert ended.code == 1  # says so, and shows the others
-    assert "== steps, in turns in one process\ncannot be shown: KeyError" in ended.out
-    assert "== comparison\nmnist_mlp" in ended.out
+    assert "== operators in fp16; ops.csv has the others\ncannot be shown: KeyError" in ended.out
+    assert "== comparison\ndefault\n" in ended.out
     shutil.rmtree(folder)
     to = tmp_path / "results"
     run(keep_results, tmp_path / "results.tar.gz", "--to", to)
@@ -150,11 +132,12 @@ def test_a_finished_suite_becomes_tables_and_a_page(run, cli, tmp_path, monkeypa
     machine = json.loads((kept / "machine.json").read_text())
     page = (kept / "README.md").read_text()
     assert page.startswith(f"# {machine['device_name']}\n")
-    for said in (machine["commit"] or "", machine["versions"]["torch"], "| fp32 | fp32 | torch |", "![roofline]"):
+    for said in (machine["commit"] or "", machine["versions"]["torch"], "| mnist_mlp | fp32 | fp32 | torch |",
+                 "![roofline](roofline.png)", "![step time](default/report/step_time.png)"):  # fmt: skip
         assert said in page
-    for name in ("summary.csv", "verdict.json", "memory.csv", "roofline.png", "loss.png"):
+    for name in ("default/report/summary.csv", "default/report/verdict.json", "memory.csv", "roofline.png"):
         assert (kept / name).exists()
-    assert not (kept / "default").exists()
+    assert [path.name for path in (kept / "default").iterdir()] == ["report"]  # no records of single runs
 
 
 def test_what_the_sanitizer_found_until_it_was_stopped_is_counted():

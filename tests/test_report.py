@@ -1,5 +1,7 @@
 import math
 import re
+import subprocess
+import sys
 
 import matplotlib.image
 import pandas as pd
@@ -13,8 +15,10 @@ from mpcompare.records import Recorder, find_runs
 from mpcompare.report import console as table
 from mpcompare.report import report
 from mpcompare.report.__main__ import main as report_main
+from mpcompare.report.comparable import short_names
 from mpcompare.report.comparison import compare
 from mpcompare.report.figures import speed as figures
+from mpcompare.report.judge.verdict import Verdict
 
 
 def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms=10.0, status="ok", **more):
@@ -22,7 +26,10 @@ def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms
     identity = {
         "backend": backend, "precision": precision, "task": "t", "batch_size": 8, "seed": 0, "sweep": None,
         "config": {
-            "task": {"lr": more.get("lr", 0.1), "batch_size": more.get("batch_size", 8)},
+            "task": {
+                "_target_": "Task", "model": {"_target_": "Net", "hidden": more.get("hidden", [32])},
+                "optimizer": {"_target_": "Sgd", "lr": more.get("lr", 0.1)}, "batch_size": more.get("batch_size", 8),
+            },
             "data": {"_target_": more.get("data", "auto")},
             "backend": more.pop("options", {}),
             "train": {"steps": len(losses), "warmup_steps": 0},
@@ -40,7 +47,15 @@ def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms
         blocks = more.get("blocks", [step_ms] * 10)
         for round_, ms in enumerate(blocks, start=1):
             recorder.block(
-                {"round": round_, "steps": 1, "step_ms": ms, "wall_ms": ms, "other_cores": 0.0, "settled": True}
+                {
+                    "round": round_,
+                    "steps": 1,
+                    "step_ms": ms,
+                    "wall_ms": ms,
+                    "settled": True,
+                    "other_cores": more.get("other_cores", 0.0),
+                    "cores_between_turns": more.get("out_of_turn", 0.0),
+                }
             )
         recorder.add(
             timing={"rounds": len(blocks), "stopped": "rel_ci", "half_width": 0.0, "seconds": 1.0,
@@ -104,7 +119,8 @@ def titles(comparisons):
 
 
 DIFFERENCES = {  # what differs, and the line that says so
-    "task.lr": ({"lr": 0.2}, "task.lr=0.1 in 0, task.lr=0.2 in 1"),
+    "task.optimizer.lr": ({"lr": 0.2}, "task.optimizer.lr=0.1 in 0, task.optimizer.lr=0.2 in 1"),
+    "task.model.hidden": ({"hidden": [8, 4]}, "task.model.hidden=[32] in 0, task.model.hidden=[8, 4] in 1"),
     "task.batch_size": ({"batch_size": 16}, "task.batch_size=8 in 0, task.batch_size=16 in 1"),
     "seed": ({"seed": 1}, "seed=0 in 0, seed=1 in 1"),
     "dataset_fingerprint": ({"dataset_fingerprint": "e"}, "dataset_fingerprint=d in 0, dataset_fingerprint=e in 1"),
@@ -128,7 +144,7 @@ def test_runs_that_differ_are_refused_with_the_field_and_allowed_by_its_name(tmp
     assert f"NOT THE SAME: {field} (report.allow)" in capsys.readouterr().out
     (comparison,) = compare(find_runs([tmp_path]), "amp", [field])
     (value,) = difference.values()
-    assert comparison.entries[1].label == f"mine bf16 {field.removeprefix('task.')}={value}"
+    assert comparison.entries[1].label == f"mine bf16 {field.rpartition('.')[2]}={value}"
     assert comparison.entries[1].speedup.median == 2.0
     summary = pd.read_csv(tmp_path / "report" / "summary.csv")
     assert summary["not_the_same"].tolist() == [f"NOT THE SAME: {field} (report.allow)"] * 2
@@ -138,12 +154,27 @@ def test_a_refusal_names_every_field_and_what_is_allowed_already(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", lr=0.2, seed=1, initial_weights="v")
     with pytest.raises(InputError) as refused:
-        compare(find_runs([tmp_path]), "amp", ["task.lr"])
+        compare(find_runs([tmp_path]), "amp", ["task.optimizer.lr"])
     assert str(refused.value).startswith("seed=0 in 0, seed=1 in 1; initial_weights=w in 0, initial_weights=v in 1: ")
-    assert "--allow task.lr seed initial_weights of" in str(refused.value)
+    assert "--allow task.optimizer.lr seed initial_weights of" in str(refused.value)
     (comparison,) = compare(find_runs([tmp_path]), "amp", ["task", "seed", "initial_weights"])
-    assert comparison.not_the_same == "NOT THE SAME: task.lr, seed, initial_weights (report.allow)"
+    assert comparison.not_the_same == "NOT THE SAME: task.optimizer.lr, seed, initial_weights (report.allow)"
     assert comparison.title == "t, batch 8, seed 0/1, cpu"
+
+
+def test_what_is_allowed_holds_what_is_in_it_and_names_are_short_where_they_tell(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", hidden=[8])
+    config = tmp_path / "1" / "result.json"
+    config.write_text(config.read_text().replace('"Net"', '"Other"'))
+    with pytest.raises(InputError, match="task.model._target_=Net in 0, task.model._target_=Other in 1"):
+        compare(find_runs([tmp_path]), "amp", ["task.model.hidden"])
+    (comparison,) = compare(find_runs([tmp_path]), "amp", ["task.model"])
+    assert comparison.not_the_same == "NOT THE SAME: task.model._target_, task.model.hidden (report.allow)"
+    assert comparison.entries[1].label == "mine bf16 model._target_=Other"  # from which hidden=[8] need not be told
+    assert short_names(["task.model.lr", "task.optimizer.lr", "task.loss", "seed"]) == {
+        "task.model.lr": "model.lr", "task.optimizer.lr": "optimizer.lr", "task.loss": "loss", "seed": "seed",
+    }  # fmt: skip
 
 
 def test_labels_leave_out_what_follows_from_the_rest(tmp_path):
@@ -166,11 +197,12 @@ def test_what_is_allowed_and_not_different_is_not_mentioned(tmp_path):
     [
         (
             ["lr"],
-            "report.allow=lr: expected one of task, task.lr, task.batch_size, seed, dataset_fingerprint, initial_",
+            "report.allow=lr: expected one of task, task._target_, task.model, task.model._target_, task.model.hidden, "
+            "task.optimizer, task.optimizer._target_, task.optimizer.lr, task.batch_size, seed, dataset_fingerprint",
         ),
         (["task.nope"], "report.allow=task.nope: expected one of task, "),
         (["device_name"], "report.allow=device_name: expected one of task, "),
-        ("seed", "report.allow=seed: expected a list of names, such as [seed,task.lr], or []"),
+        ("seed", "report.allow=seed: expected a list of names, such as [seed,task.optimizer.lr], or []"),
     ],
 )
 def test_what_cannot_be_allowed_is_named(tmp_path, allow, message):
@@ -334,12 +366,13 @@ def test_the_command_line_of_the_report_allows_and_refuses(cli, tmp_path):
     ended = cli(*folders, *out, "--allow", main=report_main)
     assert ended.code == 2
     assert ended.err.startswith("mpcompare: error: seed=0 in A, seed=1 in B: these are not one comparison; ")
-    assert cli(*folders, *out, "--allow", "task.lr", "seed", main=report_main).code == 0
+    assert cli(*folders, *out, "--allow", "task.optimizer", "seed", main=report_main).code == 0
     ended = cli(*folders, *out, "--allow", "sed", main=report_main)
     assert ended.code == 2
-    assert ended.err.startswith("mpcompare: error: report.allow=sed: expected one of task, task.lr")
+    assert ended.err.startswith("mpcompare: error: report.allow=sed: expected one of task, task._target_, ")
 
 
+@pytest.mark.slow
 def test_a_sweep_over_seeds_and_two_runs_of_different_seeds(cli, tmp_path):
     ended = cli("-m", "backend=amp,fp32", "seed=0,1", *SMALL, "hydra/launcher=basic", "hydra.sweep.dir=sweep")
     assert ended.code == 0, ended.err
@@ -476,6 +509,51 @@ def test_memory_that_is_not_what_the_model_says_is_named(tmp_path, capsys):
     assert summary["peak_rss_bytes"].isna().tolist() == [False, False, True, True]
 
 
+WHOLE = {"phase_ms": {"whole step": 7.5}, "phase_overhead": 0.0}
+
+
+def test_phases_are_those_of_all_runs_and_a_whole_step_is_one_of_its_own(tmp_path, capsys):
+    write_run(tmp_path / "0", "graph", **WHOLE)
+    write_run(tmp_path / "1", "amp")
+    write_run(tmp_path / "2", "other", phase_ms={"forward": 4.0, "backward": 3.0, "unscale": None, "step": None})
+    assert report([tmp_path], tmp_path / "report", "amp")
+    out = capsys.readouterr().out
+    assert re.search(r"ms in phase +forward +backward +step +update +whole step +clock's cost", out)  # nobody unscales
+    assert re.search(r"graph bf16 +- +- +- +- +7\.5 +- +50 ", out)
+    assert re.search(r"amp bf16 +4 +5 +1 +0 +- +\+1\.0% +50 ", out)
+    assert re.search(r"other bf16 +4 +3 +- +- +- +\+1\.0%", out)
+    summary = pd.read_csv(tmp_path / "report" / "summary.csv")
+    assert summary["whole_step_ms"].tolist()[0] == 7.5
+    assert summary["backward_ms"].tolist()[1:] == [5, 3]
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    figure = figures._phases_figure([comparison], bars=3)
+    (axes,) = figure.axes
+    ends = [text.get_text() for text in axes.texts if "ms" in text.get_text()]
+    assert ends == ["7.5 ms", "10 ms (clock +1.0%)", "7 ms (clock +1.0%)"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["forward", "backward", "step", "update", "whole step"]
+
+
+def test_where_there_are_whole_steps_only_there_are_no_phases(tmp_path, capsys):
+    write_run(tmp_path / "0", "amp", **WHOLE)
+    assert report([tmp_path], tmp_path / "report", "amp")
+    assert re.search(r"ms in phase +whole step +clock's cost", capsys.readouterr().out)
+
+
+def test_what_could_not_be_checked_is_said_once_for_those_that_are_the_same(tmp_path):
+    for i, backend in enumerate(("amp", "scratch", "fused", "wrong")):
+        write_run(tmp_path / str(i), backend)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    unchecked = ["ReLU (examined as GELU)", "training (no noise was measured)"]
+    verdicts = {
+        "0": Verdict("reference"), "1": Verdict("same", unchecked=unchecked), "2": Verdict("same", unchecked=unchecked),
+        "3": Verdict("differs", unchecked=unchecked),
+    }  # fmt: skip
+    assert table.unchecked_lines(comparison, verdicts) == [
+        "scratch bf16, fused bf16: not checked: ReLU (examined as GELU), training (no noise was measured)"
+    ]
+
+
 def test_percent_has_no_negative_zero():
     assert [table.percent(x) for x in (-1e-9, 0.0051, -0.5, math.nan)] == ["+0.0 %", "+0.5 %", "-50.0 %", "-"]
 
@@ -511,6 +589,55 @@ def test_the_memory_figure_stacks_the_model_and_what_was_measured_and_nothing_ov
     assert (box.x0 > 0, box.x1 < figure.bbox.x1, box.y0 > 0, box.y1 < axes.get_tightbbox().y0) == (True,) * 4
 
 
+def test_without_a_model_the_peak_is_stacked_by_operator(tmp_path):
+    by_op = {f"aten::op{n}": 700_000 - 100_000 * n for n in range(7)}
+    measured = {**MEASURED, "memory_model": {}, "peak_memory_bytes_analytic": None, "memory_by_op": by_op}
+    write_run(tmp_path / "0", "amp", **{**measured, "peak_memory_bytes": 3_000_000})
+    write_run(tmp_path / "1", "mine", **MEASURED)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    figure = figures._memory_figure([comparison], bars=2)
+    (axes,) = figure.axes
+    widths = {container.get_label(): [bar.get_width() for bar in container] for container in axes.containers}
+    assert [widths[f"aten::op{n}"] for n in range(5)] == [pytest.approx([0.7 - 0.1 * n]) for n in range(5)]
+    assert widths["other operators"] == pytest.approx([0.2 + 0.1])
+    right = max(bar.get_x() + bar.get_width() for c in axes.containers for bar in c if bar.get_y() < -0.1)
+    assert right == pytest.approx(3.0)  # all of the peak, the batch included
+    assert [text.get_text() for text in axes.texts][:2] == ["by operator", "3 MB + 14 MB"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "inputs", "activations", *(f"aten::op{n}" for n in range(5)), "other operators", figures.ALLOCATED,
+        figures.OUTSIDE, figures.RESIDENT,
+    ]  # fmt: skip
+
+
 def test_the_figure_knows_the_kinds_of_the_model():
-    assert tuple(figures.KINDS) == memory.KINDS
-    assert len(set(figures.KINDS.values())) == len(memory.KINDS)
+    assert tuple(figures.KIND_COLOURS) == memory.TENSOR_KINDS
+    assert len(set(figures.KIND_COLOURS.values())) == len(memory.TENSOR_KINDS)
+
+
+def test_who_computes_in_the_turns_of_others_is_named_and_other_programs_are_not_blamed_for_it(tmp_path, capsys):
+    write_run(tmp_path / "0", "busy", out_of_turn=1.5, other_cores=0.1)
+    write_run(tmp_path / "1", "amp", out_of_turn=0.0015, other_cores=1.6)
+    write_run(tmp_path / "2", "later", out_of_turn=1.0, other_cores=1.6, race=None)
+    report([tmp_path], tmp_path / "report")
+    out = capsys.readouterr().out
+    assert "busy bf16: kept 1.5 cores busy in the turns of others" in out
+    assert out.count("in the turns of others") == 1
+    assert "later bf16: other programs kept 1.6 cores busy while it was timed" in out
+    assert out.count("other programs") == 1
+
+
+def test_a_report_is_drawn_without_torch(tmp_path):
+    """torch takes seconds and hundreds of megabytes, and the process that launches a sweep draws its report."""
+    write_run(tmp_path / "0", "mine")
+    write_run(tmp_path / "1", "amp")
+    script = (
+        "import sys, mpcompare.__main__, mpcompare.command.callbacks, mpcompare.command.launcher\n"
+        "from mpcompare.report.__main__ import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "report" / "summary.csv").exists()

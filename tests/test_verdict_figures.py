@@ -12,10 +12,11 @@ from judging import dataset_of, examined
 
 from mpcompare.backends.amp import Amp
 from mpcompare.measure import numerics
+from mpcompare.measure.reading import HIGHEST, LOWEST
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.figures import exponents as exponent_figures
 from mpcompare.report.figures import verdict as verdict_figures
-from mpcompare.report.figures.judged import judge
+from mpcompare.report.figures.judged import with_verdicts
 from mpcompare.report.judge import verdict
 
 NAMES = ("gradient_error", "noise", "exponents", "update_ratio", "loss_scale")
@@ -46,24 +47,24 @@ def judged(runs):
         "title", "data", entries=[Entry(run, run.name.replace("-", " "), "", None) for run in order]
     )
     verdicts = verdict.judge(comparison)
-    return comparison, verdicts, judge(comparison, verdicts)
+    return comparison, verdicts, with_verdicts(comparison, verdicts)
 
 
 def histogram(**counts):
     """Counts by exponent, ``e_3=2``: two values in [2^-3, 2^-2); ``zero``."""
-    found = [counts.pop("zero", 0)] + [0] * (numerics.HIGHEST - numerics.LOWEST + 1)
+    found = [counts.pop("zero", 0)] + [0] * (HIGHEST - LOWEST + 1)
     for name, count in counts.items():
-        found[1 - int(name.removeprefix("e_")) - numerics.LOWEST] = count
+        found[1 - int(name.removeprefix("e_")) - LOWEST] = count
     return found
 
 
 def test_bars_and_limits_are_those_of_the_records(runs):
-    runs["other-fp16"].numerics["first"]["gradients"]["W2"]["error"] *= 8
+    runs["other-fp16"].numerics["first"]["gradients"]["layer2.weight"]["error"] *= 8
     comparison, verdicts, found = judged(runs)
     assert verdicts["other-fp16"].word == "differs"
     (axes,) = verdict_figures.gradient_error([comparison], [found]).axes
     tensors = [tick.get_text() for tick in axes.get_xticklabels()]
-    assert tensors == ["W1", "b1", "W2", "b2", "W3", "b3"]
+    assert tensors == [f"layer{n}.{part}" for n in (1, 2, 3) for part in ("weight", "bias")]
     bars = {bars.get_label().removesuffix(" (reference)").replace(" ", "-"): bars for bars in axes.containers}
     ticks = [segment for lines in axes.collections for segment in lines.get_segments()]
     assert len(ticks) == len(tensors) * len(runs)
@@ -79,11 +80,22 @@ def test_bars_and_limits_are_those_of_the_records(runs):
     assert sorted(left, key=left.get) == ["amp-fp16", "other-fp16", "amp-bf16", "other-bf16"]
 
 
+def test_a_gradient_that_is_0_is_not_drawn(runs):
+    """Of a bias before a norm float64 has rounding errors only, and beside those any error is as large as a house."""
+    for run in runs.values():
+        run.numerics["first"]["gradients"]["layer1.bias"].update(norm=1e-17, error=1e-5)
+    comparison, _, found = judged(runs)
+    (axes,) = verdict_figures.gradient_error([comparison], [found]).axes
+    assert "layer1.bias" not in [tick.get_text() for tick in axes.get_xticklabels()]
+    assert axes.get_title(loc="right") == "not drawn, exactly 0 (1): layer1.bias"
+    assert axes.get_ylim()[1] < 1
+
+
 def test_gradients_that_are_missing_or_no_numbers_are_marked(runs):
     gradients = runs["other-fp16"].numerics["first"]["gradients"]
-    gradients["W1"] = {}
-    gradients["b1"]["error"] = math.nan
-    gradients["W2"].update(error=math.inf, norm=math.inf)
+    gradients["layer1.weight"] = {}
+    gradients["layer1.bias"]["error"] = math.nan
+    gradients["layer2.weight"].update(error=math.inf, norm=math.inf)
     del runs["other-bf16"].numerics["first"]["gradients"]
     runs["gone-fp16"] = replace(runs["other-fp16"], name="gone-fp16", numerics=None)
     comparison, _, found = judged(runs)
@@ -143,28 +155,34 @@ def test_percentages_tell_none_from_few(part, text):
 
 
 def test_the_tables_say_what_is_lost_and_overlap_nothing(runs):
-    weights = {f"dW{n}": histogram(e_26=1, e_20=1, e_5=2) for n in range(1, 6)}
-    biases = {f"db{n}": histogram(e_5=1) for n in range(1, 6)}
-    updates = {"update of W1": histogram(e_12=1, e_9=1, e_2=2), "update of b1": histogram()}
-    first = {"z1": histogram(zero=1, e_20=1), "dz1": histogram(e_41=3, e_42=1), **weights, **biases, **updates}
-    runs["amp-fp16"].numerics["exponents"] = {"first": first, "last": first}
+    weights = {f"l{n}.weight": histogram(e_26=1, e_20=1, e_5=2) for n in range(1, 6)}
+    biases = {f"l{n}.bias": histogram(e_5=1) for n in range(1, 6)}
+    first = {
+        "activations": {"l1": histogram(zero=1, e_20=1)},
+        "gradients of activations": {"a.very.long.name.of.a.layer": histogram(e_41=3, e_42=1)},
+        "gradients of weights": {**biases, **weights},
+        "updates": {"l1.weight": histogram(e_12=1, e_9=1, e_2=2), "l1.bias": histogram()},
+    }
+    layers = {name: {"part": name.split(".")[1]} for name in (*weights, *biases)}
+    runs["amp-fp16"].numerics.update(exponents={"first": first, "last": first}, layers=layers)
     comparison, _, found = judged(runs)
     figure = exponent_figures.exponents([comparison], [found])
     figure.draw_without_rendering()
     panels = figure.axes[1:]
+    assert [panel.get_title(loc="left") for panel in panels] == list(first)[:3]
     rows = [[text.get_text().split() for text in panel.get_legend().get_texts()] for panel in panels]
-    assert rows[0] == [["z1", "0", "100"]]
-    assert rows[1] == [["dz1", "100", "0", "25.0", "75.0"]]  # at 2^16
+    assert rows[0] == [["l1", "0", "100"]]
+    assert rows[1] == [["...g.name.of.a.layer", "100", "0", "25.0", "75.0"]]  # at 2^16
     assert rows[2] == [[name, "25.0", "25.0", "0", "0"] for name in weights]
-    assert panels[2].get_title(loc="right") == "not drawn (5): db1, db2, db3, db4, db5"
+    assert panels[2].get_title(loc="right") == "not drawn (5): l1.bias, l2.bias, l3.bias, ..."
     for panel in panels:
         box = panel.get_legend().get_window_extent()
         assert panel.bbox.x1 < box.x0
         assert box.x1 <= figure.bbox.x1
     shares = panels[2].patches[-1].get_data().values
-    assert [shares[e - numerics.LOWEST] for e in (-26, -20, -5)] == [25, 25, 50]
+    assert [shares[e - LOWEST] for e in (-26, -20, -5)] == [25, 25, 50]
     (axes,) = exponent_figures.update_ratio([comparison], [found]).axes
-    assert [text.get_text().split() for text in axes.get_legend().get_texts()] == [["W1", "0", "25.0", "50.0"]]
+    assert [text.get_text().split() for text in axes.get_legend().get_texts()] == [["l1.weight", "0", "25.0", "50.0"]]
 
 
 def test_of_many_tensors_seven_are_drawn_from_first_to_last():

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from mpcompare.records import find_runs
 from mpcompare.report import console as table
+from mpcompare.report import dtypes
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
+from mpcompare.report.figures import dtypes as dtype_figure
 from mpcompare.report.figures import speed as figures
 from mpcompare.report.figures import verdict as verdict_figures
 from mpcompare.report.judge import verdict
@@ -24,7 +26,8 @@ def report(
     Args:
         folders: runs or sweeps.
         out: gets ``summary.csv``, ``verdict.json``, ``loss.png``, ``step_time.png``, ``phases.png``,
-            ``memory.png`` and the figures of :mod:`mpcompare.report.figures.verdict`; made if it is missing.
+            ``memory.png``, ``dtypes.csv``, ``dtypes.png`` and the figures of
+            :mod:`mpcompare.report.figures.verdict`; made if it is missing.
         baseline: backend to compare with; None is what the first run was configured with. Where a comparison lacks
             it, its first finished run takes its place, and that is said.
         allow: fields of the task identity in which runs of one comparison may differ; None as for ``baseline``.
@@ -43,7 +46,7 @@ def report(
     baseline = baseline or configured.get("baseline")
     allow = configured.get("allow", []) if allow is None else allow
     strict = configured.get("strict", False) if strict is None else strict
-    check_allowed(allow, dict.fromkeys(key for run in runs for key in run.result["config"]["task"]))
+    check_allowed(allow, [run.result["config"]["task"] for run in runs])
     comparisons = compare(runs, str(baseline), allow)
     verdicts = {name: v for comparison in comparisons for name, v in verdict.judge(comparison).items()}
     table.show(comparisons, verdicts)
@@ -54,6 +57,8 @@ def report(
     verdict.write(verdicts, out / "verdict.json")
     figures.draw(comparisons, out)
     verdict_figures.draw(comparisons, verdicts, out)
+    dtypes.write(comparisons, out / "dtypes.csv")
+    dtype_figure.draw(comparisons, out)
     print(f"Report: {out}")
     differs = strict and any(v.word == "differs" for v in verdicts.values())
     return not differs and all(entry.ok for comparison in comparisons for entry in comparison.entries)

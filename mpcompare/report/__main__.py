@@ -23,8 +23,8 @@ def main() -> None:
         "--allow",
         nargs="*",
         metavar="FIELD",
-        help="fields in which runs of one comparison may differ all the same: task.KEY, task for all of them, seed, "
-        "dataset_fingerprint, initial_weights (default: as the first run was configured)",
+        help="fields in which runs of one comparison may differ all the same: task.optimizer.lr and the like, "
+        "task.model for all in it, seed, dataset_fingerprint, initial_weights (default: as for --baseline)",
     )
     parser.add_argument(
         "--strict",

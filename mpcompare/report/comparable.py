@@ -1,6 +1,6 @@
 """Which runs may stand in one report, and which of them in one comparison."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -11,12 +11,37 @@ OBSERVED = ("dataset_fingerprint", "initial_weights")
 FACET = ("device_name", "host", "threads")
 
 
-def check_allowed(allow: object, task_keys: Iterable[str]) -> None:
-    """Raises InputError unless ``allow`` is a list of fields of a task identity, or ``task`` for all of the task."""
+def check_allowed(allow: object, tasks: Iterable[Mapping[str, Any]]) -> None:
+    """Raises InputError unless ``allow`` is a list of fields of a task identity, or of what they are in, as in ``task``
+    or ``task.model``.
+
+    Args:
+        tasks: the configurations of the tasks.
+    """
     if isinstance(allow, str) or not isinstance(allow, Sequence):
-        raise InputError("report.allow", allow, "expected a list of names, such as [seed,task.lr], or []")
+        raise InputError("report.allow", allow, "expected a list of names, such as [seed,task.optimizer.lr], or []")
+    fields = dict.fromkeys(field for task in tasks for field in _fields("task", task))
+    words = [field.split(".") for field in fields]
+    known = dict.fromkeys(".".join(each[:end]) for each in words for end in range(1, len(each) + 1))
     for name in allow:
-        check_choice("report.allow", name, ("task", *(f"task.{key}" for key in task_keys), "seed", *OBSERVED))
+        check_choice("report.allow", name, (*dict.fromkeys(("task", *known)), "seed", *OBSERVED))
+
+
+def _fields(name: str, value: Any) -> dict[str, Any]:
+    """A configuration as ``task.model.hidden`` and the like."""
+    if not isinstance(value, Mapping) or not value:
+        return {name: value}
+    return {field: v for key, inner in value.items() for field, v in _fields(f"{name}.{key}", inner).items()}
+
+
+def short_names(fields: Iterable[str]) -> dict[str, str]:
+    """For each field its last word; where two end in the same word, all but ``task.``."""
+    fields = dict.fromkeys(fields)
+    last = [field.rpartition(".")[2] for field in fields]
+    return {
+        field: word if last.count(word) == 1 else field.removeprefix("task.")
+        for field, word in zip(fields, last, strict=True)
+    }
 
 
 def check_comparable(runs: Sequence[Run], allow: Sequence[str]) -> None:
@@ -56,9 +81,10 @@ def sweep(run: Run) -> str:
 
 
 def task_identity(run: Run) -> dict[str, Any]:
-    """Every key of the task as ``task.KEY``, the seed, and, unless the run failed before it knew them, ``OBSERVED``."""
+    """Every field of the task, such as ``task.optimizer.lr``, the seed, and, unless the run failed before it knew them,
+    ``OBSERVED``."""
     config = run.result["config"]
-    asked_for = {f"task.{key}": value for key, value in config["task"].items()}
+    asked_for = _fields("task", config["task"]) if config["task"] else {}
     observed = {key: run.result[key] for key in OBSERVED if key in run.result}
     return {**asked_for, "seed": config.get("seed", run.result["seed"]), **observed}
 
@@ -69,7 +95,7 @@ def facet(run: Run) -> dict[str, Any]:
 
 
 def differing(a: Run, b: Run, allow: Sequence[str] = ()) -> list[str]:
-    """Fields of the task identity in which the two differ, but for the ones in ``allow``."""
+    """Fields of the task identity in which the two differ, but for those that ``allow`` names or holds."""
     mine, theirs = task_identity(a), task_identity(b)
     unknown = {key for key in OBSERVED if key not in mine or key not in theirs}
     return [
@@ -77,8 +103,7 @@ def differing(a: Run, b: Run, allow: Sequence[str] = ()) -> list[str]:
         for field in dict.fromkeys((*mine, *theirs))
         if mine.get(field) != theirs.get(field)
         and field not in unknown
-        and field not in allow
-        and not (field.startswith("task.") and "task" in allow)
+        and not any(field == name or field.startswith(f"{name}.") for name in allow)
     ]
 
 

@@ -11,7 +11,16 @@ import numpy as np
 
 from mpcompare.race.intervals import Interval, ratio, unpaired_ratio
 from mpcompare.records import Run
-from mpcompare.report.comparable import OBSERVED, check_comparable, differing, facet, group, task_identity, varied
+from mpcompare.report.comparable import (
+    OBSERVED,
+    check_comparable,
+    differing,
+    facet,
+    group,
+    short_names,
+    task_identity,
+    varied,
+)
 
 
 def loss_difference(a: Run, b: Run) -> np.ndarray:
@@ -19,6 +28,13 @@ def loss_difference(a: Run, b: Run) -> np.ndarray:
     mine, theirs = (run.steps["loss"].to_numpy(dtype=float) for run in (a, b))
     common = min(len(mine), len(theirs))
     return np.abs(mine[:common] - theirs[:common])
+
+
+def phases_of(runs: Iterable[Run]) -> list[str]:
+    """The phases in which any of these finished runs works, in their order; a step that is one piece comes last."""
+    times = sorted((run.result["phase_ms"] for run in runs), key=len, reverse=True)
+    named = dict.fromkeys(phase for phase_ms in times for phase in phase_ms)
+    return [phase for phase in named if any(phase_ms.get(phase) is not None for phase_ms in times)]
 
 
 @dataclass(frozen=True)
@@ -160,8 +176,8 @@ def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
     shown = ("task", "task.batch_size", "seed", "device_name")
     columns = zip(*map(each, shown), strict=True)
     titles = [f"{task}, batch {batch}, seed {seed}, {device or 'no device'}" for task, batch, seed, device in columns]
-    task_keys = [key for runs in known for run in runs for key in run if key.startswith("task.")]
-    words = {key: f"{key.removeprefix('task.')} {{}}" for key in task_keys}
+    names = short_names(key for runs in known for run in runs for key in run if key.startswith("task."))
+    words = {key: f"{name} {{}}" for key, name in names.items()}
     for key, word in {**words, "threads": "{} threads", "host": "host {:.8}"}.items():
         values = each(key)
         alike = [{v for t, v in zip(titles, values, strict=True) if t == title} for title in titles]
@@ -179,13 +195,14 @@ def _each(values: Iterable[object]) -> str:
 def _variants(runs: Sequence[Run]) -> list[str]:
     """For each run its values of the fields in which they differ, consequences of others left out, and of torch."""
     words: list[list[str]] = [[] for _ in runs]
+    names = short_names(key for run in runs for key in task_identity(run))
     for key in varied(runs):
         pairs = combinations(zip(runs, words, strict=True), 2)
         if any(word_a == word_b and key in differing(a, b) for (a, word_a), (b, word_b) in pairs):
             for run, mine in zip(runs, words, strict=True):
                 if key in (identity := task_identity(run)):
                     value = identity[key][:8] if key in OBSERVED else identity[key]
-                    mine.append(f"{key.removeprefix('task.')}={value}")
+                    mine.append(f"{names[key]}={value}")
     torch = [run.result.get("versions", {}).get("torch") for run in runs]
     if len({*torch} - {None}) > 1:
         for version, mine in zip(torch, words, strict=True):

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mpcompare.race.turns import describe_timing
-from mpcompare.records import write_atomically
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.records import WHOLE_STEP, write_atomically
+from mpcompare.report import dtypes
+from mpcompare.report.comparison import Comparison, Entry, phases_of
 from mpcompare.report.judge.verdict import Verdict
 
 TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
@@ -50,7 +51,7 @@ def _row(entry: Entry) -> dict[str, object]:
         "speedup_high": entry.speedup.high,
         "side_by_side": entry.side_by_side if entry.ok else None,
         **{key: timing.get(key) for key in ("rounds", "stopped")},
-        **{f"{phase}_ms": ms for phase, ms in result.get("phase_ms", {}).items()},
+        **{f"{phase.replace(' ', '_')}_ms": ms for phase, ms in result.get("phase_ms", {}).items()},
         **{key: result.get(key) for key in ("phase_overhead", "construct_s", "first_step_ms")},
         "peak_memory_bytes_analytic": result.get("peak_memory_bytes_analytic"),
         "loss_scale": result.get("loss_scale"),
@@ -65,6 +66,7 @@ def _row(entry: Entry) -> dict[str, object]:
         "variant": entry.variant or None,
         "workspace_bytes": result.get("workspace_bytes"),
         "peak_rss_bytes": result.get("peak_rss_bytes"),
+        "environment": environment(result) or None,
     }
 
 
@@ -80,7 +82,8 @@ def write(comparisons: Sequence[Comparison], verdicts: Verdicts, path: Path) -> 
 
 
 def show(comparisons: Sequence[Comparison], verdicts: Verdicts) -> None:
-    """Prints a table for each comparison; below it why runs differ or failed, and whose memory is not the model's."""
+    """Prints a table for each comparison; below it why runs differ or failed, what could not be checked of others, and
+    whose memory is not the model's."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # a file or a pipe has no width: do not wrap at 80
@@ -93,8 +96,12 @@ def show(comparisons: Sequence[Comparison], verdicts: Verdicts) -> None:
         for entry in comparison.entries:
             if (verdict := verdicts.get(entry.run.name)) and verdict.because:
                 console.print(Text(f"{entry.label} {verdict}: {verdict.because}"), soft_wrap=True)
+        for line in unchecked_lines(comparison, verdicts):
+            console.print(Text(line), soft_wrap=True)
         for line in _timing_lines(comparison):
             console.print(Text(line))
+        for line in dtypes.lines(comparison):
+            console.print(Text(line), soft_wrap=True)
         if any(entry.ok for entry in comparison.entries):
             console.print(_phases(comparison, narrow=console.width < 100))
         for entry in comparison.entries:
@@ -102,6 +109,16 @@ def show(comparisons: Sequence[Comparison], verdicts: Verdicts) -> None:
                 console.print(Text(f"{entry.label}: {entry.run.result['status']}: {entry.error}", style="red"))
             elif abs(entry.model_difference) > TOLERANCE:
                 console.print(Text(_memory_difference(entry), style="yellow"), soft_wrap=True)
+
+
+def unchecked_lines(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+    """What could not be looked at of runs that are the same or within noise: a line for those of which it is alike."""
+    whose: dict[str, list[str]] = {}
+    for entry in comparison.entries:
+        verdict = verdicts.get(entry.run.name)
+        if verdict and verdict.unchecked and verdict.word in ("same", "within noise"):
+            whose.setdefault(", ".join(verdict.unchecked), []).append(entry.label)
+    return [f"{', '.join(labels)}: not checked: {what}" for what, labels in whose.items()]
 
 
 def percent(difference: float) -> str:
@@ -134,30 +151,74 @@ def _timing_lines(comparison: Comparison) -> list[str]:
     lines = list(timings.values())[:1] if same else [f"{label}: {text}" for label, text in timings.items()]
     if not all(entry.side_by_side for entry in finished):
         lines.append("~ not timed in turns with its baseline: drift of the machine is in the ratio")
+    out_of_turn = {entry.label: _out_of_turn(entry) for entry in finished}
+    lines += [
+        f"{label}: kept {cores:.2g} cores busy in the turns of others (OpenMP does with OMP_WAIT_POLICY=active)"
+        for label, cores in out_of_turn.items()
+        if cores
+    ]
     for entry in finished:
-        others = entry.run.blocks["other_cores"].median()
+        rivals = (rival for rival in finished if rival is not entry and _race(rival) == _race(entry))
+        others = entry.run.blocks["other_cores"].median() - sum(out_of_turn[rival.label] for rival in rivals)
         if others > 0.25:
             lines.append(f"{entry.label}: other programs kept {others:.1f} cores busy while it was timed")
-        if not entry.run.blocks["settled"].all():
-            lines.append(f"{entry.label}: its idle threads keep cores busy in the turns of others (OMP_WAIT_POLICY?)")
-    return lines
+    return [*lines, *_environment_lines(comparison)]
+
+
+# Variables of the environment that make the same program faster or slower. Others torch sets itself: KMP_INIT_AT_FORK.
+_SPEED = (
+    *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "OMP_", "GOMP_", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_", "ONEDNN_"),
+    *("DNNL_", "CUBLAS", "NVIDIA_TF32", "CUDA_LAUNCH_BLOCKING", "PYTORCH_"),
+)
+
+
+def environment(result: Mapping[str, Any]) -> str:
+    """Those of ``_SPEED`` that were set for a run, as ``NAME=VALUE NAME=VALUE``."""
+    found: Mapping[str, str] = result.get("environment") or {}
+    return " ".join(f"{name}={value}" for name, value in found.items() if name.startswith(_SPEED))
+
+
+def _environment_lines(comparison: Comparison) -> list[str]:
+    """What the environment had set: one line where that is the same for all runs."""
+    known = {e.label: environment(e.run.result) for e in comparison.entries if "environment" in e.run.result}
+    if len(set(known.values())) == 1:
+        return [f"environment: {text}" for text in list(known.values())[:1] if text]
+    return [f"{label}: environment: {text or 'nothing set'}" for label, text in known.items()]
+
+
+# Of a core. Ratios are known within 2 % (measure.rel_ci), and that much of a core can shift them by as much. An entrant
+# that waits uses 0.0004, and 0.002 where its blocks take 10 ms: the messages between two turns.
+OUT_OF_TURN = 0.02
+
+
+def _out_of_turn(entry: Entry) -> float:
+    """How many cores the entrant kept busy while others had their turns; 0 where it waited, or had none to wait for."""
+    cores = entry.run.blocks["cores_between_turns"].median()
+    return float(cores) if _race(entry) and cores > OUT_OF_TURN else 0.0
+
+
+def _race(entry: Entry) -> str | None:
+    race: str | None = entry.run.result["timing"]["race"]
+    return race
 
 
 def _phases(comparison: Comparison, narrow: bool) -> Table:
-    """Milliseconds of each phase, ``-`` where it holds no work; and what is not in the step time: the first step's
-    milliseconds and the seconds that making the backend took, builds and compilation included."""
+    """Milliseconds of each phase, ``-`` where it holds no work, or the step has no phases; and what is not in the step
+    time: the first step's milliseconds and the seconds that making the backend took, builds and compilation
+    included."""
     finished = [entry for entry in comparison.entries if entry.ok]
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("ms in phase", no_wrap=True)
-    for phase in (phases := list(finished[0].run.result["phase_ms"])):
+    for phase in (phases := phases_of(entry.run for entry in finished)):
         table.add_column(phase, justify="right")
     for header in () if narrow else ("clock's cost", "first step", "set-up s"):
         table.add_column(header, justify="right")
     for entry in finished:
         times = entry.run.result["phase_ms"]
-        cells = ["-" if times[phase] is None else f"{times[phase]:.4g}" for phase in phases]
+        cells = ["-" if times.get(phase) is None else f"{times[phase]:.4g}" for phase in phases]
         overhead, first, set_up = (entry.run.result[key] for key in ("phase_overhead", "first_step_ms", "construct_s"))
-        more = () if narrow else (f"{overhead:+.1%}", f"{first:.4g}", f"{set_up:.2g}")
+        clock = "-" if WHOLE_STEP in times else f"{overhead:+.1%}"
+        more = () if narrow else (clock, f"{first:.4g}", f"{set_up:.2g}")
         table.add_row(entry.label, *cells, *more)
     return table
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpcompare.measure.numerics import HIGHEST, LOWEST
+from mpcompare.measure.reading import HIGHEST, LOWEST
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.figures.judged import Judged
 from mpcompare.report.figures.speed import COLOURS, DASHES, WIDTH, grid, nothing
@@ -20,13 +20,10 @@ ZERO, SUBNORMAL, INFINITE = -25.0, -14.0, 16.0
 # Unit roundoff u, log2. Half the gap beside a normal weight w is between u |w| / 2 and u |w|, and an update below it is
 # lost: what lies below u is the most that can be, for of what lies between u / 2 and u only a part is.
 ROUNDOFF = {"fp32": -24.0, "fp16": -11.0, "bf16": -8.0}
-Exponents = Mapping[str, Mapping[str, Sequence[int]]]  # by step, "first" and "last", and tensor: numerics.exponents
-# How the names of a panel's tensors begin; those of a later group are the first to be left out.
-PANELS: dict[str, list[tuple[str, ...]]] = {
-    "activations": [("z", "output")],
-    "gradients of activations": [("dz", "doutput")],
-    "gradients of weights": [("dW",), ("db",)],
-}
+Counts = Mapping[str, Sequence[int]]  # by layer or parameter: numerics.exponents
+Exponents = Mapping[str, Counts]  # by step, "first" and "last"
+PANELS = ("activations", "gradients of activations", "gradients of weights")  # groups of numerics.json
+NAME = 20  # characters of a name in a table
 
 
 def seen(runs: Sequence[Judged]) -> Judged | None:
@@ -66,22 +63,22 @@ def percent(part: float) -> str:
 def exponents(comparisons: Sequence[Comparison], judged: Sequence[Sequence[Judged]]) -> Figure:
     """As figure 3 of Micikevicius et al., Mixed Precision Training (2018): what fp16 can hold above, below it
     histograms of activations and gradients, and beside these which part of them it loses."""
-    figure, parts = grid(comparisons, 8.6, 1.6 * WIDTH)
+    figure, parts = grid(comparisons, 8.6, 1.75 * WIDTH)
     for part, runs in zip(parts, judged, strict=True):
         run = seen(runs)
         if run is None:
             nothing(part.subplots(), "no run counted exponents")
             continue
-        scale, counts = first_scale(run), run.numerics["exponents"]
+        scale, groups = first_scale(run), {title: _of_group(run, title) for title in PANELS}
         strip, *panels = part.subplots(4, 1, sharex=True, height_ratios=(0.8, 3, 3, 3))
-        low, high = _range(
-            [*counts["first"].values(), *counts.get("last", {}).values()], ZERO - math.log2(scale), INFINITE
-        )
+        chosen = {title: choose(_named(run, counts["first"])) for title, counts in groups.items()}
+        drawn = [_only(counts, chosen[title][0]) for title, counts in groups.items()]
+        low, high = _range(drawn, ZERO - math.log2(scale), INFINITE)
         _formats(strip, scale, low, high)
         strip.set_title(_source(run), fontsize=9, loc="left")
-        for axes, (title, starts) in zip(panels, PANELS.items(), strict=True):
+        for axes, (title, counts) in zip(panels, groups.items(), strict=True):
             used = 1.0 if title == "activations" else scale
-            names, left_out = choose(_named(counts["first"], starts))
+            names, left_out = chosen[title]
             axes.axvspan(low, ZERO, color="0.84", zorder=0, linewidth=0)
             axes.axvspan(ZERO, SUBNORMAL, color="0.93", zorder=0, linewidth=0)
             axes.axvline(INFINITE, color="0.7", linewidth=1)
@@ -95,13 +92,23 @@ def exponents(comparisons: Sequence[Comparison], judged: Sequence[Sequence[Judge
 
 
 def _source(run: Judged) -> str:
-    last = "; thin: after training" if run.numerics["exponents"].get("last") else ""
-    return f"first step, in fp32 from the weights of {run.entry.label}{last}"
+    last = "; thin: after training, in fp32" if run.numerics["exponents"].get("last") else ""
+    twin = " of the smooth twin" if run.numerics.get("twin") else ""
+    return f"first step{twin}, in float64 from the weights of {run.entry.label}{last}"
 
 
-def _named(counts: Mapping[str, Sequence[int]], starts: Sequence[tuple[str, ...]]) -> list[list[str]]:
-    """A list for each of ``starts``, of the tensors with such a name that have any value."""
-    return [[name for name, values in counts.items() if name.startswith(s) and np.sum(values)] for s in starts]
+def _of_group(run: Judged, group: str) -> Exponents:
+    return {when: found.get(group, {}) for when, found in run.numerics["exponents"].items()}
+
+
+def _named(run: Judged, counts: Counts) -> list[list[str]]:
+    """What has any value: layers or weights, and biases, which are the first to be left out."""
+    layers = run.numerics.get("layers", {})
+    groups: list[list[str]] = [[], []]
+    for name, values in counts.items():
+        if np.sum(values):
+            groups[layers.get(name, {}).get("part", "").startswith("bias")].append(name)
+    return groups
 
 
 def choose(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
@@ -115,9 +122,14 @@ def choose(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
     return chosen, [name for name in names if name not in chosen]
 
 
-def _range(counts: Iterable[Sequence[int]], lowest: float, highest: float) -> tuple[float, float]:
+def _only(counts: Exponents, names: Sequence[str]) -> Exponents:
+    return {when: {name: found[name] for name in names if name in found} for when, found in counts.items()}
+
+
+def _range(groups: Iterable[Exponents], lowest: float, highest: float) -> tuple[float, float]:
     """The exponents that are drawn: all that occur, and those of the limits."""
-    used = EXPONENTS[np.sum([c[1:] for c in counts], axis=0) > 0]
+    counts = [c[1:] for found in groups for tensors in found.values() for c in tensors.values()]
+    used = EXPONENTS[np.sum(counts, axis=0) > 0]
     return math.floor(min([lowest, *used])) - 2.0, float(max([highest, *used])) + 4
 
 
@@ -202,16 +214,28 @@ def _histogram(
         axes.plot(x, percents[0], "o", color=COLOURS[place], markersize=5, markerfacecolor=markerfacecolor)
 
 
-def _losses(names: Sequence[str], counts: Mapping[str, Sequence[int]], scale: float) -> tuple[str, list[str]]:
+def short(name: str) -> str:
+    """Its end, if it is long."""
+    return name if len(name) <= NAME else "..." + name[3 - NAME :]
+
+
+def _column(names: Iterable[str]) -> int:
+    """The width of the names in a table."""
+    return max([8, *(len(short(name)) + 1 for name in names)])
+
+
+def _losses(names: Sequence[str], counts: Counts, scale: float) -> tuple[str, list[str]]:
     """The head and the rows of the table: what fp16 loses of each tensor, without and with the scale."""
     scales = [1.0, scale] if scale != 1 else [1.0]
     words = ["in fp16", f"in fp16 x 2^{math.log2(scale):.4g}"]
-    head = "% of what is not 0\n" + " " * 8 + "".join(f"  {word:^16}" for word in words[: len(scales)])
-    head += "\n" + " " * 8 + f"{'to 0':>7}{'subnormal':>11}" * len(scales)
+    width = _column(names)
+    head = "% of what is not 0\n" + " " * width + "".join(f"  {word:^16}" for word in words[: len(scales)])
+    head += "\n" + " " * width + f"{'to 0':>7}{'subnormal':>11}" * len(scales)
     rows = []
     for name in names:
         lost = [lost_in_fp16(counts[name], s) for s in scales]
-        rows.append(name.ljust(8) + "".join(f"{percent(zero):>7}{percent(subnormal):>11}" for zero, subnormal in lost))
+        parts = "".join(f"{percent(zero):>7}{percent(subnormal):>11}" for zero, subnormal in lost)
+        rows.append(short(name).ljust(width) + parts)
     return head, rows
 
 
@@ -235,24 +259,21 @@ def _table(axes: Axes, head: str, rows: Sequence[str], left_out: Sequence[str]) 
     )
     legend.set_in_layout(True)
     if left_out:
-        names = ", ".join(left_out[:5]) + (", ..." if len(left_out) > 5 else "")
+        names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
         axes.set_title(f"not drawn ({len(left_out)}): {names}", fontsize=7, loc="right")
 
 
 def update_ratio(comparisons: Sequence[Comparison], judged: Sequence[Sequence[Judged]]) -> Figure:
     """Updates relative to their weights, beside the smallest that a format can add."""
-    figure, parts = grid(comparisons, 3.6, 1.6 * WIDTH)
+    figure, parts = grid(comparisons, 3.6, 1.75 * WIDTH)
     for part, runs in zip(parts, judged, strict=True):
         axes, run = part.subplots(), seen(runs)
         if run is None:
             nothing(axes, "no run counted exponents")
             continue
-        counts = {
-            when: {n.removeprefix("update of "): c for n, c in found.items() if n.startswith("update of ")}
-            for when, found in run.numerics["exponents"].items()
-        }
-        names, left_out = choose(_named(counts["first"], [("W",), ("b",)]))
-        low, high = _range([c for found in counts.values() for c in found.values()], min(ROUNDOFF.values()), 0.0)
+        counts = _of_group(run, "updates")
+        names, left_out = choose(_named(run, counts["first"]))
+        low, high = _range([_only(counts, names)], min(ROUNDOFF.values()), 0.0)
         axes.axvspan(low, ROUNDOFF["fp16"], color="0.93", zorder=0, linewidth=0)
         for precision, limit in ROUNDOFF.items():
             axes.axvline(limit, color="black", linestyle="--", linewidth=0.8)
@@ -273,7 +294,12 @@ def lost_updates(counts: Sequence[int]) -> dict[str, float]:
     return {precision: below(counts, -math.inf, limit) for precision, limit in ROUNDOFF.items()}
 
 
-def _lost_updates(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> tuple[str, list[str]]:
-    head = "% of what is not 0: lost (at most) in\n" + " " * 8 + "".join(f"{precision:>9}" for precision in ROUNDOFF)
-    rows = [n.ljust(8) + "".join(f"{percent(lost):>9}" for lost in lost_updates(counts[n]).values()) for n in names]
+def _lost_updates(names: Sequence[str], counts: Counts) -> tuple[str, list[str]]:
+    width = _column(names)
+    precisions = "".join(f"{precision:>9}" for precision in ROUNDOFF)
+    head = "% of what is not 0: lost (at most) in\n" + " " * width + precisions
+    rows = [
+        short(name).ljust(width) + "".join(f"{percent(lost):>9}" for lost in lost_updates(counts[name]).values())
+        for name in names
+    ]
     return head, rows

@@ -75,7 +75,7 @@ class Judged:
         return loss_noise(self.run) if self.is_reference and self.numerics.get("noise") else None
 
 
-def judge(comparison: Comparison, verdicts: Mapping[str, Verdict]) -> list[Judged]:
+def with_verdicts(comparison: Comparison, verdicts: Mapping[str, Verdict]) -> list[Judged]:
     entries = {entry.run.name: entry for entry in finished(comparison)}
     found = []
     for place, (name, entry) in enumerate(entries.items()):

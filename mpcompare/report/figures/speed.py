@@ -3,23 +3,25 @@
 import logging
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from mpcompare.records import write_atomically
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.records import WHOLE_STEP, Run, write_atomically
+from mpcompare.report.comparison import Comparison, Entry, phases_of
 from mpcompare.report.console import percent
 
 # Okabe and Ito's palette: told apart by colour-blind readers; lines differ in their dashes too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
 # The kinds of the memory model, in its order; black and the hatched greys are left to what is measured.
-KINDS = {
+KIND_COLOURS = {
     "inputs": "#56B4E9",
     "master params": "#0072B2",
     "optimizer state": "#009E73",
@@ -29,7 +31,17 @@ KINDS = {
     "gradients": "#F0E442",
     "workspace": "#BBBBBB",
 }
-PHASES = {"forward": "#56B4E9", "backward": "#E69F00", "unscale": "#F0E442", "step": "#009E73", "update": "#CC79A7"}
+PHASES = {
+    "forward": "#56B4E9",
+    "backward": "#E69F00",
+    "unscale": "#F0E442",
+    "step": "#009E73",
+    "update": "#CC79A7",
+    WHOLE_STEP: "#BBBBBB",
+}
+# Of operators, where no model tells the kinds: muted, so that nobody takes them for kinds.
+OPERATOR_COLOURS = [colormaps["tab20b"](place) for place in (0, 6, 9, 13, 17, 2, 5, 10, 14, 18)]
+OPERATORS, OTHERS = 5, "other operators"  # how many of a run are told apart, and the rest
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
 # Of the figure's measured rows; short, because a legend does not wrap.
 ALLOCATED = "measured: allocator"
@@ -165,46 +177,70 @@ def _step_time(axes: Axes, entries: list[Entry]) -> None:
 def _phases_figure(comparisons: Sequence[Comparison], bars: int) -> Figure:
     """A panel a comparison, and one legend for all below them."""
     figure = _bars(comparisons, bars, _phases, room=1.5)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles[: len(PHASES)], labels[: len(PHASES)], loc="outside lower center", ncols=5, fontsize=8)
+    _one_legend(figure, list(PHASES), columns=6)
     return figure
+
+
+def _one_legend(figure: Figure, order: Sequence[str], columns: int) -> None:
+    """Of all panels below them, in this order; others after it."""
+    pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in pairs}
+    labels = sorted(handles, key=lambda label: order.index(label) if label in order else len(order))
+    legend = [handles[label] for label in labels]
+    figure.legend(legend, labels, loc="outside lower center", ncols=min(columns, len(labels)), fontsize=8)
 
 
 def _phases(axes: Axes, entries: list[Entry]) -> None:
     """A bar a run, of its phases from first to last."""
+    phases = phases_of(entry.run for entry in entries)
     for place, entry in enumerate(entries):
-        times = entry.run.result["phase_ms"]
+        times = {phase: entry.run.result["phase_ms"].get(phase) or 0.0 for phase in phases}
         right = 0.0
-        for phase, colour in PHASES.items():
-            width = times[phase] or 0.0
+        for phase, width in times.items():
+            if phase not in entry.run.result["phase_ms"]:
+                continue
+            colour = PHASES.get(phase, "0.6")
             axes.barh(place, width, left=right, color=colour, edgecolor="white", linewidth=0.5, label=phase)
-            if width > 0.12 * sum(ms or 0.0 for ms in times.values()):
+            if width > 0.12 * sum(times.values()):
                 axes.text(right + width / 2, place, f"{width:.3g}", ha="center", va="center", fontsize=8)
             right += width
-        _beside(axes, right, place, f"{right:.4g} ms (clock {entry.run.result['phase_overhead']:+.1%})")
+        clock = "" if times.get(WHOLE_STEP) else f" (clock {entry.run.result['phase_overhead']:+.1%})"
+        _beside(axes, right, place, f"{right:.4g} ms{clock}")
     axes.set_xlabel("ms in each phase, with a clock between them\n(its cost against bare steps)")
 
 
 def _memory_figure(comparisons: Sequence[Comparison], bars: int) -> Figure:
     """A panel a comparison, and one legend for all below them: the kinds in their order, then what was measured."""
-    figure = _bars(comparisons, bars, _memory, inches=0.95)
-    pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in pairs}
-    order = sorted(handles, key=lambda label: [*KINDS, ALLOCATED, OUTSIDE, RESIDENT, label].index(label))
-    figure.legend([handles[label] for label in order], order, loc="outside lower center", ncols=3, fontsize=8)
+    operators = _operators(entry.run for comparison in comparisons for entry in finished(comparison))
+    figure = _bars(comparisons, bars, partial(_memory, operators=operators), inches=0.95)
+    columns = 2 if max(map(len, operators), default=0) > 16 else 3  # a legend does not wrap
+    _one_legend(figure, [*KIND_COLOURS, *operators, OTHERS, ALLOCATED, OUTSIDE, RESIDENT], columns)
     return figure
 
 
-def _memory(axes: Axes, entries: list[Entry]) -> None:
-    """Three rows a run: the model, stacked by kind; what was measured; how much more of the process was resident."""
+def _operators(runs: Iterable[Run]) -> list[str]:
+    """Of the runs without a model, the operators that asked for most of what was live at their peaks."""
+    sizes: dict[str, int] = {}
+    for run in runs:
+        if not run.result.get("memory_model"):
+            for name, size in list((run.result.get("memory_by_op") or {}).items())[:OPERATORS]:
+                sizes[name] = sizes.get(name, 0) + size
+    return sorted(sizes, key=lambda name: -sizes[name])
+
+
+def _memory(axes: Axes, entries: list[Entry], operators: Sequence[str]) -> None:
+    """Three rows a run: the model, stacked by kind, or, where there is none, what was measured by operator; what was
+    measured; how much more of the process was resident."""
     for place, entry in enumerate(entries):
         result = entry.run.result
         if model := _by_kind(result):
-            kinds = [(size, kind, {"color": KINDS.get(kind, "0.6")}) for kind, size in model.items()]
+            kinds = [(size, kind, {"color": KIND_COLOURS.get(kind, "0.6")}) for kind, size in model.items()]
             right = _stack(axes, place - 0.25, kinds)
             _beside(axes, right, place - 0.25, f"{right:.4g} MB model")
+        elif pieces := _by_operator(result, operators):
+            _beside(axes, _stack(axes, place - 0.25, pieces), place - 0.25, "by operator")
         measured, workspace = result["peak_memory_bytes"] / 1e6, _outside(result)
-        pieces: list[Piece] = [(measured, ALLOCATED, {"color": "0.35"})]
+        pieces = [(measured, ALLOCATED, {"color": "0.35"})]
         text = f"{measured:.4g} MB" + (f" ({percent(entry.model_difference)})" if model else "")
         if workspace:
             style = {"facecolor": "white", "edgecolor": "0.35", "hatch": "//////", "linewidth": 0.5}
@@ -220,6 +256,21 @@ def _memory(axes: Axes, entries: list[Entry]) -> None:
 def _by_kind(result: dict[str, Any]) -> dict[str, float]:
     """The model in MB by kind; empty where there is none."""
     return {kind: sum(tensors.values()) / 1e6 for kind, tensors in (result.get("memory_model") or {}).items()}
+
+
+def _by_operator(result: dict[str, Any], operators: Sequence[str]) -> list[Piece]:
+    """The measured peak in MB: the batch, the largest by the operators that asked for them, the others in one piece."""
+    live = list((result.get("memory_by_op") or {}).items())
+    if not live:
+        return []
+    pieces: list[Piece] = [((result.get("batch_bytes") or 0) / 1e6, "inputs", {"color": KIND_COLOURS["inputs"]})]
+    for name, size in live[:OPERATORS]:
+        place = operators.index(name)
+        colour = OPERATOR_COLOURS[place % len(OPERATOR_COLOURS)]
+        pieces.append((size / 1e6, name, {"color": colour}))
+    if rest := sum(size for _, size in live[OPERATORS:]):
+        pieces.append((rest / 1e6, OTHERS, {"color": "0.8"}))
+    return pieces
 
 
 def _outside(result: dict[str, Any]) -> float:

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from mpcompare.measure.numerics import relative_error
+from mpcompare.measure.reading import relative_error
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.figures.exponents import exponents, seen, update_ratio
-from mpcompare.report.figures.judged import Judged, compared, judge, references
+from mpcompare.report.figures.judged import Judged, compared, references, with_verdicts
 from mpcompare.report.figures.speed import WIDTH, finished, grid, nothing, save
 from mpcompare.report.judge.verdict import Verdict
 
@@ -25,7 +25,7 @@ def draw(comparisons: Sequence[Comparison], verdicts: Mapping[str, Verdict], out
     """Writes ``gradient_error.png``, ``noise.png``, ``exponents.png``, ``update_ratio.png`` and ``loss_scale.png`` into
     ``out``, those for which any run has the numbers; comparisons with no finished run are left out."""
     drawn = [c for c in comparisons if finished(c)]
-    judged = [judge(c, verdicts) for c in drawn]
+    judged = [with_verdicts(c, verdicts) for c in drawn]
     if any(run.gradients for runs in judged for run in runs):
         save(gradient_error(drawn, judged), out / "gradient_error.png")
     if any(run.noise is not None or (run.reference and not run.is_reference) for runs in judged for run in runs):
@@ -72,7 +72,8 @@ def gradient_error(comparisons: Sequence[Comparison], judged: Sequence[Sequence[
         axes = part.subplots()
         _gradient_bars(axes, runs)
         axes.set_ylabel("||gradient - exact|| / ||exact||")
-        axes.set_xlabel("gradient in the first step; exact: float64 from the same rounded weights and inputs\n"
+        twin = " of the smooth twin" if any(run.numerics.get("twin") for run in runs) else ""
+        axes.set_xlabel(f"gradient{twin} in the first step\nexact: float64 from the same rounded weights and inputs\n"
                         "(gap: no error; triangle: inf, NaN or missing)", fontsize=9)  # fmt: skip
         _legend(part, axes)
     return figure
@@ -80,6 +81,16 @@ def gradient_error(comparisons: Sequence[Comparison], judged: Sequence[Sequence[
 
 def _tensors(runs: Sequence[Judged]) -> list[str]:
     return list(dict.fromkeys(tensor for run in runs for tensor in run.gradients))
+
+
+NOTHING = 1e-10  # of the largest gradient's norm: what is smaller is the rounding of float64 alone
+
+
+def _vanishing(runs: Sequence[Judged], tensors: Sequence[str]) -> list[str]:
+    """The tensors that the loss does not depend on, such as a bias before a norm: relative errors say nothing."""
+    norms = {t: max((run.gradients.get(t) or {}).get("norm", 0.0) for run in runs) for t in tensors}
+    finite = [norm for norm in norms.values() if math.isfinite(norm)]
+    return [t for t, norm in norms.items() if norm < NOTHING * max(finite, default=0.0)]
 
 
 def _no_gradients(run: Judged) -> str:
@@ -90,6 +101,10 @@ def _gradient_bars(axes: Axes, runs: Sequence[Judged]) -> None:
     tensors, owners = _tensors(runs), [run.entry for run in references(runs)]
     if not tensors:
         return nothing(axes, "no run shows its gradients")
+    if vanishing := _vanishing(runs, tensors):
+        tensors = [tensor for tensor in tensors if tensor not in vanishing]
+        names = ", ".join(vanishing[:3]) + (", ..." if len(vanishing) > 3 else "")
+        axes.set_title(f"not drawn, exactly 0 ({len(vanishing)}): {names}", fontsize=7, loc="right")
     order = sorted(runs, key=lambda r: owners.index(r.reference) if r.reference in owners else len(owners))
     width, shown = 0.8 / len(order), []
     for column, run in enumerate(order):
@@ -114,6 +129,10 @@ def _gradient_bars(axes: Axes, runs: Sequence[Judged]) -> None:
             ticks.set_label("limit")
         shown += [*errors, *limits]
     axes.set_xticks(range(len(tensors)), tensors)
+    if sum(map(len, tensors)) > 64:
+        axes.tick_params(axis="x", labelrotation=35, labelsize=8)
+        for text in axes.get_xticklabels():
+            text.set_horizontalalignment("right")
     axes.set_yscale("log")
     if len(finite := _positive(shown)):
         axes.set_ylim(finite.min() / 3, finite.max() * 2)

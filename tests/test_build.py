@@ -1,5 +1,6 @@
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -43,6 +44,7 @@ def test_a_failed_build_is_explained_and_not_tried_again(fresh_cache, monkeypatc
     assert not list(fresh_cache.rglob("*.so"))
 
 
+@pytest.mark.slow
 def test_a_build_that_was_killed_does_not_block_the_next(fresh_cache):
     folder = fresh_cache / "mpcompare" / "ops" / build.cache_key(build.cpu_recipe())
     (folder / "build-killed").mkdir(parents=True)
@@ -52,6 +54,18 @@ def test_a_build_that_was_killed_does_not_block_the_next(fresh_cache):
     assert [p.name for p in folder.iterdir() if p.suffix == ".so"] == ["mpcompare_cpu.so"]
     stamp = library.stat().st_mtime_ns
     assert build.build(build.cpu_recipe()).stat().st_mtime_ns == stamp  # cached
+
+
+def test_of_two_that_need_a_library_one_builds_it(fresh_cache, tmp_path):
+    compiler = tmp_path / "c++"
+    compiler.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo x >> {tmp_path}/count; sleep 0.2; touch $3; }}\n")
+    compiler.chmod(0o755)
+    recipe = build.Recipe("x", [str(compiler)], ["-shared"])
+    with ThreadPoolExecutor() as pool:
+        libraries = list(pool.map(build.build, [recipe] * 4))
+    assert len(set(libraries)) == 1
+    assert libraries[0].exists()
+    assert (tmp_path / "count").read_text().count("x") == 1
 
 
 def test_the_cache_key_knows_sources_flags_and_cpu(monkeypatch, tmp_path):
@@ -81,6 +95,7 @@ def test_unknown_engine_is_named():
         ops.select_gemm("cublas", CPU, torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch")
 def test_cuda_sources_compile_and_link_without_a_gpu(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ def as_it_was(two_threads):
 
 
 # Wide enough that torch and the native operators split the work between threads.
-WIDE = (*SMALL, "task.hidden=[256]", "task.batch_size=512", "train.steps=8", "train.deterministic=true",
+WIDE = (*SMALL, "task.model.hidden=[256]", "task.batch_size=512", "train.steps=8", "train.deterministic=true",
         "verdict.enabled=false")  # fmt: skip
 
 
@@ -24,7 +24,10 @@ def losses(folder):
     return pd.read_csv(folder / "steps.csv", dtype=str)["loss"].tolist()
 
 
-@columns([c for c in CPU_COLUMNS if c[0] != "amp_graph"])  # which is amp's arithmetic there
+QUICK = {("fp32", "fp32"), ("amp", "bf16"), ("scratch", "bf16")}
+
+
+@columns([c for c in CPU_COLUMNS if c[0] != "amp_graph"], QUICK)  # amp_graph is amp's arithmetic there
 def test_two_runs_give_the_same_bits(cli, tmp_path, name, precision, device):
     column = (f"backend={name}", f"precision={precision}", f"device={device.type}")
     for run in ("a", "b"):
@@ -37,6 +40,7 @@ def test_two_runs_give_the_same_bits(cli, tmp_path, name, precision, device):
     assert losses(tmp_path / "c")[0] != losses(tmp_path / "a")[0]
 
 
+@pytest.mark.slow
 def test_two_processes_of_a_sweep_give_the_same_bits(cli, tmp_path):
     ended = cli("-m", "backend=scratch,scratch,amp,amp", *WIDE, f"hydra.sweep.dir={tmp_path / 's'}")
     assert ended.code == 0, ended.err

@@ -2,9 +2,11 @@
 
 A build lands in the cache folder under a key of everything that it depends on: sources, flags, compiler, torch version
 and, because of ``-march=native``, the CPU. It happens in a folder of its own and is moved into place whole, so a build
-that is killed, or two at a time, do no harm.
+that is killed does no harm. Of several processes that need the same library at a time, one builds it and the others
+wait.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -15,6 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,9 +104,11 @@ def build(recipe: Recipe) -> Path:
         library = cache_dir() / "ops" / cache_key(recipe) / f"{recipe.name}.so"
         if library.exists():
             return library
-        log.info("building %s, once for this machine and torch %s", recipe.name, torch.__version__)
         library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
+        with _alone_in(library.parent), tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
+            if library.exists():  # another process built it meanwhile
+                return library
+            log.info("building %s, once for this machine and torch %s", recipe.name, torch.__version__)
             unfinished = Path(folder) / library.name
             command = [*recipe.compiler, *recipe.arguments, "-o", str(unfinished)]
             code, said = _run(command)
@@ -113,6 +119,15 @@ def build(recipe: Recipe) -> Path:
     except OSError as error:
         raise BuildError(f"cannot run {recipe.compiler[0]} or write to {cache_dir()}: {error}") from error
     return library
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Waits until no other process is in here. The lock of a process that is killed ends with it."""
+    with (folder / "lock").open("w") as file:
+        with suppress(OSError):  # a file system without locks: each builds for itself
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _run(command: list[str]) -> tuple[int, str]:

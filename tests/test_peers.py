@@ -326,7 +326,8 @@ def test_a_compiled_run_says_nothing_of_how_it_was_compiled(cli, tmp_path):
     ended = cli(*SMALL, "backend=amp_compile", "device=cpu", f"hydra.run.dir={folder}")
     assert (ended.code, ended.err) == (0, "")
     assert len(ended.out.splitlines()) == 1
-    assert counters["stats"]["unique_graphs"] == graphs + 1  # blocks, phases, memory, examination: one program
+    # Training, blocks, phases, memory and examination take one program. A second one shows the dtypes.
+    assert counters["stats"]["unique_graphs"] == graphs + 2
     result = json.loads((folder / "result.json").read_text())
     assert (result["precision"], result["dtypes"]["activations"]) == ("bf16", "bf16")
     assert result["memory_model"] == {}

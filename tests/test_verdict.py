@@ -67,7 +67,7 @@ def test_correct_runs_are_the_same_whatever_the_task(seed, precision, device):
         run = examined(name, BACKENDS[name], task, dataset, precision, seed, device=device)
         verdict = judge_run(run, amp)
         assert verdict.word == "same", (name, task, verdict.cause, verdict.because)
-        assert all(what.startswith("the run from step") for what in verdict.unchecked)
+        assert all(what.startswith("training from step") for what in verdict.unchecked)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

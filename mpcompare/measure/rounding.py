@@ -10,7 +10,7 @@ these errors is left.
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,6 +25,7 @@ from mpcompare.tasks.losses import Loss
 
 SAMPLES = 8
 ROWS = 256  # of a large batch whose rows do not depend on each other
+ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated in how many dimensions its errors vary
 EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}  # its bits
 # Functions whose results are some of the numbers that they are given: nothing is rounded there.
 SELECTING = {
@@ -118,20 +119,28 @@ def rounding_errors(
 
     exact = results(nullcontext())
     names = [*named, *statistics]
-    squares = torch.zeros(len(names), dtype=torch.float64)
+    squares, of_some = (torch.zeros(len(names), dtype=torch.float64) for _ in range(2))
     sketches: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in range(SAMPLES):
         again = results(roundings)
         again[: len(named)] = map(roundings.error, again[: len(named)])  # gradients may be stored in 16 bits, too
-        errors = [(a - e).double() for a, e in zip(again, exact, strict=True)]
-        squares += torch.stack([e.square().sum() for e in errors]).cpu() / SAMPLES
-        for name, short in sketch(dict(zip(names, errors, strict=True))).items():
+        errors = [a - e for a, e in zip(again, exact, strict=True)]
+        squares += _squares(errors) / SAMPLES
+        some = [e.flatten()[:: max(1, -(-e.numel() // ELEMENTS))] for e in errors]
+        of_some += _squares(some) / SAMPLES
+        for name, short in sketch(dict(zip(names, some, strict=True))).items():
             sketches[name].append(short)
     found = {}
-    for name, square in zip(names, squares.tolist(), strict=True):
+    for name, square, part in zip(names, squares.tolist(), of_some.tolist(), strict=True):
         samples = torch.tensor(sketches[name], dtype=torch.float64)
         products = torch.triu(samples @ samples.T, diagonal=1).square().sum().item() / math.comb(SAMPLES, 2)
         # Errors of two samples are independent, so the mean square of their product is tr C^2.
-        dimensions = max(square**2 / products, 1.0) if products else 1.0
+        dimensions = max(part**2 / products, 1.0) if products else 1.0
         found[name] = {"error": share * math.sqrt(square), "dimensions": dimensions, "samples": SAMPLES}
     return found
+
+
+def _squares(tensors: Sequence[Tensor]) -> Tensor:
+    """``||t||^2`` of each, summed in float64."""
+    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in tensors]
+    return torch.stack(norms).square().cpu()

@@ -117,7 +117,7 @@ def correct(family: str, first: int, tasks: int, precisions: Sequence[str], comp
                 where = f"seed {seed}, {precision}, {name}"
                 if name != "amp":
                     runs[name] += 1
-                    parted += any(what.startswith("the run from") for what in verdict.unchecked)
+                    parted += any(what.startswith("training from") for what in verdict.unchecked)
                 if verdict.word not in ("same", "reference"):
                     accused += 1
                     print(f"{where}: {verdict}: {verdict.because}", flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from mpcompare.records import Run, write_json
 from mpcompare.report.comparable import differing
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.judge.checks import Check, checks, common_steps, has_gradients
+from mpcompare.report.judge.checks import Check, checks, common_steps, has_gradients, not_finite
 
 GRADIENTS = "gradients in the first step"
 TRAINING = "training (no noise was measured)"
@@ -91,6 +91,8 @@ def _unchecked(run: Run, reference: Run) -> list[str]:
         for where, what in passes.items()
         if not has_gradients(where, mine, theirs) and (where in mine or where in theirs)
     ]
+    if has_gradients("last", mine) and (overflowed := not_finite(mine["last"])):
+        missing.append(f"gradients after training that overflow ({', '.join(overflowed)})")
     if replaced := sorted(set(theirs.get("twin", {}).values())):  # "GELU for ReLU"
         smooth, kinked = ([words.split(" for ")[place] for words in replaced] for place in (0, 1))
         missing.append(f"{_and(kinked)} (examined as {_and(dict.fromkeys(smooth))})")

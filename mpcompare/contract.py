@@ -21,7 +21,7 @@ see ``mpcompare/testing.py``.
 """
 
 import inspect
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -102,7 +102,6 @@ class Backend(Protocol):
         ``mpcompare.cost.memory.TENSOR_KINDS``; empty if unknown."""
 
 
-@runtime_checkable
 class Phased(Protocol):
     """A backend that lets itself be looked into.
 
@@ -128,7 +127,6 @@ class Phased(Protocol):
         """Sets the loss scale of the next step and drops the gradients."""
 
 
-@runtime_checkable
 class WholeStep(Protocol):
     """A backend whose step is one piece."""
 
@@ -146,6 +144,20 @@ def take_step(backend: Any, x: Tensor, y: Tensor) -> Tensor:
     backend.step()
     backend.update()
     return loss
+
+
+def show_gradients(backend: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Params]:
+    """A step up to where its gradients can be seen, which in one piece is all of it.
+
+    Returns the loss and the gradients, which the rest of the step may overwrite.
+    """
+    if hasattr(backend, "train_step"):
+        loss = backend.train_step(x, y)
+    else:
+        loss = backend.forward(x, y)
+        backend.backward()
+        backend.unscale()
+    return loss, backend.grads()
 
 
 def options_of(make_backend: type[Backend]) -> list[str]:

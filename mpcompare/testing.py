@@ -39,7 +39,7 @@ from mpcompare import loss_scale
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.tf32 import Tf32
-from mpcompare.contract import PHASES, Backend, BackendUnavailable, options_of, take_step
+from mpcompare.contract import PHASES, Backend, BackendUnavailable, options_of, show_gradients, take_step
 from mpcompare.cost.memory import TENSOR_KINDS
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
@@ -51,11 +51,11 @@ from mpcompare.records import BLOCK_FIELDS, Run, finite, numbers
 from mpcompare.report.judge.verdict import judge_run
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.data.generated import digits, synthetic
-from mpcompare.tasks.mlp import Mlp, is_plain_mlp
+from mpcompare.tasks.mlp import Mlp
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Params, Task, buffers_of, params_of
 from mpcompare.tasks.text import CharGpt
-from mpcompare.tasks.twin import smooth_twin
+from mpcompare.tasks.twin import examined_twin
 
 Tasks = Mapping[str, tuple[Task, Dataset]]
 ANSWERS = (
@@ -502,13 +502,7 @@ def _exact(column: _Column) -> Any:
 
 
 def _first_gradients(backend: Any, x: Tensor, y: Tensor) -> Params:
-    if hasattr(backend, "train_step"):
-        backend.train_step(x, y)
-    else:
-        backend.forward(x, y)
-        backend.backward()
-        backend.unscale()
-    return _copy(backend.grads())
+    return _copy(show_gradients(backend, x, y)[1])
 
 
 def _named(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any) -> Iterator[str]:
@@ -607,10 +601,10 @@ def examined_run(
         rows.append({"step": number, "loss": loss, "loss_scale": scale, "skipped": bool(backend.skipped)})
     initial = params_of(model)
     moved = numerics.sketch({name: p - initial[name] for name, p in backend.master_params().items()})
-    twin, replaced = (None, {}) if is_plain_mlp(model, task) else smooth_twin(model)
+    twin, replaced = examined_twin(model, task)
     subject = Subject(
         make, model, policy, precision, task, lambda: batches(dataset, task.batch_size),
-        twin if replaced else None, replaced,
+        twin, replaced,
     )  # fmt: skip
     turns = examine(subject, backend, rows, noise)
     while True:

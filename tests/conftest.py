@@ -25,7 +25,7 @@ from mpcompare.backends.fused import Fused
 from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.backends.scratch import Scratch
 from mpcompare.backends.tf32 import Tf32
-from mpcompare.contract import Backend, options_of
+from mpcompare.contract import Backend, options_of, show_gradients
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.tasks.mlp import Mlp, PlainMlp, plain_mlp
 from mpcompare.tasks.optimizers import Sgd
@@ -148,13 +148,8 @@ def make_backend(
 def step_to_gradients(backend: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss and the gradients, copied, of a step that is taken up to where they can be seen: to its end by a backend
     whose step is one piece."""
-    if hasattr(backend, "train_step"):
-        loss = backend.train_step(x, y)
-    else:
-        loss = backend.forward(x, y)
-        backend.backward()
-        backend.unscale()
-    return loss.clone(), {name: g.clone() for name, g in backend.grads().items()}
+    loss, grads = show_gradients(backend, x, y)
+    return loss.clone(), {name: g.clone() for name, g in grads.items()}
 
 
 def finish_step(backend: Any) -> None:

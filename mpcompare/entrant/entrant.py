@@ -24,9 +24,8 @@ from mpcompare.measure.examine import Subject, examine
 from mpcompare.race.turns import Progress, Turn, Turns
 from mpcompare.records import Recorder
 from mpcompare.shared import ALONE, Shared
-from mpcompare.tasks.mlp import is_plain_mlp
 from mpcompare.tasks.task import params_of
-from mpcompare.tasks.twin import smooth_twin
+from mpcompare.tasks.twin import examined_twin
 
 
 def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
@@ -92,9 +91,7 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
 
 
 def _subject(setup: Setup, shared: Shared) -> Subject:
-    """A plain MLP has no twin: those that compute it by hand know relu and nothing smooth, and beside an oracle that
-    starts from rounded weights and inputs its kinks do little."""
-    twin, replaced = (None, {}) if is_plain_mlp(setup.model, setup.task) else smooth_twin(setup.model)
+    twin, replaced = examined_twin(setup.model, setup.task)
     return Subject(
         make_backend=setup.make_backend,
         model=setup.model,
@@ -102,7 +99,7 @@ def _subject(setup: Setup, shared: Shared) -> Subject:
         precision=setup.precision,
         task=setup.task,
         batches=setup.batches,
-        twin=twin if replaced else None,
+        twin=twin,
         replaced=replaced,
         shared=shared,
     )

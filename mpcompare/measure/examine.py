@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.contract import Backend, take_step
+from mpcompare.contract import Backend, show_gradients, take_step
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.measure import numerics
 from mpcompare.measure.noise import at_scale, train_again
@@ -201,14 +201,9 @@ def _copy(tensors: Mapping[str, Tensor]) -> Params:
 
 
 def _gradients(backend: Any, x: Tensor, y: Tensor) -> tuple[float, Params]:
-    """The step up to where its gradients can be seen."""
-    if hasattr(backend, "train_step"):
-        loss = backend.train_step(x, y)
-    else:
-        loss = backend.forward(x, y)
-        backend.backward()
-        backend.unscale()
-    return float(loss), _copy(backend.grads())
+    """``contract.show_gradients`` as values that stay."""
+    loss, grads = show_gradients(backend, x, y)
+    return float(loss), _copy(grads)
 
 
 def _finish_step(backend: Any) -> Iterator[None]:

@@ -8,9 +8,10 @@ and AvgPool 1.2 to 1.8. What a backend does wrong is found beside the second.
 import copy
 from typing import Any
 
-import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
+
+from mpcompare.tasks.mlp import is_plain_mlp
+from mpcompare.tasks.task import Task
 
 SMOOTH_ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)  # each becomes GELU
 SMOOTH_POOLS: dict[Any, Any] = {nn.MaxPool1d: nn.AvgPool1d, nn.MaxPool2d: nn.AvgPool2d, nn.MaxPool3d: nn.AvgPool3d}
@@ -21,8 +22,22 @@ ADAPTIVE_POOLS: dict[Any, Any] = {
 }
 
 
+def examined_twin(model: nn.Module, task: Task) -> tuple[nn.Module | None, dict[str, str]]:
+    """The twin at which a network is examined, and what was replaced there; None where it is examined itself.
+
+    That is so where it has no kinks, and for a plain MLP: those that compute it by hand know relu and nothing smooth,
+    and beside an oracle that starts from rounded weights and inputs its kinks do little.
+    """
+    if is_plain_mlp(model, task):
+        return None, {}
+    twin, replaced = smooth_twin(model)
+    return (twin, replaced) if replaced else (None, {})
+
+
 def smooth_twin(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:
     """A copy of ``model`` with the same weights whose modules have no kinks.
+
+    Functions that a ``forward`` calls by itself, such as ``torch.relu``, stay as they are.
 
     Returns:
         The twin, and what became of the modules that were replaced: ``{"relu1": "GELU for ReLU"}``; empty where there
@@ -48,23 +63,3 @@ def _smooth(module: nn.Module) -> nn.Module | None:
         if isinstance(module, kinked):
             return adaptive(module.output_size)
     return None
-
-
-KINKED_FUNCTIONS = {
-    "relu", "relu_", "relu6", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "max_pool1d", "max_pool2d",
-    "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "amax", "clamp", "clamp_min", "abs",
-}  # fmt: skip
-
-
-class Kinks(TorchFunctionMode):
-    """Notes the functions with a kink that are called while it is entered: a twin has only its modules replaced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called: set[str] = set()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        name = getattr(func, "__name__", "")
-        if name in KINKED_FUNCTIONS or func in (F.relu, F.max_pool2d):
-            self.called.add(name.strip("_"))
-        return func(*args, **(kwargs or {}))

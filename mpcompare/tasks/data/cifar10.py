@@ -1,19 +1,13 @@
 """CIFAR-10 (Krizhevsky): colour images whose channels have zero mean and unit variance over the training part."""
 
-import logging
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mpcompare.errors import check_number
 from mpcompare.tasks.data.dataset import Dataset
-from mpcompare.tasks.data.folder import find_root
 from mpcompare.tasks.data.generated import synthetic_images
-from mpcompare.tasks.data.source import Source, torchvision_mismatch
-
-log = logging.getLogger(__name__)
+from mpcompare.tasks.data.source import Source, take_or_stand_in, torchvision_mismatch
 
 SOURCE = Source(
     name="CIFAR-10",
@@ -42,18 +36,15 @@ def cifar10(seed: int, samples: int, root: str | None = None, download_limit_s: 
     Raises:
         InputError: a file on disk is not CIFAR-10's.
     """
-    check_number("data.download_limit_s", download_limit_s, above=0)
-    root, folder = find_root(root)
-    if SOURCE.on_disk(folder):
-        dataset = _read(folder, f"found in {root}")
-    elif failure := SOURCE.download(folder, download_limit_s):
-        reason = f"CIFAR-10 is not in {root} and cannot be downloaded ({failure})"
-        log.warning("data=cifar10: using SYNTHETIC IMAGES, NOT CIFAR-10: %s", reason)
-        return replace(synthetic_images(seed, samples), reason=reason)
-    else:
-        dataset = _read(folder, f"downloaded to {root}")
-    log.info("data=cifar10: using CIFAR-10, %s", dataset.reason)
-    return dataset
+    return take_or_stand_in(
+        SOURCE,
+        _read,
+        lambda: synthetic_images(seed, samples),
+        root,
+        download_limit_s,
+        "data=cifar10",
+        "SYNTHETIC IMAGES, NOT CIFAR-10",
+    )
 
 
 def _read(root: Path, reason: str) -> Dataset:

@@ -1,16 +1,12 @@
 """MNIST (LeCun, Cortes, Burges): pixels p in [0, 1] become (p - 0.5) / 0.5, so they lie in [-1, 1]."""
 
-import logging
-from dataclasses import replace
 from pathlib import Path
 
-from mpcompare.errors import InputError, check_number
+from mpcompare.errors import InputError
 from mpcompare.tasks.data.dataset import Dataset
 from mpcompare.tasks.data.folder import find_root
 from mpcompare.tasks.data.generated import digits
-from mpcompare.tasks.data.source import Source, torchvision_mismatch
-
-log = logging.getLogger(__name__)
+from mpcompare.tasks.data.source import Source, take_or_stand_in, torchvision_mismatch
 
 SOURCE = Source(
     name="MNIST",
@@ -42,18 +38,15 @@ def mnist(seed: int, root: str | None = None) -> Dataset:
 
 def auto(seed: int, samples: int, root: str | None = None, download_limit_s: float = 15) -> Dataset:
     """MNIST where it is on disk or can be downloaded within ``download_limit_s`` seconds, else ``samples`` digits."""
-    check_number("data.download_limit_s", download_limit_s, above=0)
-    root, folder = find_root(root)
-    if SOURCE.on_disk(folder):
-        dataset = _read(folder, f"found in {root}")
-    elif failure := SOURCE.download(folder, download_limit_s):
-        reason = f"MNIST is not in {root} and cannot be downloaded ({failure})"
-        log.warning("data=auto: using scikit-learn's DIGITS, NOT MNIST: %s", reason)
-        return replace(digits(seed, samples), reason=reason)
-    else:
-        dataset = _read(folder, f"downloaded to {root}")
-    log.info("data=auto: using MNIST, %s", dataset.reason)
-    return dataset
+    return take_or_stand_in(
+        SOURCE,
+        _read,
+        lambda: digits(seed, samples),
+        root,
+        download_limit_s,
+        "data=auto",
+        "scikit-learn's DIGITS, NOT MNIST",
+    )
 
 
 def _read(root: Path, reason: str) -> Dataset:

@@ -2,18 +2,23 @@
 
 import hashlib
 import http.client
+import logging
 import subprocess
 import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, check_number
+from mpcompare.tasks.data.dataset import Dataset
+from mpcompare.tasks.data.folder import find_root
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,36 @@ class Source:
         except OSError as error:
             return str(error)
         return None
+
+
+def take_or_stand_in(
+    source: Source,
+    read: Callable[[Path, str], Dataset],
+    stand_in: Callable[[], Dataset],
+    root: str | None,
+    download_limit_s: float,
+    option: str,
+    loudly: str,
+) -> Dataset:
+    """The data set where it is on disk or can be downloaded within ``download_limit_s`` seconds, else the stand-in.
+
+    Args:
+        read: makes the data set of the folder and of the reason why it was taken.
+        option: how it was asked for, ``data=auto``; the log says after it what was taken.
+        loudly: what the stand-in is, and what it is not.
+    """
+    check_number("data.download_limit_s", download_limit_s, above=0)
+    root, folder = find_root(root)
+    if source.on_disk(folder):
+        dataset = read(folder, f"found in {root}")
+    elif failure := source.download(folder, download_limit_s):
+        reason = f"{source.name} is not in {root} and cannot be downloaded ({failure})"
+        log.warning("%s: using %s: %s", option, loudly, reason)
+        return replace(stand_in(), reason=reason)
+    else:
+        dataset = read(folder, f"downloaded to {root}")
+    log.info("%s: using %s, %s", option, source.name, dataset.reason)
+    return dataset
 
 
 def _probe(address: str) -> str:

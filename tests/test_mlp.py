@@ -12,6 +12,7 @@ from mpcompare.errors import InputError
 from mpcompare.measure.oracle import exact_step, outputs_of
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.mlp import Mlp, is_plain_mlp, plain_mlp
+from mpcompare.tasks.optimizers import Adam, Sgd
 from mpcompare.tasks.task import Task, params_of, with_values
 
 CPU = torch.device("cpu")
@@ -140,12 +141,6 @@ def test_flops_count_every_matrix_product_of_a_step():
     assert step_flops(task.new_model(0, CPU), task.loss_fn, x, y) == forward + dW + 2 * n * 8192 * 10
 
 
-class Adam:
-    """Another optimizer."""
-
-    lr = 0.1
-
-
 def linear(*layers):
     return lambda: nn.Sequential(*layers)
 
@@ -159,6 +154,8 @@ def linear(*layers):
         ({"model": linear(nn.Linear(4, 2, bias=False))}, ", and every Linear needs a bias"),
         ({"loss": nn.MSELoss()}, ", not another loss"),
         ({"optimizer": Adam()}, ", not Adam"),
+        ({"optimizer": Sgd(0.1, 0.9, nesterov=True)}, ", without nesterov and weight_decay"),
+        ({"optimizer": Sgd(0.1, weight_decay=0.1)}, ", without nesterov and weight_decay"),
     ],
 )
 def test_what_cannot_be_computed_by_hand_is_said(change, message):

@@ -35,14 +35,14 @@ def test_fp32_updates_are_within_their_roundings_and_16_bit_ones_are_not(momentu
         before, g = module.detach().clone(), torch.randn(100, 30)
         module.grad = g.clone()
         optimizer.step()
-        e = numerics.update_errors(fp32, {"w": before}, {"w": module.detach()}, {"w": g}, torch.bfloat16)["w"]
+        e = numerics.update_errors(fp32, {"w": before}, {"w": module.detach()}, {"w": g}, 1e-3, torch.bfloat16)["w"]
         assert 0.5 < e["excess"] <= 1  # the bound is met, and hardly larger than it must be
         assert e["slope"] == pytest.approx(1, abs=1e-4)
         assert e["lost"] == e["lost_in_fp32"] == 0
         assert e["short"] < 0.01
         rounded = module.detach().bfloat16().float()
         low = {"w": before.bfloat16().float()}
-        e = numerics.update_errors(short, low, {"w": rounded}, {"w": g}, torch.bfloat16)["w"]
+        e = numerics.update_errors(short, low, {"w": rounded}, {"w": g}, 1e-3, torch.bfloat16)["w"]
         assert e["excess"] > 1000
         assert e["lost"] > 0.3
         assert e["short"] == 1
@@ -51,7 +51,7 @@ def test_fp32_updates_are_within_their_roundings_and_16_bit_ones_are_not(momentu
 def test_updates_that_fp32_itself_loses_are_told_apart():
     before, g = {"b1": torch.tensor([1.0, 1.0])}, {"b1": torch.tensor([1e-9, 1.0])}
     after = {"b1": torch.tensor([1.0, 0.0])}
-    e = numerics.update_errors(Sgd(1.0).replay(), before, after, g, torch.float16)["b1"]
+    e = numerics.update_errors(Sgd(1.0).replay(), before, after, g, 1.0, torch.float16)["b1"]
     assert e["lost"] == e["lost_in_fp32"] == 0.5
     assert e["excess"] <= 1
 

@@ -239,7 +239,8 @@ def _update_exponents(subject: Subject, params: Params, grads: Mapping[str, Tens
     replay, found = subject.task.optimizer.replay(), {}
     for name, g in grads.items():
         w = params[name].double()
-        found[name] = numerics.exponents((replay.step(name, g.double())[0] / w)[w != 0]).tolist()
+        change, _ = replay.step(name, g.double(), w, subject.task.optimizer.lr)
+        found[name] = numerics.exponents((change / w)[w != 0]).tolist()
     return found
 
 
@@ -320,7 +321,8 @@ def _watch(subject: Subject, policy: LossScale, start: Batch, follow: Sequence[B
         policy.update(not finite)
         found["next_scale"] = {"loss_scale": float(backend.loss_scale()), "should_scale": policy.scale}
         if finite and not skipped:
-            errors = numerics.update_errors(replay, before, after, grads, DTYPES[subject.precision])
+            lr = subject.task.optimizer.lr
+            errors = numerics.update_errors(replay, before, after, grads, lr, DTYPES[subject.precision])
             found["updates"].append(errors)
         if finite and "first_update" not in found:
             found["subnormal"] = exact.subnormal(subject.policy.scale)
@@ -351,7 +353,7 @@ def _first_update(
     that, and the norm of the ``weights``."""
     replay, found = subject.task.optimizer.replay(), {}
     for name, g in exact.items():
-        step, _ = replay.step(name, g)
+        step, _ = replay.step(name, g, before[name].double(), subject.task.optimizer.lr)
         found[name] = {
             "error": (after[name].double() - before[name].double() - step).norm().item(),
             "norm": step.norm().item(),

@@ -64,12 +64,18 @@ def _gradient_errors(grad: Tensor, exact: Tensor) -> dict[str, Any]:
 
 
 def update_errors(
-    replay: Replay, before: Params, after: Params, grads: Mapping[str, Tensor], compute_dtype: torch.dtype
+    replay: Replay,
+    before: Params,
+    after: Params,
+    grads: Mapping[str, Tensor],
+    lr: float,
+    compute_dtype: torch.dtype,
 ) -> dict[str, dict[str, float]]:
     """How far the change ``before -> after`` is from what fp32 arithmetic makes of the gradients that a backend shows.
 
     Args:
         replay: the optimizer in float64, which takes its next step.
+        lr: learning rate of that step.
 
     Returns:
         By tensor: ``excess``, the largest error over its bound; ``slope``, the change over the right one;
@@ -77,7 +83,9 @@ def update_errors(
         rounds away; ``short``, which part of the new elements has no more digits than ``compute_dtype``.
     """
     return {
-        name: _update_errors(before[name], after[name], *replay.step(name, g.double()), compute_dtype)
+        name: _update_errors(
+            before[name], after[name], *replay.step(name, g.double(), before[name].double(), lr), compute_dtype
+        )
         for name, g in grads.items()
     }
 
@@ -89,8 +97,7 @@ def _update_errors(
     moves = lost = lost_in_fp32 = short = 0
     for w, new, s, m in _chunks(before, after, step, magnitude):
         change, right = new.double() - w.double(), w.double() + s
-        # One rounding of w, and of v and lr v a few each step, fused or not: u |w| + 8 u lr (|g| + momentum ...).
-        bound = UNIT_ROUNDOFF * (right.abs() + 8 * m) + 2.0**-149
+        bound = UNIT_ROUNDOFF * (right.abs() + m) + 2.0**-149  # one rounding of w, and those of its change
         excess = max(excess, _largest((change - s).abs_().div_(bound)))
         product += torch.dot(change, s).item()
         norm2 += torch.dot(s, s).item()

@@ -123,6 +123,8 @@ def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
         raise BackendUnavailable(f"{only}, not another loss")
     if type(task.optimizer) is not Sgd:
         raise BackendUnavailable(f"{only}, not {type(task.optimizer).__name__}")
+    if task.optimizer.nesterov or task.optimizer.weight_decay:
+        raise BackendUnavailable(f"{only}, without nesterov and weight_decay")
     return PlainMlp(
         layers=tuple(name for name, _ in linears),
         sizes=(linears[0][1].in_features, *(linear.out_features for _, linear in linears)),

@@ -1,21 +1,40 @@
-"""The optimizers: each as torch's own, and as a replay in float64 beside which the updates of a backend are held."""
+"""The optimizers: each as torch's own, and as a replay in float64 beside which the updates of a backend are held.
+
+The learning rate of a step is the optimizer's times the factor of the schedule (:mod:`mpcompare.tasks.schedules`).
+Whoever drives a backend passes it to the step, and to the replay.
+
+A replay also says how far correct fp32 arithmetic may be from it. With fp32's unit roundoff ``u = 2^-24``, an operation
+is off by at most ``u`` times its result, and so is a constant that is rounded to fp32. A sum, in whatever order it is
+taken, is then off by at most ``n u`` times the sum of the absolute values of its terms, if each term is rounded at most
+``n`` times on its way into it (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2). The absolute
+values matter where terms cancel: their errors stay.
+"""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from mpcompare.errors import check_number
+from mpcompare.errors import InputError, check_flag, check_number
 
 
 class Replay(Protocol):
     """An optimizer in float64, tensor by tensor, on the gradients that a backend says it has."""
 
-    def step(self, name: str, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """What is to be added to the weight ``name`` for its gradient (float64), and the same sum of absolute values:
-        what rounding errors are relative to."""
+    def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+        """The next update of the weight ``name``. A step that is skipped is no update.
+
+        Args:
+            grad, weight: float64, the weight as it is before the update.
+            lr: learning rate of this step.
+
+        Returns:
+            ``change``, what is to be added to the weight, and ``magnitude``, the sum of the absolute values of what it
+            is made of, times how often fp32 rounds them at most: ``2^-24 magnitude`` is the error that fp32 may make in
+            the change, and comes to the one of rounding the new weight.
+        """
 
 
 class Optimizer(Protocol):
@@ -23,7 +42,7 @@ class Optimizer(Protocol):
 
     @property
     def lr(self) -> float:
-        """Learning rate."""
+        """Learning rate, of which the schedule takes a multiple."""
 
     @property
     def remembers(self) -> bool:
@@ -38,19 +57,31 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class Sgd:
-    """``v = momentum v + g; w = w - lr v``, as ``torch.optim.SGD`` has it.
+    """``g = g + weight_decay w; v = momentum v + g; w = w - lr v``, as ``torch.optim.SGD`` has it.
 
     Attributes:
-        lr, momentum: finite; ``momentum`` in [0, 1), 0 for none.
+        lr: finite.
+        momentum: in [0, 1), 0 for none.
+        nesterov: ``w = w - lr (g + momentum v)`` instead (Sutskever et al., ICML 2013).
+        weight_decay: finite, 0 for none.
+
+    Raises:
+        InputError: another value, or ``nesterov`` without ``momentum``.
     """
 
-    lr: float
+    lr: float = 1e-3
     momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         check_number("task.optimizer.lr", self.lr, above=0)
         if self.momentum != 0:
             check_number("task.optimizer.momentum", self.momentum, above=0, below=1)
+        check_flag("task.optimizer.nesterov", self.nesterov)
+        if self.nesterov and not self.momentum:
+            raise InputError("task.optimizer.nesterov", self.nesterov, "needs a task.optimizer.momentum above 0")
+        _check_weight_decay(self.weight_decay)
 
     @property
     def remembers(self) -> bool:
@@ -58,29 +89,182 @@ class Sgd:
 
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.SGD:
         params = list(params)
-        optimizer = torch.optim.SGD(params, lr=self.lr, momentum=self.momentum, fused=fused or None)
+        optimizer = torch.optim.SGD(params, **asdict(self), fused=fused or None)
         if fused and self.momentum:  # it makes buffers of its own in the first step, and skipping that never fills them
             for p in params:
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return optimizer
 
     def replay(self) -> "SgdReplay":
-        return SgdReplay(self.lr, self.momentum)
+        return SgdReplay(self)
 
 
 class SgdReplay:
-    """:class:`Sgd` in float64."""
+    """:class:`Sgd` in float64.
 
-    def __init__(self, lr: float, momentum: float) -> None:
-        self.lr, self.momentum = lr, momentum
-        self.velocity: dict[str, Tensor] = {}
-        self.magnitude: dict[str, Tensor] = {}
+    fp32 rounds a gradient once between what is shown and what is used, and twice with lr (lr itself, the product). The
+    decay, Nesterov's sum and momentum are a constant, a product and a sum, three roundings each; momentum's come again
+    in each step after the first, to what v was.
+    """
 
-    def step(self, name: str, grad: Tensor) -> tuple[Tensor, Tensor]:
-        velocity, magnitude = grad, grad.abs()
-        if self.momentum:
-            if name in self.velocity:
-                velocity = self.momentum * self.velocity[name] + velocity
-                magnitude = self.momentum * self.magnitude[name] + magnitude
-            self.velocity[name], self.magnitude[name] = velocity, magnitude
-        return -self.lr * velocity, self.lr * magnitude
+    def __init__(self, rule: Sgd) -> None:
+        self.rule = rule
+        self.roundings = 3 * (1 + (rule.weight_decay > 0) + rule.nesterov)
+        self.velocities: dict[str, tuple[Tensor, Tensor, int]] = {}
+
+    def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+        momentum = self.rule.momentum
+        grad, size = _decayed(grad, weight, self.rule.weight_decay)
+        velocity, sizes, roundings = grad, size, self.roundings
+        if momentum:
+            if name in self.velocities:
+                velocity, sizes, roundings = self.velocities[name]
+                velocity, sizes, roundings = momentum * velocity + grad, momentum * sizes + size, roundings + 3
+            self.velocities[name] = velocity, sizes, roundings
+        if self.rule.nesterov:
+            velocity, sizes = grad + momentum * velocity, size + momentum * sizes
+        return -lr * velocity, roundings * lr * sizes
+
+
+@dataclass(frozen=True)
+class Adam:
+    """``w = w - lr m / (sqrt(v) + eps)`` with m and v means of g and g^2 over the updates, older ones counting less, as
+    ``torch.optim.Adam`` has it (Kingma and Ba, arXiv 1412.6980).
+
+    Attributes:
+        lr: finite.
+        betas: how much of m and of v an update keeps, two numbers in [0, 1).
+        eps: above 0; without it a weight that has no gradient would become 0 / 0.
+        weight_decay: finite, 0 for none; ``weight_decay w`` is added to g, and so becomes part of m and v.
+
+    Raises:
+        InputError: another value.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_adam(self)
+
+    @property
+    def remembers(self) -> bool:
+        return any(self.betas)
+
+    def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.Adam:
+        return torch.optim.Adam(params, **asdict(self), fused=fused or None)
+
+    def replay(self) -> "AdamReplay":
+        return AdamReplay(self, decoupled=False)
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """:class:`Adam` whose weight decay is no part of m and v: ``w = w - lr (m / (sqrt(v) + eps) + weight_decay w)``, as
+    ``torch.optim.AdamW`` has it (Loshchilov and Hutter, arXiv 1711.05101).
+
+    Attributes and errors: as in :class:`Adam`.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        _check_adam(self)
+
+    @property
+    def remembers(self) -> bool:
+        return any(self.betas)
+
+    def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.AdamW:
+        return torch.optim.AdamW(params, **asdict(self), fused=fused or None)
+
+    def replay(self) -> "AdamReplay":
+        return AdamReplay(self, decoupled=True)
+
+
+class AdamReplay:
+    """:class:`Adam` and :class:`AdamW` in float64.
+
+    With ``c = 1 - beta^t`` in update t, ``M`` as m of ``|g| + weight_decay |w|`` and ``S^2`` as v of its square::
+
+        d = sqrt(v / c2) + eps        change = -lr (m / c1) / d
+
+    An error ``e M`` of m and one of ``e S`` of sqrt(v) become one of ``e lr (M / c1 + |m| / c1 S / sqrt(c2) / d) / d``
+    in the change. Where no decay cancels a gradient S is sqrt(v), and that is at most ``2 e lr M / c1 / d``. How many
+    roundings is e?
+
+    - Each update rounds what m and v were up to 4 times (``m + (1 - beta1) (g - m)``: the difference, the constant, the
+      product, the sum), and sqrt halves the error of v: 4 t for m, 2 t for v.
+    - g is rounded once between what is shown and what is used, and 3 times with the decay: 4 for m. g^2 has twice as
+      many, which sqrt halves: 4 for v.
+    - The constant lr / c1, the product with it and the division by d: 3 for m. sqrt, the constant sqrt(c2), the
+      division by it, eps and the sum with it: 5 for v. So 4 t + 8 is enough for both.
+    - c is a difference of numbers next to 1. Where beta and beta^t are fp32 numbers, as in a step that is captured or
+      compiled (``capturable=True`` in torch), c is off by up to ``(t + 1) u``. That is ``(t + 1) / c1`` more for m, and
+      half of ``(t + 1) / c2``, of which sqrt is taken, for v.
+    - Below 2^-126 fp32 rounds to multiples of a constant, or to 0: ``u 2^-102`` in M, and its root ``u 2^-39`` in S.
+
+    The decay of AdamW multiplies w by the constant ``1 - lr weight_decay``, one rounding for each of the two.
+    """
+
+    def __init__(self, rule: Adam | AdamW, decoupled: bool) -> None:
+        self.rule = rule
+        self.decoupled = decoupled
+        self.means: dict[str, tuple[Tensor, ...]] = {}
+        self.updates: dict[str, int] = {}
+
+    def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+        (beta1, beta2), decay = self.rule.betas, self.rule.weight_decay
+        grad, size = _decayed(grad, weight, 0.0 if self.decoupled else decay)
+        new = (grad, size, grad.square(), size.square())
+        kept = self.means.get(name, (torch.zeros_like(grad),) * 4)
+        means = tuple(
+            beta * old + (1 - beta) * value
+            for beta, old, value in zip((beta1, beta1, beta2, beta2), kept, new, strict=True)
+        )
+        t = self.updates.get(name, 0) + 1
+        self.means[name], self.updates[name] = means, t
+
+        c1, c2 = 1 - beta1**t, 1 - beta2**t
+        m, M, v, S2 = (mean / c for mean, c in zip(means, (c1, c1, c2, c2), strict=True))
+        d = v.sqrt() + self.rule.eps
+        roundings = 4 * t + 8 + (t + 1) * max(1 / c1, 0.5 / c2)
+        change = -lr * m / d
+        magnitude = roundings * lr * (M + 2.0**-102 / c1 + m.abs() * (S2.sqrt() + 2.0**-39 / c2**0.5) / d) / d
+        if self.decoupled and decay:
+            change = change - lr * decay * weight
+            magnitude = magnitude + 2 * (1 + lr * decay) * weight.abs()
+        return change, magnitude
+
+
+def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor, Tensor]:
+    """The gradient with the coupled decay in it, and the sum of the absolute values of both."""
+    if not weight_decay:
+        return grad, grad.abs()
+    return grad + weight_decay * weight, grad.abs() + weight_decay * weight.abs()
+
+
+def _check_weight_decay(weight_decay: object) -> None:
+    if weight_decay != 0:
+        check_number("task.optimizer.weight_decay", weight_decay, above=0)
+
+
+def _check_adam(rule: Adam | AdamW) -> None:
+    """Raises InputError for what is no Adam; of the betas, a list as YAML has it, it makes a pair of floats."""
+    check_number("task.optimizer.lr", rule.lr, above=0)
+    check_number("task.optimizer.eps", rule.eps, above=0)
+    _check_weight_decay(rule.weight_decay)
+    betas: object = rule.betas
+    if (
+        not isinstance(betas, (list, tuple))
+        or len(betas) != 2
+        or not all(isinstance(b, (int, float)) and not isinstance(b, bool) and 0 <= b < 1 for b in betas)
+    ):
+        expected = "expected two numbers of at least 0 and below 1, as in [0.9,0.999]"
+        raise InputError("task.optimizer.betas", betas, expected)
+    object.__setattr__(rule, "betas", tuple(map(float, betas)))

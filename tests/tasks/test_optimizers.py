@@ -1,0 +1,214 @@
+"""The optimizers are torch's, and their replays are torch's in float64, within what fp32 rounds."""
+
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from mpcompare.errors import InputError
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
+
+RULES = [
+    Sgd(),
+    Sgd(0.1),
+    Sgd(0.1, weight_decay=0.1),
+    Sgd(0.1, 0.9),
+    Sgd(0.1, 0.9, nesterov=True),
+    Sgd(0.1, 0.9, True, 0.1),
+    Adam(),
+    Adam(0.01, (0.5, 0.9), 1e-6),
+    Adam(0.1, (0.0, 0.99), weight_decay=0.1),
+    Adam(0.1, (0.9, 0.95), 1e-15, 0.01),
+    AdamW(),
+    AdamW(0.1, (0.9, 0.95), 1e-6, 0.1),
+    AdamW(0.01, (0.0, 0.0), weight_decay=0.0),
+    AdamW(1e-5, weight_decay=0.5),
+]
+SCALES = [1.0, 0.1, 0.01, 1.0, 1e-3]  # what a schedule and a run make of lr and of the gradients
+TORCHS = {Sgd: torch.optim.SGD, Adam: torch.optim.Adam, AdamW: torch.optim.AdamW}
+U = 2.0**-24
+
+
+def with_lr(optimizer, lr):
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    return optimizer
+
+
+def gradients(weight, weight_decay, step):
+    """Of many magnitudes, some 0, some that the decay cancels."""
+    grad = SCALES[step] * torch.randn_like(weight)
+    grad[::5] *= 10 ** torch.empty_like(grad[::5]).uniform_(-30, 2)
+    grad[1::5] = -weight_decay * weight[1::5] * (1 + 1e-5 * torch.randn_like(weight[1::5]))
+    grad[2::50] = 0.0
+    return grad
+
+
+def test_defaults_are_torchs():
+    for cls, theirs in TORCHS.items():
+        defaults = theirs([torch.zeros(1)]).defaults
+        assert asdict(cls()) == {name: defaults[name] for name in asdict(cls())}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_it_makes_torchs_own(rule):
+    for fused in (False, True):
+        optimizer = rule.make(iter([torch.nn.Parameter(torch.ones(3))]), fused)
+        assert type(optimizer) is TORCHS[type(rule)]
+        assert optimizer.defaults.items() >= {**asdict(rule), "fused": fused or None}.items()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_in_float64_the_replay_is_torchs_step(rule):
+    torch.manual_seed(0)
+    weights = {"w": torch.randn(40, 5).double(), "b": torch.zeros(5).double()}
+    modules = {name: torch.nn.Parameter(w.clone()) for name, w in weights.items()}
+    optimizer, replay = rule.make(modules.values()), rule.replay()
+    for step, scale in enumerate(SCALES):
+        lr = scale * rule.lr
+        with_lr(optimizer, lr)
+        for name, p in modules.items():
+            p.grad = gradients(p.detach().flatten(), 0.0, step).reshape(p.shape)
+            change, magnitude = replay.step(name, p.grad.clone(), weights[name], lr)
+            weights[name] = weights[name] + change
+            assert bool((magnitude >= change.abs()).all())
+        optimizer.step()
+        for name, p in modules.items():
+            torch.testing.assert_close(weights[name], p.detach(), rtol=1e-13, atol=1e-15)
+
+
+def excess(p, before, change, magnitude):
+    """The largest error of a new weight, in units of what fp32 may make, as the examination has it."""
+    error = (p.detach().double() - before - change).abs()
+    return (error / (U * ((before + change).abs() + magnitude) + 2.0**-149)).max().item()
+
+
+@pytest.mark.parametrize("how", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_torchs_fp32_is_within_the_roundings_of_the_replay(rule, how):
+    torch.manual_seed(0)
+    for size in (1e-3, 1.0, 0.0):
+        p = torch.nn.Parameter(size * torch.randn(20011))
+        optimizer, replay = TORCHS[type(rule)]([p], **asdict(rule), **how), rule.replay()
+        for step, scale in enumerate(SCALES):
+            before = p.detach().clone()
+            p.grad = gradients(before, rule.weight_decay, step)
+            moved = replay.step("w", p.grad.double(), before.double(), scale * rule.lr)
+            with_lr(optimizer, scale * rule.lr).step()
+            assert excess(p, before.double(), *moved) <= 1
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_whose_bias_corrections_are_fp32_tensors_is_within_them_too(decoupled):
+    """As torch has it with ``capturable=True``, which a CPU does not take."""
+    torch.manual_seed(0)
+    (beta1, beta2), lr, decay = (0.9, 0.999), 0.01, 0.1
+    rule = (AdamW if decoupled else Adam)(lr, weight_decay=decay)
+    w, replay, largest = 1e-3 * torch.randn(20011), rule.replay(), 0.0
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    for t in range(1, 6):
+        before, g = w, torch.randn(20011)
+        moved = replay.step("w", g.double(), before.double(), lr)
+        w, g = (w * (1 - lr * decay), g) if decoupled else (w, g + decay * w)
+        m, v = m.lerp(g, 1 - beta1), v * beta2 + (1 - beta2) * g * g
+        step = torch.tensor(float(t))
+        c1, c2 = 1 - torch.tensor(beta1) ** step, 1 - torch.tensor(beta2) ** step
+        w = w - m / c1 * lr / ((v / c2).sqrt() + 1e-8)
+        largest = max(largest, excess(w, before.double(), *moved))
+    assert 0.05 < largest <= 1
+
+
+MISTAKES = {
+    "no bias correction": lambda m, v, g, w, t: m / v.sqrt(),
+    "bias correction of the step before": lambda m, v, g, w, t: (
+        m / (1 - 0.9 ** (t + 1)) / (v / (1 - 0.999 ** (t + 1))).sqrt()
+    ),
+    "m in bf16": lambda m, v, g, w, t: m.bfloat16().float() / (1 - 0.9**t) / (v / (1 - 0.999**t)).sqrt(),
+    "v in bf16": lambda m, v, g, w, t: m / (1 - 0.9**t) / (v.bfloat16().float() / (1 - 0.999**t)).sqrt(),
+    "the change in fp16": lambda m, v, g, w, t: (m / (1 - 0.9**t) / (v / (1 - 0.999**t)).sqrt()).half().float(),
+    "lr in fp16": lambda m, v, g, w, t: (
+        1.0004 * (m / (1 - 0.9**t) / (v / (1 - 0.999**t)).sqrt())  # 1e-3 is 1.00040436e-3 there
+    ),
+    "no decay": lambda m, v, g, w, t: m / (1 - 0.9**t) / (v / (1 - 0.999**t)).sqrt() - 0.01 * w,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_beyond_the_roundings(mistake):
+    torch.manual_seed(0)
+    w, replay = 0.02 * torch.randn(20011), AdamW().replay()
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    for t in (1, 2):
+        before, g = w, torch.randn(20011)
+        moved = replay.step("w", g.double(), before.double(), 1e-3)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        w = w - 1e-3 * (MISTAKES[mistake](m, v, g, w, t) + 0.01 * w)
+        assert excess(w, before.double(), *moved) > 1
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_a_step_that_a_scaler_skips_is_no_update(rule):
+    """Fused optimizers skip on the device, the first step, too."""
+    for fused in (False, True):
+        p = torch.nn.Parameter(torch.ones(50))
+        optimizer, replay = rule.make([p], fused), rule.replay()
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.zeros(()))  # which makes its state
+        for value in (math.inf, 1.0, math.nan, 2.0):
+            before = p.detach().clone()
+            p.grad = torch.full_like(p, value * scaler.get_scale())
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            if math.isfinite(value):
+                assert excess(p, before.double(), *replay.step("w", p.grad.double(), before.double(), rule.lr)) <= 1
+            else:
+                assert torch.equal(p, before)
+
+
+def test_a_rule_knows_whether_it_remembers():
+    remembering = [rule.remembers for rule in (Sgd(), Sgd(momentum=0.9), Adam(), AdamW(), Adam(betas=(0.0, 0.0)))]
+    assert remembering == [False, True, True, True, False]
+
+
+def test_betas_are_a_list_in_yaml():
+    assert Adam(betas=[0, 0.99]) == Adam(betas=(0.0, 0.99))
+    assert Adam(betas=[0, 0.99]).make([torch.nn.Parameter(torch.ones(1))]).defaults["betas"] == (0.0, 0.99)
+
+
+@pytest.mark.parametrize("cls", [Sgd, Adam, AdamW])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lr": 0}, "task.optimizer.lr=0: expected a finite number above 0"),
+        ({"lr": math.nan}, "task.optimizer.lr=nan"),
+        ({"lr": "fast"}, "task.optimizer.lr=fast"),
+        ({"weight_decay": -0.1}, "task.optimizer.weight_decay=-0.1: expected a finite number above 0"),
+        ({"weight_decay": math.inf}, "task.optimizer.weight_decay=inf"),
+        ({"weight_decay": None}, "task.optimizer.weight_decay=None"),
+    ],
+)
+def test_bad_values_of_any_name_the_field(cls, values, message):
+    with pytest.raises(InputError, match=message):
+        cls(**values)
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "message"),
+    [
+        (Sgd, {"momentum": 1.0}, "task.optimizer.momentum=1.0: expected a finite number above 0 and below 1"),
+        (Sgd, {"momentum": -0.5}, "task.optimizer.momentum=-0.5"),
+        (Sgd, {"nesterov": True}, "task.optimizer.nesterov=True: needs a task.optimizer.momentum above 0"),
+        (Sgd, {"momentum": 0.9, "nesterov": 1}, "task.optimizer.nesterov=1: expected true or false"),
+        (Adam, {"eps": 0}, "task.optimizer.eps=0: expected a finite number above 0"),
+        (AdamW, {"betas": 0.9}, "task.optimizer.betas=0.9: expected two numbers of at least 0 and below 1"),
+        (AdamW, {"betas": [0.9]}, r"task.optimizer.betas=\[0.9\]"),
+        (Adam, {"betas": [0.9, 1.0]}, r"task.optimizer.betas=\[0.9, 1.0\]"),
+        (Adam, {"betas": [math.nan, 0.9]}, r"task.optimizer.betas=\[nan, 0.9\]"),
+        (Adam, {"betas": ["a", 0.9]}, r"task.optimizer.betas="),
+    ],
+)
+def test_bad_values_of_one_name_the_field(cls, values, message):
+    with pytest.raises(InputError, match=message):
+        cls(**values)

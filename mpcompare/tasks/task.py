@@ -1,11 +1,11 @@
-"""The task that every implementation solves: a torch module, a loss, an optimizer and a batch size.
+"""The task that every implementation solves: a torch module, a loss, an optimizer with its schedule, and a batch size.
 
 Parameters, gradients and buffers travel as ``dict[str, Tensor]`` under the module's own names and in its own layouts.
 """
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mpcompare.errors import InputError, check_whole
 from mpcompare.tasks.losses import LOSSES, Loss
 from mpcompare.tasks.optimizers import Optimizer
+from mpcompare.tasks.schedules import Constant, Schedule
 
 Params = dict[str, Tensor]
 
@@ -29,6 +30,7 @@ class Task:
         optimizer: what updates the weights (:mod:`mpcompare.tasks.optimizers`).
         batch_size: rows of a batch. Only whole batches are used.
         samples: training samples to make where the data set is generated; real data sets have their own number.
+        schedule: which multiple of the optimizer's learning rate an update has (:mod:`mpcompare.tasks.schedules`).
     """
 
     model: Callable[[], nn.Module]
@@ -36,6 +38,7 @@ class Task:
     optimizer: Optimizer
     batch_size: int
     samples: int | None = None
+    schedule: Schedule = field(default_factory=Constant)
 
     def __post_init__(self) -> None:
         check_whole("task.batch_size", self.batch_size, at_least=1)

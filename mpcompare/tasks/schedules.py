@@ -1,0 +1,97 @@
+"""The schedules: which multiple of the optimizer's learning rate each update is taken at."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from mpcompare.errors import InputError, check_number, check_whole
+
+
+class Schedule(Protocol):
+    """The learning rate over a run, as a factor of the optimizer's.
+
+    It counts the updates that were taken: a step that is skipped because its gradients overflowed does not advance it.
+    Otherwise the warm-up would pass while the loss scale is still searched, and the first updates would be large ones.
+    """
+
+    def factor(self, updates: int) -> float:
+        """The factor of the update before which ``updates`` were taken, 0 for the first."""
+
+    def over(self, total: int) -> "Schedule":
+        """The schedule of a run of ``total`` steps: what it was not told to take, it takes all of."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same learning rate from the first update to the last."""
+
+    def factor(self, updates: int) -> float:
+        return 1.0
+
+    def over(self, total: int) -> "Constant":
+        return self
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Linear from ``1 / steps`` to 1, which the update number ``steps`` is the first to have; then constant (Goyal et
+    al., arXiv 1706.02677).
+
+    Attributes:
+        steps: at least 1.
+
+    Raises:
+        InputError: another value.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_whole("task.schedule.steps", self.steps, at_least=1)
+
+    def factor(self, updates: int) -> float:
+        return min((updates + 1) / self.steps, 1.0)
+
+    def over(self, total: int) -> "Warmup":
+        return self
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """:class:`Warmup` over ``warmup_steps``, then half a cosine from 1 to ``min_factor``, at which it stays from
+    ``steps`` on (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
+
+    Attributes:
+        steps: updates from the first to the end of the cosine, warm-up included; None: all steps of the run.
+        warmup_steps: fewer than ``steps``, 0 for none.
+        min_factor: in [0, 1).
+
+    Raises:
+        InputError: another value.
+    """
+
+    steps: int | None = None
+    warmup_steps: int = 0
+    min_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("task.schedule.warmup_steps", self.warmup_steps, at_least=0)
+        if self.min_factor != 0:
+            check_number("task.schedule.min_factor", self.min_factor, above=0, below=1)
+        if self.steps is not None:
+            check_whole("task.schedule.steps", self.steps, at_least=1)
+            if self.warmup_steps >= self.steps:
+                expected = f"expected fewer than the {self.steps} steps of the whole schedule"
+                raise InputError("task.schedule.warmup_steps", self.warmup_steps, expected)
+
+    def factor(self, updates: int) -> float:
+        """As above. ``steps`` must be known: see :meth:`over`."""
+        if self.steps is None:
+            raise ValueError("a Cosine without steps is one over(total) steps")
+        if updates < self.warmup_steps:
+            return (updates + 1) / self.warmup_steps
+        part = min((updates - self.warmup_steps) / (self.steps - self.warmup_steps), 1.0)
+        return self.min_factor + (1 - self.min_factor) * (1 + math.cos(math.pi * part)) / 2
+
+    def over(self, total: int) -> "Cosine":
+        return self if self.steps is not None else replace(self, steps=total)

@@ -1,6 +1,7 @@
 """Every configuration composes and instantiates, and the invariant: a config <-> a file <-> a row of the README."""
 
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from omegaconf import OmegaConf
 from mpcompare import backends
 from mpcompare.command import job
 from mpcompare.contract import PHASES, options_of
+from mpcompare.errors import InputError
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
 from mpcompare.paths import CONF, CSRC
-from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
+from mpcompare.tasks.schedules import Constant, Cosine, Warmup
 from mpcompare.tasks.task import Task
 
 GROUPS = {group.name: sorted(p.stem for p in group.glob("*.yaml")) for group in CONF.iterdir() if group.is_dir()}
@@ -54,6 +57,113 @@ def test_every_option_composes_and_instantiates(group, option):
 def test_every_combination_of_backend_task_and_loss_scale_composes():
     for backend, task, scale in product(GROUPS["backend"], GROUPS["task"], GROUPS["loss_scale"]):
         compose("config", [f"backend={backend}", f"task={task}", f"loss_scale={scale}"])
+
+
+MODULE = ["task.model._target_=torch.nn.Linear"]  # which the template task=module leaves to the user
+
+
+def task_of(*overrides):
+    overrides = [*overrides, *(MODULE if "task=module" in overrides else [])]
+    return job._task(compose("config", overrides).task)
+
+
+def test_every_combination_of_task_optimizer_and_schedule_is_that_optimizer_and_that_schedule():
+    chosen = {
+        "sgd": Sgd(), "momentum": Sgd(momentum=0.9), "nesterov": Sgd(momentum=0.9, nesterov=True),
+        "adam": Adam(), "adamw": AdamW(),
+    }  # fmt: skip
+    schedules = {"constant": Constant(), "warmup": Warmup(10), "cosine": Cosine()}
+    assert {"task", *chosen} == set(GROUPS["optimizer"])
+    assert {"task", *schedules} == set(GROUPS["schedule"])
+    for name in GROUPS["task"]:
+        own = task_of(f"task={name}").optimizer
+        for optimizer, schedule in product(GROUPS["optimizer"], GROUPS["schedule"]):
+            task = task_of(f"task={name}", f"optimizer={optimizer}", f"schedule={schedule}")
+            expected = chosen.get(optimizer, own)
+            lr = own.lr if isinstance(expected, Sgd) else expected.lr  # SGD's is the task's, Adam's is torch's
+            assert task.optimizer == replace(expected, lr=lr)
+            assert task.schedule == schedules.get(schedule, Constant())
+
+
+@pytest.mark.parametrize("optimizer", GROUPS["optimizer"])
+def test_the_command_line_has_the_last_word_on_an_optimizer(optimizer):
+    found = task_of(f"optimizer={optimizer}", "task.optimizer.lr=0.5", "task.optimizer.weight_decay=0.25").optimizer
+    assert (found.lr, found.weight_decay) == (0.5, 0.25)
+    assert task_of("optimizer=sgd", "task.optimizer.momentum=0.5").optimizer == Sgd(0.01, 0.5)
+    assert task_of("optimizer=adamw", "task.optimizer.betas=[0.8,0.9]").optimizer == AdamW(betas=(0.8, 0.9))
+    assert task_of("schedule=cosine", "task.schedule.steps=9").schedule == Cosine(9)
+
+
+OWN = """
+_target_: mpcompare.tasks.task.Task
+model: {_target_: torch.nn.Linear, in_features: 784, out_features: 10}
+loss: cross_entropy
+batch_size: 8
+"""
+OWN_SGD = "optimizer: {_target_: mpcompare.tasks.optimizers.Sgd, lr: 0.25, momentum: 0.5}\n"
+OWN_ADAM = "optimizer: {_target_: mpcompare.tasks.optimizers.Adam, lr: 0.25, eps: 0.5}\n"
+OWN_WARMUP = "schedule: {_target_: mpcompare.tasks.schedules.Warmup, steps: 7}\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "overrides", "expected"),
+    [
+        (OWN_SGD, [], (Sgd(0.25, 0.5), Constant())),
+        (OWN_SGD + OWN_WARMUP, [], (Sgd(0.25, 0.5), Warmup(7))),
+        (OWN_SGD + OWN_WARMUP, ["schedule=cosine"], (Sgd(0.25, 0.5), Cosine())),
+        (OWN_SGD + OWN_WARMUP, ["schedule=constant"], (Sgd(0.25, 0.5), Constant())),
+        (OWN_SGD, ["optimizer=adamw"], (AdamW(), Constant())),
+        (OWN_SGD, ["optimizer=sgd"], (Sgd(0.25), Constant())),
+        (OWN_ADAM, ["optimizer=adamw"], (AdamW(), Constant())),
+        ("", ["optimizer=adam"], (Adam(), Constant())),
+        ("optimizer: {lr: 0.25}\ndefaults: [/optimizer/adamw, _self_]", [], (AdamW(0.25), Constant())),
+        (OWN_ADAM, ["optimizer=sgd", "~task.optimizer.eps"], (Sgd(0.25), Constant())),
+    ],
+)
+def test_a_task_of_the_users_brings_its_own_or_takes_the_chosen_one(tmp_path, lines, overrides, expected):
+    found = task_of(*own_task(tmp_path, lines), *overrides)
+    assert (found.optimizer, found.schedule) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "overrides", "message"),
+    [
+        (
+            OWN_ADAM,
+            ["optimizer=sgd"],
+            "task.optimizer.eps=0.5: Sgd takes lr, momentum, nesterov, weight_decay; "
+            "leave it out with ~task.optimizer.eps",
+        ),
+        (
+            OWN_SGD,
+            ["task.optimizer._target_=mpcompare.tasks.optimizers.AdamW"],
+            "task.optimizer.momentum=0.5: AdamW takes lr, betas, eps, weight_decay; "
+            "leave it out with ~task.optimizer.momentum",
+        ),
+        (
+            OWN_SGD,
+            ["+task.schedule.steps=3"],
+            "task.schedule.steps=3: Constant takes nothing; leave it out with ~task.schedule.steps",
+        ),
+        (
+            "",
+            [],
+            "task.optimizer={}: expected the _target_ of one; "
+            "optimizer=adam|adamw|momentum|nesterov|sgd|task chooses one",
+        ),
+    ],
+)
+def test_what_an_optimizer_does_not_take_is_said_in_one_line(tmp_path, lines, overrides, message):
+    with pytest.raises(InputError) as said:
+        task_of(*own_task(tmp_path, lines), *overrides)
+    assert str(said.value) == message
+
+
+def own_task(folder, lines):
+    """The override that chooses a task of the user's, with these lines beside the usual ones."""
+    (folder / "task").mkdir()
+    (folder / "task" / "mine.yaml").write_text(OWN + lines)
+    return [f"hydra.searchpath=[file://{folder}]", "task=mine", "data=digits"]
 
 
 def test_a_backend_is_a_config_a_file_and_a_row_of_the_readme():

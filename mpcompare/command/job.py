@@ -1,6 +1,7 @@
 """One job of Hydra's: the configuration becomes plain values, and whatever ends the run early is in its record."""
 
 import hashlib
+import inspect
 import logging
 from collections.abc import Callable
 from contextlib import closing
@@ -77,7 +78,7 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
     """What a record knows before anything has run; ends the program where a group's choice is no option."""
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices
-    for group in ("backend", "task", "data", "loss_scale"):
+    for group in ("backend", "task", "optimizer", "schedule", "data", "loss_scale"):
         if not isinstance(chosen.get(group), str):
             fail(f"{group}: expected one of {', '.join(_options(group))} (several: python -m mpcompare -m {group}=a,b)")
     config: Any = OmegaConf.to_container(cfg)  # as written: what cannot be resolved is a failed job, with a record
@@ -151,7 +152,27 @@ def _task(node: DictConfig) -> Any:
             expected = f"cannot be made ({type(cause).__name__}: {' '.join(str(cause).split())})"
             raise InputError("task.model._target_", model["_target_"], expected) from error
 
+    for part in ("optimizer", "schedule"):
+        _check_keys(part, task.get(part))
     return _instantiate(task, model=make_model)
+
+
+def _check_keys(group: str, node: Any) -> None:
+    """Raises InputError for a key that the task's optimizer or schedule does not take: one of another's, say."""
+    field = f"task.{group}"
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise InputError(field, node, f"expected the _target_ of one; {group}={'|'.join(_options(group))} chooses one")
+    try:
+        cls = hydra.utils.get_object(node["_target_"])
+        takes = inspect.signature(cls).parameters
+    except (ImportError, TypeError, ValueError):
+        return  # which Hydra says when it makes one
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+        return
+    for key, value in node.items():
+        if key not in takes and not key.startswith("_"):
+            expected = f"{cls.__name__} takes {', '.join(takes) or 'nothing'}; leave it out with ~{field}.{key}"
+            raise InputError(f"{field}.{key}", value, expected)
 
 
 def _options(group: str) -> list[str]:

@@ -1,0 +1,17 @@
+"""Checkpoints on disk: what training continues from, bit for bit, or one line that says what is wrong with it.
+
+    checkpoints/
+        step-000120/            the last two that were saved
+        step-000123/
+            state.safetensors   all tensors; any program that knows safetensors can read them
+            checkpoint.json     everything else, with a SHA-256 of each of the two files
+
+checkpoint.py says what a checkpoint holds, files.py writes and verifies the two files of one, and folder.py keeps
+several. Nothing is pickled.
+"""
+
+from mpcompare.checkpoints.checkpoint import Checkpoint as Checkpoint
+from mpcompare.checkpoints.folder import CHECKPOINTS as CHECKPOINTS
+from mpcompare.checkpoints.folder import load as load
+from mpcompare.checkpoints.folder import newest as newest
+from mpcompare.checkpoints.folder import save as save

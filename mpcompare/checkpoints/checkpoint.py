@@ -1,0 +1,86 @@
+"""What a checkpoint holds, taken apart into named tensors and plain values, and put together again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from mpcompare.records import finite, numbers
+
+OPTIMIZER = "optimizer/"
+
+
+@dataclass(frozen=True, eq=False)  # tensors have no == that is True or False
+class Checkpoint:
+    """A point in training.
+
+    Attributes:
+        state: a backend's ``state_dict()``, as the contract has it: tensors of any shape under ``params``, ``buffers``
+            and each kind of ``optimizer``, numbers under ``loss_scale``.
+        step: how many steps were taken, skipped ones included.
+        updates: how many of them changed the parameters.
+        position: how many batches were served, from the first of the data on.
+        identity: what was trained and with what, as values that JSON has; inf and NaN come back as the strings of
+            :func:`mpcompare.records.finite`, tuples as lists.
+        generators: states of random generators, uint8 ``[bytes]``, by names of the caller's choice.
+    """
+
+    state: Mapping[str, Any]
+    step: int
+    updates: int
+    position: int
+    identity: Mapping[str, Any]
+    generators: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors under ``GROUP/NAME``, and the rest, which names the groups and their members in order.
+
+    Raises:
+        ValueError: the state is none of the contract's, which would lose what this does not know.
+    """
+    state = checkpoint.state
+    if set(state) != {"params", "buffers", "optimizer", "loss_scale"}:
+        raise ValueError(f"a state holds params, buffers, optimizer and loss_scale, this one {', '.join(state)}")
+    if kind := next((kind for kind in state["optimizer"] if "/" in kind), None):  # two names could be one path
+        raise ValueError(f"a kind of optimizer state is a word without '/', not {kind}")
+    members: dict[str, Mapping[str, Tensor]] = {
+        "params": state["params"],
+        "buffers": state["buffers"],
+        **{OPTIMIZER + kind: tensors for kind, tensors in state["optimizer"].items()},
+        "generators": checkpoint.generators,
+    }
+    tensors = {f"{group}/{name}": tensor for group, named in members.items() for name, tensor in named.items()}
+    content = {
+        "step": checkpoint.step,
+        "updates": checkpoint.updates,
+        "position": checkpoint.position,
+        "loss_scale": dict(state["loss_scale"]),
+        "identity": dict(checkpoint.identity),
+        "groups": {group: list(named) for group, named in members.items()},
+    }
+    return tensors, finite(content)
+
+
+def put_together(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> Checkpoint:
+    """The inverse of :func:`take_apart`.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: the two do not belong together or are none of its making.
+    """
+    groups: dict[str, list[str]] = content["groups"]
+    named = {group: {name: tensors[f"{group}/{name}"] for name in names} for group, names in groups.items()}
+    state = {
+        "params": named.pop("params"),
+        "buffers": named.pop("buffers"),
+        "optimizer": {g.removeprefix(OPTIMIZER): named.pop(g) for g in list(named) if g.startswith(OPTIMIZER)},
+        "loss_scale": numbers(dict(content["loss_scale"])),
+    }
+    counts = {name: content[name] for name in ("step", "updates", "position")}
+    if any(type(count) is not int for count in counts.values()):
+        raise TypeError(f"expected whole numbers, found {counts}")
+    checkpoint = Checkpoint(state, **counts, identity=dict(content["identity"]), generators=named.pop("generators"))
+    if named or len(tensors) != sum(map(len, groups.values())):
+        raise ValueError("there are more tensors than it names")
+    return checkpoint

@@ -1,0 +1,159 @@
+"""Several checkpoints in one folder, which one process at a time writes: the newest is always whole.
+
+Whatever happens, a kill -9 or a power cut, a folder named ``step-000123`` holds a checkpoint that was written to its
+end. What is being written, and what is being deleted, has a name that starts with a dot; the next save removes what was
+left of it. ``step-000123.replaced`` is an older one of the same step, whole too, for the moment between two renames.
+"""
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from mpcompare.checkpoints.checkpoint import Checkpoint
+from mpcompare.checkpoints.files import CONTENT, TENSORS, Unreadable, flush, read, write
+from mpcompare.errors import InputError, check_whole
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"  # the folder of this name in that of a run
+REPLACED = ".replaced"
+_NAME = re.compile(rf"step-(\d{{6,}})({re.escape(REPLACED)})?")
+
+
+def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
+    """Adds a checkpoint to ``folder``, which is made where it is missing, and returns its own folder.
+
+    It is on the disk when this returns, and only then older ones are deleted: of these the last ``keep - 1`` stay, so
+    that for a moment there are ``keep + 1``. Those of later steps are deleted too: they are of another course that
+    training took from an earlier checkpoint, and would pass for the newest.
+
+    Raises:
+        InputError: it cannot be written. What was there stays.
+    """
+    check_whole("keep", keep, at_least=1)
+    path = folder / f"step-{checkpoint.step:06d}"
+    unfinished = None
+    try:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            flush(folder.parent)
+        _tidy(folder)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=folder))
+        write(unfinished, checkpoint)
+        unfinished.chmod(0o755)
+        if path.exists():  # a folder that is not empty cannot be overwritten
+            path.rename(path.with_name(path.name + REPLACED))
+        unfinished.rename(path)
+        flush(folder)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError("checkpoints", folder, f"cannot write there ({reason}); what was there stays") from error
+    finally:
+        if unfinished:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    kept = [path, *_before(path)[: keep - 1]]
+    for other in _all(folder):
+        if other not in kept:
+            if _step(other) > checkpoint.step:
+                log.warning(f"deletes {other}: training went back to before it, and now comes from {path.name}")
+            _delete(other)
+    return path
+
+
+def newest(folder: Path) -> Path:
+    """The newest checkpoint of ``folder``, not yet verified.
+
+    Raises:
+        InputError: there is none.
+    """
+    return _candidates(folder)[0]
+
+
+def load(path: Path, older: bool = False) -> Checkpoint:
+    """Reads and verifies a checkpoint.
+
+    Args:
+        path: one checkpoint; or a folder of them, or that of a run, of which the newest is meant.
+        older: whether one before it will do if it is damaged. Which one was taken, and why, is a warning then.
+
+    Raises:
+        InputError: naming ``resume``, what is wrong with which file; or that there is no checkpoint.
+    """
+    faults: list[str] = []
+    for candidate in _candidates(path):
+        try:
+            checkpoint = _load(candidate)
+        except Unreadable as error:
+            faults.append(f"{candidate.name}: {error}")
+            if not older:
+                raise InputError("resume", path, faults[0]) from error
+            continue
+        if faults:
+            log.warning(f"resume={path}: continues from the older {candidate.name}, because of {'; '.join(faults)}")
+        return checkpoint
+    raise InputError("resume", path, f"no checkpoint there can be read: {'; '.join(faults)}")
+
+
+def _load(path: Path) -> Checkpoint:
+    checkpoint = read(path)
+    if (step := _step(path)) not in (-1, checkpoint.step):
+        raise Unreadable(f"its name says step {step}, and {CONTENT} says {checkpoint.step}")
+    return checkpoint
+
+
+def _candidates(path: Path) -> list[Path]:
+    """The checkpoint that ``path`` means, then those before it; at least one."""
+    try:
+        if _step(path) >= 0 or any((path / name).exists() for name in (TENSORS, CONTENT)):
+            found = [path, *_before(path)] if path.is_dir() else []
+        else:
+            inside = path / CHECKPOINTS
+            found = _all(inside if inside.is_dir() else path)
+    except OSError as error:
+        raise InputError("resume", path, f"cannot be read ({error.strerror})") from error
+    if not found:
+        raise InputError("resume", path, "holds no checkpoint" if path.is_dir() else "no such folder")
+    return found
+
+
+def _all(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first; of one step the replaced one last."""
+    names = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(names, key=lambda path: (_step(path), not path.name.endswith(REPLACED)), reverse=True)
+
+
+def _before(path: Path) -> list[Path]:
+    """The checkpoints of earlier steps beside one, the newest first."""
+    return [other for other in _all(path.parent) if _step(other) < _step(path)]
+
+
+def _step(path: Path) -> int:
+    """The step in a checkpoint's name; -1 where it has another name."""
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
+
+
+def _tidy(folder: Path) -> None:
+    """Removes what a killed save has left."""
+    for leftover in folder.glob(".step-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for replaced in folder.glob(f"step-*{REPLACED}"):
+        if (path := replaced.with_name(replaced.name.removesuffix(REPLACED))).exists():
+            _delete(replaced)
+        else:
+            replaced.rename(path)
+
+
+def _delete(path: Path) -> None:
+    """Deletes a checkpoint, under a name that says so, so that half of one never looks like one."""
+    doomed = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
+    try:
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        log.warning(f"cannot delete the old checkpoint {path} ({error.strerror})")

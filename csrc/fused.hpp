@@ -3,7 +3,7 @@
 // T, the compute dtype, is fp32, fp16 or bf16. Matrices are row-major, and their rows may be further apart than their
 // length (see gemm.hpp); all else, and y, is contiguous. Arithmetic and sums are fp32 or better, and every result is
 // rounded once. Nothing may be empty, and what is written may not reach into any other argument. What a step decides
-// (loss_scale, found_inf: fp32 scalars) lies on the device: a host that reads it waits.
+// (lr, loss_scale, found_inf, clip: fp32 scalars) lies on the device: a host that reads it waits.
 //
 // linear           x [n, in] T, w [in, out] T, bias [out] T -> out [n, out] T or fp32
 //                    out = x w + bias, or relu of that
@@ -27,12 +27,14 @@
 //
 // non_finite       x T of any shape -> found_inf = 1 where x holds inf or NaN, else found_inf stays as it is
 //
-// sgd              master fp32, velocity fp32 or none, params T or none, grad T, loss_scale, found_inf;
+// sgd              master fp32, velocity fp32 or none, params T or none, grad T, lr, loss_scale, found_inf, clip or none;
 //                  master, velocity, params and grad of any shape, equally many elements; params may be grad itself
-//                    unless found_inf:  v = momentum v + grad / loss_scale      master = master - lr v
+//                    unless found_inf:  g = clip grad / loss_scale + weight_decay master
+//                                       v = momentum v + g      d = nesterov ? g + momentum v : v
+//                                       master = master - lr d
 //                    in any case        params = master, rounded
-//                    Without velocity v = grad / loss_scale, and momentum must be 0. The division is by 1 / loss_scale,
-//                    rounded to fp32, as in torch.amp.GradScaler.
+//                    Without velocity d = g, and momentum must be 0. The division is by 1 / loss_scale, rounded to
+//                    fp32, as in torch.amp.GradScaler.
 //
 // update_scale     loss_scale in place, growth_tracker and overflows_left int32 scalars in place, found_inf
 //                    DynamicLossScale.update of mpcompare/loss_scale.py
@@ -227,34 +229,44 @@ inline int64_t check_non_finite(const Tensor& x, const Tensor& found_inf) {
   return x.numel();
 }
 
-// The number of elements.
-inline int64_t check_sgd(const Tensor& master, const std::optional<Tensor>& velocity,
-                         const std::optional<Tensor>& params, const Tensor& grad, const Tensor& loss_scale,
-                         const Tensor& found_inf, double momentum) {
-  const char* op = "sgd";
-  const int64_t n = master.numel();
-  Arguments written{{"master", master}};
-  if (velocity) written.push_back({"velocity", *velocity});
+// What optimizers share; scalars are the fp32 ones. The number of elements.
+inline int64_t check_update(const char* op, Argument master, const Arguments& state,
+                            const std::optional<Tensor>& params, Argument grad, const Arguments& scalars) {
+  const int64_t n = master.tensor.numel();
+  Arguments written{master};
+  for (const Argument& x : state) written.push_back(x);
+  STD_TORCH_CHECK(n > 0, op, ": master is empty");
+  for (const Argument& x : written) check_fp32(op, x);
   if (params) written.push_back({"params", *params});
   Arguments all = written;
-  all.push_back({"grad", grad});
-  STD_TORCH_CHECK(n > 0, op, ": master is empty");
+  all.push_back(grad);
   for (const Argument& x : all) {
     STD_TORCH_CHECK(x.tensor.numel() == n, op, ": ", x.name, " has ", x.tensor.numel(), " elements, master has ", n);
     check_contiguous(op, x);
   }
-  check_fp32(op, {"master", master});
-  if (velocity) check_fp32(op, {"velocity", *velocity});
-  check_compute_dtype(op, {"grad", grad});
-  if (params) check_same_dtype(op, {"params", *params}, {"grad", grad});
-  STD_TORCH_CHECK(velocity || momentum == 0, op, ": momentum needs velocity");
-  for (const Argument& x : Arguments{{"loss_scale", loss_scale}, {"found_inf", found_inf}}) check_fp32_scalar(op, x);
-  Arguments read{{"loss_scale", loss_scale}, {"found_inf", found_inf}};
+  check_compute_dtype(op, grad);
+  if (params) check_same_dtype(op, {"params", *params}, grad);
+  for (const Argument& x : scalars) check_fp32_scalar(op, x);
+  Arguments read = scalars;
   // Each element of grad is read before that of params is written.
-  const bool in_place = params && params->const_data_ptr() == grad.const_data_ptr();
-  if (!in_place) read.push_back({"grad", grad});
+  const bool in_place = params && params->const_data_ptr() == grad.tensor.const_data_ptr();
+  if (!in_place) read.push_back(grad);
   check_memory(op, written, read);
   return n;
+}
+
+// The number of elements.
+inline int64_t check_sgd(const Tensor& master, const std::optional<Tensor>& velocity,
+                         const std::optional<Tensor>& params, const Tensor& grad, const Tensor& lr,
+                         const Tensor& loss_scale, const Tensor& found_inf, const std::optional<Tensor>& clip,
+                         double momentum, bool nesterov) {
+  const char* op = "sgd";
+  STD_TORCH_CHECK(velocity || momentum == 0, op, ": momentum needs velocity");
+  STD_TORCH_CHECK(!nesterov || momentum > 0, op, ": nesterov needs momentum");
+  Arguments state, scalars{{"lr", lr}, {"loss_scale", loss_scale}, {"found_inf", found_inf}};
+  if (velocity) state.push_back({"velocity", *velocity});
+  if (clip) scalars.push_back({"clip", *clip});
+  return check_update(op, {"master", master}, state, params, {"grad", grad}, scalars);
 }
 
 inline void check_update_scale(const Tensor& loss_scale, const Tensor& growth_tracker, const Tensor& overflows_left,

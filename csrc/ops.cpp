@@ -33,10 +33,10 @@ STABLE_TORCH_LIBRARY(mpcompare, m) {
       "mse(Tensor output, Tensor y, Tensor(a!) doutput, Tensor(b!) dbias, Tensor(c!) loss, Tensor loss_scale) -> ()");
   // found_inf = 1 where x holds inf or NaN, else it stays
   m.def("non_finite(Tensor x, Tensor(a!) found_inf) -> ()");
-  // unless found_inf: v = momentum v + grad / loss_scale, master -= lr v; in any case params = master, rounded
+  // unless found_inf a step of torch.optim.SGD; in any case params = master, rounded
   m.def(
-      "sgd(Tensor(a!) master, Tensor(b!)? velocity, Tensor(c!)? params, Tensor grad, Tensor loss_scale, "
-      "Tensor found_inf, *, float lr, float momentum=0.0) -> ()");
+      "sgd(Tensor(a!) master, Tensor(b!)? velocity, Tensor(c!)? params, Tensor grad, Tensor lr, Tensor loss_scale, "
+      "Tensor found_inf, Tensor? clip, *, float momentum=0.0, bool nesterov=False, float weight_decay=0.0) -> ()");
   // the dynamic loss scale of the next step: grow after many good steps, back off after an overflow
   m.def(
       "update_scale(Tensor(a!) loss_scale, Tensor(b!) growth_tracker, Tensor(c!) overflows_left, Tensor found_inf, *, "

@@ -1,5 +1,6 @@
-"""The CUDA operators on a CPU, by tests/emulator: the tests of test_ops.py and test_fused_ops.py, and those of what CPU
-operators do not have, searches, captures, paths around cublasLt, and grids."""
+"""The CUDA operators on a CPU, by tests/emulator: the tests of test_ops.py, test_fused_ops.py and
+test_optimizer_ops.py, and those of what CPU operators do not have, searches, captures, paths around cublasLt, and
+grids."""
 
 import functools
 import inspect
@@ -11,6 +12,7 @@ import emulator
 import pytest
 import test_fused_ops as fused
 import test_ops as gemms
+import test_optimizer_ops as optimizers
 import torch
 from conftest import UNIT_ROUNDOFF, make_backend, make_batch, make_task
 
@@ -31,7 +33,7 @@ ELSEWHERE = {
     "test_cross_entropy_names_a_label_that_is_no_class", "test_on_a_gpu_a_label_that_is_no_class_gives_nan",
     "test_arguments_on_two_devices_are_rejected", "test_column_sums_of_many_rows_keep_their_digits",
 }  # fmt: skip
-for _module in (gemms, fused):
+for _module in (gemms, fused, optimizers):
     for _name, _test in inspect.getmembers(_module, inspect.isfunction):
         if _name.startswith("test_") and _name not in ELSEWHERE:
             globals()[f"{_name}_of_{_module.__name__}"] = _test
@@ -157,7 +159,7 @@ def test_loops_over_more_than_a_grid(backwards):
     for count in (2_000_000, 300_001):  # packs of 4 and of 1
         master, grad = fused.randn(count), fused.randn(count, seed=1)
         expected = master - grad
-        fused.sgd(master, None, grad, grad, lr=1.0)
+        optimizers.sgd(master, None, grad, grad, lr=1.0)
         assert torch.equal(master, expected)
         assert torch.equal(grad, expected)
 

@@ -448,132 +448,6 @@ def test_mse_propagates_inf_and_nan(device, dtype, value):
     assert torch.equal(~dbias.isfinite(), hit.any(0))
 
 
-# ---- sgd
-
-
-def fp32(x):
-    return torch.tensor(x, dtype=torch.float32).item()
-
-
-def sgd(master, velocity, params, grad, *, loss_scale=1.0, found_inf=0.0, lr, momentum=0.0):
-    scalars = (scalar(value, master.device) for value in (loss_scale, found_inf))
-    ops.sgd(master, velocity, params, grad, *scalars, lr=lr, momentum=momentum)
-
-
-def check_sgd(master, velocity, params, grad, lr, momentum, loss_scale):
-    """v: a rounding of each product, then of the sum; master: lr times both, a rounding of lr v, then of the sum."""
-    scaled, w = fp32(1 / loss_scale) * grad.double(), master.double()
-    before = 0.0 if velocity is None else fp32(momentum) * velocity.double()
-    v, size = scaled + before, scaled.abs() + abs(before)
-    sgd(master, velocity, params, grad, lr=lr, momentum=momentum, loss_scale=loss_scale)
-    if velocity is not None:
-        assert_within(velocity, v, U * size + HALF_SUBNORMAL["fp32"])
-    lr = fp32(lr)
-    assert_within(master, w - lr * v, 3 * U * lr * size + 3 * HALF_SUBNORMAL["fp32"])
-    if params is not None:
-        assert torch.equal(params, master.to(params.dtype))
-
-
-@DTYPE
-@pytest.mark.parametrize("with_velocity", [False, True])
-@pytest.mark.parametrize("with_params", [False, True])
-def test_sgd_against_float64(device, dtype, with_velocity, with_params):
-    for count in (1, 7, 15, 16, 17, 63, 1000, 8192, 8193, 50_001, 300_007):
-        master, velocity = randn(count, device=device), randn(count, device=device, seed=1)
-        grad = randn(count, dtype=dtype, device=device, seed=2, scale=100.0)
-        check_sgd(
-            master, velocity if with_velocity else None, torch.empty_like(grad) if with_params else None, grad,
-            lr=0.1, momentum=0.9 if with_velocity else 0.0, loss_scale=1000.0,
-        )  # fmt: skip
-
-
-@DTYPE
-def test_sgd_is_torch_sgd(device, dtype):
-    p = torch.nn.Parameter(randn(37, 3, device=device))
-    master, velocity = p.detach().clone(), torch.zeros(37, 3, device=device)
-    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9)
-    for step in range(5):
-        grad = randn(37, 3, dtype=dtype, device=device, seed=step)
-        p.grad = grad.float() * 0.25
-        optimizer.step()
-        sgd(master, velocity, None, grad, lr=0.1, momentum=0.9, loss_scale=4.0)
-    torch.testing.assert_close(master, p.detach(), rtol=0, atol=5 * 5 * U * 8)  # 5 steps of 5 roundings, values below 8
-
-
-def test_sgd_keeps_updates_that_16_bits_would_lose(device):
-    master = torch.ones(100, device=device)
-    params = torch.ones(100, dtype=torch.bfloat16, device=device)
-    for _ in range(64):
-        sgd(master, None, params, torch.ones_like(params), lr=2.0**-12)
-    assert (master == 1 - 2.0**-6).all()
-    assert (params == 1 - 2.0**-6).all()
-
-
-@DTYPE
-def test_sgd_propagates_inf_and_nan_and_overflows_params_to_inf(device, dtype):
-    master = torch.zeros(40, device=device)
-    grad = torch.zeros(40, dtype=DTYPES[dtype], device=device)
-    grad[3], grad[39], grad[17] = math.nan, -math.inf, 1.0
-    params = torch.empty_like(grad)
-    sgd(master, None, params, grad, lr=1e6)
-    assert master[3].isnan()
-    assert params[3].isnan()
-    assert params[39] == math.inf
-    assert params[17].isinf() == (dtype == "fp16")
-    assert master.isfinite().sum() == 38
-
-
-@DTYPE
-@pytest.mark.parametrize("found_inf", [0.0, 1.0])
-def test_sgd_makes_params_where_the_gradient_lies(device, dtype, found_inf):
-    """Of a skipped step too, in which masters and velocity keep every bit."""
-    for count in (1, 16, 1000, 50_001):
-        master, velocity = randn(count, device=device), randn(count, device=device, seed=1)
-        grad = randn(count, dtype=dtype, device=device, seed=2)
-        grad[0] = math.inf if found_inf else grad[0]
-        expected = [x.clone() for x in (master, velocity)]
-        options = {"loss_scale": 8.0, "lr": 0.1, "momentum": 0.9, "found_inf": found_inf}
-        if not found_inf:
-            sgd(*expected, None, grad, **options)
-        sgd(master, velocity, grad, grad, **options)
-        assert torch.equal(master, expected[0])
-        assert torch.equal(velocity, expected[1])
-        assert torch.equal(grad, master.to(grad.dtype))
-
-
-@DTYPE
-def test_sgd_of_parameters_that_begin_anywhere(device, dtype):
-    for count in (32, 35):
-        w, v, g = (
-            randn(count, device=device),
-            randn(count, device=device, seed=1),
-            randn(count, dtype=dtype, device=device),
-        )
-        expected = [w.clone(), v.clone()]
-        sgd(*expected, None, g, lr=0.1, momentum=0.9)
-        # Each may hinder the others: 4 elements are read at a time.
-        for odd in range(16):
-            offsets = [odd >> i & 1 for i in range(4)]
-            master, velocity, params, grad = map(at, offsets, (w, v, g, g))
-            sgd(master, velocity, params, grad, lr=0.1, momentum=0.9)
-            assert torch.equal(master, expected[0])
-            assert torch.equal(velocity, expected[1])
-            assert torch.equal(params, master.to(params.dtype))
-
-
-def test_sgd_divides_by_the_scale_as_gradscaler_does(device):
-    """By the reciprocal, rounded to fp32; of a scale that has decayed to 0 that is inf, and 0 inf is NaN."""
-    grad = randn(1000, device=device, scale=100.0)
-    for loss_scale in (3.0, 1e-3, 65536.0):
-        master = torch.zeros(1000, device=device)
-        sgd(master, None, None, grad, loss_scale=loss_scale, lr=1.0)
-        inv_scale = scalar(loss_scale, device).double().reciprocal().float()
-        assert torch.equal(master, -(grad * inv_scale))
-    grad.zero_()
-    sgd(master, None, None, grad, loss_scale=0.0, lr=1.0)
-    assert master.isnan().all()
-
-
 # ---- the loss scale
 
 
@@ -656,9 +530,10 @@ def results_of_all():
     for n, c in ((1025, 10), (70, 5000)):
         yield from run_cross_entropy(randn(n, c), labels(n, c), "fp32")
         yield from run_mse(randn(n, c), randn(n, c, seed=1), "fp16")
-    master, velocity, grad = randn(50_001), randn(50_001, seed=1), randn(50_001, seed=2)
-    sgd(master, velocity, None, grad, lr=0.1, momentum=0.9)
-    yield from (master, velocity)
+    master, state, square, grad = randn(50_001), randn(50_001, seed=1), randn(50_001).abs(), randn(50_001, seed=2)
+    lr, loss_scale, found_inf = (torch.tensor(value) for value in (0.1, 8.0, 0.0))
+    ops.sgd(master, state, None, grad, lr, loss_scale, found_inf, momentum=0.9)
+    yield from (master, state, square)
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
@@ -708,7 +583,7 @@ def non_finite_arguments(device=CPU):
 
 
 def sgd_arguments(device=CPU):
-    scalars = [torch.ones((), device=device), torch.zeros((), device=device)]
+    scalars = [scalar(value, device) for value in (0.1, 8.0, 0.0, 0.5)]  # lr, loss_scale, found_inf, clip
     return [*(randn(10, device=device, seed=seed) for seed in range(4)), *scalars]
 
 
@@ -722,7 +597,6 @@ ARGUMENTS = {
     "sgd": sgd_arguments, "update_scale": update_scale_arguments,
 }  # fmt: skip
 OPTIONS = {
-    "sgd": {"lr": 0.1},
     "update_scale": {
         "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2, "min_scale": 0.0, "hysteresis": 1,
     },
@@ -785,8 +659,10 @@ def transposed(x):
         ("sgd", 2, lambda p: p.half(), "params must have the dtype of grad"),
         ("sgd", 3, lambda g: g.double(), "grad must be fp32, fp16 or bf16"),
         ("sgd", 3, lambda g: g.repeat_interleave(2)[::2], "grad must be contiguous"),
-        ("sgd", 4, lambda scale: scale.double(), "loss_scale must be an fp32 scalar"),
-        ("sgd", 5, lambda found: found.bool(), "found_inf must be an fp32 scalar"),
+        ("sgd", 4, lambda lr: lr[None], "lr must be an fp32 scalar"),
+        ("sgd", 5, lambda scale: scale.double(), "loss_scale must be an fp32 scalar"),
+        ("sgd", 6, lambda found: found.bool(), "found_inf must be an fp32 scalar"),
+        ("sgd", 7, lambda clip: clip.double(), "clip must be an fp32 scalar"),
         ("non_finite", 0, lambda x: x[:0], "x is empty"),
         ("non_finite", 0, lambda x: x.double(), "x must be fp32, fp16 or bf16"),
         ("non_finite", 0, lambda x: x.repeat_interleave(2)[::2], "x must be contiguous"),
@@ -817,6 +693,7 @@ def test_what_an_operator_cannot_do_is_rejected(device, op, position, change, me
         ("sgd", 0, 3, "master must not overlap grad"),
         ("sgd", 2, 0, "params must not overlap master"),
         ("sgd", 2, 1, "params must not overlap velocity"),
+        ("sgd", 0, 4, "master must not overlap lr"),
     ],
 )
 def test_what_is_written_may_not_overlap(device, op, written, other, message):
@@ -829,10 +706,18 @@ def test_what_is_written_may_not_overlap(device, op, written, other, message):
         call(op, arguments)
 
 
-def test_momentum_without_velocity_is_rejected(device):
-    master, _, params, grad, *_ = sgd_arguments(device)
-    with pytest.raises(RuntimeError, match="sgd: momentum needs velocity"):
-        sgd(master, None, params, grad, lr=0.1, momentum=0.9)
+@pytest.mark.parametrize(
+    ("op", "options", "message"),
+    [
+        ("sgd", {"momentum": 0.9}, "momentum needs velocity"),
+        ("sgd", {"nesterov": True}, "nesterov needs momentum"),
+    ],
+)
+def test_rules_that_make_no_sense_are_rejected(device, op, options, message):
+    arguments = ARGUMENTS[op](device)
+    arguments[1] = None
+    with pytest.raises(RuntimeError, match=f"{op}: {message}"):
+        call(op, arguments, **options)
 
 
 @pytest.mark.cuda

@@ -1,4 +1,4 @@
-// non_finite, sgd and update_scale on the CPU: what happens to gradients once they are there.
+// What happens to gradients once they are there, on the CPU: non_finite, sgd and update_scale.
 
 #include "../fused.hpp"
 #include "../loss_scale.hpp"
@@ -16,15 +16,26 @@ constexpr int64_t BLOCK = 8192;  // elements, of a thread's turn
 
 int threads() { return static_cast<int>(torch::stable::get_num_threads()); }
 
+float inverse(const Tensor& loss_scale) {
+  return static_cast<float>(1 / static_cast<double>(*data<float>(loss_scale)));
+}
+
+// The clip factor; a product with 1 changes nothing.
+float factor_of(const std::optional<Tensor>& clip) { return clip ? *data<float>(*clip) : 1; }
+
+template <class T>
+bool has_non_finite(const T* x, int64_t first, int64_t end) {
+  vec zero_or_nan = {};  // 0 x is NaN where x is inf or NaN
+  for_vectors(first, end, [&](int64_t i, int64_t n) { zero_or_nan += 0 * load(x + i, n); });
+  return std::isnan(sum(zero_or_nan));
+}
+
 template <class T>
 bool any_non_finite(const T* x, int64_t count) {
   bool found = false;
 #pragma omp parallel for num_threads(threads()) schedule(static) reduction(|| : found) if (count > BLOCK)
-  for (int64_t first = 0; first < count; first += BLOCK) {
-    vec zero_or_nan = {};  // 0 x is NaN where x is inf or NaN
-    for_vectors(first, std::min(count, first + BLOCK), [&](int64_t i, int64_t n) { zero_or_nan += 0 * load(x + i, n); });
-    found = found || std::isnan(sum(zero_or_nan));
-  }
+  for (int64_t first = 0; first < count; first += BLOCK)
+    found = found || has_non_finite(x, first, std::min(count, first + BLOCK));
   return found;
 }
 
@@ -35,34 +46,43 @@ void non_finite(Tensor x, Tensor found_inf) {
   });
 }
 
+struct SgdStep {
+  float lr, momentum, weight_decay;
+  bool nesterov;
+};
+
 template <class T>
-void sgd_of(int64_t count, float* master, float* velocity, T* params, const T* grad, float lr, float momentum,
-            float inv_scale, bool skip) {
+void sgd_of(int64_t count, float* master, float* velocity, T* params, const T* grad, SgdStep s, float inv_scale,
+            float clip, bool skip) {
 #pragma omp parallel for num_threads(threads()) schedule(static) if (count > BLOCK)
   for (int64_t first = 0; first < count; first += BLOCK)
     for_vectors(first, std::min(count, first + BLOCK), [=](int64_t i, int64_t n) {
       vec w = load(master + i, n);
       if (!skip) {
-        vec v = inv_scale * load(grad + i, n);
+        vec g = clip * (inv_scale * load(grad + i, n));
+        if (s.weight_decay != 0) g += s.weight_decay * w;
         if (velocity) {
-          v += momentum * load(velocity + i, n);
+          const vec v = g + s.momentum * load(velocity + i, n);
           store(velocity + i, v, n);
+          g = s.nesterov ? g + s.momentum * v : v;
         }
-        w -= lr * v;
+        w -= s.lr * g;
         store(master + i, w, n);
       }
       if (params) store(params + i, w, n);
     });
 }
 
-void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> params, Tensor grad, Tensor loss_scale,
-         Tensor found_inf, double lr, double momentum) {
-  const int64_t count = check_sgd(master, velocity, params, grad, loss_scale, found_inf, momentum);
-  const float inv_scale = static_cast<float>(1 / static_cast<double>(*data<float>(loss_scale)));
+void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> params, Tensor grad, Tensor lr,
+         Tensor loss_scale, Tensor found_inf, std::optional<Tensor> clip, double momentum, bool nesterov,
+         double weight_decay) {
+  const int64_t count =
+      check_sgd(master, velocity, params, grad, lr, loss_scale, found_inf, clip, momentum, nesterov);
+  const SgdStep step{*data<float>(lr), static_cast<float>(momentum), static_cast<float>(weight_decay), nesterov};
   by_dtype(grad, [&](auto zero) {
     using T = decltype(zero);
     sgd_of(count, mutable_data<float>(master), mutable_data<float>(velocity), mutable_data<T>(params), data<T>(grad),
-           static_cast<float>(lr), static_cast<float>(momentum), inv_scale, *data<float>(found_inf) != 0);
+           step, inverse(loss_scale), factor_of(clip), *data<float>(found_inf) != 0);
   });
 }
 

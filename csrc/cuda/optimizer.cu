@@ -1,12 +1,16 @@
-// non_finite, sgd and update_scale on CUDA: what happens to gradients once they are there. Nothing here is read by the
-// host, so a whole step can be one CUDA graph.
+// What happens to gradients once they are there, on CUDA: non_finite, sgd and update_scale. Nothing here
+// is read by the host, so a whole step can be one CUDA graph.
 
 #include "../loss_scale.hpp"
 #include "kernel.hpp"
 
 #include <torch/csrc/stable/library.h>
 
+#include <initializer_list>
+
 namespace {
+
+__device__ inline float inverse(float loss_scale) { return static_cast<float>(1.0 / static_cast<double>(loss_scale)); }
 
 // Every thread that finds one writes the same 1.
 template <class T, int N>
@@ -19,32 +23,56 @@ __global__ void __launch_bounds__(THREADS) non_finite_kernel(int64_t packs, cons
   if (found) *found_inf = 1;
 }
 
+// What a step decides, on the device; clip may be null.
+struct Decided {
+  const float *lr, *loss_scale, *found_inf, *clip;
+};
+
+// The gradients of a pack: a product with 1 changes nothing.
+template <class T, int N>
+__device__ Pack<float, N> unscaled(const Pack<T, N>& grad, float inv_scale, float clip) {
+  Pack<float, N> g;
+  for (int k = 0; k < N; k++) g.x[k] = clip * (inv_scale * widen(grad.x[k]));
+  return g;
+}
+
+template <class T, int N>
+__device__ Pack<T, N> narrowed(const Pack<float, N>& w) {
+  Pack<T, N> p;
+  for (int k = 0; k < N; k++) p.x[k] = narrow<T>(w.x[k]);
+  return p;
+}
+
+struct SgdRule {
+  float momentum, weight_decay;
+  bool nesterov;
+};
+
 template <class T, int N>
 __global__ void __launch_bounds__(THREADS) sgd_kernel(int64_t packs, Pack<float, N>* master, Pack<float, N>* velocity,
-                                                      Pack<T, N>* params, const Pack<T, N>* grad,
-                                                      const float* loss_scale, const float* found_inf, float lr,
-                                                      float momentum) {
-  const bool skip = *found_inf != 0;
-  const float inv_scale = static_cast<float>(1.0 / static_cast<double>(*loss_scale));
+                                                      Pack<T, N>* params, const Pack<T, N>* grad, Decided decided,
+                                                      SgdRule rule) {
+  const bool skip = *decided.found_inf != 0;
+  const float lr = *decided.lr, inv_scale = inverse(*decided.loss_scale);
+  const float clip = decided.clip == nullptr ? 1.0f : *decided.clip;
   for (int64_t i = global_thread(); i < packs; i += global_threads()) {
     Pack<float, N> w = master[i];
     if (!skip) {
-      const Pack<T, N> g = grad[i];
-      Pack<float, N> v;
-      for (int k = 0; k < N; k++) v.x[k] = inv_scale * widen(g.x[k]);
+      Pack<float, N> g = unscaled(grad[i], inv_scale, clip);
+      if (rule.weight_decay != 0)
+        for (int k = 0; k < N; k++) g.x[k] += rule.weight_decay * w.x[k];
       if (velocity != nullptr) {
-        const Pack<float, N> before = velocity[i];
-        for (int k = 0; k < N; k++) v.x[k] = momentum * before.x[k] + v.x[k];
+        Pack<float, N> v = velocity[i];
+        for (int k = 0; k < N; k++) {
+          v.x[k] = rule.momentum * v.x[k] + g.x[k];
+          g.x[k] = rule.nesterov ? g.x[k] + rule.momentum * v.x[k] : v.x[k];
+        }
         velocity[i] = v;
       }
-      for (int k = 0; k < N; k++) w.x[k] -= lr * v.x[k];
+      for (int k = 0; k < N; k++) w.x[k] -= lr * g.x[k];
       master[i] = w;
     }
-    if (params != nullptr) {  // may be grad: this thread has read what it now overwrites
-      Pack<T, N> p;
-      for (int k = 0; k < N; k++) p.x[k] = narrow<T>(w.x[k]);
-      params[i] = p;
-    }
+    if (params != nullptr) params[i] = narrowed<T, N>(w);  // may be grad: this thread has read what it now overwrites
   }
 }
 
@@ -77,33 +105,49 @@ void non_finite(Tensor x, Tensor found_inf) {
   });
 }
 
-template <class T, int N>
-void launch_sgd(int64_t count, const Tensor& master, const std::optional<Tensor>& velocity,
-                const std::optional<Tensor>& params, const Tensor& grad, const Tensor& loss_scale,
-                const Tensor& found_inf, float lr, float momentum, cudaStream_t stream) {
-  using Wide = Pack<float, N>;
-  using Low = Pack<T, N>;
-  const int64_t packs = count / N;
-  sgd_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
-      packs, mutable_data<Wide>(master), mutable_data<Wide>(velocity), mutable_data<Low>(params), data<Low>(grad),
-      data<float>(loss_scale), data<float>(found_inf), lr, momentum);
+constexpr int PACK = 4;  // elements that an optimizer reads at once
+
+// Whether the count is of whole packs, and fp32 tensors and those of T begin where one may; null is none.
+template <class T>
+bool in_packs(int64_t count, std::initializer_list<const Tensor*> fp32, std::initializer_list<const Tensor*> low) {
+  const auto aligned = [](const Tensor* x, size_t bytes) { return !x || is_aligned(x->const_data_ptr(), bytes); };
+  for (const Tensor* x : fp32)
+    if (!aligned(x, sizeof(Pack<float, PACK>))) return false;
+  for (const Tensor* x : low)
+    if (!aligned(x, sizeof(Pack<T, PACK>))) return false;
+  return count % PACK == 0;
 }
 
-void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> params, Tensor grad, Tensor loss_scale,
-         Tensor found_inf, double lr, double momentum) {
-  const int64_t count = check_sgd(master, velocity, params, grad, loss_scale, found_inf, momentum);
+const Tensor* address(const std::optional<Tensor>& x) { return x ? &*x : nullptr; }
+
+Decided decided(const Tensor& lr, const Tensor& loss_scale, const Tensor& found_inf,
+                const std::optional<Tensor>& clip) {
+  return {data<float>(lr), data<float>(loss_scale), data<float>(found_inf), clip ? data<float>(*clip) : nullptr};
+}
+
+void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> params, Tensor grad, Tensor lr,
+         Tensor loss_scale, Tensor found_inf, std::optional<Tensor> clip, double momentum, bool nesterov,
+         double weight_decay) {
+  const int64_t count =
+      check_sgd(master, velocity, params, grad, lr, loss_scale, found_inf, clip, momentum, nesterov);
   const DeviceGuard device(master.get_device_index());
   const cudaStream_t stream = current_stream(master);
+  const SgdRule rule{static_cast<float>(momentum), static_cast<float>(weight_decay), nesterov};
   by_dtype(grad, [&](auto t) {
     using T = decltype(t);
-    constexpr int N = 4;
-    const bool packed = count % N == 0 && is_aligned(master.const_data_ptr(), sizeof(Pack<float, N>)) &&
-                        (!velocity || is_aligned(velocity->const_data_ptr(), sizeof(Pack<float, N>))) &&
-                        (!params || is_aligned(params->const_data_ptr(), sizeof(Pack<T, N>))) &&
-                        is_aligned(grad.const_data_ptr(), sizeof(Pack<T, N>));
-    const auto launch = packed ? launch_sgd<T, N> : launch_sgd<T, 1>;
-    launch(count, master, velocity, params, grad, loss_scale, found_inf, static_cast<float>(lr),
-           static_cast<float>(momentum), stream);
+    const auto launch = [&](auto pack) {
+      constexpr int N = sizeof(pack) / sizeof(T);
+      using Wide = Pack<float, N>;
+      using Low = Pack<T, N>;
+      const int64_t packs = count / N;
+      sgd_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
+          packs, mutable_data<Wide>(master), mutable_data<Wide>(velocity), mutable_data<Low>(params), data<Low>(grad),
+          decided(lr, loss_scale, found_inf, clip), rule);
+    };
+    if (in_packs<T>(count, {&master, address(velocity)}, {address(params), &grad}))
+      launch(Pack<T, PACK>{});
+    else
+      launch(Pack<T, 1>{});
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
 }

@@ -72,7 +72,7 @@ class Fused:
             self.graph = StepGraph(self._step)
             self.train_step = self._replay
         self.loss_of = ops.cross_entropy if self.mlp.loss == "cross_entropy" else ops.mse
-        self.lr, self.momentum = self.mlp.lr, self.mlp.momentum
+        self.lr, self.momentum = torch.tensor(self.mlp.lr, device=device), self.mlp.momentum
         self.layers = range(1, len(sizes))  # 1 .. L
         self.scaling = DeviceLossScale(loss_scale, device)
         self.skipped = self.scaling.found_inf
@@ -133,7 +133,7 @@ class Fused:
     def step(self) -> None:
         scale, found_inf = self.scaling.scale, self.scaling.found_inf
         for master, velocity, params, grad in self.parts:
-            ops.sgd(master, velocity, params, grad, scale, found_inf, lr=self.lr, momentum=self.momentum)
+            ops.sgd(master, velocity, params, grad, self.lr, scale, found_inf, momentum=self.momentum)
 
     def update(self) -> None:
         self.scaling.update()

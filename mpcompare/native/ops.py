@@ -17,7 +17,8 @@ from mpcompare.native.build import BuildError, build, cpu_recipe, cuda_recipe
 log = logging.getLogger(__name__)
 ENGINES = ("auto", "native", "torch")
 WRITING = (  # the operators around gemm, which write into their arguments
-    "linear", "weight_grad", "linear_backward", "cross_entropy", "mse", "non_finite", "sgd", "update_scale",
+    "linear", "weight_grad", "linear_backward", "cross_entropy", "mse", "non_finite", "sgd",
+    "update_scale",
 )  # fmt: skip
 
 
@@ -144,15 +145,22 @@ def sgd(
     velocity: Tensor | None,
     params: Tensor | None,
     grad: Tensor,
+    lr: Tensor,
     loss_scale: Tensor,
     found_inf: Tensor,
+    clip: Tensor | None = None,
     *,
-    lr: float,
     momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
 ) -> None:
-    """``v = momentum v + grad / loss_scale; master -= lr v`` unless ``found_inf``; in any case ``params = master``,
-    rounded, also where ``params`` is ``grad`` itself: one pass over memory."""
-    torch.ops.mpcompare.sgd(master, velocity, params, grad, loss_scale, found_inf, lr=lr, momentum=momentum)
+    """A step of ``torch.optim.SGD`` with ``clip grad / loss_scale`` unless ``found_inf``; in any case ``params`` is
+    ``master``, rounded, afterwards, also where it lies in ``grad``: one pass over memory. Scalars are fp32, on the
+    device."""
+    torch.ops.mpcompare.sgd(
+        master, velocity, params, grad, lr, loss_scale, found_inf, clip, momentum=momentum, nesterov=nesterov,
+        weight_decay=weight_decay,
+    )  # fmt: skip
 
 
 def update_scale(

@@ -1,0 +1,227 @@
+"""The operators that update parameters, and the norms that clip gradients: against float64 and torch's optimizers.
+
+Bounds as in test_fused_ops.py.
+"""
+
+import math
+
+import pytest
+import torch
+from test_fused_ops import CPU, DTYPE, HALF_SUBNORMAL, U, assert_within, at, built, randn, scalar  # noqa: F401
+
+from mpcompare.native import ops
+from mpcompare.precision import DTYPES
+
+pytestmark = pytest.mark.usefixtures("two_threads")
+
+
+# ---- sgd
+
+
+def fp32(x):
+    return torch.tensor(x, dtype=torch.float32).item()
+
+
+def sgd(master, velocity, params, grad, *, lr, loss_scale=1.0, found_inf=0.0, clip=None, **rule):
+    scalars = (None if value is None else scalar(value, master.device) for value in (lr, loss_scale, found_inf, clip))
+    ops.sgd(master, velocity, params, grad, *scalars, **rule)
+
+
+def check_sgd(master, velocity, params, grad, lr, momentum, loss_scale):
+    """v: a rounding of each product, then of the sum; master: lr times both, a rounding of lr v, then of the sum."""
+    scaled, w = fp32(1 / loss_scale) * grad.double(), master.double()
+    before = 0.0 if velocity is None else fp32(momentum) * velocity.double()
+    v, size = scaled + before, scaled.abs() + abs(before)
+    sgd(master, velocity, params, grad, lr=lr, momentum=momentum, loss_scale=loss_scale)
+    if velocity is not None:
+        assert_within(velocity, v, U * size + HALF_SUBNORMAL["fp32"])
+    lr = fp32(lr)
+    assert_within(master, w - lr * v, 3 * U * lr * size + 3 * HALF_SUBNORMAL["fp32"])
+    if params is not None:
+        assert torch.equal(params, master.to(params.dtype))
+
+
+@DTYPE
+@pytest.mark.parametrize("with_velocity", [False, True])
+@pytest.mark.parametrize("with_params", [False, True])
+def test_sgd_against_float64(device, dtype, with_velocity, with_params):
+    for count in (1, 7, 15, 16, 17, 63, 1000, 8192, 8193, 50_001, 300_007):
+        master, velocity = randn(count, device=device), randn(count, device=device, seed=1)
+        grad = randn(count, dtype=dtype, device=device, seed=2, scale=100.0)
+        check_sgd(
+            master, velocity if with_velocity else None, torch.empty_like(grad) if with_params else None, grad,
+            lr=0.1, momentum=0.9 if with_velocity else 0.0, loss_scale=1000.0,
+        )  # fmt: skip
+
+
+@DTYPE
+def test_sgd_is_torch_sgd(device, dtype):
+    p = torch.nn.Parameter(randn(37, 3, device=device))
+    master, velocity = p.detach().clone(), torch.zeros(37, 3, device=device)
+    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9)
+    for step in range(5):
+        grad = randn(37, 3, dtype=dtype, device=device, seed=step)
+        p.grad = grad.float() * 0.25
+        optimizer.step()
+        sgd(master, velocity, None, grad, lr=0.1, momentum=0.9, loss_scale=4.0)
+    torch.testing.assert_close(master, p.detach(), rtol=0, atol=5 * 5 * U * 8)  # 5 steps of 5 roundings, values below 8
+
+
+def test_sgd_keeps_updates_that_16_bits_would_lose(device):
+    master = torch.ones(100, device=device)
+    params = torch.ones(100, dtype=torch.bfloat16, device=device)
+    for _ in range(64):
+        sgd(master, None, params, torch.ones_like(params), lr=2.0**-12)
+    assert (master == 1 - 2.0**-6).all()
+    assert (params == 1 - 2.0**-6).all()
+
+
+@DTYPE
+def test_sgd_propagates_inf_and_nan_and_overflows_params_to_inf(device, dtype):
+    master = torch.zeros(40, device=device)
+    grad = torch.zeros(40, dtype=DTYPES[dtype], device=device)
+    grad[3], grad[39], grad[17] = math.nan, -math.inf, 1.0
+    params = torch.empty_like(grad)
+    sgd(master, None, params, grad, lr=1e6)
+    assert master[3].isnan()
+    assert params[3].isnan()
+    assert params[39] == math.inf
+    assert params[17].isinf() == (dtype == "fp16")
+    assert master.isfinite().sum() == 38
+
+
+@DTYPE
+@pytest.mark.parametrize("found_inf", [0.0, 1.0])
+def test_sgd_makes_params_where_the_gradient_lies(device, dtype, found_inf):
+    """Of a skipped step too, in which masters and velocity keep every bit."""
+    for count in (1, 16, 1000, 50_001):
+        master, velocity = randn(count, device=device), randn(count, device=device, seed=1)
+        grad = randn(count, dtype=dtype, device=device, seed=2)
+        grad[0] = math.inf if found_inf else grad[0]
+        expected = [x.clone() for x in (master, velocity)]
+        options = {"loss_scale": 8.0, "lr": 0.1, "momentum": 0.9, "found_inf": found_inf}
+        if not found_inf:
+            sgd(*expected, None, grad, **options)
+        sgd(master, velocity, grad, grad, **options)
+        assert torch.equal(master, expected[0])
+        assert torch.equal(velocity, expected[1])
+        assert torch.equal(grad, master.to(grad.dtype))
+
+
+@DTYPE
+def test_sgd_of_parameters_that_begin_anywhere(device, dtype):
+    for count in (32, 35):
+        w, v, g = (
+            randn(count, device=device),
+            randn(count, device=device, seed=1),
+            randn(count, dtype=dtype, device=device),
+        )
+        expected = [w.clone(), v.clone()]
+        sgd(*expected, None, g, lr=0.1, momentum=0.9)
+        # Each may hinder the others: 4 elements are read at a time.
+        for odd in range(16):
+            offsets = [odd >> i & 1 for i in range(4)]
+            master, velocity, params, grad = map(at, offsets, (w, v, g, g))
+            sgd(master, velocity, params, grad, lr=0.1, momentum=0.9)
+            assert torch.equal(master, expected[0])
+            assert torch.equal(velocity, expected[1])
+            assert torch.equal(params, master.to(params.dtype))
+
+
+def test_sgd_divides_by_the_scale_as_gradscaler_does(device):
+    """By the reciprocal, rounded to fp32; of a scale that has decayed to 0 that is inf, and 0 inf is NaN."""
+    grad = randn(1000, device=device, scale=100.0)
+    for loss_scale in (3.0, 1e-3, 65536.0):
+        master = torch.zeros(1000, device=device)
+        sgd(master, None, None, grad, loss_scale=loss_scale, lr=1.0)
+        inv_scale = scalar(loss_scale, device).double().reciprocal().float()
+        assert torch.equal(master, -(grad * inv_scale))
+    grad.zero_()
+    sgd(master, None, None, grad, loss_scale=0.0, lr=1.0)
+    assert master.isnan().all()
+
+
+# ---- step after step, beside torch's optimizers
+
+SIZES = [1, 7, 8191, 8193, 100_003]
+
+
+def train(start, grads, rule, *, torch_optimizer, dtype, loss_scale, clip):
+    """The parameters after each step of torch's optimizer with unscaled, clipped gradients; its state beside them."""
+    p = torch.nn.Parameter(start.to(dtype, copy=True))
+    optimizer = torch_optimizer([p], **rule)
+    for grad in grads:
+        g = grad.to(dtype) * fp32(1 / loss_scale)
+        p.grad = g if clip is None else g * fp32(clip)
+        optimizer.step()
+        yield p.detach().clone(), {name: x.clone() for name, x in optimizer.state[p].items() if x is not None}
+
+
+def unscale_error(grad, loss_scale, clip):
+    """The gradient that the optimizer sees, and the error of two products."""
+    g = grad.double() * fp32(1 / loss_scale) * (1.0 if clip is None else fp32(clip))
+    return g, 2 * U * g.abs() + 2 * HALF_SUBNORMAL["fp32"]
+
+
+def check_training_by_sgd(count, dtype, device, *, lr=0.1, momentum=0.0, weight_decay=0.0, nesterov=False, clip=None):
+    """Errors of float64 and of fp32, u for each product, sum and rounded constant, carried from step to step:
+
+    g: those of w times weight_decay, and 3 u of each term    v: momentum times those of v, those of g, 3 u of each term
+    d: as v     w: those of w, lr times those of d, 2 u of lr d, u of w
+    """
+    loss_scale, lr = 1000.0, fp32(lr)
+    start, grads = randn(count, device=device), [randn(count, dtype=dtype, device=device, seed=s) for s in range(1, 6)]
+    rule = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+    how = {"torch_optimizer": torch.optim.SGD, "loss_scale": loss_scale, "clip": clip}
+    exact, single = (train(start, grads, {"lr": lr, **rule}, dtype=d, **how) for d in (torch.float64, torch.float32))
+    master, velocity = start.clone(), torch.zeros_like(start) if momentum else None
+    params, w, v, w_error, v_error = torch.empty_like(grads[0]), start.double(), 0.0, 0.0, 0.0
+    for grad, (after, _), (torch_after, _) in zip(grads, exact, single, strict=True):
+        sgd(master, velocity, params, grad, lr=lr, loss_scale=loss_scale, clip=clip, **rule)
+        g, g_error = unscale_error(grad, loss_scale, clip)
+        g_error = g_error + weight_decay * w_error + 3 * U * (g.abs() + weight_decay * w.abs())
+        g = g + weight_decay * w
+        v_error = momentum * v_error + g_error + 3 * U * (momentum * abs(v) + g.abs())
+        v = momentum * v + g
+        d, d_error = v, v_error
+        if nesterov:
+            d, d_error = g + momentum * v, g_error + momentum * v_error + 3 * U * (momentum * v.abs() + g.abs())
+        w_error = w_error + lr * (d_error + 2 * U * d.abs()) + U * after.abs()
+        w = after
+        assert_close(master, after, w_error)
+        assert_close(torch_after, after, w_error)
+        if velocity is not None:
+            assert_close(velocity, v, v_error)
+        assert torch.equal(params, master.to(params.dtype))
+
+
+def assert_close(got, exact, error):
+    error = error * 1.01 + HALF_SUBNORMAL["fp32"]  # 1.01: second order terms
+    off = (got.double() - exact).abs()
+    assert (off <= error).all(), f"{(off / error).max():.2f} times the bound"
+
+
+@DTYPE
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("rule", [
+    {}, {"weight_decay": 0.1}, {"momentum": 0.9, "weight_decay": 0.1}, {"momentum": 0.9, "nesterov": True},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+])  # fmt: skip
+def test_training_by_sgd_is_torchs(device, dtype, clip, rule):
+    for count in SIZES:
+        check_training_by_sgd(count, dtype, device, clip=clip, **rule)
+
+
+@pytest.mark.parametrize("op", ["sgd"])
+def test_a_clip_factor_is_a_smaller_gradient(device, op):
+    """Before weight decay; by a power of 2 bit for bit."""
+
+    def run(grad, **options):
+        state = [randn(999, device=device, seed=1), torch.zeros(999, device=device), torch.zeros(999, device=device)]
+        sgd(*state[:2], None, grad, lr=0.1, momentum=0.9, weight_decay=0.1, **options)
+        return state
+
+    grad = randn(999, device=device)
+    for clip in (0.25, 1.0):
+        pairs = zip(run(grad, clip=clip, loss_scale=8.0), run(grad * clip, loss_scale=8.0), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)

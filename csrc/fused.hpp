@@ -3,7 +3,7 @@
 // T, the compute dtype, is fp32, fp16 or bf16. Matrices are row-major, and their rows may be further apart than their
 // length (see gemm.hpp); all else, and y, is contiguous. Arithmetic and sums are fp32 or better, and every result is
 // rounded once. Nothing may be empty, and what is written may not reach into any other argument. What a step decides
-// (lr, loss_scale, found_inf, clip: fp32 scalars) lies on the device: a host that reads it waits.
+// (lr, step, loss_scale, found_inf, clip: fp32 scalars) lies on the device: a host that reads it waits.
 //
 // linear           x [n, in] T, w [in, out] T, bias [out] T -> out [n, out] T or fp32
 //                    out = x w + bias, or relu of that
@@ -35,6 +35,15 @@
 //                    in any case        params = master, rounded
 //                    Without velocity d = g, and momentum must be 0. The division is by 1 / loss_scale, rounded to
 //                    fp32, as in torch.amp.GradScaler.
+//
+// adam             as sgd, with exp_avg (m) and exp_avg_sq (v) fp32 in the place of velocity, and step: the number of
+//                  updates, this one included
+//                    unless found_inf:  g = clip grad / loss_scale, + weight_decay master unless decoupled
+//                                       m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
+//                                       master = master (1 - lr weight_decay) if decoupled
+//                                       master -= lr / (1 - beta1^step) m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
+//                    in any case        params = master, rounded
+//                    What does not depend on the element is computed in fp64 and rounded once: see adam.hpp.
 //
 // update_scale     loss_scale in place, growth_tracker and overflows_left int32 scalars in place, found_inf
 //                    DynamicLossScale.update of mpcompare/loss_scale.py
@@ -229,7 +238,7 @@ inline int64_t check_non_finite(const Tensor& x, const Tensor& found_inf) {
   return x.numel();
 }
 
-// What optimizers share; scalars are the fp32 ones. The number of elements.
+// What sgd and adam share; scalars are the fp32 ones. The number of elements.
 inline int64_t check_update(const char* op, Argument master, const Arguments& state,
                             const std::optional<Tensor>& params, Argument grad, const Arguments& scalars) {
   const int64_t n = master.tensor.numel();
@@ -267,6 +276,21 @@ inline int64_t check_sgd(const Tensor& master, const std::optional<Tensor>& velo
   if (velocity) state.push_back({"velocity", *velocity});
   if (clip) scalars.push_back({"clip", *clip});
   return check_update(op, {"master", master}, state, params, {"grad", grad}, scalars);
+}
+
+// The number of elements.
+inline int64_t check_adam(const Tensor& master, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+                          const std::optional<Tensor>& params, const Tensor& grad, const Tensor& lr,
+                          const Tensor& step, const Tensor& loss_scale, const Tensor& found_inf,
+                          const std::optional<Tensor>& clip, double beta1, double beta2, double eps) {
+  const char* op = "adam";
+  STD_TORCH_CHECK(0 <= beta1 && beta1 < 1, op, ": beta1 is ", beta1, ", expected 0 <= beta1 < 1");
+  STD_TORCH_CHECK(0 <= beta2 && beta2 < 1, op, ": beta2 is ", beta2, ", expected 0 <= beta2 < 1");
+  STD_TORCH_CHECK(0 <= eps, op, ": eps is ", eps, ", expected at least 0");
+  Arguments scalars{{"lr", lr}, {"step", step}, {"loss_scale", loss_scale}, {"found_inf", found_inf}};
+  if (clip) scalars.push_back({"clip", *clip});
+  return check_update(op, {"master", master}, {{"exp_avg", exp_avg}, {"exp_avg_sq", exp_avg_sq}}, params,
+                      {"grad", grad}, scalars);
 }
 
 inline void check_update_scale(const Tensor& loss_scale, const Tensor& growth_tracker, const Tensor& overflows_left,

@@ -1,13 +1,9 @@
 // The rule of the dynamic loss scale, the same code for every device: DynamicLossScale.update of mpcompare/loss_scale.py,
 // which is torch.amp.GradScaler's with a floor and a hysteresis.
 #pragma once
-#include <cstdint>
+#include "both.hpp"
 
-#ifdef __CUDACC__
-#define MPCOMPARE_BOTH __host__ __device__
-#else
-#define MPCOMPARE_BOTH
-#endif
+#include <cstdint>
 
 namespace {
 

@@ -37,6 +37,11 @@ STABLE_TORCH_LIBRARY(mpcompare, m) {
   m.def(
       "sgd(Tensor(a!) master, Tensor(b!)? velocity, Tensor(c!)? params, Tensor grad, Tensor lr, Tensor loss_scale, "
       "Tensor found_inf, Tensor? clip, *, float momentum=0.0, bool nesterov=False, float weight_decay=0.0) -> ()");
+  // the same of torch.optim.AdamW, or of torch.optim.Adam
+  m.def(
+      "adam(Tensor(a!) master, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor(d!)? params, Tensor grad, Tensor lr, "
+      "Tensor step, Tensor loss_scale, Tensor found_inf, Tensor? clip, *, float beta1, float beta2, float eps, "
+      "float weight_decay=0.0, bool decoupled=True) -> ()");
   // the dynamic loss scale of the next step: grow after many good steps, back off after an overflow
   m.def(
       "update_scale(Tensor(a!) loss_scale, Tensor(b!) growth_tracker, Tensor(c!) overflows_left, Tensor found_inf, *, "

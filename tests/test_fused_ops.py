@@ -531,8 +531,9 @@ def results_of_all():
         yield from run_cross_entropy(randn(n, c), labels(n, c), "fp32")
         yield from run_mse(randn(n, c), randn(n, c, seed=1), "fp16")
     master, state, square, grad = randn(50_001), randn(50_001, seed=1), randn(50_001).abs(), randn(50_001, seed=2)
-    lr, loss_scale, found_inf = (torch.tensor(value) for value in (0.1, 8.0, 0.0))
+    lr, step, loss_scale, found_inf = (torch.tensor(value) for value in (0.1, 3.0, 8.0, 0.0))
     ops.sgd(master, state, None, grad, lr, loss_scale, found_inf, momentum=0.9)
+    ops.adam(master, state, square, None, grad, lr, step, loss_scale, found_inf, **OPTIONS["adam"])
     yield from (master, state, square)
 
 
@@ -587,6 +588,11 @@ def sgd_arguments(device=CPU):
     return [*(randn(10, device=device, seed=seed) for seed in range(4)), *scalars]
 
 
+def adam_arguments(device=CPU):
+    scalars = [scalar(value, device) for value in (0.1, 3.0, 8.0, 0.0, 0.5)]  # lr, step, loss_scale, found_inf, clip
+    return [*(randn(10, device=device, seed=seed).abs() for seed in range(5)), *scalars]
+
+
 def update_scale_arguments(device=CPU):
     return [scalar(8.0, device), *(scalar(1, device, torch.int32) for _ in range(2)), scalar(1.0, device)]
 
@@ -594,9 +600,11 @@ def update_scale_arguments(device=CPU):
 ARGUMENTS = {
     "linear": linear_arguments, "weight_grad": weight_grad_arguments, "linear_backward": linear_backward_arguments,
     "cross_entropy": cross_entropy_arguments, "mse": mse_arguments, "non_finite": non_finite_arguments,
-    "sgd": sgd_arguments, "update_scale": update_scale_arguments,
+    "sgd": sgd_arguments, "adam": adam_arguments,
+    "update_scale": update_scale_arguments,
 }  # fmt: skip
 OPTIONS = {
+    "adam": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
     "update_scale": {
         "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2, "min_scale": 0.0, "hysteresis": 1,
     },
@@ -663,6 +671,18 @@ def transposed(x):
         ("sgd", 5, lambda scale: scale.double(), "loss_scale must be an fp32 scalar"),
         ("sgd", 6, lambda found: found.bool(), "found_inf must be an fp32 scalar"),
         ("sgd", 7, lambda clip: clip.double(), "clip must be an fp32 scalar"),
+        ("adam", 0, lambda w: w.half(), "master must be fp32"),
+        ("adam", 0, lambda w: w[:0], "master is empty"),
+        ("adam", 1, lambda m: m.bfloat16(), "exp_avg must be fp32"),
+        ("adam", 1, lambda m: m[:-1], "exp_avg has 9 elements, master has 10"),
+        ("adam", 2, lambda v: v.repeat_interleave(2)[::2], "exp_avg_sq must be contiguous"),
+        ("adam", 3, lambda p: p.half(), "params must have the dtype of grad"),
+        ("adam", 4, lambda g: g.double(), "grad must be fp32, fp16 or bf16"),
+        ("adam", 5, lambda lr: lr.double(), "lr must be an fp32 scalar"),
+        ("adam", 6, lambda step: step.int(), "step must be an fp32 scalar"),
+        ("adam", 7, lambda scale: scale[None], "loss_scale must be an fp32 scalar"),
+        ("adam", 8, lambda found: found.bool(), "found_inf must be an fp32 scalar"),
+        ("adam", 9, lambda clip: clip.double(), "clip must be an fp32 scalar"),
         ("non_finite", 0, lambda x: x[:0], "x is empty"),
         ("non_finite", 0, lambda x: x.double(), "x must be fp32, fp16 or bf16"),
         ("non_finite", 0, lambda x: x.repeat_interleave(2)[::2], "x must be contiguous"),
@@ -694,6 +714,10 @@ def test_what_an_operator_cannot_do_is_rejected(device, op, position, change, me
         ("sgd", 2, 0, "params must not overlap master"),
         ("sgd", 2, 1, "params must not overlap velocity"),
         ("sgd", 0, 4, "master must not overlap lr"),
+        ("adam", 1, 2, "exp_avg_sq must not overlap exp_avg"),
+        ("adam", 3, 0, "params must not overlap master"),
+        ("adam", 2, 6, "exp_avg_sq must not overlap step"),
+        ("adam", 0, 9, "master must not overlap clip"),
     ],
 )
 def test_what_is_written_may_not_overlap(device, op, written, other, message):
@@ -711,11 +735,15 @@ def test_what_is_written_may_not_overlap(device, op, written, other, message):
     [
         ("sgd", {"momentum": 0.9}, "momentum needs velocity"),
         ("sgd", {"nesterov": True}, "nesterov needs momentum"),
+        ("adam", {"beta1": 1.0}, "beta1 is 1, expected 0 <= beta1 < 1"),
+        ("adam", {"beta2": -0.5}, "beta2 is -0.5, expected 0 <= beta2 < 1"),
+        ("adam", {"beta2": math.nan}, "beta2 is nan, expected 0 <= beta2 < 1"),
+        ("adam", {"eps": -1.0}, "eps is -1, expected at least 0"),
     ],
 )
 def test_rules_that_make_no_sense_are_rejected(device, op, options, message):
     arguments = ARGUMENTS[op](device)
-    arguments[1] = None
+    arguments[1] = None if op == "sgd" else arguments[1]
     with pytest.raises(RuntimeError, match=f"{op}: {message}"):
         call(op, arguments, **options)
 

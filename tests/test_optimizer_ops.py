@@ -144,6 +144,13 @@ def test_sgd_divides_by_the_scale_as_gradscaler_does(device):
 # ---- step after step, beside torch's optimizers
 
 SIZES = [1, 7, 8191, 8193, 100_003]
+ADAM = {"lr": 1e-3, "step": 1.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+
+
+def adam(master, exp_avg, exp_avg_sq, params, grad, *, lr, step, loss_scale=1.0, found_inf=0.0, clip=None, **rule):
+    values = (lr, step, loss_scale, found_inf, clip)
+    scalars = (None if value is None else scalar(value, master.device) for value in values)
+    ops.adam(master, exp_avg, exp_avg_sq, params, grad, *scalars, **rule)
 
 
 def train(start, grads, rule, *, torch_optimizer, dtype, loss_scale, clip):
@@ -212,13 +219,138 @@ def test_training_by_sgd_is_torchs(device, dtype, clip, rule):
         check_training_by_sgd(count, dtype, device, clip=clip, **rule)
 
 
-@pytest.mark.parametrize("op", ["sgd"])
+def check_training_by_adam(
+    count, dtype, device, *, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True, clip=None
+):
+    """As check_training_by_sgd. In every form of m, v and w, torch's among them, there are at most 4 u of each term; in
+    the denominator a root, its error from those of v (not to first order: v may be 0), 3 u of that root, u of eps and
+    of the sum; in the quotient 3 u.
+    """
+    loss_scale, lr, (beta1, beta2) = 1000.0, fp32(lr), betas
+    start, grads = randn(count, device=device), [randn(count, dtype=dtype, device=device, seed=s) for s in range(1, 6)]
+    rule = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    optimizer = torch.optim.AdamW if decoupled else torch.optim.Adam
+    how = {"torch_optimizer": optimizer, "loss_scale": loss_scale, "clip": clip}
+    exact, single = (train(start, grads, rule, dtype=d, **how) for d in (torch.float64, torch.float32))
+    master, exp_avg, exp_avg_sq = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    params, w, m, v, w_error, m_error, v_error = torch.empty_like(grads[0]), start.double(), 0.0, 0.0, 0.0, 0.0, 0.0
+    for step, (grad, (after, state), (torch_after, _)) in enumerate(zip(grads, exact, single, strict=True), 1):
+        adam(
+            master, exp_avg, exp_avg_sq, params, grad, lr=lr, step=float(step), loss_scale=loss_scale, clip=clip,
+            beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decoupled=decoupled,
+        )  # fmt: skip
+        g, g_error = unscale_error(grad, loss_scale, clip)
+        if not decoupled:
+            g_error = g_error + weight_decay * w_error + 3 * U * (g.abs() + weight_decay * w.abs())
+            g = g + weight_decay * w
+        m_error = beta1 * m_error + (1 - beta1) * g_error + 4 * U * (beta1 * abs(m) + (1 - beta1) * g.abs())
+        square_error = g_error * (2 * g.abs() + g_error)
+        v_error = beta2 * v_error + (1 - beta2) * square_error + 4 * U * (beta2 * v + (1 - beta2) * g.square())
+        v_error = v_error + 2 * HALF_SUBNORMAL["fp32"]
+        m, v = state["exp_avg"], state["exp_avg_sq"]
+
+        correction = (1 - beta2**step) ** 0.5
+        root_error = torch.maximum((v + v_error).sqrt() - v.sqrt(), v.sqrt() - (v - v_error).clamp(min=0).sqrt())
+        below = v.sqrt() / correction + eps
+        below_error = (root_error + 3 * U * (v.sqrt() + root_error)) / correction + 2 * U * below
+        size = lr / (1 - beta1**step)
+        least = below - below_error
+        update = size * m.abs() / below
+        update_error = size * (m_error / least + m.abs() * below_error / (below * least)) + 3 * U * update
+        keep = 1 - lr * weight_decay if decoupled else 1.0
+        w_error = abs(keep) * w_error + update_error + 2 * U * (keep * w).abs() + U * after.abs()
+        w = after
+        assert_close(exp_avg, m, m_error)
+        assert_close(exp_avg_sq, v, v_error)
+        assert_close(master, after, w_error)
+        assert_close(torch_after, after, w_error)
+        assert torch.equal(params, master.to(params.dtype))
+
+
+@DTYPE
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("rule", [
+    {}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled": False}, {"betas": (0.5, 0.9), "eps": 1e-3},
+])  # fmt: skip
+def test_training_by_adam_is_torchs(device, dtype, clip, rule):
+    for count in SIZES:
+        check_training_by_adam(count, dtype, device, clip=clip, **rule)
+
+
+def test_adam_of_a_late_step(device):
+    """beta^t is a power in fp64, not a product of fp32; after long training it is 0."""
+    w, m, v, g = (randn(1000, device=device, seed=s) for s in range(4))
+    m, v = m * 0.1, v.abs()
+    for step in (1.0, 2.0, 1000.0, 100_000.0, 2.0**24):
+        p = torch.nn.Parameter(w.double())
+        p.grad = g.double()
+        optimizer = torch.optim.AdamW([p], lr=fp32(1e-3), weight_decay=0.0)
+        state = {"step": torch.tensor(step - 1, dtype=torch.float64), "exp_avg": m.double(), "exp_avg_sq": v.double()}
+        optimizer.state[p] = state
+        optimizer.step()
+        master = w.clone()
+        adam(master, m.clone(), v.clone(), None, g, **{**ADAM, "step": step})
+        update = (p.detach() - w.double()).abs()
+        noise = 1e-3 * (m.abs() + g.abs()).double() / (v.double() * 0.999).sqrt() / (1 - 0.9**step)
+        assert_close(master, p.detach(), U * p.detach().abs() + 20 * U * (update + noise))
+
+
+@DTYPE
+@pytest.mark.parametrize("found_inf", [0.0, 1.0])
+def test_adam_makes_params_where_the_gradient_lies(device, dtype, found_inf):
+    """Of a skipped step too, in which masters and state keep every bit, also where no step has been taken yet."""
+    for count in (1, 16, 1000, 50_001):
+        state = [randn(count, device=device), randn(count, device=device, seed=1), randn(count, device=device).abs()]
+        grad = randn(count, dtype=dtype, device=device, seed=2)
+        grad[0] = math.inf if found_inf else grad[0]
+        options = {**ADAM, "step": 1.0 - found_inf, "loss_scale": 8.0, "clip": 0.5, "found_inf": found_inf}
+        expected = [x.clone() for x in state]
+        if not found_inf:
+            adam(*expected, None, grad, **options)
+            assert not torch.equal(expected[0], state[0])
+        adam(*state, grad, grad, **options)
+        for got, wanted in zip(state, expected, strict=True):
+            assert torch.equal(got, wanted)
+        assert torch.equal(grad, state[0].to(grad.dtype))
+
+
+@DTYPE
+def test_adam_of_parameters_that_begin_anywhere(device, dtype):
+    for count in (32, 35):
+        given = [randn(count, device=device), randn(count, device=device, seed=1), randn(count, device=device).abs()]
+        g = randn(count, dtype=dtype, device=device)
+        expected = [x.clone() for x in given]
+        adam(*expected, None, g, **ADAM)
+        for odd in range(32):
+            master, m, v, params, grad = (at(odd >> i & 1, x) for i, x in enumerate((*given, g, g)))
+            adam(master, m, v, params, grad, **ADAM)
+            for got, wanted in zip((master, m, v), expected, strict=True):
+                assert torch.equal(got, wanted)
+            assert torch.equal(params, master.to(params.dtype))
+
+
+@DTYPE
+def test_adam_propagates_inf_and_nan(device, dtype):
+    master, m, v = (torch.zeros(40, device=device) for _ in range(3))
+    grad = torch.zeros(40, dtype=DTYPES[dtype], device=device)
+    grad[3], grad[39], grad[17] = math.nan, -math.inf, 1.0
+    adam(master, m, v, None, grad, **{**ADAM, "lr": 1.0})
+    assert [i for i, x in enumerate(master.isnan().tolist()) if x] == [3, 39]  # inf / inf
+    assert v[39] == math.inf
+    assert master[17].item() == pytest.approx(-1, rel=1e-6)
+    assert master.count_nonzero() == 3
+
+
+@pytest.mark.parametrize("op", ["sgd", "adam"])
 def test_a_clip_factor_is_a_smaller_gradient(device, op):
     """Before weight decay; by a power of 2 bit for bit."""
 
     def run(grad, **options):
         state = [randn(999, device=device, seed=1), torch.zeros(999, device=device), torch.zeros(999, device=device)]
-        sgd(*state[:2], None, grad, lr=0.1, momentum=0.9, weight_decay=0.1, **options)
+        if op == "sgd":
+            sgd(*state[:2], None, grad, lr=0.1, momentum=0.9, weight_decay=0.1, **options)
+        else:
+            adam(*state, None, grad, weight_decay=0.1, **ADAM, **options)
         return state
 
     grad = randn(999, device=device)

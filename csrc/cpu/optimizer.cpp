@@ -1,5 +1,6 @@
-// What happens to gradients once they are there, on the CPU: non_finite, sgd and update_scale.
+// What happens to gradients once they are there, on the CPU: non_finite, sgd, adam and update_scale.
 
+#include "../adam.hpp"
 #include "../fused.hpp"
 #include "../loss_scale.hpp"
 #include "dispatch.hpp"
@@ -86,6 +87,42 @@ void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> pa
   });
 }
 
+template <class T>
+void adam_of(int64_t count, float* master, float* exp_avg, float* exp_avg_sq, T* params, const T* grad, AdamStep s,
+             float inv_scale, float clip, bool skip) {
+#pragma omp parallel for num_threads(threads()) schedule(static) if (count > BLOCK)
+  for (int64_t first = 0; first < count; first += BLOCK)
+    for_vectors(first, std::min(count, first + BLOCK), [=](int64_t i, int64_t n) {
+      vec w = load(master + i, n);
+      if (!skip) {
+        vec g = clip * (inv_scale * load(grad + i, n)), m = load(exp_avg + i, n), v = load(exp_avg_sq + i, n);
+        if (s.coupled != 0) g += s.coupled * w;
+        m += s.first * (g - m);
+        v += s.second * (g * g - v);
+        w = s.keep * w - s.size * m / (square_root(v) * s.of_root + s.eps);
+        store(exp_avg + i, m, n);
+        store(exp_avg_sq + i, v, n);
+        store(master + i, w, n);
+      }
+      if (params) store(params + i, w, n);
+    });
+}
+
+void adam(Tensor master, Tensor exp_avg, Tensor exp_avg_sq, std::optional<Tensor> params, Tensor grad, Tensor lr,
+          Tensor step, Tensor loss_scale, Tensor found_inf, std::optional<Tensor> clip, double beta1, double beta2,
+          double eps, double weight_decay, bool decoupled) {
+  const int64_t count = check_adam(master, exp_avg, exp_avg_sq, params, grad, lr, step, loss_scale, found_inf, clip,
+                                   beta1, beta2, eps);
+  const AdamStep of_all =
+      adam_step({beta1, beta2, eps, weight_decay, decoupled}, *data<float>(lr), *data<float>(step));
+  by_dtype(grad, [&](auto zero) {
+    using T = decltype(zero);
+    adam_of(count, mutable_data<float>(master), mutable_data<float>(exp_avg), mutable_data<float>(exp_avg_sq),
+            mutable_data<T>(params), data<T>(grad), of_all, inverse(loss_scale), factor_of(clip),
+            *data<float>(found_inf) != 0);
+  });
+}
+
 void update_scale(Tensor loss_scale, Tensor growth_tracker, Tensor overflows_left, Tensor found_inf,
                   double growth_factor, double backoff_factor, int64_t growth_interval, double min_scale,
                   int64_t hysteresis) {
@@ -100,5 +137,6 @@ void update_scale(Tensor loss_scale, Tensor growth_tracker, Tensor overflows_lef
 STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
   m.impl("non_finite", TORCH_BOX(&non_finite));
   m.impl("sgd", TORCH_BOX(&sgd));
+  m.impl("adam", TORCH_BOX(&adam));
   m.impl("update_scale", TORCH_BOX(&update_scale));
 }

@@ -1,11 +1,13 @@
 // A thin layer over SIMD: VL fp32 lanes at a time, loaded from and stored to fp32, fp16 or bf16.
 //
 // Arithmetic on `vec` is GCC's and Clang's vector extension: +, *, <, ?: work lane by lane, so one source serves AVX-512,
-// AVX2, NEON and plain code. Only what the extension lacks is written per CPU: fp16 conversion and the bf16 dot product.
+// AVX2, NEON and plain code. Only what the extension lacks is written per CPU: fp16 conversion, the square root and the
+// bf16 dot product.
 #pragma once
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -110,6 +112,21 @@ inline float sum(vec v) {
   float total = 0;
   for (int i = 0; i < VL; i++) total += v[i];
   return total;
+}
+
+inline vec square_root(vec v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vec>(_mm512_sqrt_ps(reinterpret_cast<__m512>(v)));
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+  return reinterpret_cast<vec>(_mm256_sqrt_ps(reinterpret_cast<__m256>(v)));
+#elif defined(__x86_64__)
+  return reinterpret_cast<vec>(_mm_sqrt_ps(reinterpret_cast<__m128>(v)));
+#elif defined(__aarch64__)
+  return reinterpret_cast<vec>(vsqrtq_f32(reinterpret_cast<float32x4_t>(v)));
+#else
+  for (int i = 0; i < VL; i++) v[i] = std::sqrt(v[i]);
+  return v;
+#endif
 }
 
 // acc + a.lo * b.lo + a.hi * b.hi in every lane, where a lane holds two bf16: the CPU's bf16 matrix instruction. x86's

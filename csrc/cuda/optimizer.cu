@@ -1,6 +1,7 @@
-// What happens to gradients once they are there, on CUDA: non_finite, sgd and update_scale. Nothing here
+// What happens to gradients once they are there, on CUDA: non_finite, sgd, adam and update_scale. Nothing here
 // is read by the host, so a whole step can be one CUDA graph.
 
+#include "../adam.hpp"
 #include "../loss_scale.hpp"
 #include "kernel.hpp"
 
@@ -73,6 +74,35 @@ __global__ void __launch_bounds__(THREADS) sgd_kernel(int64_t packs, Pack<float,
       master[i] = w;
     }
     if (params != nullptr) params[i] = narrowed<T, N>(w);  // may be grad: this thread has read what it now overwrites
+  }
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(THREADS) adam_kernel(int64_t packs, Pack<float, N>* master, Pack<float, N>* exp_avg,
+                                                       Pack<float, N>* exp_avg_sq, Pack<T, N>* params,
+                                                       const Pack<T, N>* grad, Decided decided, const float* step,
+                                                       AdamRule rule) {
+  __shared__ AdamStep of_all;  // in fp64, which is slow on many GPUs: once a block
+  if (threadIdx.x == 0) of_all = adam_step(rule, *decided.lr, *step);
+  __syncthreads();
+  const AdamStep s = of_all;
+  const bool skip = *decided.found_inf != 0;
+  const float inv_scale = inverse(*decided.loss_scale), clip = decided.clip == nullptr ? 1.0f : *decided.clip;
+  for (int64_t i = global_thread(); i < packs; i += global_threads()) {
+    Pack<float, N> w = master[i];
+    if (!skip) {
+      Pack<float, N> g = unscaled(grad[i], inv_scale, clip), m = exp_avg[i], v = exp_avg_sq[i];
+      for (int k = 0; k < N; k++) {
+        if (s.coupled != 0) g.x[k] += s.coupled * w.x[k];
+        m.x[k] += s.first * (g.x[k] - m.x[k]);
+        v.x[k] += s.second * (g.x[k] * g.x[k] - v.x[k]);
+        w.x[k] = s.keep * w.x[k] - s.size * m.x[k] / (sqrtf(v.x[k]) * s.of_root + s.eps);
+      }
+      exp_avg[i] = m;
+      exp_avg_sq[i] = v;
+      master[i] = w;
+    }
+    if (params != nullptr) params[i] = narrowed<T, N>(w);  // as in sgd_kernel
   }
 }
 
@@ -152,6 +182,34 @@ void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> pa
   });
 }
 
+void adam(Tensor master, Tensor exp_avg, Tensor exp_avg_sq, std::optional<Tensor> params, Tensor grad, Tensor lr,
+          Tensor step, Tensor loss_scale, Tensor found_inf, std::optional<Tensor> clip, double beta1, double beta2,
+          double eps, double weight_decay, bool decoupled) {
+  const int64_t count = check_adam(master, exp_avg, exp_avg_sq, params, grad, lr, step, loss_scale, found_inf, clip,
+                                   beta1, beta2, eps);
+  const DeviceGuard device(master.get_device_index());
+  const cudaStream_t stream = current_stream(master);
+  const AdamRule rule{beta1, beta2, eps, weight_decay, decoupled};
+  by_dtype(grad, [&](auto t) {
+    using T = decltype(t);
+    const auto launch = [&](auto pack) {
+      constexpr int N = sizeof(pack) / sizeof(T);
+      using Wide = Pack<float, N>;
+      using Low = Pack<T, N>;
+      const int64_t packs = count / N;
+      adam_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
+          packs, mutable_data<Wide>(master), mutable_data<Wide>(exp_avg), mutable_data<Wide>(exp_avg_sq),
+          mutable_data<Low>(params), data<Low>(grad), decided(lr, loss_scale, found_inf, clip), data<float>(step),
+          rule);
+    };
+    if (in_packs<T>(count, {&master, &exp_avg, &exp_avg_sq}, {address(params), &grad}))
+      launch(Pack<T, PACK>{});
+    else
+      launch(Pack<T, 1>{});
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+}
+
 void update_scale(Tensor loss_scale, Tensor growth_tracker, Tensor overflows_left, Tensor found_inf,
                   double growth_factor, double backoff_factor, int64_t growth_interval, double min_scale,
                   int64_t hysteresis) {
@@ -168,5 +226,6 @@ void update_scale(Tensor loss_scale, Tensor growth_tracker, Tensor overflows_lef
 STABLE_TORCH_LIBRARY_IMPL(mpcompare, CUDA, m) {
   m.impl("non_finite", TORCH_BOX(&non_finite));
   m.impl("sgd", TORCH_BOX(&sgd));
+  m.impl("adam", TORCH_BOX(&adam));
   m.impl("update_scale", TORCH_BOX(&update_scale));
 }

@@ -17,7 +17,7 @@ from mpcompare.native.build import BuildError, build, cpu_recipe, cuda_recipe
 log = logging.getLogger(__name__)
 ENGINES = ("auto", "native", "torch")
 WRITING = (  # the operators around gemm, which write into their arguments
-    "linear", "weight_grad", "linear_backward", "cross_entropy", "mse", "non_finite", "sgd",
+    "linear", "weight_grad", "linear_backward", "cross_entropy", "mse", "non_finite", "sgd", "adam",
     "update_scale",
 )  # fmt: skip
 
@@ -160,6 +160,32 @@ def sgd(
     torch.ops.mpcompare.sgd(
         master, velocity, params, grad, lr, loss_scale, found_inf, clip, momentum=momentum, nesterov=nesterov,
         weight_decay=weight_decay,
+    )  # fmt: skip
+
+
+def adam(
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    params: Tensor | None,
+    grad: Tensor,
+    lr: Tensor,
+    step: Tensor,
+    loss_scale: Tensor,
+    found_inf: Tensor,
+    clip: Tensor | None = None,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float = 0.0,
+    decoupled: bool = True,
+) -> None:
+    """As :func:`sgd`, a step of ``torch.optim.AdamW``, or of ``torch.optim.Adam`` where not ``decoupled``. ``step`` is
+    the number of updates, this one included: the caller counts them, those that are skipped not."""
+    torch.ops.mpcompare.adam(
+        master, exp_avg, exp_avg_sq, params, grad, lr, step, loss_scale, found_inf, clip, beta1=beta1, beta2=beta2,
+        eps=eps, weight_decay=weight_decay, decoupled=decoupled,
     )  # fmt: skip
 
 

@@ -27,6 +27,11 @@
 //
 // non_finite       x T of any shape -> found_inf = 1 where x holds inf or NaN, else found_inf stays as it is
 //
+// grad_norm        x T of any shape, loss_scale -> found_inf as non_finite; norm, an fp64 scalar
+//                    norm += sum_i (x_i / loss_scale)^2, or with infinity norm = max(norm, max_i |x_i / loss_scale|)
+//                    Squares and sums are fp64. The largest of NaN and anything is NaN. Over all gradients of a step, from
+//                    norm = 0, this is the square of torch.nn.utils.get_total_norm, or with infinity that norm itself.
+//
 // sgd              master fp32, velocity fp32 or none, params T or none, grad T, lr, loss_scale, found_inf, clip or none;
 //                  master, velocity, params and grad of any shape, equally many elements; params may be grad itself
 //                    unless found_inf:  g = clip grad / loss_scale + weight_decay master
@@ -235,6 +240,18 @@ inline int64_t check_non_finite(const Tensor& x, const Tensor& found_inf) {
   check_compute_dtype(op, {"x", x});
   check_fp32_scalar(op, {"found_inf", found_inf});
   check_memory(op, {{"found_inf", found_inf}}, {{"x", x}});
+  return x.numel();
+}
+
+// The number of elements.
+inline int64_t check_grad_norm(const Tensor& x, const Tensor& loss_scale, const Tensor& found_inf, const Tensor& norm) {
+  const char* op = "grad_norm";
+  STD_TORCH_CHECK(x.numel() > 0, op, ": x is empty");
+  check_contiguous(op, {"x", x});
+  check_compute_dtype(op, {"x", x});
+  for (const Argument& s : Arguments{{"loss_scale", loss_scale}, {"found_inf", found_inf}}) check_fp32_scalar(op, s);
+  STD_TORCH_CHECK(norm.dim() == 0 && norm.scalar_type() == ScalarType::Double, op, ": norm must be an fp64 scalar");
+  check_memory(op, {{"found_inf", found_inf}, {"norm", norm}}, {{"x", x}, {"loss_scale", loss_scale}});
   return x.numel();
 }
 

@@ -33,6 +33,9 @@ STABLE_TORCH_LIBRARY(mpcompare, m) {
       "mse(Tensor output, Tensor y, Tensor(a!) doutput, Tensor(b!) dbias, Tensor(c!) loss, Tensor loss_scale) -> ()");
   // found_inf = 1 where x holds inf or NaN, else it stays
   m.def("non_finite(Tensor x, Tensor(a!) found_inf) -> ()");
+  // as non_finite; and norm += sum (x / loss_scale)^2, or the largest |x / loss_scale| of norm and x
+  m.def(
+      "grad_norm(Tensor x, Tensor loss_scale, Tensor(a!) found_inf, Tensor(b!) norm, *, bool infinity=False) -> ()");
   // unless found_inf a step of torch.optim.SGD; in any case params = master, rounded
   m.def(
       "sgd(Tensor(a!) master, Tensor(b!)? velocity, Tensor(c!)? params, Tensor grad, Tensor lr, Tensor loss_scale, "

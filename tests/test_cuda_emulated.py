@@ -162,6 +162,10 @@ def test_loops_over_more_than_a_grid(backwards):
         optimizers.sgd(master, None, grad, grad, lr=1.0)
         assert torch.equal(master, expected)
         assert torch.equal(grad, expected)
+    ones = torch.ones(300_001, dtype=torch.bfloat16)
+    for count in (300_001, 300_000):
+        assert optimizers.norm_of(ones[:count])[0] == count
+    assert optimizers.norm_of(torch.ones(2_200_000, dtype=torch.bfloat16))[0] == 2_200_000  # packs of 8
 
 
 def test_a_label_that_is_no_class_gives_nan(device):

@@ -535,6 +535,10 @@ def results_of_all():
     ops.sgd(master, state, None, grad, lr, loss_scale, found_inf, momentum=0.9)
     ops.adam(master, state, square, None, grad, lr, step, loss_scale, found_inf, **OPTIONS["adam"])
     yield from (master, state, square)
+    for infinity in (False, True):
+        norm = torch.zeros((), dtype=torch.float64)
+        ops.grad_norm(grad, loss_scale, found_inf, norm, infinity=infinity)
+        yield norm
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
@@ -583,6 +587,11 @@ def non_finite_arguments(device=CPU):
     return [randn(10, device=device), torch.zeros((), device=device)]
 
 
+def grad_norm_arguments(device=CPU):
+    scalars = [scalar(8.0, device), scalar(0.0, device), scalar(1.0, device, torch.float64)]
+    return [randn(10, device=device), *scalars]
+
+
 def sgd_arguments(device=CPU):
     scalars = [scalar(value, device) for value in (0.1, 8.0, 0.0, 0.5)]  # lr, loss_scale, found_inf, clip
     return [*(randn(10, device=device, seed=seed) for seed in range(4)), *scalars]
@@ -600,7 +609,7 @@ def update_scale_arguments(device=CPU):
 ARGUMENTS = {
     "linear": linear_arguments, "weight_grad": weight_grad_arguments, "linear_backward": linear_backward_arguments,
     "cross_entropy": cross_entropy_arguments, "mse": mse_arguments, "non_finite": non_finite_arguments,
-    "sgd": sgd_arguments, "adam": adam_arguments,
+    "grad_norm": grad_norm_arguments, "sgd": sgd_arguments, "adam": adam_arguments,
     "update_scale": update_scale_arguments,
 }  # fmt: skip
 OPTIONS = {
@@ -683,6 +692,12 @@ def transposed(x):
         ("adam", 7, lambda scale: scale[None], "loss_scale must be an fp32 scalar"),
         ("adam", 8, lambda found: found.bool(), "found_inf must be an fp32 scalar"),
         ("adam", 9, lambda clip: clip.double(), "clip must be an fp32 scalar"),
+        ("grad_norm", 0, lambda x: x[:0], "x is empty"),
+        ("grad_norm", 0, lambda x: x.double(), "x must be fp32, fp16 or bf16"),
+        ("grad_norm", 0, lambda x: x.repeat_interleave(2)[::2], "x must be contiguous"),
+        ("grad_norm", 1, lambda scale: scale.double(), "loss_scale must be an fp32 scalar"),
+        ("grad_norm", 2, lambda found: found.bool(), "found_inf must be an fp32 scalar"),
+        ("grad_norm", 3, lambda norm: norm.float(), "norm must be an fp64 scalar"),
         ("non_finite", 0, lambda x: x[:0], "x is empty"),
         ("non_finite", 0, lambda x: x.double(), "x must be fp32, fp16 or bf16"),
         ("non_finite", 0, lambda x: x.repeat_interleave(2)[::2], "x must be contiguous"),
@@ -718,6 +733,7 @@ def test_what_an_operator_cannot_do_is_rejected(device, op, position, change, me
         ("adam", 3, 0, "params must not overlap master"),
         ("adam", 2, 6, "exp_avg_sq must not overlap step"),
         ("adam", 0, 9, "master must not overlap clip"),
+        ("grad_norm", 2, 0, "found_inf must not overlap x"),
     ],
 )
 def test_what_is_written_may_not_overlap(device, op, written, other, message):

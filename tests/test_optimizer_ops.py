@@ -357,3 +357,101 @@ def test_a_clip_factor_is_a_smaller_gradient(device, op):
     for clip in (0.25, 1.0):
         pairs = zip(run(grad, clip=clip, loss_scale=8.0), run(grad * clip, loss_scale=8.0), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
+
+
+# ---- norms of gradients
+
+
+def norm_of(*xs, loss_scale=1.0, infinity=False):
+    """norm and found_inf, as grad_norm leaves them."""
+    norm, found_inf = (scalar(0.0, xs[0].device, dtype) for dtype in (torch.float64, torch.float32))
+    for x in xs:
+        ops.grad_norm(x, scalar(loss_scale, x.device), found_inf, norm, infinity=infinity)
+    return norm, found_inf
+
+
+@DTYPE
+@pytest.mark.parametrize("loss_scale", [1.0, 1000.0])
+def test_grad_norm_against_float64(device, dtype, loss_scale):
+    """x / loss_scale is rounded once in fp32, and each of at most n sums in fp64; a square of fp32 is exact there."""
+    for count in (*SIZES, 300_007):
+        xs = [randn(count, dtype=dtype, device=device, seed=s, scale=100.0) for s in range(2)]
+        x = torch.cat(xs).double() * fp32(1 / loss_scale)
+        error = (0 if loss_scale == 1 else U) + 2 * count * 2.0**-53
+        norm, found_inf = norm_of(*xs, loss_scale=loss_scale)
+        assert abs(norm.sqrt() / torch.linalg.vector_norm(x) - 1) <= 1.01 * error
+        assert found_inf == 0
+        norm, found_inf = norm_of(*xs, loss_scale=loss_scale, infinity=True)
+        assert norm == x.abs().max().float() if loss_scale == 1 else abs(norm / x.abs().max() - 1) <= U
+        assert found_inf == 0
+
+
+@DTYPE
+@pytest.mark.parametrize("infinity", [False, True])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_grad_norm_shows_inf_and_nan_and_sets_found_inf(device, dtype, infinity, value):
+    for count in (1, 31, 4096, 100_003):
+        x = randn(count, dtype=dtype, device=device)
+        for position in {0, count // 2, count - 1}:
+            y = x.clone()
+            y[position] = value
+            for xs in ((y, x), (x, y)):
+                norm, found_inf = norm_of(*xs, infinity=infinity)
+                assert found_inf == 1
+                assert norm.isnan() if math.isnan(value) else norm == math.inf
+
+
+@pytest.mark.parametrize("infinity", [False, True])
+def test_grad_norm_keeps_nan_beside_inf(device, infinity):
+    x = torch.tensor([math.nan, math.inf], device=device)
+    for xs in ((x,), (x.flip(0),), (x[:1], x[1:]), (x[1:], x[:1])):
+        assert norm_of(*xs, infinity=infinity)[0].isnan()
+
+
+@DTYPE
+def test_grad_norm_looks_at_nothing_else(device, dtype):
+    for offset in range(9):
+        for count in (1, 31, 32):
+            x = at(offset, randn(count, dtype=dtype, device=device))
+            exact = x.double()
+            assert norm_of(x)[0].item() == pytest.approx(exact.square().sum().item(), rel=count * 2.0**-52)
+            assert norm_of(x, infinity=True)[0] == exact.abs().max()
+
+
+def test_grad_norm_of_what_squares_of_fp32_cannot_hold(device):
+    x = torch.tensor([3e30, 4e30], device=device)
+    assert norm_of(x)[0].sqrt().item() == pytest.approx(5e30, rel=2 * U)
+    assert norm_of(x * 1e-60)[0] == 0  # the gradients themselves are below the smallest of fp32
+    x = torch.tensor([3e-30, 4e-30], device=device)
+    norm, found_inf = norm_of(x, loss_scale=8.0)
+    assert norm.sqrt().item() == pytest.approx(5e-30 / 8, rel=3 * U)
+    assert found_inf == 0
+
+
+def test_grad_norm_tells_gradients_that_overflow_by_a_small_scale_from_those_that_are_inf(device):
+    """As GradScaler, which looks at them before it unscales."""
+    for infinity in (False, True):
+        norm, found_inf = norm_of(torch.full((10,), 1e30, device=device), loss_scale=1e-10, infinity=infinity)
+        assert (norm.item(), found_inf.item()) == (math.inf, 0)
+
+
+@pytest.mark.parametrize("kind", [2.0, math.inf])
+def test_clip_factor_is_that_of_torch(device, kind):
+    """Its norm is fp32: n u, and 4 u of the division, the sum and the product."""
+    for scale in (1e-4, 1.0, 100.0):
+        p = torch.nn.Parameter(randn(1000, device=device))
+        p.grad = randn(1000, device=device, seed=1, scale=scale)
+        factor = torch.empty((), device=device)
+        ops.clip_factor(norm_of(p.grad, infinity=kind == math.inf)[0], factor, max_norm=1.0, infinity=kind == math.inf)
+        expected = p.grad * factor
+        torch.nn.utils.clip_grad_norm_([p], 1.0, norm_type=kind)
+        torch.testing.assert_close(p.grad, expected, rtol=1004 * U, atol=0)
+        assert (factor == 1) == (scale == 1e-4)
+
+
+def test_clip_factor_of_a_norm_that_is_not_finite(device):
+    """As clip_grad_norm_: NaN spoils all gradients, inf makes 0 of those that are finite."""
+    for norm, expected in ((math.nan, math.nan), (math.inf, 0.0)):
+        factor = torch.empty((), device=device)
+        ops.clip_factor(scalar(norm, device, torch.float64), factor, max_norm=1.0)
+        assert factor.isnan() if math.isnan(expected) else factor == expected

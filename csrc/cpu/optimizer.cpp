@@ -1,8 +1,9 @@
-// What happens to gradients once they are there, on the CPU: non_finite, sgd, adam and update_scale.
+// What happens to gradients once they are there, on the CPU: non_finite, grad_norm, sgd, adam and update_scale.
 
 #include "../adam.hpp"
 #include "../fused.hpp"
 #include "../loss_scale.hpp"
+#include "../norm.hpp"
 #include "dispatch.hpp"
 
 #include <torch/csrc/stable/library.h>
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace {
 
@@ -44,6 +46,56 @@ void non_finite(Tensor x, Tensor found_inf) {
   const int64_t count = check_non_finite(x, found_inf);
   by_dtype(x, [&](auto t) {
     if (any_non_finite(data<decltype(t)>(x), count)) *mutable_data<float>(found_inf) = 1;
+  });
+}
+
+template <class T>
+double sum_of_squares(const T* x, int64_t first, int64_t end, float inv_scale) {
+  dvec sums[2] = {};
+  for_vectors(first, end, [&](int64_t i, int64_t n) {
+    dvec g[2];
+    widen(inv_scale * load(x + i, n), &g[0], &g[1]);
+    for (int k = 0; k < 2; k++) sums[k] += g[k] * g[k];
+  });
+  return sum(sums[0] + sums[1]);
+}
+
+// The bits of |x|, read as an integer, are in the order of |x|, and those of NaN are the largest.
+template <class T>
+double largest_magnitude(const T* x, int64_t first, int64_t end, float inv_scale) {
+  ivec top = {};
+  for_vectors(first, end, [&](int64_t i, int64_t n) {
+    const ivec magnitude = reinterpret_cast<ivec>(bits(inv_scale * load(x + i, n)) & 0x7fffffffu);
+    top = magnitude > top ? magnitude : top;
+  });
+  const vec magnitudes = reinterpret_cast<vec>(top);
+  double largest = 0;
+  for (int l = 0; l < VL; l++) largest = larger(largest, magnitudes[l]);
+  return largest;
+}
+
+// Each block by itself, then the blocks in order: the result does not depend on the thread count.
+template <class T>
+void add_norm(const T* x, int64_t count, float inv_scale, bool infinity, float* found_inf, double* norm) {
+  std::vector<double> parts(ceil_div(count, BLOCK));
+  const int64_t blocks = static_cast<int64_t>(parts.size());
+  bool found = false;
+#pragma omp parallel for num_threads(threads()) schedule(static) reduction(|| : found) if (blocks > 1)
+  for (int64_t b = 0; b < blocks; b++) {
+    const int64_t first = b * BLOCK, end = std::min(count, first + BLOCK);
+    parts[b] = infinity ? largest_magnitude(x, first, end, inv_scale) : sum_of_squares(x, first, end, inv_scale);
+    // Where x is inf or NaN so is its product with any inv_scale; where that overflows x itself may be finite.
+    if (!std::isfinite(parts[b])) found = found || has_non_finite(x, first, end);
+  }
+  for (const double part : parts) *norm = infinity ? larger(*norm, part) : *norm + part;
+  if (found) *found_inf = 1;
+}
+
+void grad_norm(Tensor x, Tensor loss_scale, Tensor found_inf, Tensor norm, bool infinity) {
+  const int64_t count = check_grad_norm(x, loss_scale, found_inf, norm);
+  by_dtype(x, [&](auto t) {
+    add_norm(data<decltype(t)>(x), count, inverse(loss_scale), infinity, mutable_data<float>(found_inf),
+             mutable_data<double>(norm));
   });
 }
 
@@ -136,6 +188,7 @@ void update_scale(Tensor loss_scale, Tensor growth_tracker, Tensor overflows_lef
 
 STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
   m.impl("non_finite", TORCH_BOX(&non_finite));
+  m.impl("grad_norm", TORCH_BOX(&grad_norm));
   m.impl("sgd", TORCH_BOX(&sgd));
   m.impl("adam", TORCH_BOX(&adam));
   m.impl("update_scale", TORCH_BOX(&update_scale));

@@ -33,7 +33,9 @@ constexpr int VL = 4;
 
 typedef float vec __attribute__((vector_size(VL * 4)));
 typedef uint32_t uvec __attribute__((vector_size(VL * 4)));
+typedef int32_t ivec __attribute__((vector_size(VL * 4)));
 typedef uint16_t hvec __attribute__((vector_size(VL * 2)));
+typedef double dvec __attribute__((vector_size(VL * 4)));  // half as many lanes
 
 inline uvec bits(vec x) { return reinterpret_cast<uvec>(x); }
 inline vec floats(uvec x) { return reinterpret_cast<vec>(x); }
@@ -114,6 +116,12 @@ inline float sum(vec v) {
   return total;
 }
 
+inline double sum(dvec v) {
+  double total = 0;
+  for (int i = 0; i < VL / 2; i++) total += v[i];
+  return total;
+}
+
 inline vec square_root(vec v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<vec>(_mm512_sqrt_ps(reinterpret_cast<__m512>(v)));
@@ -127,6 +135,15 @@ inline vec square_root(vec v) {
   for (int i = 0; i < VL; i++) v[i] = std::sqrt(v[i]);
   return v;
 #endif
+}
+
+// The first and the second half of the lanes, in double.
+inline void widen(vec v, dvec* first, dvec* second) {
+  typedef float half __attribute__((vector_size(VL * 2)));
+  half h[2];
+  std::memcpy(h, &v, sizeof v);
+  *first = __builtin_convertvector(h[0], dvec);
+  *second = __builtin_convertvector(h[1], dvec);
 }
 
 // acc + a.lo * b.lo + a.hi * b.hi in every lane, where a lane holds two bf16: the CPU's bf16 matrix instruction. x86's

@@ -49,6 +49,19 @@ struct alignas(sizeof(T) * N) Pack {
 __device__ inline int64_t global_thread() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline int64_t global_threads() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
 
+// *out = combine of x over the block, in a fixed order. Called once by all THREADS threads.
+template <class F>
+__device__ void store_block_total(double x, F combine, double* out) {
+  __shared__ double totals[THREADS];
+  totals[threadIdx.x] = x;
+  __syncthreads();
+  for (int half = THREADS / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) totals[threadIdx.x] = combine(totals[threadIdx.x], totals[threadIdx.x + half]);
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *out = totals[0];
+}
+
 // ---- host
 
 inline cudaStream_t current_stream(const Tensor& x) {

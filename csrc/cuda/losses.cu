@@ -6,16 +6,8 @@
 
 namespace {
 
-// *out = sum of x over the block, in a fixed order. Called once by all THREADS threads.
 __device__ void store_block_sum(double x, double* out) {
-  __shared__ double sums[THREADS];
-  sums[threadIdx.x] = x;
-  __syncthreads();
-  for (int half = THREADS / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) *out = sums[0];
+  store_block_total(x, [](double a, double b) { return a + b; }, out);
 }
 
 // loss = sum of partials / count, by one block

@@ -1,8 +1,9 @@
-// What happens to gradients once they are there, on CUDA: non_finite, sgd, adam and update_scale. Nothing here
+// What happens to gradients once they are there, on CUDA: non_finite, grad_norm, sgd, adam and update_scale. Nothing here
 // is read by the host, so a whole step can be one CUDA graph.
 
 #include "../adam.hpp"
 #include "../loss_scale.hpp"
+#include "../norm.hpp"
 #include "kernel.hpp"
 
 #include <torch/csrc/stable/library.h>
@@ -22,6 +23,43 @@ __global__ void __launch_bounds__(THREADS) non_finite_kernel(int64_t packs, cons
     for (int k = 0; k < N; k++) found |= !isfinite(widen(pack.x[k]));
   }
   if (found) *found_inf = 1;
+}
+
+// Of two parts of a norm, or of two elements.
+struct Combine {
+  bool infinity;
+  __device__ double operator()(double a, double b) const { return infinity ? larger(a, b) : a + b; }
+};
+
+// First half: partials[b] = sum of (inv_scale x)^2 over the elements of block b, or the largest |inv_scale x|.
+template <class T, int N>
+__global__ void __launch_bounds__(THREADS) norm_kernel(int64_t packs, const Pack<T, N>* x, const float* loss_scale,
+                                                       bool infinity, float* found_inf, double* partials) {
+  const float inv_scale = inverse(*loss_scale);
+  const Combine combine{infinity};
+  bool found = false;
+  double total = 0;
+  for (int64_t i = global_thread(); i < packs; i += global_threads()) {
+    const Pack<T, N> pack = x[i];
+    for (int k = 0; k < N; k++) {
+      found |= !isfinite(widen(pack.x[k]));
+      const double g = inv_scale * widen(pack.x[k]);  // rounded to fp32
+      total = combine(total, infinity ? fabs(g) : g * g);
+    }
+  }
+  if (found) *found_inf = 1;  // every thread that finds one writes the same
+  store_block_total(total, combine, &partials[blockIdx.x]);
+}
+
+// Second half, by one block: the partials in a fixed order, then norm.
+__global__ void __launch_bounds__(THREADS) add_norm_kernel(const double* partials, int64_t blocks, bool infinity,
+                                                           double* norm) {
+  const Combine combine{infinity};
+  double total = 0;
+  for (int64_t b = threadIdx.x; b < blocks; b += THREADS) total = combine(total, partials[b]);
+  __shared__ double all;
+  store_block_total(total, combine, &all);
+  if (threadIdx.x == 0) *norm = combine(*norm, all);  // thread 0 wrote all itself
 }
 
 // What a step decides, on the device; clip may be null.
@@ -135,6 +173,32 @@ void non_finite(Tensor x, Tensor found_inf) {
   });
 }
 
+void grad_norm(Tensor x, Tensor loss_scale, Tensor found_inf, Tensor norm, bool infinity) {
+  const int64_t count = check_grad_norm(x, loss_scale, found_inf, norm);
+  const DeviceGuard device(x.get_device_index());
+  const cudaStream_t stream = current_stream(x);
+  by_dtype(x, [&](auto t) {
+    using T = decltype(t);
+    const auto launch = [&](auto pack) {
+      using P = decltype(pack);
+      constexpr int N = sizeof(P) / sizeof(T);
+      const int64_t packs = count / N, blocks = grid_of(packs, THREADS);
+      const Tensor partials = torch::stable::new_empty(x, {blocks}, ScalarType::Double);
+      norm_kernel<T, N><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(
+          packs, data<P>(x), data<float>(loss_scale), infinity, mutable_data<float>(found_inf),
+          mutable_data<double>(partials));
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      add_norm_kernel<<<1, THREADS, 0, stream>>>(data<double>(partials), blocks, infinity, mutable_data<double>(norm));
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+    };
+    constexpr int N = 16 / sizeof(T);
+    if (count % N == 0 && is_aligned(x.const_data_ptr(), 16))
+      launch(Pack<T, N>{});
+    else
+      launch(Pack<T, 1>{});
+  });
+}
+
 constexpr int PACK = 4;  // elements that an optimizer reads at once
 
 // Whether the count is of whole packs, and fp32 tensors and those of T begin where one may; null is none.
@@ -225,6 +289,7 @@ void update_scale(Tensor loss_scale, Tensor growth_tracker, Tensor overflows_lef
 
 STABLE_TORCH_LIBRARY_IMPL(mpcompare, CUDA, m) {
   m.impl("non_finite", TORCH_BOX(&non_finite));
+  m.impl("grad_norm", TORCH_BOX(&grad_norm));
   m.impl("sgd", TORCH_BOX(&sgd));
   m.impl("adam", TORCH_BOX(&adam));
   m.impl("update_scale", TORCH_BOX(&update_scale));

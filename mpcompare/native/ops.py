@@ -17,7 +17,7 @@ from mpcompare.native.build import BuildError, build, cpu_recipe, cuda_recipe
 log = logging.getLogger(__name__)
 ENGINES = ("auto", "native", "torch")
 WRITING = (  # the operators around gemm, which write into their arguments
-    "linear", "weight_grad", "linear_backward", "cross_entropy", "mse", "non_finite", "sgd", "adam",
+    "linear", "weight_grad", "linear_backward", "cross_entropy", "mse", "non_finite", "grad_norm", "sgd", "adam",
     "update_scale",
 )  # fmt: skip
 
@@ -138,6 +138,22 @@ def mse(output: Tensor, y: Tensor, doutput: Tensor, dbias: Tensor, loss: Tensor,
 def non_finite(x: Tensor, found_inf: Tensor) -> None:
     """``found_inf = 1`` if ``x`` holds inf or NaN; else ``found_inf``, an fp32 scalar, stays as it is."""
     torch.ops.mpcompare.non_finite(x, found_inf)
+
+
+def grad_norm(x: Tensor, loss_scale: Tensor, found_inf: Tensor, norm: Tensor, *, infinity: bool = False) -> None:
+    """:func:`non_finite`, and in the same pass ``norm += sum (x / loss_scale)^2``, or with ``infinity`` the largest
+    ``|x / loss_scale|`` so far. ``norm`` is an fp64 scalar, which the caller zeroes before the first gradient; the same
+    bits in every call and for every number of threads.
+
+    Where there is no loss scaling, and so no skip, ``found_inf`` must be a scalar that no optimizer reads."""
+    torch.ops.mpcompare.grad_norm(x, loss_scale, found_inf, norm, infinity=infinity)
+
+
+def clip_factor(norm: Tensor, factor: Tensor, *, max_norm: float, infinity: bool = False) -> None:
+    """What ``torch.nn.utils.clip_grad_norm_`` multiplies gradients with: ``factor = min(1, max_norm / (total + 1e-6))``
+    into an fp32 scalar, ``total`` from what :func:`grad_norm` has left in ``norm``. NaN stays NaN."""
+    total = norm if infinity else norm.sqrt()
+    factor.copy_((max_norm / (total + 1e-6)).clamp(max=1))
 
 
 def sgd(

@@ -1,18 +1,22 @@
-"""READ FIRST. The contract: a training step is five phases, and a backend is one column of this table.
+"""READ FIRST. The contract: a training step is six phases, and a backend is one column of this table.
 
     phase           fp32              amp                              scratch
     forward(x, y)   plain module      autocast                         cast masters -> params, gemms, loss in fp32
     backward()      loss.backward()   scaler.scale(loss).backward()    dlogits *= loss scale, then gemms
     unscale()       -                 scaler.unscale_(optimizer)       grads -> fp32, times inv_scale, set found_inf
-    step()          optimizer         scaler.step(optimizer)           optimizer on the masters unless found_inf
+    clip()          clip_grad_norm_   clip_grad_norm_                  total norm in fp32, one factor for all
+    step(lr)        optimizer         scaler.step(optimizer)           optimizer on the masters unless found_inf
     update()        zero_grad         scaler.update(), zero_grad       grow or back off, drop the gradients
 
-The harness calls the five in this order and nothing else inside the timed region. An implementation that is one piece
-(a CUDA graph, a compiled step, an engine of somebody else's) offers ``train_step(x, y)`` instead of the five.
+The harness calls them in this order and nothing else inside the timed region. With ``task.accumulate`` a batch comes in
+as many micro-batches: forward and backward are called once for each, the other phases once a step. An implementation
+that is one piece (a CUDA graph, a compiled step, an engine of somebody else's) offers ``train_step(batches, lr)``
+instead of the phases.
 
-The harness owns the data, the clock and the records; a backend owns its parameters and how it computes. There is no
-base class: same constructor, same method names in the same order. What two backends do differently is the comparison,
-and is written twice. What backends on a torch module answer alike is written once, in ``backends/torch_model.py``.
+The harness owns the data, the schedule, the clock and the records; a backend owns its parameters and how it computes.
+There is no base class: same constructor, same method names in the same order. What two backends do differently is the
+comparison, and is written twice. What backends on a torch module answer alike is written once, in
+``backends/torch_model.py``.
 
 To add a backend: copy the file that is closest to ``mpcompare/backends/X.py``, add ``conf/backend/X.yaml`` with its
 ``_target_``, and a row to the table of backends in the README. Every other key of that file is an option: a keyword
@@ -21,17 +25,38 @@ see ``mpcompare/testing.py``.
 """
 
 import inspect
-from typing import Any, ClassVar, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, TypedDict
 
 from torch import Tensor, nn
 
 from mpcompare.errors import BackendUnavailable as BackendUnavailable
 from mpcompare.loss_scale import LossScale
+from mpcompare.tasks.rates import Rates
 from mpcompare.tasks.task import Params, Task
 
-PHASES = ("forward", "backward", "unscale", "step", "update")
+PHASES = ("forward", "backward", "unscale", "clip", "step", "update")
 MemoryModel = dict[str, dict[str, int]]
 ModuleDtypes = dict[str, dict[str, str]]
+Batches = Sequence[tuple[Tensor, Tensor]]  # the micro-batches of one step, inputs and targets
+
+
+class State(TypedDict):
+    """Everything that the next step depends on, in the form that all backends share: what one saved, another can load.
+
+    Attributes:
+        params: the fp32 parameters that the optimizer updates, under the names of ``model.named_parameters()``.
+        buffers: the network's, under the names of ``model.named_buffers()``.
+        optimizer: what it remembers of each parameter, under torch's names: ``{"exp_avg": {"layer1.weight": ...}}``
+            (``momentum_buffer`` of SGD; ``exp_avg``, ``exp_avg_sq`` and ``step``, a 0-d fp32 tensor, of Adam); empty
+            before the first update.
+        loss_scale: ``scale``, ``growth_tracker`` and ``overflows_left``, as far as the policy has them.
+    """
+
+    params: Params
+    buffers: Params
+    optimizer: dict[str, Params]
+    loss_scale: dict[str, float]
 
 
 class Backend(Protocol):
@@ -42,11 +67,14 @@ class Backend(Protocol):
         engine: what computes the matrix products: ``torch``, or ``native`` for this project's own operators.
         skipped: whether the last step left the parameters alone because its gradients held inf or NaN: a bool,
             or a 0-d tensor on the device that is not 0 then (reading it may wait).
+        grad_norm: norm of the last step's unscaled gradients, all of them together, before it was clipped: a number, or
+            a 0-d tensor on the device; None where nothing is clipped.
     """
 
     PRECISIONS: ClassVar[tuple[str, ...]]
     engine: str
     skipped: bool | Tensor
+    grad_norm: float | Tensor | None
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale, **options: Any) -> None:
         """Builds everything that outlives a step, on the device of ``model``.
@@ -54,7 +82,7 @@ class Backend(Protocol):
         Args:
             model: the network with its initial fp32 weights, in training mode; shared with other backends, so copied
                 here, never written.
-            task: loss, optimizer and batch size.
+            task: loss, optimizer, batch size, accumulation, clipping.
             precision: one of ``PRECISIONS``, resolved (never ``auto``).
             loss_scale: a fresh policy, owned by this backend from now on.
             options: this backend's own, by name and with defaults; most have none.
@@ -71,8 +99,9 @@ class Backend(Protocol):
         """The network's buffers after the last step (running statistics), under ``model.named_buffers()``'s names."""
 
     def grads(self) -> Params:
-        """The unscaled fp32 gradients, named as the parameters; valid from ``unscale()`` to ``update()``, and after
-        ``train_step()`` until the next one. Empty where they cannot be seen."""
+        """The unscaled fp32 gradients of the step, named as the parameters; valid from ``unscale()`` to ``update()``,
+        and after ``train_step()`` until the next one. From ``clip()`` on they are the clipped ones. Empty where they
+        cannot be seen."""
 
     def loss_scale(self) -> float | Tensor:
         """The scale that the next step will use: a number, or a 0-d tensor on the device (reading it may wait)."""
@@ -91,11 +120,13 @@ class Backend(Protocol):
             ``backward``, its arithmetic in forward and in backward; ``gradient``, that of the loss by ``output``.
         """
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on: parameters, buffers, optimizer state, loss scale state."""
+    def state_dict(self) -> State:
+        """Everything that the next step depends on. Its tensors may be the backend's own, which the next step
+        changes."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from :meth:`state_dict`, bit for bit."""
+    def load_state_dict(self, state: State) -> None:
+        """Continues from a :class:`State`, bit for bit, and keeps no tensor of it. One from a backend without loss
+        scaling says nothing of the scale: then it stays as it is."""
 
     def memory_model(self) -> MemoryModel:
         """Bytes of every tensor that is live at a step's peak: ``{kind: {tensor: bytes}}``, the kinds those of
@@ -112,16 +143,25 @@ class Phased(Protocol):
     IDLE_PHASES: tuple[str, ...]
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Loss of the batch, an fp32 scalar on the device, unscaled."""
+        """Mean loss of a micro-batch, an fp32 scalar on the device, unscaled."""
 
     def backward(self) -> None:
-        """Gradients of the scaled loss."""
+        """Gradients of the scaled loss over ``task.accumulate``; those of further micro-batches are added, in fp32."""
 
     def unscale(self) -> None:
         """Divides the gradients by the loss scale, in fp32, and looks for inf and NaN."""
 
-    def step(self) -> None:
-        """Updates the fp32 master parameters, or skips; sets ``skipped``."""
+    def clip(self) -> None:
+        """Where the task clips: multiplies all gradients by ``min(1, clip_norm / (norm + 1e-6))``, and sets
+        ``grad_norm``."""
+
+    def step(self, lr: float | Tensor) -> None:
+        """Updates the fp32 master parameters, or skips; sets ``skipped``.
+
+        Args:
+            lr: learning rate of this step: a number, or a 0-d tensor on the device where the schedule depends on steps
+                that only the device knows to be skipped.
+        """
 
     def update(self) -> None:
         """Sets the loss scale of the next step and drops the gradients."""
@@ -130,34 +170,68 @@ class Phased(Protocol):
 class WholeStep(Protocol):
     """A backend whose step is one piece."""
 
-    def train_step(self, x: Tensor, y: Tensor) -> Tensor:
-        """A whole step; returns the loss of the batch, an fp32 scalar on the device, unscaled."""
+    def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
+        """A whole step; returns the mean loss of its micro-batches, an fp32 scalar on the device, unscaled."""
 
 
-def take_step(backend: Any, x: Tensor, y: Tensor) -> Tensor:
+def take_step(backend: Any, batches: Batches, lr: float | Tensor) -> Tensor:
     """One training step, by phases or in one piece. Returns the loss."""
     if hasattr(backend, "train_step"):
-        return backend.train_step(x, y)
-    loss = backend.forward(x, y)
-    backend.backward()
+        return backend.train_step(batches, lr)
+    loss = accumulate_gradients(backend, batches)
     backend.unscale()
-    backend.step()
+    backend.clip()
+    backend.step(lr)
     backend.update()
     return loss
 
 
-def show_gradients(backend: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Params]:
+class Stepper:
+    """A backend that takes one step after the other, each at the learning rate that the schedule gives it.
+
+    Attributes:
+        rates: of its steps; they count which were taken.
+    """
+
+    def __init__(self, backend: Any, rates: Rates) -> None:
+        self.backend, self.rates = backend, rates
+
+    def step(self, batches: Batches) -> Tensor:
+        """Returns the loss."""
+        loss = take_step(self.backend, batches, self.rates.now)
+        self.rates.count(self.backend.skipped)
+        return loss
+
+
+def accumulate_gradients(backend: Any, batches: Batches) -> Tensor:
+    """Forward and backward of each micro-batch. Returns the mean of their losses."""
+    if len(batches) == 1:
+        loss = backend.forward(*batches[0])
+        backend.backward()
+        return loss
+    total: Any = 0.0
+    for x, y in batches:
+        total = total + backend.forward(x, y) / len(batches)  # a new tensor: a backend may overwrite its own
+        backend.backward()
+    return total
+
+
+def show_gradients(backend: Any, batches: Batches, lr: float | Tensor) -> tuple[Tensor, Params]:
     """A step up to where its gradients can be seen, which in one piece is all of it.
 
     Returns the loss and the gradients, which the rest of the step may overwrite.
     """
     if hasattr(backend, "train_step"):
-        loss = backend.train_step(x, y)
+        loss = backend.train_step(batches, lr)
     else:
-        loss = backend.forward(x, y)
-        backend.backward()
+        loss = accumulate_gradients(backend, batches)
         backend.unscale()
     return loss, backend.grads()
+
+
+def idle_phases(backend: Any, task: Task) -> tuple[str, ...]:
+    """The phases that hold no work: a backend's own, and ``clip`` where the task clips nothing."""
+    return (*backend.IDLE_PHASES, *(() if task.clip_norm else ("clip",)))
 
 
 def options_of(make_backend: type[Backend]) -> list[str]:

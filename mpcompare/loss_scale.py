@@ -11,7 +11,7 @@ dynamic scale backs off.
 The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its defaults included.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -119,6 +119,23 @@ class DynamicLossScale(StaticLossScale):
 
 
 LossScale = NoLossScale | StaticLossScale | DynamicLossScale
+
+
+STATE = ("scale", "growth_tracker", "overflows_left")
+
+
+def state_of(policy: LossScale) -> dict[str, float]:
+    """What the next step depends on; nothing where there is no loss scaling."""
+    if isinstance(policy, NoLossScale):
+        return {}
+    return {name: getattr(policy, name) for name in STATE if hasattr(policy, name)}
+
+
+def load_state(policy: LossScale, state: Mapping[str, float]) -> None:
+    """The inverse of :func:`state_of`. What a state does not say stays as it is: another implementation's may have no
+    hysteresis, or no loss scaling at all."""
+    if not isinstance(policy, NoLossScale):
+        vars(policy).update({name: value for name, value in state.items() if hasattr(policy, name)})
 
 
 def auto(precision: str) -> LossScale:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from mpcompare.errors import InputError
 
-STEP_FIELDS = ("step", "warmup", "loss", "loss_scale", "skipped", "step_ms")
+STEP_FIELDS = ("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms")
 BLOCK_FIELDS = (
     *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
     "cores_between_turns",
@@ -179,7 +179,7 @@ def read_run(folder: Path, name: str = "") -> Run:
     """Reads a run folder. Raises InputError if a file in it is not what a run writes."""
     try:
         result = json.loads((folder / RESULT).read_text())
-        steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool})
+        steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool, "clipped": bool})
         blocks = _read(folder / BLOCKS, BLOCK_FIELDS, {"round": int, "steps": int, "throttle": str, "settled": bool})
         numerics = numbers(json.loads((folder / NUMERICS).read_text())) if (folder / NUMERICS).exists() else None
         _check(result, steps, blocks)

@@ -39,7 +39,7 @@ from mpcompare import loss_scale
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.tf32 import Tf32
-from mpcompare.contract import PHASES, Backend, BackendUnavailable, options_of, show_gradients, take_step
+from mpcompare.contract import PHASES, Backend, BackendUnavailable, Batches, Stepper, options_of, show_gradients
 from mpcompare.cost.memory import TENSOR_KINDS
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
@@ -202,8 +202,14 @@ class _Column:
     def make(self, model: nn.Module, policy: LossScale) -> Any:
         return self.backend_class(model, self.task, self.precision, copy.deepcopy(policy), **self.options)
 
-    def batches(self, count: int) -> list[tuple[Tensor, Tensor]]:
-        return list(islice(batches(self.dataset, self.task.batch_size), count))
+    def batches(self, count: int) -> list[Batches]:
+        """Of so many steps, each as its micro-batches."""
+        stream = islice(batches(self.dataset, self.task.batch_size), count)
+        return [self.task.micro_batches(x, y) for x, y in stream]
+
+    def step(self, backend: Any, batch: Batches) -> Tensor:
+        """A step at the task's learning rate."""
+        return Stepper(backend, self.task.new_rates()).step(batch)
 
     def policy(self) -> LossScale:
         """The one that ``loss_scale=auto`` gives, or the first other that the backend accepts; raises InputError."""
@@ -326,7 +332,7 @@ def _leaves_the_model_alone(column: _Column, checked: Checked) -> Iterator[str]:
         if any(name in mine and not _equal(mine[name], theirs[name]) for name in theirs):
             yield f"its first {what} are not those of the model, bit for bit"
     for batch in column.batches(2):
-        take_step(backend, *batch)
+        column.step(backend, batch)
     for what, found, expected in (
         ("parameters", params_of(model), params_of(as_it_was)),
         ("buffers", buffers_of(model), buffers_of(as_it_was)),
@@ -343,7 +349,7 @@ def _loss(column: _Column, checked: Checked) -> Iterator[str]:
     """The loss is an fp32 scalar on the device, unscaled."""
     for policy in _accepted(column, StaticLossScale(256.0), NoLossScale()):
         batch = column.batches(1)[0]
-        loss = take_step(column.make(column.model(), policy), *batch)
+        loss = column.step(column.make(column.model(), policy), batch)
         if not isinstance(loss, Tensor):
             yield f"the loss is a {type(loss).__name__}, expected a tensor"
             continue
@@ -359,7 +365,7 @@ def _loss(column: _Column, checked: Checked) -> Iterator[str]:
 def _parameters(column: _Column, checked: Checked) -> Iterator[str]:
     """Master parameters and buffers have the model's names and shapes; parameters are fp32."""
     backend, model = column.new(), column.model()
-    take_step(backend, *column.batches(1)[0])
+    column.step(backend, column.batches(1)[0])
     yield from _named("master_params()", backend.master_params(), params_of(model), torch.float32)
     yield from _named("buffers()", backend.buffers(), buffers_of(model), None)
 
@@ -369,7 +375,7 @@ def _gradients(column: _Column, checked: Checked) -> Iterator[str]:
     exact = _exact(column).grads
     for policy in _accepted(column, StaticLossScale(256.0), NoLossScale()):
         backend = column.make(column.model(), policy)
-        grads = _first_gradients(backend, *column.batches(1)[0])
+        grads = _first_gradients(column, backend)
         if not grads:
             checked.skipped[f"{column.name}, gradients"] = "grads() is empty"
             return
@@ -391,13 +397,15 @@ def _policies(column: _Column, checked: Checked) -> Iterator[str]:
         backend, name = column.make(column.model(), policy), f"loss_scale={policy.name}"
         policy = copy.deepcopy(policy)
         wrong = set()
-        for number, (x, y) in enumerate(stream):
+        for number, batch in enumerate(stream):
             overflows = real and number == 3
+            if overflows:
+                batch = [(torch.full_like(x, math.inf), y) for x, y in batch]
             scale, before = float(backend.loss_scale()), _copy(backend.master_params())
             if scale != policy.scale:
                 wrong.add(f"{name}: loss_scale() is {scale:g} where the policy says {policy.scale:g}")
                 break
-            take_step(backend, torch.full_like(x, math.inf) if overflows else x, y)
+            column.step(backend, batch)
             skips = overflows and not isinstance(policy, NoLossScale)
             if not _is_skipped(backend.skipped):
                 wrong.add(f"skipped is {backend.skipped!r}, expected a bool or a 0-d tensor")
@@ -418,7 +426,7 @@ def _policies(column: _Column, checked: Checked) -> Iterator[str]:
 def _answers(column: _Column, checked: Checked) -> Iterator[str]:
     """dtypes() and memory_model() have the keys that the report reads."""
     backend = column.new()
-    take_step(backend, *column.batches(1)[0])
+    column.step(backend, column.batches(1)[0])
     dtypes = backend.dtypes()
     if set(dtypes) != set(OBSERVED) or not all(isinstance(name, str) for name in dtypes.values()):
         yield f"dtypes() is {dtypes}, expected a name for each of {', '.join(OBSERVED)}"
@@ -436,7 +444,7 @@ def _state(column: _Column, checked: Checked) -> Iterator[str]:
     policy = next(_accepted(column, DynamicLossScale(256.0, growth_interval=3), StaticLossScale(256.0), NoLossScale()))
     first = column.make(column.model(), policy)
     for batch in stream[:2]:
-        take_step(first, *batch)
+        column.step(first, batch)
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
     file.seek(0)
@@ -444,11 +452,11 @@ def _state(column: _Column, checked: Checked) -> Iterator[str]:
         "copy.deepcopy": copy.deepcopy(first.state_dict()),
         "torch.save and torch.load": torch.load(file, weights_only=False),
     }
-    expected = list(_go_on(first, stream[2:]))
+    expected = list(_go_on(column, first, stream[2:]))
     for way, state in ways.items():
         loaded = column.make(column.model(seed=1), policy)  # other weights: what the state lacks shows
         loaded.load_state_dict(state)
-        different = _first_difference(expected, list(_go_on(loaded, stream[2:])), column.device)
+        different = _first_difference(expected, list(_go_on(column, loaded, stream[2:])), column.device)
         if different:
             yield f"a backend that loads a state (by {way}) continues with {different}"
 
@@ -456,12 +464,12 @@ def _state(column: _Column, checked: Checked) -> Iterator[str]:
 def _two_at_once(column: _Column, checked: Checked) -> Iterator[str]:
     """Two backends of one process do not disturb each other."""
     stream = column.batches(8)
-    alone = list(_go_on(column.new(), stream[:4]))
+    alone = list(_go_on(column, column.new(), stream[:4]))
     one, other = column.new(), column.new(seed=1)
     found: list[dict[str, Tensor]] = []
     for mine, theirs in zip(stream[:4], stream[4:], strict=True):
-        found += _go_on(one, [mine])
-        take_step(other, *theirs)
+        found += _go_on(column, one, [mine])
+        column.step(other, theirs)
     if different := _first_difference(alone, found, column.device):
         yield f"beside another backend of the same process it computes {different}"
 
@@ -498,11 +506,11 @@ def _accepted(column: _Column, *policies: LossScale) -> Iterator[LossScale]:
 
 
 def _exact(column: _Column) -> Any:
-    return exact_step(column.model(), column.task.loss_fn, *column.batches(1)[0], column.precision)
+    return exact_step(column.model(), column.task.loss_fn, column.batches(1)[0], column.precision)
 
 
-def _first_gradients(backend: Any, x: Tensor, y: Tensor) -> Params:
-    return _copy(show_gradients(backend, x, y)[1])
+def _first_gradients(column: _Column, backend: Any) -> Params:
+    return _copy(show_gradients(backend, column.batches(1)[0], column.task.optimizer.lr)[1])
 
 
 def _named(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any) -> Iterator[str]:
@@ -533,10 +541,10 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return same_kind and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
-def _go_on(backend: Any, stream: list[tuple[Tensor, Tensor]]) -> Iterator[dict[str, Tensor]]:
+def _go_on(column: _Column, backend: Any, stream: list[Batches]) -> Iterator[dict[str, Tensor]]:
     """What each step leaves: loss, loss scale, parameters and buffers."""
-    for x, y in stream:
-        loss = take_step(backend, x, y).detach().clone()
+    for batch in stream:
+        loss = column.step(backend, batch).detach().clone()
         tensors = {**_copy(backend.master_params()), **_copy(backend.buffers())}
         yield {"another loss": loss, "another loss scale": torch.tensor(float(backend.loss_scale())), **{
             f"another {name}": tensor for name, tensor in tensors.items()
@@ -586,6 +594,7 @@ def examined_run(
     Returns:
         The run, as its record would be read back.
     """
+    task = task.over(steps)
     model = task.new_model(seed, torch.device(device))
     dataset = dataset.to(torch.device(device))
     policy = policy or loss_scale.auto(precision)
@@ -593,20 +602,23 @@ def examined_run(
     def make(model: nn.Module, policy: LossScale) -> Backend:
         return backend_class(model, task, precision, copy.deepcopy(policy), **(options or {}))
 
+    def stream() -> Iterator[Batches]:
+        return (task.micro_batches(x, y) for x, y in batches(dataset, task.batch_size))
+
     backend = make(model, policy)
+    stepper = Stepper(backend, task.new_rates())
     rows = []
-    for number, batch in enumerate(islice(batches(dataset, task.batch_size), steps), start=1):
+    for number, batch in enumerate(islice(stream(), steps), start=1):
         scale = float(backend.loss_scale())
-        loss = float(take_step(backend, *batch))
+        loss = float(stepper.step(batch))
         rows.append({"step": number, "loss": loss, "loss_scale": scale, "skipped": bool(backend.skipped)})
     initial = params_of(model)
     moved = numerics.sketch({name: p - initial[name] for name, p in backend.master_params().items()})
     twin, replaced = examined_twin(model, task)
     subject = Subject(
-        make, model, policy, precision, task, lambda: batches(dataset, task.batch_size),
-        twin, replaced,
+        make, model, policy, precision, task, stream, twin, replaced,
     )  # fmt: skip
-    turns = examine(subject, backend, rows, noise)
+    turns = examine(subject, stepper, rows, noise)
     while True:
         try:
             next(turns)

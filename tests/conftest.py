@@ -17,6 +17,7 @@ import pytest
 import torch
 from graphs import recorded_graphs  # noqa: F401 - a fixture
 
+from mpcompare import contract
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.amp_compile import AmpCompile
 from mpcompare.backends.amp_graph import AmpGraph
@@ -145,17 +146,23 @@ def make_backend(
     return BACKENDS[name](model, task, precision, loss_scale or NoLossScale(), **options)
 
 
+def take_step(backend: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A step on a batch, in the task's micro-batches and at its learning rate. Returns the loss."""
+    return contract.take_step(backend, backend.task.micro_batches(x, y), backend.task.optimizer.lr)
+
+
 def step_to_gradients(backend: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss and the gradients, copied, of a step that is taken up to where they can be seen: to its end by a backend
     whose step is one piece."""
-    loss, grads = show_gradients(backend, x, y)
+    loss, grads = show_gradients(backend, [(x, y)], backend.task.optimizer.lr)
     return loss.clone(), {name: g.clone() for name, g in grads.items()}
 
 
 def finish_step(backend: Any) -> None:
     """What is left of it."""
     if not hasattr(backend, "train_step"):
-        backend.step()
+        backend.clip()
+        backend.step(backend.task.optimizer.lr)
         backend.update()
 
 

@@ -258,9 +258,9 @@ class ScaledTwiceRemovedTwice(Scratch):
 
 @plants("skip", precisions=FP16)
 class NeverSkips(Scratch):
-    def step(self) -> None:
+    def step(self, lr: float | Tensor) -> None:
         found_inf, self.found_inf = self.found_inf, False
-        super().step()
+        super().step(lr)
         self.found_inf = found_inf
 
 
@@ -317,8 +317,8 @@ class NeverBacksOff(Scratch):
 class CopiesUpdatedInASkippedStep(Fused):
     """The masters are left alone, and the compute copies are not."""
 
-    def step(self) -> None:
-        super().step()
+    def step(self, lr: float | Tensor) -> None:
+        super().step(lr)
         if self.skipped:
             for copy in self.params.values():
                 copy.mul_(0.5)
@@ -333,39 +333,38 @@ class NoMasterWeights(Scratch):
         super().__init__(model, task, precision, loss_scale)
         self.masters = {name: p.to(self.compute_dtype).float() for name, p in self.masters.items()}
 
-    def step(self) -> None:
-        super().step()
+    def step(self, lr: float | Tensor) -> None:
+        super().step(lr)
         for master in self.masters.values():
             master.copy_(master.to(self.compute_dtype))
 
 
 @plants("optimizer")
 class UpdatedTwice(Scratch):
-    def step(self) -> None:
-        super().step()
-        super().step()
+    def step(self, lr: float | Tensor) -> None:
+        super().step(lr)
+        super().step(lr)
 
 
 @plants("optimizer", task={"momentum": 0.9})
 class MomentumDampened(Scratch):
     """v = momentum v + (1 - momentum) g, from the second step on."""
 
-    def step(self) -> None:
+    def step(self, lr: float | Tensor) -> None:
         if getattr(self, "later", False):
             for g in self.unscaled.values():
-                g *= 1 - self.momentum
-        super().step()
+                g *= 1 - self.rule.momentum
+        super().step(lr)
         if getattr(self, "later", False):
             for g in self.unscaled.values():
-                g /= 1 - self.momentum
+                g /= 1 - self.rule.momentum
         self.later = True
 
 
 @plants("optimizer")
 class LearningRateIn16Bits(Scratch):
-    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        super().__init__(model, task, precision, loss_scale)
-        self.lr = torch.tensor(self.lr, dtype=self.compute_dtype).item()
+    def step(self, lr: float | Tensor) -> None:
+        super().step(torch.tensor(lr, dtype=self.compute_dtype).item())
 
 
 # Which weights, which precision.
@@ -379,8 +378,8 @@ class StaleCopies(Fused):
         self.stale = {name: copy.clone() for name, copy in self.params.items()}
         return super().forward(x, y)
 
-    def step(self) -> None:
-        super().step()
+    def step(self, lr: float | Tensor) -> None:
+        super().step(lr)
         for name, copy in self.params.items():
             copy.copy_(self.stale[name])
 

@@ -197,7 +197,7 @@ class StaleCopiesOfOneLayer(MasterWeights):
         super().__init__(model, task, precision, loss_scale)
         self.stale = self.model.conv1.weight.detach().clone()  # type: ignore[operator, union-attr]
 
-    def step(self) -> None:
-        super().step()
+    def step(self, lr: float | Tensor) -> None:
+        super().step(lr)
         with torch.no_grad():
             self.model.conv1.weight.copy_(self.stale)  # type: ignore[operator, union-attr]

@@ -197,8 +197,8 @@ class LstmWithoutMasters(RoundedWeights):
 class StaleRecurrentWeights(MasterWeights):
     """The 16-bit copy of the recurrent weights is not renewed."""
 
-    def step(self) -> None:
+    def step(self, lr: float | Tensor) -> None:
         kept = self.model.lstm.weight_hh_l0.detach().clone()  # type: ignore[operator, union-attr]
-        super().step()
+        super().step(lr)
         with torch.no_grad():
             self.model.lstm.weight_hh_l0.copy_(kept)  # type: ignore[operator, union-attr]

@@ -117,9 +117,9 @@ class NotUpdated(Amp):
 
     layer = ""
 
-    def step(self) -> None:
+    def step(self, lr: float | Tensor) -> None:
         kept = {p: p.detach().clone() for p in self.model.get_submodule(self.layer).parameters()}
-        super().step()
+        super().step(lr)
         with torch.no_grad():
             for p, value in kept.items():
                 p.copy_(value)
@@ -139,6 +139,6 @@ class RoundedWeights(Amp):
             for p in self.model.get_submodule(self.layer).parameters():
                 p.copy_(p.to(self.compute_dtype))
 
-    def step(self) -> None:
-        super().step()
+    def step(self, lr: float | Tensor) -> None:
+        super().step(lr)
         self.round()

@@ -4,12 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import make_backend, make_batch, make_task
+from conftest import make_backend, make_batch, make_task, take_step
 from judging import dataset_of, examined
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
-from mpcompare.contract import take_step
 from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import NoLossScale, StaticLossScale

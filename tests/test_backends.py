@@ -12,12 +12,13 @@ from conftest import (
     make_task,
     mlp_of,
     step_to_gradients,
+    take_step,
 )  # fmt: skip
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpcompare.backends import scratch
-from mpcompare.contract import BackendUnavailable, take_step
+from mpcompare.contract import BackendUnavailable
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.measure.oracle import exact_step
@@ -42,7 +43,7 @@ def sum_of_magnitudes(model, loss_fn, x, y):
     """``sum_i |gradient of sample i| / n``, tensor by tensor: what rounding errors are relative to."""
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in params_of(model).items()}
     for i in range(len(x)):
-        for name, g in exact_step(model, loss_fn, x[i : i + 1], y[i : i + 1], "fp32").grads.items():
+        for name, g in exact_step(model, loss_fn, [(x[i : i + 1], y[i : i + 1])], "fp32").grads.items():
             total[name] += g.abs() / len(x)
     return total
 
@@ -60,7 +61,7 @@ def assert_as_good_as_peer(name, task, precision, device, engine, seed):
     """
     x, y = make_batch(task, device, seed)
     model = task.new_model(seed, device)
-    exact = exact_step(model, task.loss_fn, x, y, "fp32")  # nothing is rounded
+    exact = exact_step(model, task.loss_fn, [(x, y)], "fp32")  # nothing is rounded
     loss, grads = loss_and_grads(name, task, precision, device, x, y, engine, seed)
     peer_loss, peer_grads = loss_and_grads(PEER[precision], task, precision, device, x, y, seed=seed)
 
@@ -109,7 +110,7 @@ def test_loss_scaling_saves_gradients_that_fp16_would_lose(device, name):
     x, _ = make_batch(task, device)
     y = torch.full((32, 4), 2.0**-20, device=device)
     _, grads = step_to_gradients(BACKENDS[name](model, task, "fp16", StaticLossScale(65536.0)), x, y)
-    exact = exact_step(model, task.loss_fn, x, y, "fp32").grads
+    exact = exact_step(model, task.loss_fn, [(x, y)], "fp32").grads
     magnitude = sum_of_magnitudes(model, task.loss_fn, x, y)
     assert list(grads) == list(exact)
     for k, g in grads.items():
@@ -354,10 +355,12 @@ def test_fused_keeps_rows_aligned_and_their_padding_0(device, precision):
         x[0, 0] = math.inf if seed == 5 else x[0, 0]
         take_step(backend, x, y)
     for buffers in backend.parts:
-        for flat in (buffer for buffer in buffers if buffer is not None):
+        for flat in (buffers.master, *buffers.state.values(), buffers.copies, buffers.grad):
+            if flat is None:
+                continue
             inside = torch.zeros(flat.untyped_storage().nbytes() // flat.itemsize, dtype=torch.bool, device=device)
             whole = torch.empty(0, dtype=flat.dtype, device=device).set_(flat.untyped_storage())
-            for named in (backend.masters, backend.velocity, backend.params, backend.scaled_grads):
+            for named in (backend.masters, *backend.remembered.values(), backend.params, backend.scaled_grads):
                 for view in named.values():
                     if view.untyped_storage().data_ptr() == whole.data_ptr():
                         assert view.storage_offset() % 128 == 0

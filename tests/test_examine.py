@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from conftest import BACKENDS, each_column, make_backend, make_batch, make_task, mlp_of, step_to_gradients
+from conftest import BACKENDS, each_column, make_backend, make_batch, make_task, mlp_of, step_to_gradients, take_step
 from judging import dataset_of, examined
 
-from mpcompare.contract import take_step
+from mpcompare.contract import Stepper
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.measure import examine
 from mpcompare.measure.noise import order_is_free, train_again
@@ -25,7 +25,7 @@ DATA = dataset_of(TASK)
 def subject_of(task, precision, batch, policy=None):
     """To ask the oracle."""
     return examine.Subject(
-        lambda *_: None, task.new_model(0, CPU), policy or NoLossScale(), precision, task, lambda: iter([batch])
+        lambda *_: None, task.new_model(0, CPU), policy or NoLossScale(), precision, task, lambda: iter([[batch]])
     )
 
 
@@ -53,7 +53,7 @@ def test_the_oracle_starts_from_the_numbers_that_the_precision_has():
     _, grads = step_to_gradients(make_backend("scratch", TASK, "bf16", CPU), *batch)
     subject = subject_of(TASK, "bf16", batch)
     rounded, unrounded = (
-        max(map(relative_error, gradient_errors(grads, examine._oracle(subject, batch, precision).grads).values()))
+        max(map(relative_error, gradient_errors(grads, examine._oracle(subject, [batch], precision).grads).values()))
         for precision in ("bf16", "fp32")
     )
     assert rounded < 2.0**-6
@@ -67,7 +67,7 @@ def test_subnormal_gradients_are_counted_at_the_loss_scale():
         loss = TASK.loss_fn(network(x.bfloat16().double()), y)
     dz = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(outputs.values()))]).abs()
     dz = dz[dz != 0]
-    exact = examine._oracle(subject_of(TASK, "bf16", batch), batch, "bf16")
+    exact = examine._oracle(subject_of(TASK, "bf16", batch), [batch], "bf16")
     for scale in (1.0, 2.0**-6, 2.0**6):
         share = (dz * scale < 2.0**-14).double().mean().item()
         assert exact.subnormal(scale) == pytest.approx(share)
@@ -77,7 +77,7 @@ def test_subnormal_gradients_are_counted_at_the_loss_scale():
 def test_the_noise_of_the_loss_is_what_roundings_of_the_activations_make():
     task = make_task(hidden=[64], batch_size=200)
     x, y = make_batch(task, CPU)
-    exact = examine._oracle(subject_of(task, "bf16", (x, y)), (x, y), "bf16")
+    exact = examine._oracle(subject_of(task, "bf16", (x, y)), [(x, y)], "bf16")
     p64 = {n: p.bfloat16().double() for n, p in mlp_of(task).by_hand(params_of(task.new_model(0, CPU))).items()}
     x64, u, losses = x.bfloat16().double(), 2.0**-8, []
     for seed in range(300):
@@ -130,7 +130,7 @@ def test_noise_runs_are_the_same_function_and_not_the_same_roundings():
 
     def batches():
         while True:
-            yield batch
+            yield [batch]
 
     for number in range(2):
         list(train_again(make, model, NoLossScale(), TASK, "bf16", batches, 2, number, keep_scale=False))
@@ -188,10 +188,10 @@ def test_examining_does_not_write_to_what_it_is_given():
 
     def batches():
         while True:
-            yield x, y
+            yield [(x, y)]
 
     subject = examine.Subject(make, model, policy, "fp16", TASK, batches)
-    list(examine.examine(subject, backend, rows, 1))
+    list(examine.examine(subject, Stepper(backend, TASK.new_rates()), rows, 1))
     assert all(torch.equal(kept[name], p) for name, p in params_of(model).items())
     assert policy == DynamicLossScale()
 

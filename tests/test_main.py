@@ -14,9 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import BACKENDS, CUDA, SMALL, make_backend, make_task, slow_after
+from conftest import BACKENDS, CUDA, SMALL, make_backend, make_task, slow_after, take_step
 
-from mpcompare.contract import take_step
 from mpcompare.cost import memory
 from mpcompare.interrupt import uninterrupted
 from mpcompare.paths import CONF

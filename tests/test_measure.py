@@ -6,13 +6,16 @@ import time
 
 import pytest
 import torch
+from conftest import make_task
 
+from mpcompare.contract import Stepper
 from mpcompare.entrant.timing import time_phases, try_block
 from mpcompare.measure import clock as measure
 from mpcompare.measure.bystanders import Rest, Watch
 from mpcompare.records import WHOLE_STEP
 
 CPU = torch.device("cpu")
+TASK = make_task()
 
 
 def test_clock_times_what_lies_between_two_marks(device):
@@ -74,6 +77,7 @@ class Phases:
     """A backend that takes 3 ms in forward and 6 in backward; its loss is the number of the step."""
 
     IDLE_PHASES = ("unscale",)
+    skipped, grad_norm = False, None
 
     def __init__(self, clock):
         self.clock, self.taken = clock, 0
@@ -89,40 +93,49 @@ class Phases:
     def unscale(self):
         pass
 
-    step = update = unscale
+    clip = update = unscale
+
+    def step(self, lr):
+        pass
 
 
-BATCHES = itertools.repeat((None, None))
+BATCHES = itertools.repeat([(None, None)])
+
+
+def stepper(backend):
+    return Stepper(backend, TASK.new_rates())
 
 
 def test_phases_of_a_step_are_timed_apart_and_their_clock_is_paid_for():
     clock = SaidClock()
-    found = time_phases(Phases(clock), BATCHES, 5, clock)
-    assert found["phase_ms"] == {"forward": 3, "backward": 6, "unscale": None, "step": 0, "update": 0}
+    found = time_phases(stepper(Phases(clock)), BATCHES, 5, clock, TASK)
+    assert found["phase_ms"] == {"forward": 3, "backward": 6, "unscale": None, "clip": None, "step": 0, "update": 0}
     assert found["phase_overhead"] == 0
-    clock = SaidClock(cost=0.1)  # six marks a step, and the first of a block is no interval's
-    found = time_phases(Phases(clock), BATCHES, 5, clock)
+    clock = SaidClock(cost=0.1)  # seven marks a step, and the first of a block is no interval's
+    found = time_phases(stepper(Phases(clock)), BATCHES, 5, clock, TASK)
     assert found["phase_ms"]["forward"] == pytest.approx(3.1)
-    assert found["phase_overhead"] == pytest.approx((9 + 0.1 * 29 / 5) / (9 + 0.1 / 5) - 1)
+    assert found["phase_overhead"] == pytest.approx((9 + 0.1 * 34 / 5) / (9 + 0.1 / 5) - 1)
 
 
 def test_a_step_that_is_one_piece_has_one_time():
     class Whole:
+        skipped = False
+
         def train_step(self, *_):
             clock.now += 4
             return 0.0
 
     clock = SaidClock()
-    assert time_phases(Whole(), BATCHES, 5, clock) == {"phase_ms": {WHOLE_STEP: 4}, "phase_overhead": 0}
+    assert time_phases(stepper(Whole()), BATCHES, 5, clock, TASK) == {"phase_ms": {WHOLE_STEP: 4}, "phase_overhead": 0}
 
 
 def test_a_block_takes_as_long_as_it_should_and_its_losses_are_kept():
     clock = SaidClock()
-    trial = try_block(Phases(clock), BATCHES, 0.45, clock)
+    trial = try_block(stepper(Phases(clock)), BATCHES, 0.45, clock)
     assert trial.steps == 450 / 9
     untimed = 50 // 4
     assert trial.losses == list(range(1, untimed + 50 + 2))  # of all its steps, and of one after it
-    assert try_block(Phases(clock), BATCHES, 1e-6, clock).steps == 1
+    assert try_block(stepper(Phases(clock)), BATCHES, 1e-6, clock).steps == 1
 
 
 def test_the_clock_of_a_cpu_is_the_walls():
@@ -135,7 +148,7 @@ def test_the_clock_of_a_cpu_is_the_walls():
             return 0.0
 
     clock.now = 0.0
-    found = time_phases(Sleeper(clock), BATCHES, 2, clock)
+    found = time_phases(stepper(Sleeper(clock)), BATCHES, 2, clock, TASK)
     assert found["phase_ms"]["forward"] >= 3 > found["phase_ms"]["step"]
 
 

@@ -6,12 +6,14 @@ from conftest import BACKENDS, CPU_COLUMNS, make_backend, make_batch, make_task,
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpcompare.contract import Stepper
 from mpcompare.cost import memory
 from mpcompare.entrant.memory import _first_steps
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.measure import meter
 from mpcompare.native import flat, ops
 from mpcompare.report import console as table
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import params_of
 
 CPU = torch.device("cpu")
@@ -19,6 +21,9 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 # Not fp16 of torch, which is slow on a CPU, and bf16's twin; nor graphs, which are no graphs there; master_weights,
 # whose module may be any, has no model.
 MEASURED = [c for c in CPU_COLUMNS if c != ("amp", "fp16") and c[0] not in ("amp_graph", "master_weights")]
+
+
+OPTIMIZERS = [Sgd(0.1), Sgd(0.1, 0.9), Sgd(0.1, 0.9, nesterov=True, weight_decay=0.1), Adam(weight_decay=0.1), AdamW()]
 
 
 def test_ledger_keeps_the_fullest_moment_by_kind():
@@ -53,7 +58,8 @@ def measured_and_modelled(name, task, initial, precision, x, y):
     made = []
 
     def run():
-        made.append(_first_steps(BACKENDS[name](initial, task, precision, NoLossScale()), x, y))
+        backend = BACKENDS[name](initial, task, precision, NoLossScale())
+        made.append(_first_steps(Stepper(backend, task.new_rates()), task.micro_batches(x, y)))
         return made
 
     return meter.peak_memory(CPU, run).bytes, made[0].memory_model()
@@ -72,15 +78,16 @@ def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
 @given(
     name_precision=st.sampled_from(MEASURED),
     sizes=st.lists(st.integers(256, 768), min_size=2, max_size=5), batch_size=st.integers(256, 1024),
-    loss=st.sampled_from(["cross_entropy", "mse"]), momentum=st.sampled_from([0.0, 0.9]),
+    loss=st.sampled_from(["cross_entropy", "mse"]), optimizer=st.sampled_from(OPTIMIZERS),
+    accumulate=st.sampled_from([1, 2, 4]), clip_norm=st.sampled_from([None, 0.1]),
 )  # fmt: skip
-def test_memory_model_is_what_is_measured(name_precision, sizes, batch_size, loss, momentum):
+def test_memory_model_is_what_is_measured(name_precision, sizes, batch_size, loss, optimizer, accumulate, clip_norm):
     """Every large tensor is in the model: it differs from the allocator's own count by small temporaries only."""
     name, precision = name_precision
     task = make_task(
-        in_features=sizes[0], hidden=sizes[1:-1], out_features=sizes[-1], batch_size=batch_size, loss=loss,
-        momentum=momentum,
+        in_features=sizes[0], hidden=sizes[1:-1], out_features=sizes[-1], batch_size=batch_size * accumulate, loss=loss,
     )  # fmt: skip
+    task = replace(task, optimizer=optimizer, accumulate=accumulate, clip_norm=clip_norm)
     ops.load("cpu")
     x, y = make_batch(task, CPU)
     peak, model = measured_and_modelled(name, task, task.new_model(0, CPU), precision, x, y)

@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 import torch
-from conftest import CUDA, make_backend, make_batch, make_task
+from conftest import CUDA, make_backend, make_batch, make_task, take_step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -9,7 +9,6 @@ from mpcompare.backends.amp import Amp
 from mpcompare.backends.amp_compile import AmpCompile
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.master_weights import MasterWeights
-from mpcompare.contract import take_step
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.records import Run
 from mpcompare.report import dtypes as report

@@ -18,6 +18,7 @@ from conftest import (
     make_batch,
     make_task,
     step_to_gradients,
+    take_step,
 )  # fmt: skip
 from judging import dataset_of, examined
 from torch._dynamo.exc import FailOnRecompileLimitHit
@@ -26,7 +27,7 @@ from torch._dynamo.utils import counters
 from mpcompare.backends import amp_compile
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
-from mpcompare.contract import BackendUnavailable, take_step
+from mpcompare.contract import BackendUnavailable
 from mpcompare.cost import memory
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.measure import machine, meter
@@ -205,7 +206,7 @@ def test_tf32_rounds_what_fp32_does_not(device):
     for name in ("fp32", "tf32"):
         with machine.tf32(name == "tf32"):
             backend = make_backend(name, task, name, torch.device(device))
-            exact = exact_step(backend.model, task.loss_fn, x, y, "fp32").grads["layer1.weight"]
+            exact = exact_step(backend.model, task.loss_fn, [(x, y)], "fp32").grads["layer1.weight"]
             _, grads = step_to_gradients(backend, x, y)
             errors[name] = ((grads["layer1.weight"] - exact).norm() / exact.norm()).item()
     assert errors["fp32"] < 2.0**-18 < errors["tf32"] < 2.0**-6
@@ -267,7 +268,7 @@ def test_compiled_gradients_are_as_good_as_amps(compiled):
     errors = {}
     for name in ("amp", "amp_compile"):
         backend = make_backend(name, task, "fp16", device, StaticLossScale(1024.0))
-        exact = exact_step(backend.model, task.loss_fn, x, y, "fp32").grads
+        exact = exact_step(backend.model, task.loss_fn, [(x, y)], "fp32").grads
         loss, grads = step_to_gradients(backend, x, y)
         assert (loss.dtype, loss.shape) == (torch.float32, ())
         errors[name] = {k: ((g.double() - exact[k]).norm() / exact[k].norm()).item() for k, g in grads.items()}

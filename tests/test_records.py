@@ -12,7 +12,10 @@ IDENTITY = {**dict.fromkeys(records.IDENTITY), "status": "running", "config": {"
 
 
 def row(step, loss=1.0):
-    return {"step": step, "warmup": step < 2, "loss": loss, "loss_scale": 65536.0, "skipped": False, "step_ms": 0.5}
+    return {
+        "step": step, "warmup": step < 2, "loss": loss, "lr": 0.1, "loss_scale": 65536.0, "skipped": False,
+        "grad_norm": None, "clipped": False, "step_ms": 0.5,
+    }  # fmt: skip
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -21,7 +24,7 @@ def test_what_is_written_is_read_back(tmp_path):
     recorder.steps([row(2, math.inf), row(3, math.nan)])
     recorder.add(status="failed", final_loss=math.nan, nested={"peak": [1, math.inf]})
     run = read_run(tmp_path)
-    assert list(run.steps) == ["step", "warmup", "loss", "loss_scale", "skipped", "step_ms"]
+    assert list(run.steps) == list(records.STEP_FIELDS)
     assert run.steps["step"].tolist() == [1, 2, 3]
     assert run.steps["warmup"].tolist() == [True, False, False]
     assert run.steps["loss"][1] == math.inf

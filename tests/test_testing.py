@@ -73,7 +73,7 @@ class HalfThePhases(Fp32):
 
 
 class NoStep(Fp32):
-    forward = backward = unscale = step = update = None
+    forward = backward = unscale = clip = step = update = None
 
 
 class LossIn16Bits(Amp):
@@ -103,7 +103,7 @@ class OwnNames(Fp32):
 
 class ForgetsMomentum(Fp32):
     def load_state_dict(self, state):
-        self.model.load_state_dict(state["model"])
+        super().load_state_dict({**state, "optimizer": {}})
 
 
 class ForgetsBuffers(MasterWeights):
@@ -114,7 +114,7 @@ class ForgetsBuffers(MasterWeights):
 class ForgetsGrowth(Amp):
     def state_dict(self):
         state = super().state_dict()
-        return {**state, "scaler": {**state["scaler"], "_growth_tracker": 0}}
+        return {**state, "loss_scale": {**state["loss_scale"], "growth_tracker": 0}}
 
 
 class NeverSkips(MasterWeights):
@@ -202,8 +202,8 @@ class OnePercentMore(Fp32):
 class NoMasterWeights(Amp):
     """Says fp32 and keeps weights that have the digits of bf16."""
 
-    def step(self):
-        super().step()
+    def step(self, lr):
+        super().step(lr)
         if not self.skipped:
             with torch.no_grad():
                 for p in self.model.parameters():
@@ -216,8 +216,8 @@ class NoMasterWeights(Amp):
         (WritesIntoTheModel, MLP, "it writes to the parameters of the model that it was given: expected a copy"),
         (WritesIntoTheModel, CNN, "it writes to the buffers of the model that it was given: expected a copy"),
         (StartsElsewhere, MLP, "its first parameters are not those of the model, bit for bit"),
-        (HalfThePhases, MLP, "it offers forward, backward, step and not unscale, update: expected all phases"),
-        (NoStep, MLP, "it offers no step: expected forward, backward, unscale, step, update, or train_step"),
+        (HalfThePhases, MLP, "it offers forward, backward, clip, step and not unscale, update: expected all phases"),
+        (NoStep, MLP, "it offers no step: expected forward, backward, unscale, clip, step, update, or train_step"),
         (LossIn16Bits, MLP, "the loss is a tensor [] bfloat16 on cpu, expected [] fp32 on cpu"),
         (LossScaled, MLP, "the loss is 256 times the exact one at loss scale 256: expected it unscaled"),
         (GradsScaled, MLP, "times the exact ones at loss scale 256: expected them unscaled"),

@@ -11,6 +11,7 @@ import torch
 from conftest import make_batch, make_task
 
 from mpcompare.backends.fp32 import Fp32
+from mpcompare.contract import Stepper
 from mpcompare.cost import memory
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.memory import measure_memory
@@ -98,7 +99,10 @@ def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
 
     def found(engine):
         setup = types.SimpleNamespace(
-            device=torch.device("cuda"), engine=engine, new_backend=lambda: backend, batches=lambda: iter([batch])
+            device=torch.device("cuda"),
+            engine=engine,
+            new_stepper=lambda: Stepper(backend, task.new_rates()),
+            batches=lambda: iter([[batch]]),
         )
         return measure_memory(setup)
 

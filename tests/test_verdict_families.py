@@ -121,11 +121,11 @@ def test_what_cancels_is_not_0_but_for_rounding():
     case = CASES["cnn"](1, "bf16")
     model = case.task.new_model(1, torch.device("cpu"))
     x, y = case.dataset.x_train[:16], case.dataset.y_train[:16]
-    found = rounding_errors(model, case.task.loss_fn, x, y, "bf16")
+    found = rounding_errors(model, case.task.loss_fn, [(x, y)], "bf16")
     assert set(found) >= set(params_of(model)) | {"norm1.running_mean", "norm1.running_var"}
     assert found["conv1.bias"]["error"] > 1e-5
     assert all(e["dimensions"] >= 1 for e in found.values())
-    in_fp16 = rounding_errors(model, case.task.loss_fn, x, y, "fp16")
+    in_fp16 = rounding_errors(model, case.task.loss_fn, [(x, y)], "fp16")
     error, smaller = (
         of["output.weight"]["error"] for of in (found, in_fp16)
     )  # it has many dimensions and hardly varies

@@ -8,7 +8,14 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.torch_model import TorchModel, gradient_dtype, require_kernels
+from mpcompare.backends.torch_model import (
+    TorchModel,
+    clip_gradients,
+    gradient_dtype,
+    require_kernels,
+    set_lr,
+    share_of_step,
+)
 from mpcompare.contract import MemoryModel
 from mpcompare.cost import memory
 from mpcompare.errors import InputError
@@ -66,13 +73,17 @@ class Amp(TorchModel):
         return self.loss.detach()
 
     def backward(self) -> None:
-        self.scaler.scale(self.loss).backward()
+        self.scaler.scale(share_of_step(self.task, self.loss)).backward()
         self.observed["gradients"] = gradient_dtype(self.model)
 
     def unscale(self) -> None:
         self.scaler.unscale_(self.optimizer)
 
-    def step(self) -> None:
+    def clip(self) -> None:
+        self.grad_norm = clip_gradients(self.task, self.model)
+
+    def step(self, lr: float | Tensor) -> None:
+        set_lr(self.optimizer, lr)
         self.skipped = True
         self.scaler.step(self.optimizer)
 

@@ -13,7 +13,14 @@ import torch._inductor
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
-from mpcompare.backends.torch_model import TorchModel, gradient_dtype, require_kernels
+from mpcompare.backends.torch_model import (
+    TorchModel,
+    clip_gradients,
+    gradient_dtype,
+    require_kernels,
+    set_lr,
+    share_of_step,
+)
 from mpcompare.backends.watch.compiled import watch_graphs
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes
 from mpcompare.loss_scale import LossScale, StaticLossScale
@@ -97,13 +104,17 @@ class AmpCompile(TorchModel):
         return self.loss.detach()
 
     def backward(self) -> None:
-        self.scaler.scale(self.loss).backward()
+        self.scaler.scale(share_of_step(self.task, self.loss)).backward()
         self.observed["gradients"] = gradient_dtype(self.model)
 
     def unscale(self) -> None:
         self.scaler.unscale_(self.optimizer)
 
-    def step(self) -> None:
+    def clip(self) -> None:
+        self.grad_norm = clip_gradients(self.task, self.model)
+
+    def step(self, lr: float | Tensor) -> None:
+        set_lr(self.optimizer, lr)
         self.scaler.step(self.optimizer)
 
     def update(self) -> None:

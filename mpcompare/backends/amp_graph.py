@@ -1,4 +1,4 @@
-"""``amp`` as one CUDA graph: ``torch.autocast``, ``GradScaler`` and fused SGD, captured once and replayed.
+"""``amp`` as one CUDA graph: ``torch.autocast``, ``GradScaler`` and a fused optimizer, captured once and replayed.
 
 ``GradScaler.step`` reads ``found_inf`` on the host to skip a step, unless the optimizer is fused: that skips on the
 device, where a graph can. https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
-from mpcompare.backends.torch_model import TorchModel, gradient_dtype
-from mpcompare.contract import MemoryModel
+from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
+from mpcompare.contract import Batches, MemoryModel, State
 from mpcompare.cost import memory
 from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.native import graph
@@ -21,7 +21,7 @@ from mpcompare.tasks.task import Task
 
 
 class AmpGraph(TorchModel):
-    """The step of ``amp`` on a batch that always lies at the same place."""
+    """The step of ``amp`` on micro-batches and a learning rate that always lie at the same places."""
 
     PRECISIONS = ("fp16", "bf16")
 
@@ -37,7 +37,9 @@ class AmpGraph(TorchModel):
         # GradScaler.update() takes the next scale where it is not to choose one.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
         self.optimizer.register_step_post_hook(self._stepped)
-        self.x, self.y = torch.empty(0), torch.empty(0)  # made when the shapes of a batch are known
+        self.lr = torch.full((), task.optimizer.lr, device=device)
+        set_lr(self.optimizer, self.lr)
+        self.batches: Batches = []  # made when the shapes of a micro-batch are known
         self.graph = graph.StepGraph(self._whole_step)
         self.skipped: bool | Tensor = False
 
@@ -46,29 +48,37 @@ class AmpGraph(TorchModel):
 
     def _whole_step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)  # not at the end: grads() shows them until the next step
-        with torch.autocast(self.device_type, dtype=self.compute_dtype):
-            output = self.model(self.x)
-            loss = self.task.loss_fn(output, self.y)
-        self.scaler.scale(loss).backward()
+        total: Any = 0.0
+        for x, y in self.batches:
+            with torch.autocast(self.device_type, dtype=self.compute_dtype):
+                output = self.model(x)
+                loss = self.task.loss_fn(output, y)
+            loss = share_of_step(self.task, loss)
+            self.scaler.scale(loss).backward()
+            total = total + loss.detach()  # with its graph it would keep autograd on the stream of this step
         self.observed = {"activations": output.dtype, "loss": loss.dtype, "gradients": gradient_dtype(self.model)}
         self.scaler.unscale_(self.optimizer)
+        self.grad_norm = clip_gradients(self.task, self.model)
         self.scaler.step(self.optimizer)
         self.scaler.update(self.static_scale)
-        self.loss = loss.detach()  # with its graph it would keep autograd on the stream of this step
+        self.loss = total
 
-    def train_step(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.x.shape != x.shape:
-            self.x, self.y = torch.empty_like(x), torch.empty_like(y)
-        self.x.copy_(x)
-        self.y.copy_(y)
+    def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
+        if [x.shape for x, _ in self.batches] != [x.shape for x, _ in batches]:
+            self.batches = [(torch.empty_like(x), torch.empty_like(y)) for x, y in batches]
+        for mine, theirs in zip(self.batches, batches, strict=True):
+            for held, tensor in zip(mine, theirs, strict=True):
+                held.copy_(tensor)
+        self.lr.copy_(lr) if isinstance(lr, Tensor) else self.lr.fill_(lr)
         self.graph()
         return self.loss
 
     def loss_scale(self) -> Tensor:
         return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale, without the wait of get_scale()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
+        set_lr(self.optimizer, self.lr)  # torch's optimizer has put a copy in its place
         self.graph = graph.StepGraph(self._whole_step)  # a captured one updates the momentum that was replaced
 
     def memory_model(self) -> MemoryModel:

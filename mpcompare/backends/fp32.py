@@ -4,7 +4,7 @@ import copy
 
 from torch import Tensor, nn
 
-from mpcompare.backends.torch_model import TorchModel, gradient_dtype
+from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
 from mpcompare.contract import MemoryModel
 from mpcompare.cost import memory
 from mpcompare.errors import InputError
@@ -33,13 +33,17 @@ class Fp32(TorchModel):
         return self.loss.detach()
 
     def backward(self) -> None:
-        self.loss.backward()
+        share_of_step(self.task, self.loss).backward()
         self.observed["gradients"] = gradient_dtype(self.model)
 
     def unscale(self) -> None:
         pass
 
-    def step(self) -> None:
+    def clip(self) -> None:
+        self.grad_norm = clip_gradients(self.task, self.model)
+
+    def step(self, lr: float | Tensor) -> None:
+        set_lr(self.optimizer, lr)
         self.optimizer.step()
 
     def update(self) -> None:

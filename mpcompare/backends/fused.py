@@ -6,23 +6,27 @@ Read ``scratch`` first. What differs is where the work happens:
     softmax, loss, its gradient    one pass over the logits, in forward()
     relu's mask, bias gradient     with the product that makes dz; dz_l overwrites z_l
     search for inf and NaN         one pass over the 16-bit gradients, in unscale()
-    unscale, SGD, 16-bit copies    one pass over the parameters, in step(); the copies are ready for the next forward()
+    the norm of all gradients      one pass over them, in clip(), where the task clips; step() applies their factor
+    unscale, clip, SGD or Adam,    one pass over the parameters, in step(); the copies are ready for the next forward()
+    16-bit copies
 
-The search stays a pass of its own, and SGD out of the product that makes dW: a gradient overflows where it is rounded
-to 16 bits, as torch.amp's does, and no weight may change before every gradient is known to be finite.
+The search stays a pass of its own, and the optimizer out of the product that makes dW: a gradient overflows where it
+is rounded to 16 bits, as torch.amp's does, and no weight may change before every gradient is known to be finite.
 
-Whether to skip, and the next loss scale, are decided on the device: Python never waits. On a GPU the whole step is one
-CUDA graph. All buffers are made once, the parameters' as flat.py says. dW_1 lies where the 16-bit W_1 was, which the
-step is done with by then; step() makes W_1 anew.
+Whether to skip, by how much to clip, and the next loss scale, are decided on the device: Python never waits. On a GPU
+the whole step is one CUDA graph. All buffers are made once, the parameters' as flat.py says. dW_1 lies where the 16-bit
+W_1 was, which the step is done with by then; step() makes W_1 anew. Only where micro-batches follow is W_1 needed
+again: then gradients have a buffer of their own, and another in fp32 for their sums.
 """
 
-from typing import Any
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.watch.modules import mlp_dtypes
-from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, take_step
+from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
@@ -32,7 +36,18 @@ from mpcompare.native.device_scale import DeviceLossScale
 from mpcompare.native.graph import StepGraph, require_cuda
 from mpcompare.precision import DTYPES, dtype_name
 from mpcompare.tasks.mlp import plain_mlp
+from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
+
+
+class Part(NamedTuple):
+    """Tensors that belong together, element by element: fp32 masters, what the optimizer remembers of them, their
+    copies in the compute dtype (None: they are made elsewhere), and the scaled gradients."""
+
+    master: Tensor
+    state: Params
+    copies: Tensor | None
+    grad: Tensor
 
 
 class Fused:
@@ -56,7 +71,7 @@ class Fused:
     ) -> None:
         self.mlp = plain_mlp(model, task, "backend=fused")
         params, self.precision = self.mlp.by_hand(dict(model.named_parameters())), precision
-        device, dtype, n, sizes = params["W1"].device, DTYPES[precision], task.batch_size, self.mlp.sizes
+        device, dtype, n, sizes = params["W1"].device, DTYPES[precision], self.mlp.rows, self.mlp.sizes
         if engine == "torch":
             raise InputError("engine", engine, "backend=fused accepts one of auto, native")
         if graph != "auto" and not isinstance(graph, bool):
@@ -72,7 +87,7 @@ class Fused:
             self.graph = StepGraph(self._step)
             self.train_step = self._replay
         self.loss_of = ops.cross_entropy if self.mlp.loss == "cross_entropy" else ops.mse
-        self.lr, self.momentum = torch.tensor(self.mlp.lr, device=device), self.mlp.momentum
+        self.task, self.rule = task, self.mlp.optimizer
         self.layers = range(1, len(sizes))  # 1 .. L
         self.scaling = DeviceLossScale(loss_scale, device)
         self.skipped = self.scaling.found_inf
@@ -80,30 +95,48 @@ class Fused:
         def buffer(dtype: torch.dtype, begin: int = 0) -> Tensor:
             return torch.zeros(flat.elements(sizes) - begin, dtype=dtype, device=device)
 
-        masters, velocity = buffer(torch.float32), buffer(torch.float32) if self.momentum else None
-        # (masters, velocity, 16-bit copies, gradients) that belong together, element by element.
-        self.parts: list[tuple[Tensor, Tensor | None, Tensor | None, Tensor]]
-        if dtype is torch.float32:
-            copies, grads = masters, buffer(dtype)
-            self.scaled_grads = flat.views(grads, sizes)
-            self.parts = [(masters, velocity, None, grads)]
-        else:
+        low, masters = dtype is not torch.float32, buffer(torch.float32)
+        copies = buffer(dtype) if low else masters
+        # What the optimizer remembers, element by element as the masters, and how many updates it took.
+        kinds = [kind for kind, value in self.rule.initial_state(masters[:0]).items() if value.dim()]
+        remembered = {kind: buffer(torch.float32) for kind in kinds}
+        self.updates, self.lr = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.parts: list[Part] = []
+        if low and task.accumulate == 1:
             W1 = flat.sections(sizes)["W1"][1]
-            copies, grads = buffer(dtype), buffer(dtype, W1)
+            grads = buffer(dtype, W1)
             self.scaled_grads = {"W1": flat.views(copies, sizes)["W1"], **flat.views(grads, sizes, W1)}
-            v1, v = (None, None) if velocity is None else (velocity[:W1], velocity[W1:])
-            self.parts = [(masters[:W1], v1, copies[:W1], copies[:W1]), (masters[W1:], v, copies[W1:], grads)]
+            for where, grad in ((slice(None, W1), copies[:W1]), (slice(W1, None), grads)):
+                state = {kind: tensor[where] for kind, tensor in remembered.items()}
+                self.parts.append(Part(masters[where], state, copies[where], grad))
+        else:
+            self.grads_of_one = buffer(dtype)
+            self.sums = buffer(torch.float32) if task.accumulate > 1 else self.grads_of_one
+            self.scaled_grads = flat.views(self.grads_of_one, sizes)
+            self.parts.append(Part(masters, remembered, None, self.sums))
         self.masters, self.params = flat.views(masters, sizes), flat.views(copies, sizes)
-        self.velocity = {} if velocity is None else flat.views(velocity, sizes)
+        self.remembered = {kind: flat.views(tensor, sizes) for kind, tensor in remembered.items()}
+        self.flat_masters, self.flat_copies = masters, copies
         self._set_masters(params)
+        self.micro_batches = 0  # of this step so far
 
-        # The batch lies where it is given, unless it is cast or a graph reads it, always from the same place.
-        self.casts = dtype is not torch.float32 or graphed
-        z0 = flat.matrix(n if self.casts else 0, sizes[0], dtype, device)
+        # A batch lies where it is given, unless it is cast or a graph reads it, always from the same place.
+        self.casts = low or graphed
+        self.inputs = [
+            (flat.matrix(n, sizes[0], dtype, device), self.mlp.empty_targets(device))
+            for _ in range(task.accumulate if graphed else 0)
+        ]
+        z0 = flat.matrix(n if self.casts and not graphed else 0, sizes[0], dtype, device)
         self.z = [z0, *(flat.matrix(n, width, dtype, device) for width in sizes[1:-1])]  # z_0 .. z_{L-1}
         self.logits, self.dlogits = (flat.matrix(n, sizes[-1], dtype, device) for _ in range(2))
-        self.y = self.mlp.empty_targets(device) if graphed else torch.empty(0)
-        self.loss = torch.zeros((), device=device)
+        self.y = torch.empty(0)
+        self.loss, self.mean_loss = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.clips = task.clip_norm is not None
+        self.norm = torch.zeros((), dtype=torch.float64, device=device)
+        self.grad_norm = torch.zeros((), device=device) if self.clips else None
+        self.clip_factor = torch.ones((), device=device) if self.clips else None
+        self.unread = torch.zeros((), device=device)  # clip() finds what unscale() has found already
+        self.zero, self.one, self.minus_one = (torch.full((), value, device=device) for value in (0.0, 1.0, -1.0))
 
     @property
     def engine(self) -> str:
@@ -112,7 +145,11 @@ class Fused:
         return f"native, {eager} eager" if eager else "native"
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        self._take_inputs(x)
+        x = x.flatten(1)
+        if self.casts:
+            self.z[0].copy_(x)
+        else:
+            self.z[0] = x
         self.y = y
         self._forward()
         return self.loss
@@ -127,45 +164,88 @@ class Fused:
             else:
                 ops.weight_grad(z, da, dW)
 
-    def unscale(self) -> None:
-        self.scaling.check(*(grad for *_, grad in self.parts))
+        self.micro_batches += 1
+        if self.task.accumulate > 1:
+            if self.micro_batches == 1:
+                self.sums.zero_()
+            # sums - (-1) grads: SGD's pass, for torch adds 16-bit numbers to fp32 ones by way of an fp32 copy
+            ops.sgd(self.sums, None, None, self.grads_of_one, self.minus_one, self.one, self.zero)
 
-    def step(self) -> None:
-        scale, found_inf = self.scaling.scale, self.scaling.found_inf
-        for master, velocity, params, grad in self.parts:
-            ops.sgd(master, velocity, params, grad, self.lr, scale, found_inf, momentum=self.momentum)
+    def unscale(self) -> None:
+        self.micro_batches = 0
+        if self.clip_factor is not None:
+            self.clip_factor.fill_(1)  # until clip() knows it: grads() says what they are now
+        self.scaling.check(*(part.grad for part in self.parts))
+
+    def clip(self) -> None:
+        if self.grad_norm is None or self.clip_factor is None or self.task.clip_norm is None:
+            return
+        largest = self.task.clip_norm_type == math.inf
+        self.norm.zero_()
+        for part in self.parts:
+            ops.grad_norm(part.grad, self.scaling.used_scale, self.unread, self.norm, infinity=largest)
+        self.grad_norm.copy_(self.norm if largest else self.norm.sqrt())
+        ops.clip_factor(self.norm, self.clip_factor, max_norm=self.task.clip_norm, infinity=largest)
+
+    def step(self, lr: float | Tensor) -> None:
+        self.lr.copy_(lr) if isinstance(lr, Tensor) else self.lr.fill_(lr)
+        self._update_masters()
+
+    def _update_masters(self) -> None:
+        scale, found_inf = self.scaling.used_scale, self.scaling.found_inf
+        rule = self.rule
+        if isinstance(rule, Sgd):
+            for master, state, copies, grad in self.parts:
+                velocity = state.get("momentum_buffer")
+                ops.sgd(
+                    master, velocity, copies, grad, self.lr, scale, found_inf, self.clip_factor,
+                    momentum=rule.momentum, nesterov=rule.nesterov, weight_decay=rule.weight_decay,
+                )  # fmt: skip
+        else:
+            self.updates.add_(1).sub_(found_inf)  # those that are skipped do not count
+            for master, state, copies, grad in self.parts:
+                ops.adam(
+                    master, state["exp_avg"], state["exp_avg_sq"], copies, grad, self.lr, self.updates, scale,
+                    found_inf, self.clip_factor, beta1=rule.betas[0], beta2=rule.betas[1], eps=rule.eps,
+                    weight_decay=rule.weight_decay, decoupled=isinstance(rule, AdamW),
+                )  # fmt: skip
+        if self.task.accumulate > 1 and self.flat_copies is not self.flat_masters:
+            self.flat_copies.copy_(self.flat_masters)
 
     def update(self) -> None:
         self.scaling.update()
 
-    def _replay(self, x: Tensor, y: Tensor) -> Tensor:
-        """``train_step()``: the batch goes where the graph reads it, and the graph does the rest."""
-        self._take_inputs(x)
-        self.y.copy_(y)
+    def _replay(self, batches: Batches, lr: float | Tensor) -> Tensor:
+        """``train_step()``: batch and rate go where the graph reads them, and the graph does the rest."""
+        for (z0, held), (x, y) in zip(self.inputs, batches, strict=True):
+            z0.copy_(x.flatten(1))
+            held.copy_(y)
+        self.lr.copy_(lr) if isinstance(lr, Tensor) else self.lr.fill_(lr)
         self.graph()
-        return self.loss
+        return self.loss if self.task.accumulate == 1 else self.mean_loss
 
     def _step(self) -> None:
         """What the graph holds."""
-        self._forward()
-        self.backward()
+        self.mean_loss.zero_()
+        for z0, y in self.inputs:
+            self.z[0], self.y = z0, y
+            self._forward()
+            self.backward()
+            self.mean_loss.add_(self.loss, alpha=1 / self.task.accumulate)
         self.unscale()
-        self.step()
+        self.clip()
+        self._update_masters()
         self.update()
-
-    def _take_inputs(self, x: Tensor) -> None:
-        x = x.flatten(1)
-        if self.casts:
-            self.z[0].copy_(x)
-        else:
-            self.z[0] = x
 
     def _forward(self) -> None:
         last = len(self.layers)
         for layer, out in zip(self.layers, [*self.z[1:], self.logits], strict=True):
             ops.linear(self.z[layer - 1], self.params[f"W{layer}"], self.params[f"b{layer}"], out, relu=layer < last)
+        scale = self.scaling.scale
+        if self.task.accumulate > 1:
+            scale = scale / self.task.accumulate  # the loss of a step is the mean over its micro-batches
         dbias = self.scaled_grads[f"b{last}"]
-        self.loss_of(self.logits, self.y, self.dlogits, dbias, self.loss, self.scaling.scale)
+        self.loss_of(self.logits, self.y, self.dlogits, dbias, self.loss, scale)
 
     def master_params(self) -> Params:
         return self.mlp.named(self.masters)
@@ -174,19 +254,26 @@ class Fused:
         return {}
 
     def grads(self) -> Params:
-        da = self.z[1] if len(self.z) > 1 else self.dlogits
-        W1 = self.params["W1"]
-        dW1 = flat.matrix(len(W1), W1.shape[1], W1.dtype, W1.device)
-        ops.weight_grad(self.z[0], da, dW1)  # once more, the same bits: step() may have made W_1 of it
+        if self.task.accumulate > 1:
+            scaled = flat.views(self.sums, self.mlp.sizes)
+        else:
+            da = self.z[1] if len(self.z) > 1 else self.dlogits
+            W1 = self.params["W1"]
+            dW1 = flat.matrix(len(W1), W1.shape[1], W1.dtype, W1.device)
+            ops.weight_grad(self.z[0], da, dW1)  # once more, the same bits: step() may have made W_1 of it
+            scaled = {**self.scaled_grads, "W1": dW1}
         inv_scale = self.scaling.used_scale.double().reciprocal().float()
-        grads = {name: g.float() * inv_scale for name, g in {**self.scaled_grads, "W1": dW1}.items()}
+        grads = {name: g.float() * inv_scale for name, g in scaled.items()}
+        if self.clip_factor is not None:
+            grads = {name: g * self.clip_factor for name, g in grads.items()}
         return self.mlp.named(grads)
 
     def loss_scale(self) -> Tensor:
         return self.scaling.scale
 
     def dtypes(self) -> dict[str, str]:
-        optimizer = self.velocity.get("W1", self.masters["W1"])  # plain SGD has no state: it computes in the masters'
+        # Plain SGD has no state: it computes in the masters' dtype.
+        optimizer = next((views["W1"] for views in self.remembered.values()), self.masters["W1"])
         observed = {
             "params": self.masters["W1"], "activations": self.logits, "loss": self.loss,
             "gradients": self.scaled_grads["W1"], "optimizer": optimizer,
@@ -194,19 +281,30 @@ class Fused:
         return {name: dtype_name(tensor.dtype) for name, tensor in observed.items()}
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        take_step(self, x, y)
+        take_step(self, [(x, y)] * self.task.accumulate, self.rule.lr)
         z = [*(z.dtype for z in self.z), self.logits.dtype]
         loss = {"input": z[-1], "output": self.loss.dtype}  # what lies between them is inside of one operator
         return mlp_dtypes(self.mlp, self.masters, self.params, z, self.scaled_grads, loss)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"masters": self.masters, "velocity": self.velocity, "scaling": self.scaling.state()}
+    def state_dict(self) -> State:
+        optimizer = {kind: self.mlp.named(views) for kind, views in self.remembered.items()}
+        if not isinstance(self.rule, Sgd):
+            optimizer["step"] = dict.fromkeys(self.master_params(), self.updates.cpu().clone())
+        return {
+            "params": self.master_params(),
+            "buffers": {},
+            "optimizer": optimizer,
+            "loss_scale": self.scaling.state(),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._set_masters(state["masters"])
-        for mine, theirs in ((self.velocity, state["velocity"]), (self.scaling.state(), state["scaling"])):
-            for name, tensor in mine.items():
-                tensor.copy_(theirs[name])
+    def load_state_dict(self, state: State) -> None:
+        self._set_masters(self.mlp.by_hand(state["params"]))
+        for kind, views in self.remembered.items():
+            values = self.mlp.by_hand(state["optimizer"].get(kind, {}))  # none before the first update
+            for name, view in views.items():
+                view.copy_(values[name]) if name in values else view.zero_()
+        self.updates.copy_(max(state["optimizer"].get("step", {}).values(), default=torch.zeros(())))
+        self.scaling.load_state(state["loss_scale"])
 
     def _set_masters(self, params: Params) -> None:
         for name, master in self.masters.items():

@@ -18,10 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.torch_model import observed_dtypes, require_kernels
+from mpcompare.backends.torch_model import (
+    copy_into,
+    load_optimizer_state,
+    observed_dtypes,
+    optimizer_state,
+    require_kernels,
+    set_lr,
+)
 from mpcompare.backends.watch.modules import watch
-from mpcompare.contract import MemoryModel, ModuleDtypes, take_step
-from mpcompare.loss_scale import LossScale
+from mpcompare.contract import MemoryModel, ModuleDtypes, State, take_step
+from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.precision import DTYPES
 from mpcompare.tasks.task import Params, Task, buffers_of
 
@@ -73,35 +80,46 @@ class MasterWeights:
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         require_kernels(model, next(model.parameters()).device.type, precision, "master_weights")
-        self.loss_fn, self.scaling, self.compute_dtype = task.loss_fn, loss_scale, DTYPES[precision]
+        self.task, self.scaling, self.compute_dtype = task, loss_scale, DTYPES[precision]
         self.masters = {name: nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
         self.model = copy.deepcopy(model)
         cast_module(self.model, self.compute_dtype)
         self.params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = task.optimizer.make(self.masters[name] for name in self.params)
         self.skipped = False
+        self.grad_norm: Tensor | None = None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x.to(self.compute_dtype) if x.is_floating_point() else x)
-        self.loss = self.loss_fn(output.float(), y)  # softmax and loss in fp32
+        self.loss = self.task.loss_fn(output.float(), y)  # softmax and loss in fp32
         self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
         return self.loss.detach()
 
     def backward(self) -> None:
-        (self.loss * self.scaling.scale).backward()
-
-    def unscale(self) -> None:
-        scaled = {name: p.grad for name, p in self.params.items() if p.grad is not None}
-        self.observed["gradients"] = min((g.dtype for g in scaled.values()), key=lambda dtype: dtype.itemsize)
-        self.found_inf = self.scaling.found_inf(scaled.values())
-        for name, g in scaled.items():
-            self.masters[name].grad = g.float() * self.scaling.inv_scale
+        (self.loss * (self.scaling.scale / self.task.accumulate)).backward()
+        grads = {name: p.grad for name, p in self.params.items() if p.grad is not None}
+        self.observed["gradients"] = min((g.dtype for g in grads.values()), key=lambda dtype: dtype.itemsize)
+        for name, g in grads.items():  # summed in fp32: in 16 bits those of later micro-batches would be rounded away
+            master = self.masters[name]
+            master.grad = g.float() if master.grad is None else master.grad.add_(g)
             self.params[name].grad = None
 
-    def step(self) -> None:
+    def unscale(self) -> None:
+        scaled = [master.grad for master in self.masters.values() if master.grad is not None]
+        self.found_inf = self.scaling.found_inf(scaled)
+        for g in scaled:
+            g.mul_(self.scaling.inv_scale)
+
+    def clip(self) -> None:
+        if self.task.clip_norm is not None:
+            masters = self.masters.values()
+            self.grad_norm = nn.utils.clip_grad_norm_(masters, self.task.clip_norm, self.task.clip_norm_type)
+
+    def step(self, lr: float | Tensor) -> None:
         self.skipped = self.found_inf
         if self.skipped:
             return
+        set_lr(self.optimizer, lr)
         self.optimizer.step()
         with torch.no_grad():
             for name, p in self.params.items():
@@ -131,26 +149,22 @@ class MasterWeights:
         return observed_dtypes(masters, self.optimizer, self.observed)
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        return watch(self.model, self.masters, lambda: take_step(self, x, y))
+        return watch(self.model, self.masters, lambda: take_step(self, [(x, y)], self.task.optimizer.lr))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {
-            "masters": self.masters,
-            "buffers": buffers_of(self.model),
-            "optimizer": self.optimizer.state_dict(),
-            "scaling": dict(vars(self.scaling)),
+            "params": self.master_params(),
+            "buffers": {name: b.float() if b.is_floating_point() else b for name, b in self.buffers().items()},
+            "optimizer": optimizer_state(self.optimizer, self.masters),
+            "loss_scale": state_of(self.scaling),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        with torch.no_grad():
-            for name, master in self.masters.items():
-                master.copy_(state["masters"][name])
-            for name, p in self.model.named_parameters():
-                p.copy_(self.masters[name])
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(state["buffers"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        vars(self.scaling).update(state["scaling"])
+    def load_state_dict(self, state: State) -> None:
+        copy_into(self.master_params(), state["params"])
+        copy_into({name: p.detach() for name, p in self.model.named_parameters()}, state["params"])
+        copy_into(self.buffers(), state["buffers"])
+        load_optimizer_state(self.optimizer, self.masters, state["optimizer"])
+        load_state(self.scaling, state["loss_scale"])
 
     def memory_model(self) -> MemoryModel:
         return {}

@@ -14,6 +14,10 @@ Precision Training", arXiv 1710.03740, section 3); each is marked below where it
 The network: z_0 = x, a_l = z_{l-1} W_l + b_l, z_l = relu(a_l), output = a_L. A name starting with d is the gradient of
 the scaled loss with respect to what follows: dW1 is dLoss/dW_1. Shapes: n rows of a batch, W_l is [in, out].
 
+What a step does beside them, in the order in which it must be done: the gradients of several micro-batches are added
+(``task.accumulate``), unscaled, clipped (``task.clip_norm``), and given to the optimizer. Each waits for the one before
+it: a norm of scaled gradients is ``loss_scale`` times too large, and an optimizer that has seen an inf keeps it.
+
 Each technique can be taken away, to see what it is good for: ``master_params=False``, ``loss_scale=none``,
 ``accumulate`` and ``softmax`` other than fp32 (python -m mpcompare +experiment=ablations).
 
@@ -21,19 +25,18 @@ The matrix product is ``gemm(A, B, C, trans_a, trans_b, alpha, beta)``: C = alph
 On CUDA it is one ``cublasGemmEx`` call, csrc/cuda/gemm.cu; on a CPU it is csrc/cpu/multiply.hpp.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.watch.modules import mlp_dtypes
-from mpcompare.contract import MemoryModel, ModuleDtypes
+from mpcompare.contract import MemoryModel, ModuleDtypes, State
 from mpcompare.cost import memory
 from mpcompare.errors import check_choice, check_flag
-from mpcompare.loss_scale import LossScale
+from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.native import ops
 from mpcompare.precision import DTYPES, dtype_name
 from mpcompare.tasks.mlp import plain_mlp
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
 
 
@@ -63,8 +66,41 @@ def mask_relu_(dz: Tensor, z: Tensor) -> Tensor:
     return torch.ops.aten.threshold_backward.grad_input(dz, z, 0, grad_input=dz)
 
 
+def sgd(rule: Sgd, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
+    """``g = g + weight_decay w; v = momentum v + g; w = w - lr v``, or ``w - lr (g + momentum v)`` with nesterov."""
+    if rule.weight_decay:
+        g = g.add(w, alpha=rule.weight_decay)
+    if rule.momentum:
+        v = remembered["momentum_buffer"].mul_(rule.momentum).add_(g)
+        g = g.add(v, alpha=rule.momentum) if rule.nesterov else v
+    w.add_(g, alpha=-lr)
+
+
+def adam(rule: Adam | AdamW, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
+    """``w = w - lr m / (sqrt(v) + eps)`` of the means m of g and v of g^2 (Kingma and Ba, arXiv 1412.6980).
+
+    Why mixed precision keeps m and v in fp32, as it does the masters:
+    v = beta2 v + (1 - beta2) g^2 moves by a thousandth of itself in a step (beta2 = 0.999), and the gap between two
+    bf16 neighbours is 1/128 of them: in bf16 v would never change again. And g^2 of a gradient of 1e-5 is 1e-10, below
+    the smallest fp16 number, and so is eps = 1e-8: in fp16 the step would be m / (0 + 0).
+    AdamW decays the weight itself, by lr weight_decay (Loshchilov and Hutter, arXiv 1711.05101). Adam adds the decay to
+    the gradient, where the division by sqrt(v) takes most of it away again.
+    """
+    beta1, beta2 = rule.betas
+    if isinstance(rule, AdamW):
+        w.mul_(1 - lr * rule.weight_decay)
+    elif rule.weight_decay:
+        g = g.add(w, alpha=rule.weight_decay)
+    updates = int(remembered["step"].add_(1))  # those that were skipped do not count
+    m = remembered["exp_avg"].mul_(beta1).add_(g, alpha=1 - beta1)
+    v = remembered["exp_avg_sq"].mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    # Both start at 0 and are too small by 1 - beta^updates at first.
+    denominator = v.div(1 - beta2**updates).sqrt_().add_(rule.eps)
+    w.addcdiv_(m, denominator, value=-lr / (1 - beta1**updates))
+
+
 class Scratch:
-    """The five phases by hand. With ``precision=fp32`` every cast below is the identity: the same step in FP32."""
+    """The six phases by hand. With ``precision=fp32`` every cast below is the identity: the same step in FP32."""
 
     PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
     IDLE_PHASES: tuple[str, ...] = ()
@@ -90,7 +126,7 @@ class Scratch:
         device = params["W1"].device
         self.engine, self.gemm = ops.select_gemm(engine, device, self.compute_dtype, DTYPES[accumulate])  # (3)
         self.loss_of = cross_entropy if self.mlp.loss == "cross_entropy" else mse
-        self.lr, self.momentum = self.mlp.lr, self.mlp.momentum
+        self.task, self.rule = task, self.mlp.optimizer
         self.layers = range(1, len(self.mlp.sizes))  # 1 .. L
         self.scaling = loss_scale
         dtype = torch.float32 if master_params else self.compute_dtype
@@ -98,8 +134,10 @@ class Scratch:
         self.masters = {
             k: p.to(dtype, copy=True, memory_format=rows) for k, p in params.items()
         }  # (1) the fp32 masters
-        self.velocity = {name: torch.zeros_like(p) for name, p in self.masters.items()} if self.momentum else {}
+        self.remembered = {name: self.rule.initial_state(p) for name, p in self.masters.items()}
+        self.scaled_grads: Params = {}
         self.skipped = False
+        self.grad_norm: Tensor | None = None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         # (1) The compute copies: 16-bit weights, made anew from the masters in every step.
@@ -116,38 +154,57 @@ class Scratch:
         return loss.float()
 
     def backward(self) -> None:
-        # (2) Scaling the loss scales every gradient, by the chain rule; here that starts at the logits' gradient.
-        da = (self.dlogits * self.scaling.scale).to(self.compute_dtype)  # da_L [n, out]
+        # (2) Scaling the loss scales every gradient, by the chain rule; here that starts at the logits' gradient. The
+        # loss of a step is the mean over its micro-batches.
+        da = (self.dlogits * (self.scaling.scale / self.task.accumulate)).to(self.compute_dtype)  # da_L [n, out]
         del self.dlogits
-        self.scaled_grads: Params = {}
         for layer in reversed(self.layers):
             z, W = self.z.pop(), self.params[f"W{layer}"]  # z_{l-1} [n, in]
             dW = torch.empty_like(W)
             self.gemm(z, da, dW, trans_a=True)  # dW_l = z_{l-1}^T da_l   [in, n] [n, out]
-            self.scaled_grads[f"W{layer}"] = dW
-            self.scaled_grads[f"b{layer}"] = da.sum(dim=0)  # db_l = 1^T da_l; torch sums 16-bit numbers in fp32
+            self.add_gradient(f"W{layer}", dW)
+            self.add_gradient(f"b{layer}", da.sum(dim=0))  # db_l = 1^T da_l; torch sums 16-bit numbers in fp32
             if layer > 1:
                 dz = torch.empty_like(z)
                 self.gemm(da, W, dz, trans_b=True)  # dz_{l-1} = da_l W_l^T   [n, out] [out, in]
                 da = mask_relu_(dz, z)  # da_{l-1}: dz_{l-1} where relu let a_{l-1} through
         del self.params
 
+    def add_gradient(self, name: str, g: Tensor) -> None:
+        """(3) Micro-batches are summed in fp32. An inf in any of them stays in the sum: the step will be skipped."""
+        self.observed["gradients"] = g.dtype
+        if self.task.accumulate == 1:
+            self.scaled_grads[name] = g
+        elif name in self.scaled_grads:
+            self.scaled_grads[name].add_(g)
+        else:
+            self.scaled_grads[name] = g.float()
+
     def unscale(self) -> None:
         # (2) Back to the true gradients, in fp32: in fp16 the small ones would be lost after all.
-        self.observed["gradients"] = self.scaled_grads["W1"].dtype
         self.found_inf = self.scaling.found_inf(self.scaled_grads.values())
         inv_scale = self.scaling.inv_scale
         self.unscaled = {name: self.scaled_grads.pop(name).float().mul_(inv_scale) for name in self.masters}
 
-    def step(self) -> None:
+    def clip(self) -> None:
+        if self.task.clip_norm is None:
+            return
+        norms = [torch.linalg.vector_norm(g, self.task.clip_norm_type) for g in self.unscaled.values()]
+        self.grad_norm = torch.linalg.vector_norm(torch.stack(norms), self.task.clip_norm_type)  # of all as one vector
+        factor = (self.task.clip_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_'s
+        for g in self.unscaled.values():
+            g.mul_(factor)  # one factor for all: the direction stays
+
+    def step(self, lr: float | Tensor) -> None:
         self.skipped = self.found_inf  # (2) the scale was too large: leave every weight bit for bit as it is
         if self.skipped:
             return
-        for name, master in self.masters.items():
-            g = self.unscaled[name]
-            if self.momentum:
-                g = self.velocity[name].mul_(self.momentum).add_(g)  # v = momentum v + g
-            master.add_(g, alpha=-self.lr)  # (1) w = w - lr g, in fp32
+        lr = float(lr)
+        for name, master in self.masters.items():  # (1) in fp32
+            if isinstance(self.rule, Sgd):
+                sgd(self.rule, master, self.unscaled[name], self.remembered[name], lr)
+            else:
+                adam(self.rule, master, self.unscaled[name], self.remembered[name], lr)
 
     def update(self) -> None:
         self.scaling.update(self.found_inf)  # (2) grow after many good steps, back off after an overflow
@@ -168,7 +225,8 @@ class Scratch:
         return self.scaling.scale
 
     def dtypes(self) -> dict[str, str]:
-        optimizer = self.velocity.get("W1", self.masters["W1"])  # plain SGD has no state: it computes in the masters'
+        # Plain SGD has no state: it computes in the masters' dtype.
+        optimizer = next((t for t in self.remembered["W1"].values() if t.dim()), self.masters["W1"])
         observed = {"params": self.masters["W1"].dtype, **self.observed, "optimizer": optimizer.dtype}
         return {name: dtype_name(dtype) for name, dtype in observed.items()}
 
@@ -177,16 +235,28 @@ class Scratch:
         params, z = self.params, [*(z.dtype for z in self.z), self.observed["activations"]]
         softmax = {"input": z[-1], "computes": self.dlogits.dtype, "output": loss.dtype, "backward": self.dlogits.dtype}
         self.backward()
-        return mlp_dtypes(self.mlp, self.masters, params, z, self.scaled_grads, softmax)
+        grads, self.scaled_grads = self.scaled_grads, {}
+        return mlp_dtypes(self.mlp, self.masters, params, z, grads, softmax)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"masters": self.masters, "velocity": self.velocity, "scaling": dict(vars(self.scaling))}
+    def state_dict(self) -> State:
+        return {
+            "params": self.master_params(),
+            "buffers": {},
+            "optimizer": {
+                kind: self.mlp.named({name: remembered[kind].float() for name, remembered in self.remembered.items()})
+                for kind in self.remembered["W1"]
+            },
+            "loss_scale": state_of(self.scaling),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for mine, theirs in ((self.masters, state["masters"]), (self.velocity, state["velocity"])):
-            for name, tensor in mine.items():
-                tensor.copy_(theirs[name])
-        vars(self.scaling).update(state["scaling"])
+    def load_state_dict(self, state: State) -> None:
+        for name, value in self.mlp.by_hand(state["params"]).items():
+            self.masters[name].copy_(value)
+        for kind in self.remembered["W1"]:
+            values = self.mlp.by_hand(state["optimizer"].get(kind, {}))  # none before the first update
+            for name, remembered in self.remembered.items():
+                remembered[kind].copy_(values[name]) if name in values else remembered[kind].zero_()
+        load_state(self.scaling, state["loss_scale"])
 
     def memory_model(self) -> MemoryModel:
         if self.engine != "native":

@@ -9,12 +9,14 @@ CPU GEMM lie outside and stand beside it.
 from collections.abc import Callable
 from itertools import pairwise
 
+import torch
 from torch import nn
 
 from mpcompare.contract import BackendUnavailable, MemoryModel
 from mpcompare.native import flat
 from mpcompare.precision import DTYPES
 from mpcompare.tasks.mlp import PlainMlp, plain_mlp
+from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Task
 
 # In the order of a figure: what a step finds, what it keeps for the next, what comes and goes in it.
@@ -73,11 +75,12 @@ def _total(tensors: dict[str, tuple[str, int]]) -> int:
 
 def _inputs(task: PlainMlp) -> Ledger:
     ledger = Ledger()
-    ledger.alloc("inputs", "x", task.batch_size * task.in_features, 4)
+    rows = task.rows * task.accumulate
+    ledger.alloc("inputs", "x", rows * task.in_features, 4)
     if task.loss == "cross_entropy":
-        ledger.alloc("inputs", "y", task.batch_size, 8)
+        ledger.alloc("inputs", "y", rows, 8)
     else:
-        ledger.alloc("inputs", "y", task.batch_size * task.out_features, 4)
+        ledger.alloc("inputs", "y", rows * task.out_features, 4)
     return ledger
 
 
@@ -86,10 +89,35 @@ def _inputs_and_masters(task: PlainMlp, itemsize: int = 4) -> Ledger:
     for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
         ledger.alloc("master params", f"master W{layer}", fan_in * fan_out, itemsize)
         ledger.alloc("master params", f"master b{layer}", fan_out, itemsize)
-        if task.momentum:
-            ledger.alloc("optimizer state", f"momentum W{layer}", fan_in * fan_out, itemsize)
-            ledger.alloc("optimizer state", f"momentum b{layer}", fan_out, itemsize)
+        for kind in remembered(task):
+            ledger.alloc("optimizer state", f"{kind} W{layer}", fan_in * fan_out, itemsize)
+            ledger.alloc("optimizer state", f"{kind} b{layer}", fan_out, itemsize)
     return ledger
+
+
+def remembered(task: PlainMlp) -> list[str]:
+    """What the optimizer keeps of each parameter, a number for every element."""
+    return [kind for kind, value in task.optimizer.initial_state(torch.empty(1)).items() if value.dim()]
+
+
+def _alloc_sums(m: Ledger, task: PlainMlp) -> None:
+    """The fp32 sums of the gradients of earlier micro-batches."""
+    for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
+        m.alloc("gradients", f"sum of dW{layer}", fan_in * fan_out, 4)
+        m.alloc("gradients", f"sum of db{layer}", fan_out, 4)
+
+
+def _alloc_update(m: Ledger, task: PlainMlp, adam_temporaries: int) -> None:
+    """What comes and goes while the largest weight is updated, tensor by tensor."""
+    rule, largest = task.optimizer, max(fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes))
+    if not isinstance(rule, AdamW) and rule.weight_decay:
+        m.alloc("gradients", "gradient and decay", largest, 4)
+    if isinstance(rule, Sgd):
+        if rule.nesterov:
+            m.alloc("optimizer state", "nesterov's sum", largest, 4)
+        return
+    for number in range(adam_temporaries):
+        m.alloc("optimizer state", f"sqrt(v), {number + 1}", largest, 4)
 
 
 def autograd_peak(task: PlainMlp, precision: str) -> MemoryModel:
@@ -98,9 +126,11 @@ def autograd_peak(task: PlainMlp, precision: str) -> MemoryModel:
     Autograd keeps each layer's input and each relu's output, relu is not in place, and autocast keeps the 16-bit copies
     of the weights until the forward ends.
     """
-    n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
+    n, sizes, size = task.rows, task.sizes, DTYPES[precision].itemsize
     last, low = len(sizes) - 1, size < 4
     m = _inputs_and_masters(task)
+    if task.accumulate > 1:
+        _alloc_sums(m, task)
     if task.loss == "mse":
         m.alloc("activations", "squares of the last step", n * sizes[-1], 4)
     if low:
@@ -144,9 +174,13 @@ def autograd_peak(task: PlainMlp, precision: str) -> MemoryModel:
             m.alloc("gradients", f"dW{layer} fp32", sizes[layer - 1] * sizes[layer], 4)
             m.alloc("gradients", f"db{layer} fp32", sizes[layer], 4)
             m.free(f"dW{layer}", f"db{layer}")
+        if task.accumulate > 1:  # each is added where it is made
+            m.free(f"dW{layer}", f"db{layer}", f"dW{layer} fp32", f"db{layer} fp32")
         if layer > 1:
             m.alloc("gradients", f"da{layer - 1}", n * sizes[layer - 1], size)
             m.free(f"dz{layer - 1}", f"z{layer - 1}")
+    m.free("da1")
+    _alloc_update(m, task, adam_temporaries=2)  # sqrt, and that over the bias correction
     return m.peak
 
 
@@ -158,10 +192,12 @@ def amp_graph_peak(task: PlainMlp, precision: str) -> MemoryModel:
 
 def scratch_peak(task: PlainMlp, precision: str, master_params: bool = True, softmax: str = "fp32") -> MemoryModel:
     """The peak of backend scratch: relu and its mask work in place: two activations are live at a time, not three."""
-    n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
+    n, sizes, size = task.rows, task.sizes, DTYPES[precision].itemsize
     last, low = len(sizes) - 1, size < 4
     loss_size, cast = DTYPES[softmax].itemsize, DTYPES[softmax] is not DTYPES[precision]
     m = _inputs_and_masters(task, 4 if master_params else size)
+    if task.accumulate > 1:
+        _alloc_sums(m, task)
     if low and master_params:
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
             m.alloc("compute copies", f"W{layer} 16-bit", fan_in * fan_out, size)
@@ -184,35 +220,43 @@ def scratch_peak(task: PlainMlp, precision: str, master_params: bool = True, sof
         m.free(f"z{layer}")
         m.alloc("gradients", f"dW{layer}", sizes[layer - 1] * sizes[layer], size)
         m.alloc("gradients", f"db{layer}", sizes[layer], size)
+        if task.accumulate > 1:
+            if low:  # torch adds 16-bit numbers to fp32 ones by way of an fp32 copy
+                m.alloc("gradients", f"dW{layer} fp32", sizes[layer - 1] * sizes[layer], 4)
+            m.free(f"dW{layer}", f"db{layer}", f"dW{layer} fp32")
         if layer > 1:
             m.alloc("gradients", f"da{layer - 1}", n * sizes[layer - 1], size)
             m.free(f"da{layer}")
     m.free("da1", "z0", *(f"{name}{layer} 16-bit" for name in "Wb" for layer in range(1, last + 1)))
-    if low:
+    if low and task.accumulate == 1:
         for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
             m.alloc("gradients", f"dW{layer} fp32", fan_in * fan_out, 4)
             m.alloc("gradients", f"db{layer} fp32", fan_out, 4)
             m.free(f"dW{layer}", f"db{layer}")
+    _alloc_update(m, task, adam_temporaries=1)
     return m.peak
 
 
 def fused_peak(task: PlainMlp, precision: str) -> MemoryModel:
     """The peak of backend fused: every buffer is made once, so the peak is their sum, padding (flat.py) included.
 
-    dW_1 lies where the 16-bit W_1 was. On CUDA, what linear_backward takes for a layer of many outputs (dz, the size of
-    z), and a graph's copy of an fp32 batch, come on top.
+    dW_1 lies where the 16-bit W_1 was, unless micro-batches are accumulated. On CUDA, what linear_backward takes for a
+    layer of many outputs (dz, the size of z), and a graph's copy of an fp32 batch, come on top.
     """
-    n, sizes, size = task.batch_size, task.sizes, DTYPES[precision].itemsize
+    n, sizes, size = task.rows, task.sizes, DTYPES[precision].itemsize
     last, low = len(sizes) - 1, size < 4
     m = _inputs(task)
     for name, (_, length) in flat.sections(sizes).items():
         m.alloc("master params", f"master {name}", length, 4)
-        if task.momentum:
-            m.alloc("optimizer state", f"momentum {name}", length, 4)
+        for kind in remembered(task):
+            m.alloc("optimizer state", f"{kind} {name}", length, 4)
+        in_place = low and name == "W1" and task.accumulate == 1
         if low:
-            m.alloc("compute copies", f"{name} 16-bit" + (" = dW1" if name == "W1" else ""), length, size)
-        if not low or name != "W1":
+            m.alloc("compute copies", f"{name} 16-bit" + (" = dW1" if in_place else ""), length, size)
+        if not in_place:
             m.alloc("gradients", f"d{name}", length, size)
+        if task.accumulate > 1:
+            m.alloc("gradients", f"sum of d{name}", length, 4)
     for layer, width in enumerate(sizes):
         name = f"z{layer}" if layer == 0 else f"z{layer} = da{layer}" if layer < last else "logits"
         if low or layer > 0:

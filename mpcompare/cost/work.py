@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from mpcompare.precision import DTYPES
 from mpcompare.tasks.mlp import PlainMlp
+from mpcompare.tasks.optimizers import Sgd
 
 
 @dataclass(frozen=True)
@@ -53,24 +54,38 @@ def sgd(params: int, size: int, momentum: bool = False) -> Work:
     return Work((5 if momentum else 3) * params, (8 + size + (8 if momentum else 0)) * params)
 
 
+def adam(params: int, size: int) -> Work:
+    """Two moments, a root and a division for each fp32 master, from gradients of ``size`` bytes."""
+    return Work(12 * params, (24 + size) * params)
+
+
 def phases(task: PlainMlp, precision: str) -> dict[str, Work]:
     """The phases of a step: what lies between two of them goes through memory, what one makes and uses up does not.
 
     The last three are one here: how they share the way from 16-bit gradients to new weights differs by backend.
     """
-    n, size = task.batch_size, DTYPES[precision].itemsize
+    n, size = task.rows * task.accumulate, DTYPES[precision].itemsize
     weights = [fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes)]
     params, hidden = sum(weights) + sum(task.sizes[1:]), n * sum(task.hidden)
     inputs, outputs = n * task.in_features, n * task.out_features
     targets = 8 * n if task.loss == "cross_entropy" else 4 * outputs
     products = 2 * n * sum(weights)
     after_first = params - weights[0] - task.sizes[1]
+    repeated = task.accumulate * size  # parameters, and gradients, go through memory once a micro-batch
+    sums = Work(task.accumulate * params, (8 + size) * task.accumulate * params) if task.accumulate > 1 else Work(0, 0)
+    if isinstance(task.optimizer, Sgd):
+        update = sgd(params, size if task.accumulate == 1 else 4, task.optimizer.momentum > 0)
+    else:
+        update = adam(params, size if task.accumulate == 1 else 4)
     return {
         # x fp32, y, params -> z_1 .. z_{L-1}, logits, the fp32 loss
-        "forward": Work(products, 4 * inputs + targets + size * (params + hidden + outputs) + 4),
+        "forward": Work(products, 4 * inputs + targets + size * (hidden + outputs) + repeated * params + 4),
         # z_0 .. z_{L-1}, logits, W_2 .. W_L -> dW, db
-        "backward": Work(2 * products - 2 * n * weights[0], size * (inputs + hidden + outputs + after_first + params)),
-        "unscale to update": sgd(params, size, task.momentum > 0),
+        "backward": Work(
+            2 * products - 2 * n * weights[0], size * (inputs + hidden + outputs) + repeated * (after_first + params)
+        )
+        + sums,
+        "unscale to update": update,
     }
 
 

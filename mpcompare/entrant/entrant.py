@@ -16,7 +16,7 @@ from mpcompare.cost.flops import step_flops
 from mpcompare.entrant.memory import measure_memory
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup, set_up
-from mpcompare.entrant.timing import fresh, take_turns, time_phases, try_block
+from mpcompare.entrant.timing import Trained, fresh, take_turns, time_phases, try_block
 from mpcompare.entrant.training import evaluate, train
 from mpcompare.measure import machine, meter, numerics
 from mpcompare.measure.clock import percentiles, settle
@@ -38,8 +38,9 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     setup = set_up(plan, recorder, shared)
 
     rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
-    backend = setup.new_backend()
-    rows = yield from train(backend, setup.batches(), plan.steps, plan.warmup_steps, setup.clock, recorder)
+    stepper = setup.new_stepper()
+    backend, stream = stepper.backend, setup.batches()
+    rows = yield from train(stepper, stream, plan.steps, plan.warmup_steps, setup.task.clip_norm, setup.clock, recorder)
     peak_rss = meter.peak_rss_bytes()  # before evaluate, which has activations of its own
     with machine.tf32(False):  # IEEE fp32 whatever was trained
         evaluated = evaluate(setup.model, backend.master_params(), backend.buffers(), setup.dataset, plan.task)
@@ -55,18 +56,18 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
         **evaluated,
     )
 
-    trained = copy.deepcopy(backend.state_dict())
+    trained = Trained(copy.deepcopy(backend.state_dict()), int(stepper.rates.updates))
     initial = params_of(setup.model)
     moved = numerics.sketch({name: p - initial[name] for name, p in backend.master_params().items()})
-    trial = try_block(backend, setup.batches(), plan.block_s, setup.clock)
+    trial = try_block(stepper, setup.batches(), plan.block_s, setup.clock)
     if plan.examine:
         start, noise = time.monotonic(), plan.noise if plan.is_baseline else 0
-        numbers = yield from examine(_subject(setup, shared), backend, rows, noise)
+        numbers = yield from examine(_subject(setup, shared), stepper, rows, noise)
         recorder.numerics({"moved": moved, **numbers})
         recorder.add(examine_s=time.monotonic() - start)
-    del backend
+    del backend, stepper
     yield Progress(0, 1, "dtypes of each layer")
-    recorder.add(module_dtypes=setup.new_backend().module_dtypes(*next(setup.batches())))
+    recorder.add(module_dtypes=setup.new_backend().module_dtypes(*next(setup.batches())[0]))
     meter.release()
     settle()
     with meter.frozen():
@@ -74,8 +75,9 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     yield Progress(0, 1, "phases and memory")
     timed = percentiles(blocks)
     seconds = timed["step_ms_p50"] / 1e3
-    x, y = next(setup.batches())
+    x, y = next(setup.batches())[0]
     flops = step_flops(setup.model, plan.task.loss_fn, x, y)
+    flops = None if flops is None else plan.task.accumulate * flops
     recorder.add(
         **timed,
         samples_per_s=plan.task.batch_size / seconds,
@@ -84,7 +86,7 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
         timing=vars(finish),
         timed_loss=trial.losses[-1],
         timed_loss_difference=difference,
-        **time_phases(fresh(setup, trained), setup.batches(), trial.steps, setup.clock),
+        **time_phases(fresh(setup, trained), setup.batches(), trial.steps, setup.clock, setup.task),
     )
     recorder.add(**measure_memory(setup), status="ok")
     yield Progress(1, 1, "done")

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor
-
-from mpcompare.contract import Backend, take_step
+from mpcompare.contract import Backend, Batches, Stepper
 from mpcompare.cost import memory
 from mpcompare.entrant.setup import Setup
 from mpcompare.measure import meter
@@ -14,11 +12,12 @@ from mpcompare.native.graph import WARMUP
 
 def measure_memory(setup: Setup) -> dict[str, Any]:
     """The peak of a fresh backend's first steps, and what its model says of it."""
-    x, y = next(setup.batches())
+    batch = next(setup.batches())
+    batch_bytes = sum(x.nbytes + y.nbytes for x, y in batch)
     backends: list[Backend] = []
 
     def run() -> list[Backend]:
-        backends.append(_first_steps(setup.new_backend(), x, y))
+        backends.append(_first_steps(setup.new_stepper(), batch))
         return backends
 
     peak = meter.peak_memory(setup.device, run)
@@ -27,8 +26,8 @@ def measure_memory(setup: Setup) -> dict[str, Any]:
     if model and setup.device.type == "cuda" and workspaces:  # there they are part of the peak
         model = {**model, "workspace": workspaces}
     return {
-        "batch_bytes": x.nbytes + y.nbytes,
-        "peak_memory_bytes": peak.bytes + x.nbytes + y.nbytes,
+        "batch_bytes": batch_bytes,
+        "peak_memory_bytes": peak.bytes + batch_bytes,
         "peak_memory_bytes_analytic": memory.allocated_bytes(model) if model else None,
         "memory_model": model,
         "memory_by_op": peak.by_op,
@@ -48,8 +47,8 @@ def _workspaces(setup: Setup, peak: meter.Peak) -> dict[str, int]:
     return {name: size for name, size in found.items() if size}
 
 
-def _first_steps(backend: Backend, x: Tensor, y: Tensor) -> Backend:
+def _first_steps(stepper: Stepper, batch: Batches) -> Backend:
     """The second step runs with everything that outlives the first; the third is where graphs are captured."""
     for _ in range(WARMUP + 1):
-        take_step(backend, x, y)
-    return backend
+        stepper.step(batch)
+    return stepper.backend

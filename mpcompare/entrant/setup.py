@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mpcompare.contract import Backend
+from mpcompare.contract import Backend, Batches, Stepper
 from mpcompare.entrant.plan import Plan
 from mpcompare.loss_scale import LossScale
 from mpcompare.measure import machine
@@ -20,7 +20,7 @@ from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import Task, params_of, try_out
 
-Batches = Iterator[tuple[Tensor, Tensor]]
+Stream = Iterator[Batches]
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,13 @@ class Setup:
         """From the initial weights."""
         return self.make_backend(self.model, self.loss_scale)
 
-    def batches(self) -> Batches:
-        """The training batches from the first on, over and over."""
-        return batches(self.dataset, self.task.batch_size)
+    def new_stepper(self) -> Stepper:
+        """From the initial weights and the first learning rate."""
+        return Stepper(self.new_backend(), self.task.new_rates())
+
+    def batches(self) -> Stream:
+        """The training batches from the first on, over and over, each as its micro-batches."""
+        return (self.task.micro_batches(x, y) for x, y in batches(self.dataset, self.task.batch_size))
 
 
 def set_up(plan: Plan, recorder: Recorder, shared: Shared) -> Setup:
@@ -59,17 +63,18 @@ def set_up(plan: Plan, recorder: Recorder, shared: Shared) -> Setup:
     precision = resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device, plan.backend)
     loss_scale = plan.loss_scale(precision) if callable(plan.loss_scale) else plan.loss_scale
     machine.set_tf32(precision == "tf32")
-    model = plan.task.new_model(plan.seed, device)
+    task = plan.task.over(plan.warmup_steps + plan.steps)
+    model = task.new_model(plan.seed, device)
 
     def make_backend(model: nn.Module, loss_scale: LossScale) -> Backend:
-        return plan.make_backend(model, plan.task, precision, copy.deepcopy(loss_scale), **plan.options)
+        return plan.make_backend(model, task, precision, copy.deepcopy(loss_scale), **plan.options)
 
     start = time.perf_counter()
     engine = make_backend(model, loss_scale).engine  # before the data: what cannot work says so at once
     construct_s = time.perf_counter() - start
     dataset = Dataset(**shared.once("dataset", lambda: vars(plan.dataset())))
     dataset = dataset.to(device)
-    try_out(model, plan.task, dataset.x_train, dataset.y_train, dataset.name)
+    try_out(model, task, dataset.x_train, dataset.y_train, dataset.name)
     recorder.add(
         precision=precision,
         engine=engine,
@@ -81,4 +86,4 @@ def set_up(plan: Plan, recorder: Recorder, shared: Shared) -> Setup:
         initial_weights=fingerprint(params_of(model)),
         **machine.provenance(device),
     )
-    return Setup(device, precision, engine, loss_scale, model, plan.task, make_backend, dataset, clock(device))
+    return Setup(device, precision, engine, loss_scale, model, task, make_backend, dataset, clock(device))

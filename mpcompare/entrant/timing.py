@@ -1,6 +1,5 @@
 """How long is a step? Blocks of bare steps, in turns with the others; and where in it does the time go?"""
 
-import copy
 import random
 import time
 from collections.abc import Generator
@@ -12,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpcompare.contract import PHASES, Backend, take_step
-from mpcompare.entrant.setup import Batches, Setup
+from mpcompare.contract import PHASES, State, Stepper, idle_phases
+from mpcompare.entrant.setup import Setup, Stream
 from mpcompare.entrant.training import keep
 from mpcompare.measure import meter
 from mpcompare.measure.bystanders import Rest, Watch
@@ -21,6 +20,15 @@ from mpcompare.measure.clock import Clock, CudaClock, settle
 from mpcompare.native.graph import WARMUP
 from mpcompare.race.turns import Finish, Order, Progress, Time, Turn
 from mpcompare.records import WHOLE_STEP, Recorder
+from mpcompare.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training left: the backend's state, and how many updates led to it."""
+
+    state: State
+    updates: int
 
 
 @dataclass(frozen=True)
@@ -36,13 +44,13 @@ class Trial:
     losses: list[float]
 
 
-def try_block(backend: Backend, stream: Batches, block_s: float, clock: Clock) -> Trial:
+def try_block(stepper: Stepper, stream: Stream, block_s: float, clock: Clock) -> Trial:
     """How many steps take about ``block_s``, at least one; and the losses of a block."""
-    losses: list[float | Tensor] = []
+    losses: list[Any] = []
     steps = 1
     while True:
         clock.mark()
-        losses += [keep(take_step(backend, x, y)) for x, y in islice(stream, steps)]
+        losses += [keep(stepper.step(batch)) for batch in islice(stream, steps)]
         clock.mark()
         (block_ms,) = clock.read()
         if block_ms > block_s * 1e3 / 8:
@@ -50,12 +58,12 @@ def try_block(backend: Backend, stream: Batches, block_s: float, clock: Clock) -
         steps *= 2
     steps = max(1, round(steps * block_s * 1e3 / block_ms))
     total = untimed_steps(steps, clock) + steps + 1
-    losses += [keep(take_step(backend, x, y)) for x, y in islice(stream, max(total - len(losses), 0))]
+    losses += [keep(stepper.step(batch)) for batch in islice(stream, max(total - len(losses), 0))]
     return Trial(steps, [float(loss) for loss in losses[:total]])
 
 
 def take_turns(
-    setup: Setup, trained: dict[str, Any], trial: Trial, recorder: Recorder, text: str
+    setup: Setup, trained: Trained, trial: Trial, recorder: Recorder, text: str
 ) -> Generator[Progress | Turn, Order | None, tuple[Finish, list[float], float]]:
     """Blocks of steps, one a turn.
 
@@ -69,16 +77,16 @@ def take_turns(
     untimed = untimed_steps(trial.steps, setup.clock)
     while isinstance(order, Time):
         between = rest.stop()
-        padding, backend, stream = _padding(setup.device), fresh(setup, trained), setup.batches()
-        losses = {0: keep(take_step(backend, *next(stream)))}
-        time_block(backend, stream, untimed - 1, setup.clock)
+        padding, stepper, stream = _padding(setup.device), fresh(setup, trained), setup.batches()
+        losses: dict[int, Any] = {0: keep(stepper.step(next(stream)))}
+        time_block(stepper, stream, untimed - 1, setup.clock)
         watch.start()
-        step_ms, wall_ms, losses[untimed + trial.steps - 1] = time_block(backend, stream, trial.steps, setup.clock)
+        step_ms, wall_ms, losses[untimed + trial.steps - 1] = time_block(stepper, stream, trial.steps, setup.clock)
         load = watch.stop()
-        losses[untimed + trial.steps] = keep(take_step(backend, *next(stream)))
+        losses[untimed + trial.steps] = keep(stepper.step(next(stream)))
         for step, loss in losses.items():
             difference = max(difference, abs(float(loss) - trial.losses[step]))
-        del padding, backend
+        del padding, stepper
         meter.release()
         settled = settle()
         blocks.append(step_ms)
@@ -90,7 +98,7 @@ def take_turns(
     return order, blocks, difference
 
 
-def fresh(setup: Setup, trained: dict[str, Any]) -> Backend:
+def fresh(setup: Setup, trained: Trained) -> Stepper:
     """A new backend in the state that training ended in.
 
     Each block has one: where a program's memory happens to lie makes it up to 5 % faster or slower for as long as it
@@ -98,8 +106,8 @@ def fresh(setup: Setup, trained: dict[str, Any]) -> Backend:
     an independent draw, and the interval holds that too (Curtsinger and Berger, "Stabilizer", ASPLOS 2013).
     """
     backend = setup.new_backend()
-    backend.load_state_dict(copy.deepcopy(trained))  # torch's optimizers keep the tensors that they are given
-    return backend
+    backend.load_state_dict(trained.state)
+    return Stepper(backend, setup.task.new_rates(trained.updates))
 
 
 def untimed_steps(steps: int, clock: Clock) -> int:
@@ -113,14 +121,14 @@ def _padding(device: torch.device) -> Tensor:
     return torch.empty(random.randrange(1 << 12, 1 << 22), dtype=torch.uint8, device=device)
 
 
-def time_block(backend: Backend, stream: Batches, steps: int, clock: Clock) -> tuple[float, float, float | Tensor]:
+def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock) -> tuple[float, float, Any]:
     """Milliseconds a step of ``steps`` bare steps, by the clock and by the wall: nothing is read or written between.
     And the loss of the last one (NaN of none)."""
     loss: float | Tensor = float("nan")
     start = time.perf_counter()
     clock.mark()
-    for x, y in islice(stream, steps):
-        loss = take_step(backend, x, y)
+    for batch in islice(stream, steps):
+        loss = stepper.step(batch)
     clock.mark()
     (block_ms,) = clock.read()
     steps = max(steps, 1)
@@ -130,36 +138,44 @@ def time_block(backend: Backend, stream: Batches, steps: int, clock: Clock) -> t
 PHASE_BLOCKS = 4  # of each kind
 
 
-def time_phases(backend: Any, stream: Batches, steps: int, clock: Clock) -> dict[str, Any]:
+def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task: Task) -> dict[str, Any]:
     """Where a step's time goes.
 
     Returns:
         ``phase_ms``, the median of each phase over all steps, None where it holds no work; ``phase_overhead``, what the
         clock between the phases costs relative to bare steps, in blocks that take turns.
     """
-    time_block(backend, stream, untimed_steps(steps, clock), clock)
+    time_block(stepper, stream, untimed_steps(steps, clock), clock)
+    backend = stepper.backend
     if hasattr(backend, "train_step"):
-        bare = [time_block(backend, stream, steps, clock)[0] for _ in range(PHASE_BLOCKS)]
+        bare = [time_block(stepper, stream, steps, clock)[0] for _ in range(PHASE_BLOCKS)]
         return {"phase_ms": {WHOLE_STEP: float(np.median(bare))}, "phase_overhead": 0.0}
     phases, bare, clocked = [], [], []
     for number in range(2 * PHASE_BLOCKS):
         if number % 4 in (0, 3):  # bare, clocked, clocked, bare: drift hits both alike
-            bare.append(time_block(backend, stream, steps, clock)[0])
+            bare.append(time_block(stepper, stream, steps, clock)[0])
             continue
-        for x, y in islice(stream, steps):
+        for batch in islice(stream, steps):
             clock.mark()
-            backend.forward(x, y)
-            clock.mark()
-            for phase in PHASES[1:]:
-                getattr(backend, phase)()
+            for x, y in batch:
+                backend.forward(x, y)
                 clock.mark()
+                backend.backward()
+                clock.mark()
+            for phase in PHASES[2:]:
+                getattr(backend, phase)(*((stepper.rates.now,) if phase == "step" else ()))
+                clock.mark()
+            stepper.rates.count(backend.skipped)
         intervals = clock.read()
         clocked.append(sum(intervals) / steps)
-        # The last of each row lies between two steps.
-        phases.append(np.array([*intervals, 0.0]).reshape(steps, len(PHASES) + 1)[:, :-1])
+        # The last of each row lies between two steps; forward and backward come once a micro-batch.
+        rows = np.array([*intervals, 0.0]).reshape(steps, -1)[:, :-1]
+        passes = rows[:, : 2 * task.accumulate].reshape(steps, task.accumulate, 2).sum(axis=1)
+        phases.append(np.hstack([passes, rows[:, 2 * task.accumulate :]]))
+    idle = idle_phases(backend, task)
     medians = np.median(np.concatenate(phases), axis=0)
     named = zip(PHASES, medians.tolist(), strict=True)
     return {
-        "phase_ms": {phase: None if phase in backend.IDLE_PHASES else ms for phase, ms in named},
+        "phase_ms": {phase: None if phase in idle else ms for phase, ms in named},
         "phase_overhead": float(np.median(clocked) / np.median(bare) - 1),
     }

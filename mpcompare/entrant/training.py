@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.contract import Backend, take_step
-from mpcompare.entrant.setup import Batches
+from mpcompare.contract import Stepper
+from mpcompare.entrant.setup import Stream
 from mpcompare.interrupt import uninterrupted
 from mpcompare.measure.clock import Clock
 from mpcompare.race.turns import Progress, Turn
-from mpcompare.records import STEP_FIELDS, Recorder
+from mpcompare.records import Recorder
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task, with_values
 
@@ -21,21 +21,26 @@ WRITE_EVERY_S = 0.1  # steps are written at least this often
 
 
 def train(
-    backend: Backend, stream: Batches, steps: int, warmup_steps: int, clock: Clock, recorder: Recorder
+    stepper: Stepper,
+    stream: Stream,
+    steps: int,
+    warmup_steps: int,
+    clip_norm: float | None,
+    clock: Clock,
+    recorder: Recorder,
 ) -> Generator[Progress | Turn, Any, list[dict[str, Any]]]:
     """Trains ``warmup_steps + steps`` steps and records each; returns the rows of ``steps.csv``."""
     rows: list[dict[str, Any]] = []
     on_disk = 0
-    # Steps whose values are not read yet: loss, loss scale, skipped.
-    waiting: list[tuple[float | Tensor, float | Tensor, bool | float | Tensor]] = []
+    waiting: list[dict[str, Any]] = []  # steps whose values are not read yet
+    backend = stepper.backend
 
     def read() -> None:
         nonlocal on_disk
         step_ms = clock.read()[::2]  # every second interval lies between two steps
-        for (loss, scale, skipped), ms in zip(waiting, step_ms, strict=False):  # the last step may be unfinished
+        for step, ms in zip(waiting, step_ms, strict=False):  # the last step may be unfinished
             number = len(rows) + 1
-            values = (number, number <= warmup_steps, float(loss), float(scale), bool(skipped), ms)
-            rows.append(dict(zip(STEP_FIELDS, values, strict=True)))
+            rows.append({"step": number, "warmup": number <= warmup_steps, **_numbers(step, clip_norm), "step_ms": ms})
         waiting.clear()
         recorder.steps(rows[on_disk:])
         on_disk = len(rows)
@@ -43,12 +48,13 @@ def train(
     total, written = warmup_steps + steps, time.monotonic()
     yield Progress(0, total, "first step")
     try:
-        for number, (x, y) in enumerate(islice(stream, total), start=1):
-            scale = keep(backend.loss_scale())
+        for number, batch in enumerate(islice(stream, total), start=1):
+            before = {"lr": keep(stepper.rates.now), "loss_scale": keep(backend.loss_scale())}
             clock.mark()
-            loss = take_step(backend, x, y)
+            loss = stepper.step(batch)
             clock.mark()
-            waiting.append((keep(loss), scale, keep(backend.skipped)))
+            after = {"loss": keep(loss), "skipped": keep(backend.skipped), "grad_norm": keep(backend.grad_norm)}
+            waiting.append({**before, **after})
             if time.monotonic() - written > WRITE_EVERY_S or number == total:
                 with uninterrupted():
                     read()
@@ -63,7 +69,18 @@ def train(
     return rows
 
 
-def keep(value: float | Tensor) -> float | Tensor:
+def _numbers(step: Mapping[str, Any], clip_norm: float | None) -> dict[str, Any]:
+    """What was kept of a step as plain numbers. One that was skipped clips nothing."""
+    norm, skipped = step["grad_norm"], bool(step["skipped"])
+    return {
+        **{name: float(step[name]) for name in ("loss", "lr", "loss_scale")},
+        "skipped": skipped,
+        "grad_norm": None if norm is None else float(norm),
+        "clipped": clip_norm is not None and norm is not None and not skipped and float(norm) > clip_norm,
+    }
+
+
+def keep(value: float | Tensor | None) -> float | Tensor | None:
     """The value; on a GPU a copy to be read later: the step must not wait, and may overwrite its own tensor."""
     if isinstance(value, Tensor):
         return value.clone() if value.is_cuda else value.item()
@@ -78,8 +95,9 @@ def evaluate(
     network = with_values(model, params, buffers).eval()
     total, correct, rows = 0.0, None, 0
     with torch.no_grad():
+        rows_at_once = task.micro_batch_size
         for x, y in zip(dataset.x_test.split(2048), dataset.y_test.split(2048), strict=True):
-            for x_part, y_part in zip(x.split(task.batch_size), y.split(task.batch_size), strict=True):
+            for x_part, y_part in zip(x.split(rows_at_once), y.split(rows_at_once), strict=True):
                 output = network(x_part)
                 total += task.loss_fn(output, y_part).item() * len(x_part)
                 rows += len(x_part)

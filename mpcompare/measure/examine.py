@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.contract import Backend, show_gradients, take_step
+from mpcompare.contract import Backend, Batches, Stepper, show_gradients, take_step
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.measure import numerics
 from mpcompare.measure.noise import at_scale, train_again
+from mpcompare.measure.numerics import clip_factor
 from mpcompare.measure.oracle import Exact, exact_step
 from mpcompare.measure.reading import relative_error
 from mpcompare.measure.rounding import rounding_errors
@@ -33,7 +34,6 @@ from mpcompare.race.turns import Progress
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.task import Params, Task, params_of, with_values
 
-Batch = tuple[Tensor, Tensor]
 Found = dict[str, Any]
 
 
@@ -57,7 +57,7 @@ class Subject:
     policy: LossScale
     precision: str
     task: Task
-    batches: Callable[[], Iterator[Batch]]
+    batches: Callable[[], Iterator[Batches]]
     twin: nn.Module | None = None
     replaced: Mapping[str, str] | None = None
     shared: Shared = ALONE
@@ -69,34 +69,36 @@ class Subject:
 
 
 def examine(
-    subject: Subject, trained: Backend, rows: Sequence[dict[str, Any]], noise: int
+    subject: Subject, stepper: Stepper, rows: Sequence[dict[str, Any]], noise: int
 ) -> Generator[Progress, Any, Found]:
     """Everything above.
 
     Args:
-        trained: the backend that training left, with all that it has become.
+        stepper: the backend that training left, with all that it has become, and its next learning rate.
         rows: of ``steps.csv``.
         noise: how many more runs measure the noise; 0 for a backend that others are not compared with.
     """
+    trained = stepper.backend
     initial, weights = params_of(subject.model), _copy(trained.master_params())
     found: Found = {"policy": _first_wrong_scale(subject.policy, rows)}
 
     yield Progress(0, 1, "numerics: gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact = _oracle(subject, batches[0], subject.precision)
-    second = batches[1:2] if subject.task.optimizer.remembers else []  # which shows what it remembers
+    # The second step shows what the optimizer remembers, and another learning rate.
+    second = batches[1:2] if subject.task.optimizer.remembers or subject.task.schedule.length else []
     found["first"] = _watch(subject, subject.policy, batches[0], second, exact)
     found["rounding"] = _rounding(subject, batches[0])
     found["twin"] = dict(subject.replaced or {})
-    found["layers"] = layers(subject.examined, exact.order, batches[0][0][:4])
+    found["layers"] = layers(subject.examined, exact.order, batches[0][0][0][:4])
 
     yield Progress(0, 1, "numerics: gradients after training")
     after = next(islice(subject.batches(), len(rows), None))
     network = with_values(subject.model, weights, trained.buffers())
-    found["last"] = _beside_a_new_one(subject, trained, network, after)
+    found["last"] = _beside_a_new_one(subject, stepper, network, after)
     found["exponents"] = {}
     if noise:
-        last = exact_step(network, subject.task.loss_fn, *after, subject.precision, count=True, dtype=torch.float32)
+        last = exact_step(network, subject.task.loss_fn, after, subject.precision, count=True, dtype=torch.float32)
         first_updates = _update_exponents(subject, initial, exact.grads)
         last_updates = _update_exponents(subject, weights, last.grads)
         found["exponents"] = {
@@ -107,9 +109,10 @@ def examine(
     if not isinstance(subject.policy, NoLossScale):
         yield Progress(0, 1, "numerics: overflow")
         policy = _too_large(subject.policy, exact.grads)
-        (x, y), follow = batches[3], batches[1:]
-        if x.is_floating_point():
-            follow.insert(2, (torch.full_like(x, math.inf), y))
+        follow = batches[1:]
+        (x, y), *others = batches[3]
+        if x.is_floating_point():  # in one micro-batch, if there are several: it must not be forgotten
+            follow.insert(2, [(torch.full_like(x, math.inf), y), *others])
         found["overflow"] = _watch(subject, policy, batches[0], follow, exact)
     yield Progress(0, 1, "numerics: a backend that is loaded")
     found["reload"] = _reload(subject, batches)
@@ -124,7 +127,7 @@ def examine(
         found["noise"].append((yield from again))
     found["unit_roundoff"] = unit_roundoff(subject.precision)
     found["batch_size"] = subject.task.batch_size
-    found["longest_sum"] = longest_sum(subject.model, batches[0][0])
+    found["longest_sum"] = longest_sum(subject.model, batches[0][0][0], subject.task.batch_size)
     return found
 
 
@@ -175,10 +178,10 @@ def _feeds(model: nn.Module, x: Tensor) -> dict[str, str]:
     return found
 
 
-def longest_sum(model: nn.Module, x: Tensor) -> int:
+def longest_sum(model: nn.Module, x: Tensor, rows: int) -> int:
     """About how many numbers are summed at most: those of a row of a weight, or those of one channel in a batch, all
-    its places (pixels, tokens) in all its rows."""
-    few, lengths = x[:4], [len(x)]
+    its places (pixels, tokens) in all its ``rows``."""
+    few, lengths = x[:4], [rows]
     lengths += [p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim()]
 
     def hook(module: nn.Module, _: Any, output: Any) -> None:
@@ -186,7 +189,7 @@ def longest_sum(model: nn.Module, x: Tensor) -> int:
         if isinstance(values, Tensor) and values.dim() > 1:
             channels_first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
             channels = values.shape[1 if channels_first else -1]
-            lengths.append(values.numel() // channels // len(few) * len(x))
+            lengths.append(values.numel() // channels // len(few) * rows)
 
     model = copy.deepcopy(model)
     for module in model.modules():
@@ -200,51 +203,53 @@ def _copy(tensors: Mapping[str, Tensor]) -> Params:
     return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
 
 
-def _gradients(backend: Any, x: Tensor, y: Tensor) -> tuple[float, Params]:
+def _gradients(backend: Any, batch: Batches, lr: float) -> tuple[float, Params]:
     """``contract.show_gradients`` as values that stay."""
-    loss, grads = show_gradients(backend, x, y)
+    loss, grads = show_gradients(backend, batch, lr)
     return float(loss), _copy(grads)
 
 
-def _finish_step(backend: Any) -> Iterator[None]:
-    """The rest of it: once up to the updated weights, once to its end."""
+def _finish_step(backend: Any, lr: float) -> Iterator[None]:
+    """The rest of it: once up to the clipped gradients, once to the updated weights, once to its end."""
     if not hasattr(backend, "train_step"):
-        backend.step()
+        backend.clip()
+    yield
+    if not hasattr(backend, "train_step"):
+        backend.step(lr)
     yield
     if not hasattr(backend, "train_step"):
         backend.update()
 
 
-def _oracle(subject: Subject, batch: Batch, precision: str) -> Exact:
+def _oracle(subject: Subject, batch: Batches, precision: str) -> Exact:
     """Of the first batch at the initial weights; shared, for it is the same for all entrants of a race."""
     count = precision in ("fp16", "bf16")
 
     def make() -> dict[str, Any]:
-        return asdict(exact_step(subject.examined, subject.task.loss_fn, *batch, precision, count=count))
+        return asdict(exact_step(subject.examined, subject.task.loss_fn, batch, precision, count=count))
 
     return Exact(**subject.shared.once(f"oracle-{precision}", make))
 
 
-def _rounding(subject: Subject, batch: Batch) -> dict[str, dict[str, float]]:
+def _rounding(subject: Subject, batch: Batches) -> dict[str, dict[str, float]]:
     """What one rounding of each result does to the gradients of the first step; shared, too."""
 
     def make() -> dict[str, dict[str, float]]:
-        return rounding_errors(subject.examined, subject.task.loss_fn, *batch, subject.precision)
+        return rounding_errors(subject.examined, subject.task.loss_fn, batch, subject.precision)
 
     return subject.shared.once(f"rounding-{subject.precision}", make)
 
 
 def _update_exponents(subject: Subject, params: Params, grads: Mapping[str, Tensor]) -> dict[str, list[int]]:
     """``numerics.exponents`` of ``|first update| / |w|`` from these gradients, by parameter."""
-    replay, found = subject.task.optimizer.replay(), {}
+    replay, found, lr = subject.task.optimizer.replay(), {}, subject.task.optimizer.lr
     for name, g in grads.items():
         w = params[name].double()
-        change, _ = replay.step(name, g.double(), w, subject.task.optimizer.lr)
-        found[name] = numerics.exponents((change / w)[w != 0]).tolist()
+        found[name] = numerics.exponents((replay.step(name, g.double(), w, lr)[0] / w)[w != 0]).tolist()
     return found
 
 
-def _effective_precision(subject: Subject, batch: Batch, grads: Params, errors: Found) -> str:
+def _effective_precision(subject: Subject, batch: Batches, grads: Params, errors: Found) -> str:
     """The precision that the gradients show: the one asked for, beside whose oracle they have ``errors``, unless
     another's is far closer, and closer in every tensor: below a unit next to 0 that turned on or off any may be."""
     found, error = subject.precision, _largest(errors)
@@ -270,40 +275,46 @@ def _beside(loss: float, grads: Params, exact: Exact) -> Found:
     return {"loss": loss, "exact_loss": exact.loss, "loss_noise": exact.loss_noise, **errors}
 
 
-def _beside_a_new_one(subject: Subject, trained: Backend, network: nn.Module, batch: Batch) -> Found:
+def _beside_a_new_one(subject: Subject, stepper: Stepper, network: nn.Module, batch: Batches) -> Found:
     """Loss and gradients of the trained backend beside those of a new one from the same weights at the same loss scale.
 
     Both round alike, so they are equal but for the order of sums, unless the trained one computes with anything else
     than its weights. Beside the oracle a unit next to 0 could make up for all of the error.
     """
+    trained, lr = stepper.backend, float(stepper.rates.now)
     policy = at_scale(subject.policy, float(trained.loss_scale()))
     new = subject.make_backend(network, policy)
-    loss, grads = _gradients(trained, *batch)
-    list(_finish_step(trained))
-    new_loss, new_grads = _gradients(new, *batch)
+    loss, grads = _gradients(trained, batch, lr)
+    list(_finish_step(trained, lr))
+    new_loss, new_grads = _gradients(new, batch, lr)
     return _beside(loss, grads, Exact(new_loss, {name: g.double() for name, g in new_grads.items()}, {}, 0.0))
 
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
 
 
-def _watch(subject: Subject, policy: LossScale, start: Batch, follow: Sequence[Batch], exact: Exact) -> Found:
+def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence[Batches], exact: Exact) -> Found:
     """A new backend takes the batch ``start`` until its gradients are finite, then the batches ``follow``.
 
     Returns:
         ``steps``: what the policy and the parameters did in each; ``updates``: those of ``numerics.update_errors``;
+        ``clips``: those of ``numerics.clip_errors``, where the task clips;
         and of the first finite step of ``start``, if there was one: ``loss``, ``gradients`` and ``first_update`` beside
         the oracle, and ``buffers`` where it was the first of all; ``subnormal`` as in ``Exact``.
     """
     backend = subject.make_backend(subject.examined, policy)
     policy, replay = copy.deepcopy(policy), subject.task.optimizer.replay()
-    checks = not isinstance(policy, NoLossScale)
-    found: Found = {"steps": [], "updates": []}
+    task, checks, rates = subject.task, not isinstance(policy, NoLossScale), subject.task.new_rates()
+    found: Found = {"steps": [], "updates": [], "rates": [], "clips": []}
+    at_once = hasattr(backend, "train_step")  # then the gradients that it shows are clipped ones
 
-    def take(x: Tensor, y: Tensor) -> bool:
+    def take(batch: Batches) -> bool:
         before, scale = _copy(backend.master_params()), float(backend.loss_scale())
-        loss, grads = _gradients(backend, x, y)
-        rest = _finish_step(backend)
+        lr = float(rates.now)
+        loss, grads = _gradients(backend, batch, lr)
+        rest = _finish_step(backend, lr)
+        next(rest)
+        clipped = grads if at_once or task.clip_norm is None else _copy(backend.grads())
         next(rest)
         after, skipped = _copy(backend.master_params()), bool(backend.skipped)
         next(rest, None)
@@ -319,14 +330,22 @@ def _watch(subject: Subject, policy: LossScale, start: Batch, follow: Sequence[B
             }
         )
         policy.update(not finite)
+        rates.count(checks and not finite)
         found["next_scale"] = {"loss_scale": float(backend.loss_scale()), "should_scale": policy.scale}
         if finite and not skipped:
-            lr = subject.task.optimizer.lr
-            errors = numerics.update_errors(replay, before, after, grads, lr, DTYPES[subject.precision])
+            errors = numerics.update_errors(replay, before, after, clipped, lr, DTYPES[subject.precision])
             found["updates"].append(errors)
+            found["rates"].append(lr)
+            if grads and task.clip_norm is not None:
+                shown = None if at_once else grads
+                norm = float("nan") if backend.grad_norm is None else float(backend.grad_norm)
+                found["clips"].append(numerics.clip_errors(shown, clipped, norm, task.clip_norm, task.clip_norm_type))
         if finite and "first_update" not in found:
             found["subnormal"] = exact.subnormal(subject.policy.scale)
-            found["first_update"] = _first_update(subject, before, after, exact.grads)
+            found["first_update"] = _first_update(subject, before, after, exact.grads, lr)
+            factor = clip_factor(exact.grads, task.clip_norm, task.clip_norm_type)
+            if at_once and factor < 1:
+                grads = {name: g / factor for name, g in grads.items()}
             found.update(_beside(loss, grads, exact))
             if grads:
                 found["effective_precision"] = _effective_precision(subject, start, grads, found["gradients"])
@@ -335,10 +354,10 @@ def _watch(subject: Subject, policy: LossScale, start: Batch, follow: Sequence[B
         return finite
 
     for _ in range(RETRIES):
-        if take(*start) or not isinstance(policy, DynamicLossScale):
+        if take(start) or not isinstance(policy, DynamicLossScale):
             break
-    for x, y in follow:
-        take(x, y)
+    for batch in follow:
+        take(batch)
     return found
 
 
@@ -347,13 +366,14 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _first_update(
-    subject: Subject, before: Params, after: Params, exact: Mapping[str, Tensor]
+    subject: Subject, before: Params, after: Params, exact: Mapping[str, Tensor], lr: float
 ) -> dict[str, dict[str, float]]:
     """``error``: of the update beside the one that the oracle's gradients make; ``norm`` and ``largest`` element of
     that, and the norm of the ``weights``."""
     replay, found = subject.task.optimizer.replay(), {}
+    factor = clip_factor(exact, subject.task.clip_norm, subject.task.clip_norm_type)
     for name, g in exact.items():
-        step, _ = replay.step(name, g, before[name].double(), subject.task.optimizer.lr)
+        step, _ = replay.step(name, g * factor, before[name].double(), lr)
         found[name] = {
             "error": (after[name].double() - before[name].double() - step).norm().item(),
             "norm": step.norm().item(),
@@ -374,7 +394,7 @@ def _too_large(policy: LossScale, exact: Mapping[str, Tensor]) -> LossScale:
     )
 
 
-def _reload(subject: Subject, batches: Sequence[Batch]) -> Found:
+def _reload(subject: Subject, batches: Sequence[Batches]) -> Found:
     """A backend takes a step, a new one loads its state, and both take another: what differs then.
 
     A dynamic policy grows after two good steps here, so that its state, too, shows in the second.
@@ -386,13 +406,13 @@ def _reload(subject: Subject, batches: Sequence[Batch]) -> Found:
     policy = at_scale(subject.policy, subject.policy.scale / 256)  # so that the first step does not overflow
     if isinstance(policy, DynamicLossScale):
         policy = replace(policy, growth_interval=2)
-    first = subject.make_backend(subject.model, policy)
-    take_step(first, *batches[0])
+    first, rates = subject.make_backend(subject.model, policy), subject.task.new_rates()
+    Stepper(first, rates).step(batches[0])
     loaded = subject.make_backend(subject.model, policy)
     loaded.load_state_dict(copy.deepcopy(first.state_dict()))
     start, step = _copy(first.master_params()), {}
     for name, backend in (("expected", first), ("found", loaded)):
-        loss = float(take_step(backend, *batches[1]))
+        loss = float(take_step(backend, batches[1], rates.now))
         step[name] = {"loss": loss, "loss_scale": float(backend.loss_scale())}
     ends = [{**_copy(backend.master_params()), **_copy(backend.buffers())} for backend in (first, loaded)]
     return {

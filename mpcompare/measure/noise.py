@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.contract import Backend, take_step
+from mpcompare.contract import Backend, Batches, Stepper
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.measure import numerics
 from mpcompare.precision import unit_roundoff
@@ -24,7 +24,7 @@ def train_again(
     policy: LossScale,
     task: Task,
     precision: str,
-    batches: Callable[[], Iterator[tuple[Tensor, Tensor]]],
+    batches: Callable[[], Iterator[Batches]],
     steps: int,
     number: int,
     keep_scale: bool,
@@ -48,15 +48,17 @@ def train_again(
         name: p * (1 + u * (2 * torch.rand(p.shape, generator=generator) - 1).to(p.device))
         for name, p in params_of(model).items()
     }
-    first_x, first_y = next(batches())
+    first_x, first_y = next(batches())[0]
     rows = torch.randperm(len(first_x), generator=generator).to(first_x.device)
     reorders = order_is_free(model, task.loss_fn, first_x, first_y)
     if not keep_scale:
         policy = at_scale(policy, policy.scale / 2 ** (number + 1))
     backend = make_backend(with_values(model, start, {}), policy)
+    stepper = Stepper(backend, task.new_rates())
     losses, skipped = [], []
-    for x, y in islice(batches(), steps):
-        losses.append(float(take_step(backend, *((x[rows], y[rows]) if reorders else (x, y)))))
+    for batch in islice(batches(), steps):
+        batch = [(x[rows], y[rows]) for x, y in batch] if reorders else batch
+        losses.append(float(stepper.step(batch)))
         skipped.append(bool(backend.skipped))
         yield Progress(len(losses), steps, f"numerics: noise, run {number + 1}")
     changes = ["weights moved by less than they are rounded"]

@@ -115,6 +115,48 @@ def _update_errors(
     }
 
 
+def clip_factor(grads: Mapping[str, Tensor], clip_norm: float | None, norm_type: float) -> float:
+    """What clipping multiplies the gradients by: ``min(1, clip_norm / (norm + 1e-6))`` with the norm of all of them as
+    one vector, the rule of ``torch.nn.utils.clip_grad_norm_``, in float64."""
+    return 1.0 if clip_norm is None else min(1.0, clip_norm / (total_norm(grads, norm_type) + 1e-6))
+
+
+def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
+    """Of all gradients as one vector, in float64: the root of the sum of squares, or the largest element (inf)."""
+    norms = [torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in grads.values()]
+    return torch.linalg.vector_norm(torch.stack(norms), norm_type).item()
+
+
+def clip_errors(
+    grads: Mapping[str, Tensor] | None, clipped: Mapping[str, Tensor], norm: float, clip_norm: float, norm_type: float
+) -> dict[str, Any]:
+    """What clipping made of the gradients.
+
+    Args:
+        grads: before; None where they cannot be seen.
+        clipped: after.
+        norm: as the backend says.
+
+    Returns:
+        ``norm``, and ``norm_after``, that of the clipped gradients; ``clip_norm``; and, where the gradients before can
+        be seen, ``should_norm``, theirs, ``should_factor``, what they should be multiplied by, and by tensor in
+        ``factors`` what they were.
+    """
+    found: dict[str, Any] = {"norm": norm, "norm_after": total_norm(clipped, norm_type), "clip_norm": clip_norm}
+    if grads is None:
+        return found
+    factors = {}
+    for name, g in grads.items():
+        before, after = g.double().flatten(), clipped[name].double().flatten()
+        square = torch.dot(before, before).item()
+        if square:
+            slope = torch.dot(before, after).item() / square
+            rest = (after - slope * before).norm().item() / math.sqrt(square)
+            factors[name] = {"factor": slope, "rest": rest}
+    should = clip_factor(grads, clip_norm, norm_type)
+    return {**found, "should_norm": total_norm(grads, norm_type), "should_factor": should, "factors": factors}
+
+
 def _largest(values: Tensor) -> float:
     """inf where there is a NaN: ``max`` of Python's would pass over it."""
     largest = values.max().item()

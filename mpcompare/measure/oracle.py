@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpcompare.contract import Batches
 from mpcompare.measure import numerics
 from mpcompare.measure.reading import LOWEST
 from mpcompare.precision import DTYPES, unit_roundoff
@@ -64,8 +65,7 @@ class Exact:
 def exact_step(
     model: nn.Module,
     loss_fn: Loss,
-    x: Tensor,
-    y: Tensor,
+    batches: Batches,
     precision: str,
     count: bool = False,
     dtype: torch.dtype = torch.float64,
@@ -80,15 +80,19 @@ def exact_step(
 
     Args:
         model: in fp32; it is left as it is.
-        x, y: a batch.
+        batches: the micro-batches of a step; its loss is the mean of theirs.
         count: whether exponents are counted.
         dtype: fp32 where orders of magnitude are all that is asked for.
     """
     network = rounded(model, precision).to(dtype)
-    if x.is_floating_point():
-        x = x.to(DTYPES[precision]).to(dtype)
-    y = y.to(dtype) if y.is_floating_point() else y
+    batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
+    (x, y), share = batches[0], 1 / len(batches)
     rows = ROWS if len(x) > ROWS and rows_are_independent(network, loss_fn, x, y) else len(x)
+    parts = [
+        (*part, share * len(part[0]) / len(x))
+        for x, y in batches
+        for part in zip(x.split(rows), y.split(rows), strict=True)
+    ]
     named = {name: p for name, p in network.named_parameters() if p.requires_grad}
     total, squares = 0.0, 0.0
     grads: Params = {}
@@ -101,10 +105,9 @@ def exact_step(
             counts[group][name] = (found if before is None else found + torch.tensor(before)).tolist()
 
     order: list[str] = []
-    for x_part, y_part in zip(x.split(rows), y.split(rows), strict=True):
+    for x_part, y_part, weight in parts:
         with outputs_of(network) as outputs:
-            # The parts' mean, weighted by their rows.
-            part = loss_fn(network(x_part), y_part) * (len(x_part) / len(x))
+            part = loss_fn(network(x_part), y_part) * weight  # the parts' mean, weighted by their rows
         total += part.item()
         order = list(outputs)
         found = torch.autograd.grad(part, [*named.values(), *outputs.values()], allow_unused=True)
@@ -124,6 +127,13 @@ def exact_step(
     buffers = {name: b.detach().to(dtype) for name, b in network.named_buffers()}
     noise = unit_roundoff(precision) * math.sqrt(squares / 3)
     return Exact(total, grads, buffers, noise, counts, order)
+
+
+def rounded_batch(x: Tensor, y: Tensor, precision: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Inputs as the precision has them, and targets, both in ``dtype`` where they are no whole numbers."""
+    if x.is_floating_point():
+        x = x.to(DTYPES[precision]).to(dtype)
+    return x, y.to(dtype) if y.is_floating_point() else y
 
 
 def rounded(model: nn.Module, precision: str) -> nn.Module:

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mpcompare.contract import Batches
 from mpcompare.measure.numerics import sketch
-from mpcompare.measure.oracle import rounded, rows_are_independent
-from mpcompare.precision import DTYPES, unit_roundoff
+from mpcompare.measure.oracle import rounded, rounded_batch, rows_are_independent
+from mpcompare.precision import unit_roundoff
 from mpcompare.tasks.losses import Loss
 
 SAMPLES = 8
@@ -80,9 +81,7 @@ class Roundings(TorchFunctionMode):
         return tuple(map(result, given)) if type(given) is tuple else result(given)
 
 
-def rounding_errors(
-    model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor, precision: str
-) -> dict[str, dict[str, float]]:
+def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision: str) -> dict[str, dict[str, float]]:
     """How far such errors move gradients, and buffers after the step, from rounded weights and inputs.
 
     Of a large batch whose rows do not depend on each other, some are enough: neither do their errors, and the mean over
@@ -95,27 +94,31 @@ def rounding_errors(
     """
     dtype = torch.float32 if precision in ("fp16", "bf16") else torch.float64  # fine enough to show errors of u
     network = rounded(model, precision).to(dtype)
-    if x.is_floating_point():
-        x = x.to(DTYPES[precision]).to(dtype)
-    y = y.to(dtype) if y.is_floating_point() else y
-    n = len(x)
-    few = [t[:8].double() if t.is_floating_point() else t[:8] for t in (x, y)]
+    batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
+    n = used = sum(len(x) for x, _ in batches)
+    few = [t[:8].double() if t.is_floating_point() else t[:8] for t in batches[0]]
     if n > ROWS and rows_are_independent(copy.deepcopy(network).double(), loss_fn, few[0], few[1]):
-        x, y = x[:ROWS], y[:ROWS]
-    share = math.sqrt(len(x) / n)
+        used = ROWS
+        x, y = (torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in zip(*batches, strict=True))
+        batches = [(x[:ROWS], y[:ROWS])]
+    share = math.sqrt(used / n)
     named = {name: p for name, p in network.named_parameters() if p.requires_grad}
     statistics = [name for name, b in network.named_buffers() if b.is_floating_point()]
     roundings = Roundings(unit_roundoff(precision), torch.Generator().manual_seed(0))
 
     def results(context: AbstractContextManager[Any]) -> list[Tensor]:
         state = copy.deepcopy(dict(network.named_buffers()))
-        with context:
-            output = network(x)
-        grads = torch.autograd.grad(loss_fn(output, y), list(named.values()), allow_unused=True)
+        sums: list[Tensor] = []
+        for x, y in batches:
+            with context:
+                output = network(x)
+            found = torch.autograd.grad(loss_fn(output, y) / len(batches), list(named.values()), allow_unused=True)
+            grads = [torch.zeros_like(p) if g is None else g for p, g in zip(named.values(), found, strict=True)]
+            sums = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
         buffers = [network.get_buffer(name).clone() for name in statistics]
         for name, before in state.items():
             network.get_buffer(name).copy_(before)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(named.values(), grads, strict=True)] + buffers
+        return sums + buffers
 
     exact = results(nullcontext())
     names = [*named, *statistics]

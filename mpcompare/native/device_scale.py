@@ -1,9 +1,11 @@
 """The loss scale of a step that never asks the host: a policy of loss_scale.py whose numbers lie on the device."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, state_of
 from mpcompare.native import ops
 
 
@@ -45,6 +47,13 @@ class DeviceLossScale:
                 growth_interval=rule.growth_interval, hysteresis=rule.hysteresis,
             )  # fmt: skip
 
-    def state(self) -> dict[str, Tensor]:
-        """What the next step depends on: the tensors themselves."""
-        return {name: getattr(self, name) for name in ("scale", "growth_tracker", "overflows_left")}
+    def state(self) -> dict[str, float]:
+        """What the next step depends on, in the words of the policy; reading it waits for the device."""
+        known = state_of(self.policy)
+        return {name: getattr(self, name).item() for name in known}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """The inverse of :meth:`state`. What a state does not say stays as it is."""
+        for name in state_of(self.policy):
+            if name in state:
+                getattr(self, name).fill_(state[name])

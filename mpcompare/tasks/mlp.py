@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.errors import BackendUnavailable, InputError, check_whole
-from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
 
 
@@ -52,21 +52,22 @@ class Mlp(nn.Sequential):
 
 @dataclass(frozen=True)
 class PlainMlp:
-    """A task that can be computed by hand: an MLP, cross-entropy or MSE, SGD.
+    """A task that can be computed by hand: an MLP, cross-entropy or MSE, SGD, Adam or AdamW.
 
     Attributes:
         layers: names of the linear layers in the module, first to last.
         sizes: widths of all layers, input and output included.
         loss: ``cross_entropy`` (targets are int64 classes ``[n]``) or ``mse`` (fp32 ``[n, out]``).
-        batch_size, lr, momentum: as in the task.
+        rows: of a micro-batch, what forward and backward see at once.
+        accumulate, optimizer: as in the task.
     """
 
     layers: tuple[str, ...]
     sizes: tuple[int, ...]
     loss: str
-    batch_size: int
-    lr: float
-    momentum: float
+    rows: int
+    accumulate: int
+    optimizer: Sgd | Adam | AdamW
 
     @property
     def in_features(self) -> int:
@@ -81,15 +82,17 @@ class PlainMlp:
         return self.sizes[-1]
 
     def by_hand(self, named: Mapping[str, Tensor]) -> Params:
-        """``layer1.weight, layer1.bias, ...`` as ``W1`` (a view, transposed), ``b1``, ..."""
+        """``layer1.weight, layer1.bias, ...`` as ``W1`` (a view, transposed), ``b1``, ... What is missing there is
+        missing here."""
         params = {}
         for number, name in enumerate(self.layers, start=1):
-            params[f"W{number}"] = named[f"{name}.weight"].detach().t()
-            params[f"b{number}"] = named[f"{name}.bias"].detach()
+            for key, value in ((f"W{number}", f"{name}.weight"), (f"b{number}", f"{name}.bias")):
+                if value in named:
+                    params[key] = named[value].detach().t() if key[0] == "W" else named[value].detach()
         return params
 
     def named(self, by_hand: Mapping[str, Tensor]) -> Params:
-        """The inverse of :meth:`by_hand`; ``weight`` is a view of ``W``. What is missing there is missing here."""
+        """The inverse of :meth:`by_hand`; ``weight`` is a view of ``W``."""
         params = {}
         for number, name in enumerate(self.layers, start=1):
             for key, value in ((f"W{number}", f"{name}.weight"), (f"b{number}", f"{name}.bias")):
@@ -100,8 +103,8 @@ class PlainMlp:
     def empty_targets(self, device: torch.device) -> Tensor:
         """Room for a batch's targets: int64 classes ``[n]``, or fp32 ``[n, out]``."""
         if self.loss == "cross_entropy":
-            return torch.empty(self.batch_size, dtype=torch.int64, device=device)
-        return torch.empty(self.batch_size, self.out_features, device=device)
+            return torch.empty(self.rows, dtype=torch.int64, device=device)
+        return torch.empty(self.rows, self.out_features, device=device)
 
 
 def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
@@ -110,7 +113,7 @@ def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
     Raises:
         BackendUnavailable: it is none; the message says what ``who`` trains.
     """
-    only = f"{who} trains MLPs (Linear, ReLU, ..., Linear) with cross_entropy or mse and SGD"
+    only = f"{who} trains MLPs (Linear, ReLU, ..., Linear) with cross_entropy or mse, and SGD, Adam or AdamW"
     children = [(name, m) for name, m in model.named_children() if not isinstance(m, nn.Flatten)]
     kinds = [type(module) for _, module in children]
     expected = [nn.Linear, nn.ReLU] * len(kinds)
@@ -121,17 +124,16 @@ def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
         raise BackendUnavailable(f"{only}, and every Linear needs a bias")
     if task.loss not in ("cross_entropy", "mse"):
         raise BackendUnavailable(f"{only}, not another loss")
-    if type(task.optimizer) is not Sgd:
-        raise BackendUnavailable(f"{only}, not {type(task.optimizer).__name__}")
-    if task.optimizer.nesterov or task.optimizer.weight_decay:
-        raise BackendUnavailable(f"{only}, without nesterov and weight_decay")
+    optimizer = task.optimizer
+    if not isinstance(optimizer, (Sgd, Adam, AdamW)):
+        raise BackendUnavailable(f"{only}, not {type(optimizer).__name__}")
     return PlainMlp(
         layers=tuple(name for name, _ in linears),
         sizes=(linears[0][1].in_features, *(linear.out_features for _, linear in linears)),
         loss=str(task.loss),
-        batch_size=task.batch_size,
-        lr=task.optimizer.lr,
-        momentum=task.optimizer.momentum,
+        rows=task.micro_batch_size,
+        accumulate=task.accumulate,
+        optimizer=optimizer,
     )
 
 

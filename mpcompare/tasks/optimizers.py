@@ -48,6 +48,14 @@ class Optimizer(Protocol):
     def remembers(self) -> bool:
         """Whether a step depends on the ones before it."""
 
+    @property
+    def linear(self) -> bool:
+        """Whether an update is linear in the gradients: then it is as wrong as they are."""
+
+    def initial_state(self, like: Tensor) -> dict[str, Tensor]:
+        """What is remembered of a parameter before its first update, by torch's names: tensors of its shape and dtype,
+        and ``step``, a 0-d fp32 tensor on the CPU, the number of updates."""
+
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.Optimizer:
         """Of torch's own; ``fused``: one kernel, which skips on the device where a ``GradScaler`` says so."""
 
@@ -86,6 +94,13 @@ class Sgd:
     @property
     def remembers(self) -> bool:
         return self.momentum > 0
+
+    @property
+    def linear(self) -> bool:
+        return True
+
+    def initial_state(self, like: Tensor) -> dict[str, Tensor]:
+        return {"momentum_buffer": torch.zeros_like(like)} if self.momentum else {}
 
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.SGD:
         params = list(params)
@@ -153,6 +168,13 @@ class Adam:
     def remembers(self) -> bool:
         return any(self.betas)
 
+    @property
+    def linear(self) -> bool:
+        return False
+
+    def initial_state(self, like: Tensor) -> dict[str, Tensor]:
+        return {"exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like), "step": torch.zeros(())}
+
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.Adam:
         return torch.optim.Adam(params, **asdict(self), fused=fused or None)
 
@@ -179,6 +201,13 @@ class AdamW:
     @property
     def remembers(self) -> bool:
         return any(self.betas)
+
+    @property
+    def linear(self) -> bool:
+        return False
+
+    def initial_state(self, like: Tensor) -> dict[str, Tensor]:
+        return {"exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like), "step": torch.zeros(())}
 
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.AdamW:
         return torch.optim.AdamW(params, **asdict(self), fused=fused or None)

@@ -14,6 +14,10 @@ class Schedule(Protocol):
     Otherwise the warm-up would pass while the loss scale is still searched, and the first updates would be large ones.
     """
 
+    @property
+    def length(self) -> int:
+        """After so many updates the factor stays as it is."""
+
     def factor(self, updates: int) -> float:
         """The factor of the update before which ``updates`` were taken, 0 for the first."""
 
@@ -24,6 +28,8 @@ class Schedule(Protocol):
 @dataclass(frozen=True)
 class Constant:
     """The same learning rate from the first update to the last."""
+
+    length = 0
 
     def factor(self, updates: int) -> float:
         return 1.0
@@ -48,6 +54,10 @@ class Warmup:
 
     def __post_init__(self) -> None:
         check_whole("task.schedule.steps", self.steps, at_least=1)
+
+    @property
+    def length(self) -> int:
+        return self.steps
 
     def factor(self, updates: int) -> float:
         return min((updates + 1) / self.steps, 1.0)
@@ -83,6 +93,10 @@ class Cosine:
             if self.warmup_steps >= self.steps:
                 expected = f"expected fewer than the {self.steps} steps of the whole schedule"
                 raise InputError("task.schedule.warmup_steps", self.warmup_steps, expected)
+
+    @property
+    def length(self) -> int:
+        return self.steps or 0
 
     def factor(self, updates: int) -> float:
         """As above. ``steps`` must be known: see :meth:`over`."""

@@ -1,18 +1,19 @@
-"""The task that every implementation solves: a torch module, a loss, an optimizer with its schedule, and a batch size.
+"""The task that every implementation solves: a torch module, a loss, an optimizer, a schedule and a batch size.
 
 Parameters, gradients and buffers travel as ``dict[str, Tensor]`` under the module's own names and in its own layouts.
 """
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from mpcompare.errors import InputError, check_whole
+from mpcompare.errors import InputError, check_number, check_whole
 from mpcompare.tasks.losses import LOSSES, Loss
 from mpcompare.tasks.optimizers import Optimizer
+from mpcompare.tasks.rates import Rates
 from mpcompare.tasks.schedules import Constant, Schedule
 
 Params = dict[str, Tensor]
@@ -28,9 +29,12 @@ class Task:
         loss: ``cross_entropy`` or ``mse`` (:mod:`mpcompare.tasks.losses`), or a callable of output and targets that
             returns a scalar.
         optimizer: what updates the weights (:mod:`mpcompare.tasks.optimizers`).
-        batch_size: rows of a batch. Only whole batches are used.
+        batch_size: rows of a batch, all that one update sees. Only whole batches are used.
+        schedule: the learning rate of each update (:mod:`mpcompare.tasks.schedules`).
+        accumulate: in how many micro-batches, of equal size, a batch is computed; their gradients are added.
+        clip_norm: the largest norm that all gradients together may have; None: nothing is clipped.
+        clip_norm_type: 2, or inf: the largest element.
         samples: training samples to make where the data set is generated; real data sets have their own number.
-        schedule: which multiple of the optimizer's learning rate an update has (:mod:`mpcompare.tasks.schedules`).
     """
 
     model: Callable[[], nn.Module]
@@ -39,9 +43,21 @@ class Task:
     batch_size: int
     samples: int | None = None
     schedule: Schedule = field(default_factory=Constant)
+    accumulate: int = 1
+    clip_norm: float | None = None
+    clip_norm_type: float = 2.0
 
     def __post_init__(self) -> None:
         check_whole("task.batch_size", self.batch_size, at_least=1)
+        check_whole("task.accumulate", self.accumulate, at_least=1)
+        if self.batch_size % self.accumulate:
+            expected = f"expected a divisor of task.batch_size={self.batch_size}"
+            raise InputError("task.accumulate", self.accumulate, expected)
+        if self.clip_norm is not None:
+            check_number("task.clip_norm", self.clip_norm, above=0)
+        if str(self.clip_norm_type) not in ("2", "2.0", "inf"):
+            raise InputError("task.clip_norm_type", self.clip_norm_type, "expected one of 2, inf")
+        object.__setattr__(self, "clip_norm_type", float(self.clip_norm_type))
         if self.samples is not None:
             check_whole("task.samples", self.samples, at_least=1)
         if isinstance(self.loss, nn.Module) and any(True for _ in self.loss.parameters()):
@@ -56,6 +72,24 @@ class Task:
     def loss_fn(self) -> Loss:
         """``(output, targets) -> scalar``."""
         return LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Rows that forward and backward see at once."""
+        return self.batch_size // self.accumulate
+
+    def micro_batches(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """A batch as its micro-batches, which are views of it."""
+        rows = self.micro_batch_size
+        return list(zip(x.split(rows), y.split(rows), strict=True))
+
+    def over(self, updates: int) -> "Task":
+        """The same task in a run of so many updates, which a schedule may be spread over."""
+        return replace(self, schedule=self.schedule.over(updates))
+
+    def new_rates(self, updates: int = 0) -> Rates:
+        """The learning rates from the update number ``updates`` on."""
+        return Rates(self.optimizer.lr, self.schedule, updates)
 
     def new_model(self, seed: int, device: torch.device) -> nn.Module:
         """The network with its initial weights, fp32, in training mode.

@@ -32,7 +32,7 @@ def scratch(task, precision, device=CPU, policy=None, **options):
 def test_the_defaults_take_nothing_away(precision, momentum):
     task = make_task(momentum=momentum)
     plain = make_backend("scratch", task, precision, CPU)
-    explicit = scratch(task, precision, master_params=True, accumulate="fp32", softmax="fp32")
+    explicit = scratch(task, precision, master_params=True, accumulate_dtype="fp32", softmax="fp32")
     assert explicit.gemm is plain.gemm
     assert explicit.engine == plain.engine == "native"
     for seed in range(4):
@@ -124,7 +124,7 @@ def test_summed_in_fp32_it_is_the_product(device, dtype, trans_a, trans_b):
 
 
 def test_sums_in_16_bits_are_of_plain_torch():
-    backend = scratch(make_task(), "fp32", accumulate="fp16")
+    backend = scratch(make_task(), "fp32", accumulate_dtype="fp16")
     assert backend.engine == "torch"
     assert take_step(backend, *make_batch(make_task(), CPU)).isfinite()  # in fp32 too
     with pytest.raises(InputError, match="engine=native: sums in fp32"):
@@ -180,7 +180,7 @@ ABLATIONS = {
     "complete": ({}, None, ""),
     "no master weights": ({"master_params": False}, None, "no master weights"),
     "no loss scale": ({}, NoLossScale(), "underflow"),
-    "accumulate fp16": ({"accumulate": "fp16"}, None, "products"),
+    "accumulate fp16": ({"accumulate_dtype": "fp16"}, None, "products"),
     "softmax fp16": ({"softmax": "fp16"}, None, "loss"),
 }
 

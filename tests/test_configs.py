@@ -204,13 +204,13 @@ def test_the_ablations_are_swept_all_of_them_each_from_the_defaults():
     assert str(cfg.hydra.mode).endswith("MULTIRUN")
     assert sorted(cfg.hydra.sweeper.params["+ablation"].split(",")) == GROUPS["ablation"]
     complete = {
-        "_target_": "mpcompare.backends.scratch.Scratch", "engine": "auto", "master_params": True, "accumulate": "fp32",
+        "_target_": "mpcompare.backends.scratch.Scratch", "engine": "auto", "master_params": True, "accumulate_dtype": "fp32",
         "softmax": "fp32",
     }  # fmt: skip
     assert OmegaConf.to_container(compose("config", []).backend, resolve=True) == complete
     taken_away = {
         "none": {}, "no_master_params": {"master_params": False}, "no_loss_scale": {},
-        "accumulate_fp16": {"accumulate": "fp16"}, "softmax_fp16": {"softmax": "fp16"},
+        "accumulate_fp16": {"accumulate_dtype": "fp16"}, "softmax_fp16": {"softmax": "fp16"},
     }  # fmt: skip
     assert {"amp", *taken_away} == set(GROUPS["ablation"])
     for name, options in taken_away.items():

@@ -273,18 +273,21 @@ BAD = {
     "unknown engine": (["engine=cublas"], "engine=cublas: expected one of auto, native, torch"),
     "unknown device": (["device=tpu"], "device=tpu: expected one of auto, cpu, cuda"),
     "bad loss scale": (["loss_scale=dynamic", "loss_scale.growth_factor=1"], "loss_scale.growth_factor=1: expected"),
-    "unknown accumulator": (["backend.accumulate=fp8"], "backend.accumulate=fp8: expected one of fp32, fp16, bf16"),
+    "unknown accumulator": (
+        ["backend.accumulate_dtype=fp8"],
+        "backend.accumulate_dtype=fp8: expected one of fp32, fp16, bf16",
+    ),
     "unknown softmax": (["backend.softmax=tf32"], "backend.softmax=tf32: expected one of fp32, fp16, bf16"),
     "masters a number": (["backend.master_params=1"], "backend.master_params=1: expected true or false"),
-    "16-bit sums, native": (["backend.accumulate=fp16", "engine=native"], "engine=native: sums in fp32; "),
+    "16-bit sums, native": (["backend.accumulate_dtype=fp16", "engine=native"], "engine=native: sums in fp32; "),
     "an option of none": (["backend=amp", "+backend.softmax=fp16"], "backend.softmax=fp16: backend=amp takes no opti"),
     "unknown option": (
         ["+backend.x=1"],
-        "backend.x=1: backend=scratch takes engine, master_params, accumulate, softmax",
+        "backend.x=1: backend=scratch takes engine, master_params, accumulate_dtype, softmax",
     ),
     "an argument of all": (
         ["+backend.task=1"],
-        "backend.task=1: backend=scratch takes engine, master_params, accumulate, ",
+        "backend.task=1: backend=scratch takes engine, master_params, accumulate_dtype, ",
     ),
     "output in a file": (["hydra.run.dir=file/run"], "hydra.run.dir=file/run: cannot write there (Not a directory)"),
 }

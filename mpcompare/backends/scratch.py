@@ -19,7 +19,7 @@ What a step does beside them, in the order in which it must be done: the gradien
 it: a norm of scaled gradients is ``loss_scale`` times too large, and an optimizer that has seen an inf keeps it.
 
 Each technique can be taken away, to see what it is good for: ``master_params=False``, ``loss_scale=none``,
-``accumulate`` and ``softmax`` other than fp32 (python -m mpcompare +experiment=ablations).
+``accumulate_dtype`` and ``softmax`` other than fp32 (python -m mpcompare +experiment=ablations).
 
 The matrix product is ``gemm(A, B, C, trans_a, trans_b, alpha, beta)``: C = alpha op(A) op(B) + beta C, summed in fp32.
 On CUDA it is one ``cublasGemmEx`` call, csrc/cuda/gemm.cu; on a CPU it is csrc/cpu/multiply.hpp.
@@ -113,18 +113,18 @@ class Scratch:
         loss_scale: LossScale,
         engine: str = "auto",
         master_params: bool = True,
-        accumulate: str = "fp32",
+        accumulate_dtype: str = "fp32",
         softmax: str = "fp32",
     ) -> None:
         check_flag("backend.master_params", master_params)
-        check_choice("backend.accumulate", accumulate, ("fp32", "fp16", "bf16"))
+        check_choice("backend.accumulate_dtype", accumulate_dtype, ("fp32", "fp16", "bf16"))
         check_choice("backend.softmax", softmax, ("fp32", "fp16", "bf16"))
         self.mlp = plain_mlp(model, task, "backend=scratch")  # names and widths of the layers
         params = self.mlp.by_hand(dict(model.named_parameters()))  # W1 [in, out], b1 [out], W2, b2, ...
         self.precision, self.softmax = precision, softmax
         self.compute_dtype, self.loss_dtype = DTYPES[precision], DTYPES[softmax]
         device = params["W1"].device
-        self.engine, self.gemm = ops.select_gemm(engine, device, self.compute_dtype, DTYPES[accumulate])  # (3)
+        self.engine, self.gemm = ops.select_gemm(engine, device, self.compute_dtype, DTYPES[accumulate_dtype])  # (3)
         self.loss_of = cross_entropy if self.mlp.loss == "cross_entropy" else mse
         self.task, self.rule = task, self.mlp.optimizer
         self.layers = range(1, len(self.mlp.sizes))  # 1 .. L

@@ -139,11 +139,17 @@ inline vec square_root(vec v) {
 
 // The first and the second half of the lanes, in double.
 inline void widen(vec v, dvec* first, dvec* second) {
+#if defined(__AVX512F__)  // GCC 12 would convert four quarters and put them together
+  const __m512d both = reinterpret_cast<__m512d>(v);
+  *first = reinterpret_cast<dvec>(_mm512_cvtps_pd(_mm256_castpd_ps(_mm512_castpd512_pd256(both))));
+  *second = reinterpret_cast<dvec>(_mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(both, 1))));
+#else
   typedef float half __attribute__((vector_size(VL * 2)));
   half h[2];
   std::memcpy(h, &v, sizeof v);
   *first = __builtin_convertvector(h[0], dvec);
   *second = __builtin_convertvector(h[1], dvec);
+#endif
 }
 
 // acc + a.lo * b.lo + a.hi * b.hi in every lane, where a lane holds two bf16: the CPU's bf16 matrix instruction. x86's

@@ -1,12 +1,14 @@
 """The native operators against torch: every shape of a step, every dtype, taking turns in one process.
 
-    python scripts/bench_ops.py [--device auto] [--batch 8192] [--hidden 8192] [--rounds 9] [--csv FILE]
+    python scripts/bench_ops.py [--device auto] [--batch 8192] [--hidden 8192] [--params 6500000 50000000] [--rounds 9]
+        [--only products optimizers] [--csv FILE]
 
 Prints GFLOP/s, the share of this machine's measured peak (on a CPU of registers alone: fp32 multiply-add for fp32 and
 fp16, the bf16 dot product for bf16 where it has one, the best before and after the run; on a GPU of torch's product of
-two large matrices), and torch's time over ours, pair by pair: median and p20 to p80. torch writes into a preallocated
-output too. torch's fp16 product is scalar on a CPU and takes minutes at large sizes: there it is timed only up to
---torch-limit GFLOP. On a GPU the operators that fuse more than a product are timed too, beside what torch needs.
+two large matrices), GB/s with each input read and each output written once, and torch's time over ours, pair by pair:
+median and p20 to p80. torch writes into a preallocated output too. torch's fp16 product is scalar on a CPU and takes
+minutes at large sizes: there it is timed only up to --torch-limit GFLOP. On a GPU the operators that fuse more than a
+product are timed too, beside what torch needs; what updates --params parameters is timed on both.
 """
 
 import argparse
@@ -14,13 +16,15 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from ceilings import calls_for, matmul_flops, seconds
+from ceilings import calls_for, copy_bytes, matmul_flops, seconds
 from torch import Tensor
 
 from mpcompare.cost import work
@@ -105,6 +109,7 @@ def fused(n: int, h: int, dtype: str, device: torch.device) -> list[Case]:
     master, grads = torch.randn(784, h, device=device), torch.randn(784, h, device=device).to(x.dtype)
     copies = torch.empty_like(grads) if size < 4 else None
     scale, found_inf = torch.ones((), device=device), torch.zeros((), device=device)
+    lr = torch.full((), 1e-9, device=device)
 
     # In place, z has half as many positive numbers after each call; what is read and written stays the same.
     def torch_linear_backward() -> None:
@@ -136,7 +141,48 @@ def fused(n: int, h: int, dtype: str, device: torch.device) -> list[Case]:
         Case("non_finite W1", f"non_finite 784 x {h}", dtype, Work(784 * h, size * 784 * h),
              lambda: ops.non_finite(grads, found_inf), lambda: grads.isfinite().all()),
         Case("sgd W1", f"sgd 784 x {h}", dtype, work.sgd(784 * h, size) + Work(0, size % 4 * 784 * h),  # and the copies
-             lambda: ops.sgd(master, None, copies, grads, scale, found_inf, lr=1e-9), torch_sgd),
+             lambda: ops.sgd(master, None, copies, grads, lr, scale, found_inf), torch_sgd),
+    ]  # fmt: skip
+
+
+def optimizers(count: int, dtype: str, device: torch.device) -> list[Case]:
+    """What updates ``count`` parameters, beside torch's fused optimizer. That one unscales by itself, but takes fp32
+    gradients alone: they are widened for it, and its weights cast to 16 bits, by a copy each."""
+
+    def random() -> Tensor:
+        return torch.randn(count, device=device)
+
+    grads = random().to(DTYPES[dtype])
+    low, size = grads.itemsize < 4, grads.itemsize
+    copies = torch.empty_like(grads) if low else None
+    master, velocity, square, norm = random(), random(), random().square(), torch.zeros((), device=device).double()
+    lr, step, scale, found_inf = (torch.tensor(value, device=device) for value in (1e-9, 10.0, 1.0, 0.0))
+
+    def torch_step(optimizer: type[torch.optim.Optimizer], **rule: float) -> Callable[[], None]:
+        p = torch.nn.Parameter(random())
+        p.grad = wide = random()
+        update = optimizer([p], lr=1e-9, fused=True, **rule)  # type: ignore[call-arg]
+
+        def run() -> None:
+            if low:
+                wide.copy_(grads)
+            update.step()
+            if copies is not None:
+                copies.copy_(p.detach())
+
+        return run
+
+    written = Work(0, size * count if low else 0)  # the 16-bit weights
+    return [
+        Case("sgd", f"sgd {count}", dtype, work.sgd(count, size, momentum=True) + written,
+             lambda: ops.sgd(master, velocity, copies, grads, lr, scale, found_inf, momentum=0.9),
+             torch_step(torch.optim.SGD, momentum=0.9)),
+        Case("adam", f"adam {count}", dtype, work.adam(count, size) + written,
+             lambda: ops.adam(master, velocity, square, copies, grads, lr, step, scale, found_inf, beta1=0.9,
+                              beta2=0.999, eps=1e-8, weight_decay=0.01), torch_step(torch.optim.AdamW)),
+        Case("grad_norm", f"grad_norm {count}", dtype, Work(3 * count, size * count),
+             lambda: ops.grad_norm(grads, scale, found_inf, norm),
+             lambda: torch.linalg.vector_norm(grads, dtype=torch.float32)),
     ]  # fmt: skip
 
 
@@ -160,6 +206,7 @@ def bench(case: Case, device: torch.device, rounds: int) -> dict[str, object]:
         "ms": np.median(mine) * 1e3,
         "torch ms": np.median(other) * 1e3,
         "GFLOP/s": case.work.flops / np.median(mine) / 1e9,
+        "GB/s": case.work.bytes / np.median(mine) / 1e9,
         "torch / ours": p50,
         "p20": p20,
         "p80": p80,
@@ -171,6 +218,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=8192)
+    parser.add_argument("--params", type=int, nargs="+", default=[6_500_000, 50_000_000])
+    parser.add_argument("--only", nargs="+", choices=("products", "optimizers"), default=("products", "optimizers"))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--torch-limit", type=float, default=2.0, help="GFLOP, for torch's fp16 product on a CPU")
     parser.add_argument("--csv", type=Path)
@@ -182,8 +231,14 @@ def main() -> None:
     machine.set_tf32(False)
     before, rows, clocks = measured_peaks(device), [], []
     for dtype in ("fp32", *(("tf32",) if on_gpu else ()), "fp16", "bf16"):
-        cases = products(args.batch, args.hidden, dtype, device, args.torch_limit)
-        for case in cases + (fused(args.batch, args.hidden, dtype, device) if on_gpu and dtype != "tf32" else []):
+        groups: list[Callable[[], list[Case]]] = []  # made when it is their turn: one group's tensors at a time
+        if "products" in args.only:
+            groups.append(partial(products, args.batch, args.hidden, dtype, device, args.torch_limit))
+            if on_gpu and dtype != "tf32":
+                groups.append(partial(fused, args.batch, args.hidden, dtype, device))
+        if "optimizers" in args.only and dtype != "tf32":
+            groups += [partial(optimizers, count, dtype, device) for count in args.params]
+        for case in chain.from_iterable(make() for make in groups):
             watch = Watch(device)
             watch.start()
             try:
@@ -201,6 +256,8 @@ def main() -> None:
         print(f"measured peak of torch's product, 8192 x 8192 x 8192, random data, TFLOP/s: {said}")
         print(describe_clocks(clocks))
     else:
+        copy = copy_bytes(device, 256) / 1e9
+        print(f"copy of 256 MB: {copy:.1f} GB/s, read and written")
         print(f"measured peak: fp32 multiply-add {peaks['fp32']:.0f} GFLOP/s, bf16 {peaks['bf16']:.0f} GFLOP/s")
     print(table.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
     if args.csv:

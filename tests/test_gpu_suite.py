@@ -62,12 +62,13 @@ def test_the_clock_of_a_gpu_is_told():
 
 def test_operators_are_timed_against_torch(run, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_ops, "cpu_peaks", lambda: {"fp32": 100.0, "fp16": 100.0, "bf16": 200.0})
-    run(bench_ops, *TINY, "--rounds", 2, "--csv", tmp_path / "a.csv")
+    run(bench_ops, *TINY, "--params", 100, "--rounds", 2, "--csv", tmp_path / "a.csv")
     table = pd.read_csv(tmp_path / "a.csv")
     assert list(table) == list(pd.read_csv(CONF.parent / "docs" / "bench" / "ops.csv"))
-    assert len(table) == 3 * 5
+    assert len(table) == 3 * (5 + 3)
     first = table.iloc[0]
     assert first["GFLOP/s"] == pytest.approx(2 * 64 * 784 * 32 / first["ms"] / 1e6)
+    assert first["GB/s"] == pytest.approx(4 * (64 * 784 + 784 * 32 + 64 * 32) / first["ms"] / 1e6)
     assert first["share of peak"] == pytest.approx(first["GFLOP/s"] / 100)
 
 
@@ -79,7 +80,7 @@ def finished_suite(folder, run, cli, monkeypatch):
     run(describe_machine, folder / "machine.json", "--device", "cpu", "--dataset", "digits")
     sweep = f"hydra.sweep.dir={folder / 'default'}"
     assert cli("-m", "backend=amp,fp32", "hydra/launcher=basic", "verdict.noise=1", sweep, *SMALL).code == 0
-    run(bench_ops, *TINY, "--rounds", 2, "--csv", folder / "ops.csv")
+    run(bench_ops, *TINY, "--params", 100, "--rounds", 2, "--csv", folder / "ops.csv")
     sizes = ("--size", 64, "--megabytes", 1, "--data", "digits", "--backends", "fused", "amp")
     run(roofline, *TINY, *sizes, "--csv", folder / "roofline.csv", "--png", folder / "roofline.png")
     (folder / "ncu.log").write_text(NCU)

@@ -38,4 +38,5 @@ def test_an_operator_reads_its_inputs_and_writes_its_outputs():
     assert work.cross_entropy(4, 10, 2).bytes == 2 * 2 * 40 + 8 * 4
     assert work.sgd(7, 2).bytes == 7 * (4 + 4 + 2)
     assert work.sgd(7, 4, momentum=True).bytes == 7 * (4 + 4 + 4 + 4 + 4)
+    assert work.adam(7, 2).bytes == 7 * (3 * (4 + 4) + 2)
     assert work.gemm(8192, 784, 8192, 2).intensity == pytest.approx(784 * 8192 / (2 * 784 + 8192))

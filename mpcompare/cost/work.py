@@ -55,8 +55,8 @@ def sgd(params: int, size: int, momentum: bool = False) -> Work:
 
 
 def adam(params: int, size: int) -> Work:
-    """Two moments, a root and a division for each fp32 master, from gradients of ``size`` bytes."""
-    return Work(12 * params, (24 + size) * params)
+    """The same by Adam, with both moments: a multiplication, division, sum or root each."""
+    return Work(15 * params, (24 + size) * params)
 
 
 def phases(task: PlainMlp, precision: str) -> dict[str, Work]:

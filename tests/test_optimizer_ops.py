@@ -390,7 +390,7 @@ def test_grad_norm_against_float64(device, dtype, loss_scale):
 @pytest.mark.parametrize("infinity", [False, True])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_grad_norm_shows_inf_and_nan_and_sets_found_inf(device, dtype, infinity, value):
-    for count in (1, 31, 4096, 100_003):
+    for count in (1, 31, 8193):
         x = randn(count, dtype=dtype, device=device)
         for position in {0, count // 2, count - 1}:
             y = x.clone()

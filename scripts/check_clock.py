@@ -30,6 +30,7 @@ from backend_of import mnist_mlp
 
 from mpcompare import loss_scale
 from mpcompare.backends.amp import Amp
+from mpcompare.contract import Stepper
 from mpcompare.entrant.timing import time_block
 from mpcompare.entrant.training import train
 from mpcompare.measure.clock import CpuClock
@@ -115,23 +116,25 @@ def overhead(sweeps: int, overrides: list[str]) -> bool:
     for hidden, batch_size, steps in ((8192, 8192, 3), (32, 64, 5000)):
         task = mnist_mlp(batch_size, hidden)
         backend = Amp(task.new_model(0, torch.device("cpu")), task, "bf16", loss_scale.auto("bf16"))
-        stream, clock = batches(digits(0, 10 * batch_size), batch_size), CpuClock()
+        stream, clock = ([batch] for batch in batches(digits(0, 10 * batch_size), batch_size)), CpuClock()
+        stepper = Stepper(backend, task.new_rates())
 
         def bare() -> None:
-            for x, y in islice(stream, steps):  # noqa: B023
+            for ((x, y),) in islice(stream, steps):  # noqa: B023
                 backend.forward(x, y)  # noqa: B023
                 backend.backward()  # noqa: B023
                 backend.unscale()  # noqa: B023
-                backend.step()  # noqa: B023
+                backend.clip()  # noqa: B023
+                backend.step(0.01)  # noqa: B023
                 backend.update()  # noqa: B023
 
         def recorded() -> None:
             with tempfile.TemporaryDirectory() as name:
-                for _ in train(backend, stream, steps, 0, clock, Recorder(Path(name), {})):  # noqa: B023
+                for _ in train(stepper, stream, steps, 0, None, clock, Recorder(Path(name), {})):  # noqa: B023
                     pass
 
         def timed() -> None:
-            time_block(backend, stream, steps, clock)  # noqa: B023
+            time_block(stepper, stream, steps, clock)  # noqa: B023
 
         loops: dict[str, Callable[[], None]] = {"bare": bare, "training": recorded, "timed block": timed}
         times: dict[str, list[float]] = {name: [] for name in loops}

@@ -11,6 +11,7 @@
 #   sweep      all backends, 16-bit ones in fp16            racecheck  likewise
 #   tasks      amp, amp_graph, fp32 and master_weights      ncu        the kernels of one step of fused
 #              in fp16 on four other networks
+#   recipe     fused, scratch, amp, amp_graph and fp32 in fp16 with AdamW, a cosine, clipping and two micro-batches
 #   bf16       fused, scratch and amp in bf16
 #   speed      fused, scratch, amp, amp_graph and fp32 at batch 512, 1024 wide: a step too small to fill a GPU
 #
@@ -136,6 +137,8 @@ part compile 75 "$python" scripts/one_step.py amp_compile
 [[ $result == stopped ]] || sixteen+=,amp_compile # it would take the sweep's time from all others
 sweep sweep 180 40 default "backend=$sixteen,fp32,tf32" "data=$data"
 sweep tasks 110 5 tasks "task=$networks" backend=amp,amp_graph,fp32,master_weights train.steps=10 verdict.noise=1
+sweep recipe 60 10 recipe backend=fused,scratch,amp,amp_graph,fp32 "data=$data" optimizer=adamw schedule=cosine \
+  task.clip_norm=1 task.accumulate=2
 sweep bf16 60 10 bf16 backend=fused,scratch,amp precision=bf16 "data=$data"
 sweep speed 60 15 speed +experiment=speed backend=fused,scratch,amp,amp_graph,fp32 "data=$data" \
   task.batch_size=512 'task.model.hidden=[1024]'
@@ -166,7 +169,7 @@ else
   missing ncu ncu
 fi
 
-for name in default tasks bf16 speed; do # a sweep that was stopped has records, and no report yet
+for name in default tasks recipe bf16 speed; do # a sweep that was stopped has records, and no report yet
   if [[ -d $work/$name && ! -f $work/$name/report/summary.csv ]]; then
     timeout -k 2 20 "$python" -m mpcompare.report "$work/$name" >"$work/logs/report-$name.log" 2>&1 || true
   fi

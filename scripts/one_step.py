@@ -8,7 +8,7 @@ import argparse
 import torch
 from backend_of import make_backend, mnist_mlp
 
-from mpcompare.contract import take_step
+from mpcompare.contract import Stepper
 from mpcompare.measure import machine
 from mpcompare.native.graph import WARMUP
 from mpcompare.precision import resolve_precision
@@ -28,14 +28,15 @@ def main() -> None:
     precision = resolve_precision(args.precision, ("fp16", "bf16", "fp32", "tf32"), device, args.backend)
     task = mnist_mlp(args.batch, args.hidden)
     backend = make_backend(args.backend, precision, task.new_model(0, device), task, graph=False)
+    stepper = Stepper(backend, task.new_rates())
     stream = batches(digits(0, args.batch * (WARMUP + 2)).to(device), args.batch)
     for _ in range(WARMUP + 1):  # the last captures a graph
-        take_step(backend, *next(stream))
+        stepper.step([next(stream)])
     batch = next(stream)
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
-    loss = take_step(backend, *batch)
+    loss = stepper.step([batch])
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
-from mpcompare.contract import BackendUnavailable
+from mpcompare.contract import PHASES, BackendUnavailable, Stepper
 from mpcompare.cost import work
 from mpcompare.cost.work import Work
 from mpcompare.entrant import timing
@@ -82,15 +82,16 @@ def phase_rows(
     device = dataset.x_train.device
     model = task.new_model(0, device)
     backend, mlp = make_backend(name, precision, model, task, **changes), plain_mlp(model, task)
-    stream, clock = batches(dataset, task.batch_size), measure.clock(device)
-    timing.time_block(backend, stream, WARMUP + 1, clock)  # compiles, captures
-    steps = timing.try_block(backend, stream, BLOCK_S, clock).steps
-    whole = float(np.median([timing.time_block(backend, stream, steps, clock)[0] for _ in range(5)]))
+    stepper = Stepper(backend, task.new_rates())
+    stream, clock = ([batch] for batch in batches(dataset, task.batch_size)), measure.clock(device)
+    timing.time_block(stepper, stream, WARMUP + 1, clock)  # compiles, captures
+    steps = timing.try_block(stepper, stream, BLOCK_S, clock).steps
+    whole = float(np.median([timing.time_block(stepper, stream, steps, clock)[0] for _ in range(5)]))
     found = row("phase", label, "whole step", whole, work.step(mlp, precision), roof, precision)
     if hasattr(backend, "train_step"):
         return [found]
-    phase_ms = timing.time_phases(backend, stream, steps, clock)["phase_ms"]
-    parts = {"forward": ["forward"], "backward": ["backward"], "unscale to update": ["unscale", "step", "update"]}
+    phase_ms = timing.time_phases(stepper, stream, steps, clock, task)["phase_ms"]
+    parts = {"forward": ["forward"], "backward": ["backward"], "unscale to update": list(PHASES[2:])}
     times = {part: sum(phase_ms[phase] or 0.0 for phase in of) for part, of in parts.items()}
     counts = work.phases(mlp, precision)
     return [*(row("phase", label, part, times[part], counts[part], roof, precision) for part in parts), found]

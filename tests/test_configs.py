@@ -204,8 +204,8 @@ def test_the_ablations_are_swept_all_of_them_each_from_the_defaults():
     assert str(cfg.hydra.mode).endswith("MULTIRUN")
     assert sorted(cfg.hydra.sweeper.params["+ablation"].split(",")) == GROUPS["ablation"]
     complete = {
-        "_target_": "mpcompare.backends.scratch.Scratch", "engine": "auto", "master_params": True, "accumulate_dtype": "fp32",
-        "softmax": "fp32",
+        "_target_": "mpcompare.backends.scratch.Scratch", "engine": "auto", "master_params": True,
+        "accumulate_dtype": "fp32", "softmax": "fp32",
     }  # fmt: skip
     assert OmegaConf.to_container(compose("config", []).backend, resolve=True) == complete
     taken_away = {

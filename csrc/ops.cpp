@@ -51,6 +51,8 @@ STABLE_TORCH_LIBRARY(mpcompare, m) {
       "float growth_factor, float backoff_factor, int growth_interval, float min_scale, int hysteresis) -> ()");
   // bytes that the CPU operators keep for packing, in all threads: torch's allocator knows nothing of them
   m.def("workspace_bytes() -> int");
+  // whether bf16 products use AMX tiles: 0 built without, 1 yes, 2 built with but refused by Linux or switched off
+  m.def("amx() -> int");
   // the largest workspace that a cublasLt product has taken from torch's allocator, for as long as it ran
   m.def("lt_workspace_bytes() -> int");
   // kinds of products that cublasLt could not do, so that cuBLAS and kernels around it did

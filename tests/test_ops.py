@@ -180,6 +180,86 @@ def test_result_does_not_depend_on_the_number_of_threads():
     assert torch.equal(results[0], results[2])
 
 
+@pytest.fixture
+def amx(built):
+    if not ops.uses_amx():
+        pytest.skip("needs a CPU with AMX")
+
+
+def around(x, value=math.nan):
+    """The same values as a view in the middle of a larger matrix, ``value`` on all sides."""
+    outer = torch.full((x.shape[0] + 2, x.shape[1] + 2), value, dtype=x.dtype)
+    outer[1:-1, 1:-1] = x
+    return outer[1:-1, 1:-1]
+
+
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("K", [1, 31, 32, 33, 63, 300, 1023, 1025, 2080])
+def test_tiles_pad_with_zeros_whatever_lies_beside_the_operands(K):
+    """Where K, M or N end inside a tile; what lies before and behind is NaN, and so is what was packed before."""
+    nan = torch.full((70, 2100), math.nan, dtype=torch.bfloat16)
+    for M, N in ((1, 17), (31, 33), (33, 31), (47, 65), (65, 16), (33, 1), (2, 10)):
+        for trans_a, trans_b in ((False, False), (True, False), (False, True), (True, True)):
+            ops.native_gemm(nan, nan, torch.empty(70, 70), trans_b=True)
+            a, b, c = operands(M, N, K, "bf16", trans_a, trans_b)
+            check(around(a), around(b), c, trans_a=trans_a, trans_b=trans_b)
+
+
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (64, 66), (31, 32), (32, 31)])
+@pytest.mark.parametrize("N", [10, 67])
+def test_tiles_keep_inf_and_nan_in_their_row_and_column(row, column, N):
+    for which, value in ((0, math.nan), (0, math.inf), (1, math.nan), (1, -math.inf)):
+        a, b, c = operands(65, N, 45, "bf16")
+        (a, b)[which][(row, 44) if which == 0 else (44, column % N)] = value
+        ops.native_gemm(a, b, c)
+        hit = torch.zeros(65, N, dtype=torch.bool)
+        hit[row if which == 0 else slice(None), slice(None) if which == 0 else column % N] = True
+        assert torch.equal(~c.isfinite(), hit)
+
+
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize(("M", "N", "K"), [(700, 900, 2500), (1500, 10, 300), (5000, 4000, 33)])
+def test_tiles_give_the_same_bits_with_any_number_of_threads(M, N, K):
+    a, b, _ = operands(M, N, K, "bf16")
+    threads, results = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            results.append(torch.empty(M, N, dtype=torch.bfloat16))
+            ops.native_gemm(a, b, results[-1])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.usefixtures("amx")
+def test_tiles_and_vectors_agree(tmp_path):
+    """In a process with MPCOMPARE_AMX=0: both are within K + 3 roundings of float64, so within twice that here."""
+    script = """
+import sys, torch
+from mpcompare.native import ops
+ops.load("cpu")
+assert not ops.uses_amx()
+a, b = torch.load(sys.argv[1])
+out = torch.empty(a.shape[0], b.shape[1])
+ops.native_gemm(a, b, out)
+torch.save(out, sys.argv[1])
+"""
+    a, b, tiles = operands(100, 90, 1300, "bf16")
+    torch.save((a, b), tmp_path / "tensors")
+    env = {**os.environ, "MPCOMPARE_AMX": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "tensors"], check=True, env=env, capture_output=True, text=True
+    )
+    assert "do without" in done.stderr
+    vectors = torch.load(tmp_path / "tensors").double()
+    ops.native_gemm(a, b, tiles)
+    bound = 2 * (1300 + 3) * 2.0**-24 * (a.double().abs() @ b.double().abs())
+    assert ((tiles.double() - vectors).abs() <= bound).all()
+
+
 def test_one_openmp_runtime_serves_torch_and_the_operators():
     script = "from mpcompare.native import ops; ops.load('cpu'); print(open('/proc/self/maps').read())"
     if not sys.platform.startswith("linux"):

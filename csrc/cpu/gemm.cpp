@@ -44,6 +44,14 @@ void gemm_reference(Tensor a, Tensor b, Tensor out, bool trans_a, bool trans_b, 
 
 int64_t workspace_bytes() { return mpcompare::workspace_bytes; }
 
+int64_t amx() {
+#ifdef HAS_AMX
+  return amx_allowed() ? 1 : 2;
+#else
+  return 0;
+#endif
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
@@ -54,4 +62,5 @@ STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
 // No argument is a tensor that would choose a device.
 STABLE_TORCH_LIBRARY_IMPL(mpcompare, CompositeExplicitAutograd, m) {
   m.impl("workspace_bytes", TORCH_BOX(&workspace_bytes));
+  m.impl("amx", TORCH_BOX(&amx));
 }

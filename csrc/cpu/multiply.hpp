@@ -1,7 +1,8 @@
 // C = A B^T on the CPU, in the blocked scheme of BLIS (Van Zee and van de Geijn, 2015).
 //
 //   pack.hpp        copies blocks of both operands into panels that are read front to back
-//   micro_kernel    a tile of C in registers: one operand broadcast number by number, the other read as vectors
+//   vectors.hpp     the micro-kernel: a tile of C in vector registers
+//   amx.hpp         the micro-kernel for bf16 where the CPU has AMX: a tile of C in tile registers
 //   multiply        the loops: which block, which thread, which tile
 //   Scale           an epilogue, what happens to a finished tile: here it is scaled and stored; others are in layers.cpp
 //
@@ -9,78 +10,16 @@
 // is summed in the same order whatever their number.
 #pragma once
 #include "../fused.hpp"
+#include "amx.hpp"
 #include "dispatch.hpp"
-#include "pack.hpp"
+#include "vectors.hpp"
 
 #include <omp.h>
 #include <torch/csrc/stable/ops.h>
 
 namespace {
 
-// A tile is MR x NR: MR rows of the thin operand, NR = NV vectors of the wide one. MR * NV sums, NV vectors of the wide
-// operand and one broadcast fill the registers: 28 + 2 + 1 of 32 (AVX-512), 12 + 2 + 1 of 16 (AVX2), 24 + 3 + 1 of 32.
-#if defined(__AVX512F__)
-constexpr int MR = 14, NV = 2;
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-constexpr int MR = 6, NV = 2;
-#elif defined(__ARM_NEON)
-constexpr int MR = 8, NV = 3;
-#else
-constexpr int MR = 4, NV = 2;
-#endif
-constexpr int NR = NV * VL, TILE = MR * NR;
-
-// ---- micro-kernel: sums[m][NR] (+)= thin panel (lanes x MR, m of them used) times wide panel (lanes x NR)
-
-// The unroll pragmas make `acc` registers; without them it goes through the stack.
-template <int PK, int m>
-void micro_kernel(int64_t lanes, const uint32_t* thin, const uint32_t* wide, float* sums, bool add) {
-  vec acc[m][NV];
-#pragma GCC unroll 16
-  for (int i = 0; i < m; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++) acc[i][j] = add ? load(sums + i * NR + j * VL) : vec{};
-  for (; lanes > 0; lanes--, thin += MR, wide += NR) {
-    uvec w[NV];
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++) w[j] = read<uvec>(wide + j * VL);
-#pragma GCC unroll 16
-    for (int i = 0; i < m; i++) {
-      const uvec t = uvec{} + thin[i];
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; j++)
-        if constexpr (PK == 1)
-          acc[i][j] += floats(t) * floats(w[j]);
-        else
-          acc[i][j] = dot2(acc[i][j], t, w[j]);
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < m; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NV; j++) store(sums + i * NR + j * VL, acc[i][j]);
-}
-
-using MicroKernel = void (*)(int64_t, const uint32_t*, const uint32_t*, float*, bool);
-template <int PK, int... m>
-MicroKernel micro_kernel_for(int64_t rows, std::integer_sequence<int, m...>) {
-  static constexpr MicroKernel table[] = {micro_kernel<PK, m + 1>...};
-  return table[rows - 1];
-}
-
 // ---- loops
-
-// How large a block of C a thread owns, how much of K is packed at a time, and how many thin rows are packed at a time.
-// With AVX-512: a wide panel of 256 lanes is 32 KB (L1), 12 thin panels 168 KB (L2), the wide block and the sums of a
-// block 1 + 4 MB (L3).
-struct Blocking {
-  int64_t thin, wide, lanes, thin_at_a_time;
-};
-
-inline Blocking blocking(int64_t lanes, bool skinny) {
-  if (skinny) return {MR, 1024, 64, MR};  // the wide operand is read once: along memory, in long runs
-  return {73 * MR, lanes <= 64 ? 8192 : 1024, 256, 12 * MR};
-}
 
 // Two rows of A times the n rows of B, packed as vectors along K: tile[2][ld], each a dot product.
 template <class T, int n>
@@ -144,18 +83,12 @@ void multiply_by_rows(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, con
   }
 }
 
-// Calls epilogue(i, j, m, n, tile, ld) once for every tile of C = A B^T, A M x K and B N x K as views: tile[r * ld + c]
-// is the sum of C[i + r, j + c], r < m, c < n, in fp32. Rows of the tile may be read up to the next multiple of VL.
-template <class T, class Epilogue>
-void multiply(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilogue& epilogue) {
-  constexpr int PK = PER_LANE<T>;
-  const bool skinny = N <= MR;
-  if (skinny && a.col == 1) return multiply_by_rows(M, N, K, a, b, epilogue);
-  // Skinny, and A's columns are contiguous: A becomes the wide operand, so that no part of a vector is wasted.
-  const View<T> thin = skinny ? b : a, wide = skinny ? a : b;
-  const int64_t rows = skinny ? N : M, columns = skinny ? M : N;
+// The tiles of C = A B^T by one micro-kernel. Where `swapped`, thin and wide are B and A: their tiles are turned back.
+template <class Kernel, class T, class Epilogue>
+void multiply_blocks(int64_t rows, int64_t columns, int64_t K, View<T> thin, View<T> wide, Blocking size, bool swapped,
+                     const Epilogue& epilogue) {
+  constexpr int PK = PER_LANE<T>, MR = Kernel::MR, NR = Kernel::NR, TILE = MR * NR;
   const int64_t lanes = lanes_of(K, PK);
-  const Blocking size = blocking(lanes, skinny);
 
   // Near-equal blocks, a multiple of the number of threads where C has that many tiles.
   const int threads = static_cast<int>(torch::stable::get_num_threads());
@@ -166,57 +99,107 @@ void multiply(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilo
   while (blocks_t * blocks_w % threads != 0 && blocks_t < tiles_t) blocks_t++;  // as many for every thread
   const int64_t block_t = ceil_div(tiles_t, blocks_t) * MR, block_w = ceil_div(tiles_w, blocks_w) * NR;
   blocks_t = ceil_div(rows, block_t), blocks_w = ceil_div(columns, block_w);
-  const int64_t step = std::min(lanes, size.lanes), stride_t = panel_stride<MR>(step), stride_w = panel_stride<NR>(step);
+  const int64_t step = std::min(lanes, size.lanes);
   const bool in_steps = step < lanes;  // then the sums of a whole block wait for the last step
 
   bool out_of_memory = false;  // an exception must not leave the parallel region
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t block = 0; block < blocks_t * blocks_w; block++) {
+#pragma omp parallel num_threads(threads)
+  {
+    [[maybe_unused]] const typename Kernel::Session session;
     mpcompare::Workspace& memory = mpcompare::workspace();
-    const int64_t t0 = block / blocks_w * block_t, w0 = block % blocks_w * block_w;
-    const int64_t nt = std::min(block_t, rows - t0), nw = std::min(block_w, columns - w0);
-    uint32_t* packed_t = memory.thin.at_least(ceil_div(size.thin_at_a_time, MR) * stride_t + VL);
-    uint32_t* packed_w = memory.wide.at_least(ceil_div(block_w, NR) * stride_w + VL);
-    float* sums = reinterpret_cast<float*>(
-        memory.sums.at_least(in_steps ? ceil_div(block_t, MR) * ceil_div(block_w, NR) * TILE : TILE));
-    if (!packed_t || !packed_w || !sums) {
+#pragma omp for schedule(static)
+    for (int64_t block = 0; block < blocks_t * blocks_w; block++) {
+      const int64_t t0 = block / blocks_w * block_t, w0 = block % blocks_w * block_w;
+      const int64_t nt = std::min(block_t, rows - t0), nw = std::min(block_w, columns - w0);
+      uint32_t* packed_t = memory.thin.at_least(ceil_div(size.thin_at_a_time, MR) * Kernel::thin_stride(step) + VL);
+      uint32_t* packed_w = memory.wide.at_least(ceil_div(block_w, NR) * Kernel::wide_stride(step) + VL);
+      float* sums = reinterpret_cast<float*>(
+          memory.sums.at_least(in_steps ? ceil_div(block_t, MR) * ceil_div(block_w, NR) * TILE : TILE));
+      if (!packed_t || !packed_w || !sums) {
 #pragma omp atomic write
-      out_of_memory = true;
-      continue;
-    }
+        out_of_memory = true;
+        continue;
+      }
 
-    for (int64_t l0 = 0; l0 < lanes; l0 += step) {
-      const int64_t k0 = l0 * PK, k = std::min(step * PK, K - k0), now = lanes_of(k, PK);
-      pack<NR>(packed_w, wide, w0, nw, k0, k);
-      for (int64_t s = 0; s < nt; s += size.thin_at_a_time) {
-        const int64_t ns = std::min(size.thin_at_a_time, nt - s);
-        pack<MR>(packed_t, thin, t0 + s, ns, k0, k);
-        const int64_t panels_t = ceil_div(ns, MR), panels_w = ceil_div(nw, NR);
-        for (int64_t tile = 0; tile < panels_t * panels_w; tile++) {
-          // A wide panel stays in L1 while the thin ones pass; with little work a tile, rather write C along its rows.
-          const bool along_rows = lanes <= 64;
-          const int64_t p = along_rows ? tile / panels_w : tile % panels_t;
-          const int64_t q = along_rows ? tile % panels_w : tile / panels_t;
-          const int64_t i = t0 + s + p * MR, j = w0 + q * NR;
-          const int64_t m = std::min<int64_t>(MR, t0 + nt - i), n = std::min<int64_t>(NR, w0 + nw - j);
-          float* sum = in_steps ? sums + ((s / MR + p) * panels_w + q) * TILE : sums;
-          const MicroKernel kernel = micro_kernel_for<PK>(m, std::make_integer_sequence<int, MR>{});
-          kernel(now, packed_t + p * panel_stride<MR>(now), packed_w + q * panel_stride<NR>(now), sum, l0 > 0);
-          if (l0 + step < lanes) continue;
-          if (skinny) {
-            constexpr int LD = (MR + VL - 1) / VL * VL;
-            float turned[NR * LD];
-            for (int64_t c = 0; c < n; c++)
-              for (int64_t r = 0; r < m; r++) turned[c * LD + r] = sum[r * NR + c];
-            epilogue(j, i, n, m, turned, LD);
-          } else {
-            epilogue(i, j, m, n, sum, NR);
+      for (int64_t l0 = 0; l0 < lanes; l0 += step) {
+        const int64_t k0 = l0 * PK, k = std::min(step * PK, K - k0), now = lanes_of(k, PK);
+        const bool last = l0 + step >= lanes;
+        Kernel::pack_wide(packed_w, wide, w0, nw, k0, k);
+        for (int64_t s = 0; s < nt; s += size.thin_at_a_time) {
+          const int64_t ns = std::min(size.thin_at_a_time, nt - s);
+          Kernel::pack_thin(packed_t, thin, t0 + s, ns, k0, k);
+          const int64_t panels_t = ceil_div(ns, MR), panels_w = ceil_div(nw, NR);
+          for (int64_t first = 0; first < panels_w; first += size.wide_panels) {
+            const int64_t group = std::min(size.wide_panels, panels_w - first);
+            for (int64_t tile = 0; tile < panels_t * group; tile++) {
+              const int64_t p = tile / group, q = first + tile % group;
+              const int64_t i = t0 + s + p * MR, j = w0 + q * NR;
+              const int64_t m = std::min<int64_t>(MR, t0 + nt - i), n = std::min<int64_t>(NR, w0 + nw - j);
+              float* sum = sums + (in_steps ? (s / MR + p) * panels_w + q : 0) * TILE;
+              const uint32_t *panel_t = packed_t + p * Kernel::thin_stride(now),
+                             *panel_w = packed_w + q * Kernel::wide_stride(now);
+              Kernel::multiply(m, now, panel_t, panel_w, sum, l0 > 0);
+              if (!last) continue;
+              if (swapped) {
+                constexpr int LD = (MR + VL - 1) / VL * VL;
+                float turned[NR * LD];
+                for (int64_t c = 0; c < n; c++)
+                  for (int64_t r = 0; r < m; r++) turned[c * LD + r] = sum[r * NR + c];
+                epilogue(j, i, n, m, turned, LD);
+              } else {
+                epilogue(i, j, m, n, sum, NR);
+              }
+            }
           }
         }
       }
     }
   }
   STD_TORCH_CHECK(!out_of_memory, "gemm: no memory for the packed blocks");
+}
+
+#ifdef HAS_AMX
+// multiply_by_rows on tiles: 32 rows of A at a time, where they lie.
+template <class Epilogue>
+void multiply_by_tile_rows(int64_t M, int64_t N, int64_t K, View<bf16> a, View<bf16> b, const Epilogue& epilogue) {
+  const int64_t lanes = Tiles::padded(K), stride = panel_stride<16>(lanes);
+  uint32_t* packed = mpcompare::workspace().shared.at_least(stride);
+  STD_TORCH_CHECK(packed, "gemm: no memory for the packed operand");
+  pack<16>(packed, stride, b, 0, N, 0, K);
+  std::fill(packed + lanes_of(K, 2) * 16, packed + lanes * 16, 0u);
+
+  const int threads = static_cast<int>(torch::stable::get_num_threads());
+#pragma omp parallel num_threads(threads)
+  {
+    const Tiles::Session session;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < M; i += 32) {
+      const int64_t rows = std::min<int64_t>(32, M - i);
+      alignas(64) float tile[32 * 16];
+      Tiles::multiply_rows(rows, K, a.data + i * a.row, a.row, packed, tile);
+      epilogue(i, 0, rows, N, tile, 16);
+    }
+  }
+}
+#endif
+
+// Calls epilogue(i, j, m, n, tile, ld) once for every tile of C = A B^T, A M x K and B N x K as views: tile[r * ld + c]
+// is the sum of C[i + r, j + c], r < m, c < n, in fp32. Rows of the tile may be read up to the next multiple of VL.
+template <class T, class Epilogue>
+void multiply(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilogue& epilogue) {
+  const int64_t lanes = lanes_of(K, PER_LANE<T>);
+  const bool skinny = N <= MR;
+#ifdef HAS_AMX
+  if constexpr (std::is_same_v<T, bf16>)
+    if (amx_allowed()) {
+      if (N <= 16 && a.col == 1) return multiply_by_tile_rows(M, N, K, a, b, epilogue);
+      if (!skinny) return multiply_blocks<Tiles>(M, N, K, a, b, Tiles::blocking(lanes), false, epilogue);
+    }
+#endif
+  if (skinny && a.col == 1) return multiply_by_rows(M, N, K, a, b, epilogue);
+  // Skinny, and A's columns are contiguous: A becomes the wide operand, so that no part of a vector is wasted.
+  if (skinny) return multiply_blocks<Vectors<T>>(N, M, K, b, a, Vectors<T>::blocking(lanes, true), true, epilogue);
+  multiply_blocks<Vectors<T>>(M, N, K, a, b, Vectors<T>::blocking(lanes, false), false, epilogue);
 }
 
 // ---- operands and epilogue

@@ -3,7 +3,7 @@
 // A panel holds R rows (columns, for B). It is a sequence of lanes-along-K, each R numbers of 32 bits: one fp32 value
 // (fp16 is widened here, exactly) or, where the CPU multiplies bf16 itself, two bf16 neighbours along K.
 #pragma once
-#include "vector.hpp"
+#include "dispatch.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -112,7 +112,7 @@ inline uvec lanes_of_row(const T* p, int64_t k) {
   }
 }
 
-constexpr int64_t lanes_of(int64_t k, int per_lane) { return (k + per_lane - 1) / per_lane; }
+inline int64_t lanes_of(int64_t k, int per_lane) { return ceil_div(k, per_lane); }
 // From one panel to the next: whole vectors are stored, so the last lane of a panel may run over by up to VL.
 template <int R>
 constexpr int64_t panel_stride(int64_t lanes) {
@@ -121,9 +121,9 @@ constexpr int64_t panel_stride(int64_t lanes) {
 
 // Packs `rows` rows from r0 and k elements from k0: dst[panel * stride + lane * R + row], zeros where there is no row.
 template <int R, class T>
-void pack(uint32_t* dst, View<T> x, int64_t r0, int64_t rows, int64_t k0, int64_t k) {
+void pack(uint32_t* dst, int64_t stride, View<T> x, int64_t r0, int64_t rows, int64_t k0, int64_t k) {
   constexpr int PK = PER_LANE<T>;
-  const int64_t lanes = lanes_of(k, PK), stride = panel_stride<R>(lanes), panels = (rows + R - 1) / R;
+  const int64_t lanes = lanes_of(k, PK), panels = ceil_div(rows, R);
   const T* src = x.data + r0 * x.row + k0 * x.col;
   auto put = [](uint32_t* p, uvec v) { std::memcpy(p, &v, sizeof v); };
   if (x.row == 1) {  // rows are neighbours in memory: read along them

@@ -64,7 +64,7 @@ def set_deterministic(only: bool) -> None:
 
 _ENVIRONMENT = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH", "PYTORCH_", "CUDA_", "CUBLAS", "NVIDIA_TF32",
-    "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD",
+    "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "MPCOMPARE_AMX",
 )  # fmt: skip
 
 

@@ -231,6 +231,11 @@ def workspace_bytes() -> int:
     return torch.ops.mpcompare.workspace_bytes() if hasattr(torch.ops.mpcompare, "workspace_bytes") else 0
 
 
+def uses_amx() -> bool:
+    """Whether bf16 products on this CPU use AMX tiles; False before the operators are loaded."""
+    return hasattr(torch.ops.mpcompare, "amx") and torch.ops.mpcompare.amx() == 1
+
+
 def lt_workspace_bytes() -> int:
     """The largest workspace that a product by cublasLt has taken from torch's allocator, on a GPU, while it ran."""
     return torch.ops.mpcompare.lt_workspace_bytes()
@@ -289,6 +294,8 @@ def _load_once(part: str) -> BuildError | None:
     except OSError as error:
         return BuildError(f"{library} does not load, delete it to build it again: {error}")
     _register_fakes()
+    if part == "cpu" and torch.ops.mpcompare.amx() == 2:
+        log.warning("this CPU has AMX, but bf16 products do without: Linux refused it, or MPCOMPARE_AMX=0 is set")
     return None
 
 

@@ -38,9 +38,12 @@ def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms
     }  # fmt: skip
     recorder = Recorder(folder, {**identity, **{k: v for k, v in more.items() if k in identity}})
     rows = [
-        {"step": i, "warmup": i == 1, "loss": loss, "loss_scale": 1.0, "skipped": i == 2, "step_ms": step_ms}
+        {
+            "step": i, "warmup": i == 1, "loss": loss, "loss_scale": 1.0, "skipped": i == 2, "clipped": False,
+            "step_ms": step_ms,
+        }
         for i, loss in enumerate(losses, start=1)
-    ]
+    ]  # fmt: skip
     if rows:
         recorder.steps(rows)
     if status == "ok":

@@ -30,6 +30,15 @@ def check_whole(field: str, value: object, at_least: int, at_most: float = math.
         raise InputError(field, value, f"expected a whole number of at least {at_least}{limit}")
 
 
+def check_every(field: str, value: object) -> None:
+    """Raises InputError unless ``value`` is None (never), or an integer of at least 1."""
+    if value is not None:
+        try:
+            check_whole(field, value, at_least=1)
+        except InputError:
+            raise InputError(field, value, "expected a whole number of at least 1, or null") from None
+
+
 def check_number(field: str, value: object, above: float, below: float = math.inf) -> None:
     """Raises InputError unless ``value`` is a finite number in the open interval (above, below)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < below:

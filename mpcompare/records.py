@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ import pandas as pd
 from mpcompare.errors import InputError
 
 STEP_FIELDS = ("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms")
+EVAL_FIELDS = ("step", "test_loss", "test_accuracy")
 BLOCK_FIELDS = (
     *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
     "cores_between_turns",
 )
 WHOLE_STEP = "whole step"  # stands for the phases in ``phase_ms`` of a backend that has none
-STEPS, BLOCKS, NUMERICS, RESULT = "steps.csv", "blocks.csv", "numerics.json", "result.json"
+STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -63,6 +64,10 @@ class Recorder:
     def steps(self, rows: Sequence[dict[str, Any]]) -> None:
         """Appends rows of ``STEP_FIELDS`` to ``steps.csv``."""
         self._append(STEPS, STEP_FIELDS, rows)
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        """Appends a row of ``EVAL_FIELDS`` to ``evals.csv``."""
+        self._append(EVALS, EVAL_FIELDS, [row])
 
     def block(self, row: dict[str, Any]) -> None:
         """Appends a row of ``BLOCK_FIELDS`` to ``blocks.csv``."""
@@ -155,6 +160,7 @@ class Run:
         blocks: ``blocks.csv``, the timed blocks; no rows if nothing was timed.
         steps: ``steps.csv``; no rows if no step was finished.
         numerics: ``numerics.json``; None if the run was not examined.
+        evals: ``evals.csv``, loss and accuracy on held-out samples, by step; no rows of a run that wrote none.
     """
 
     folder: Path
@@ -163,6 +169,7 @@ class Run:
     steps: pd.DataFrame
     blocks: pd.DataFrame
     numerics: dict[str, Any] | None = None
+    evals: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(EVAL_FIELDS)))
 
 
 # What a result must hold to be read as one, and to be read as a finished one.
@@ -181,11 +188,12 @@ def read_run(folder: Path, name: str = "") -> Run:
         result = json.loads((folder / RESULT).read_text())
         steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool, "clipped": bool})
         blocks = _read(folder / BLOCKS, BLOCK_FIELDS, {"round": int, "steps": int, "throttle": str, "settled": bool})
+        evals = _read(folder / EVALS, EVAL_FIELDS, {"step": int})
         numerics = numbers(json.loads((folder / NUMERICS).read_text())) if (folder / NUMERICS).exists() else None
         _check(result, steps, blocks)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError("folder", folder, f"not a readable run ({error})") from error
-    return Run(folder, name or folder.name, result, steps, blocks, numerics)
+    return Run(folder, name or folder.name, result, steps, blocks, numerics, evals)
 
 
 def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) -> None:

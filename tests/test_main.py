@@ -62,7 +62,7 @@ def test_a_run_writes_steps_and_result(cli, tmp_path, device_name):
     assert result["samples_per_s"] == pytest.approx(64 / result["step_ms_p50"] * 1e3)
     assert result["config"]["task"]["model"]["hidden"] == [32]
     assert {p.name for p in folder.iterdir()} == {
-        "steps.csv", "blocks.csv", "numerics.json", "result.json", "mpcompare.log", ".hydra",
+        "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json", "mpcompare.log", ".hydra",
     }  # fmt: skip
 
 

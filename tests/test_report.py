@@ -46,6 +46,8 @@ def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms
     ]  # fmt: skip
     if rows:
         recorder.steps(rows)
+    for step, loss, accuracy in more.pop("evals", []):
+        recorder.evaluation({"step": step, "test_loss": loss, "test_accuracy": accuracy})
     if status == "ok":
         blocks = more.get("blocks", [step_ms] * 10)
         for round_, ms in enumerate(blocks, start=1):
@@ -644,3 +646,25 @@ def test_a_report_is_drawn_without_torch(tmp_path):
     ended = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "report" / "summary.csv").exists()
+
+
+def test_what_was_evaluated_in_between_stands_beside_the_training_loss(tmp_path):
+    write_run(tmp_path / "0", "mine", evals=[(1, 2.5, 0.25), (3, 1.5, 0.5)])
+    write_run(tmp_path / "1", "amp", evals=[(3, 1.25, 0.75)])  # only after training
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    loss, accuracy, _difference = figures._loss([comparison]).axes
+    (held_out,) = (line for line in loss.lines if line.get_marker() == "s" and len(line.get_xdata()))
+    (curve,) = accuracy.lines
+    assert (held_out.get_xdata().tolist(), held_out.get_ydata().tolist()) == ([1, 3], [2.5, 1.5])
+    assert (curve.get_xdata().tolist(), curve.get_ydata().tolist()) == ([1, 3], [0.25, 0.5])
+    assert held_out.get_color() == curve.get_color() == loss.lines[0].get_color()
+    assert "held-out loss" in [text.get_text() for text in loss.get_legend().get_texts()]
+
+
+@pytest.mark.parametrize("evals", [[], [(3, 1.5, 0.5)], [(1, 1.5, None), (3, 1.5, None)]])
+def test_without_accuracies_in_between_there_is_no_panel_for_them(tmp_path, evals):
+    write_run(tmp_path / "0", "amp", evals=evals)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert [axes.get_ylabel() for axes in figures._loss([comparison]).axes] == [
+        "training and held-out loss" if len(evals) > 1 else "training loss", "|loss - baseline's|",
+    ]  # fmt: skip

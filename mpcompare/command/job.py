@@ -132,6 +132,7 @@ def _plan(cfg: DictConfig) -> "Plan":
         examine=cfg.verdict.enabled,
         noise=cfg.verdict.noise,
         is_baseline=chosen == cfg.report.baseline,
+        eval_every=cfg.eval.every,
     )
 
 

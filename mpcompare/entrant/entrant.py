@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpcompare.cost.flops import step_flops
+from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.memory import measure_memory
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup, set_up
 from mpcompare.entrant.timing import Trained, fresh, take_turns, time_phases, try_block
-from mpcompare.entrant.training import evaluate, train
-from mpcompare.measure import machine, meter, numerics
+from mpcompare.entrant.training import train
+from mpcompare.measure import meter, numerics
 from mpcompare.measure.clock import percentiles, settle
 from mpcompare.measure.examine import Subject, examine
 from mpcompare.race.turns import Progress, Turn, Turns
@@ -40,10 +41,12 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
     stepper = setup.new_stepper()
     backend, stream = stepper.backend, setup.batches()
-    rows = yield from train(stepper, stream, plan.steps, plan.warmup_steps, setup.task.clip_norm, setup.clock, recorder)
-    peak_rss = meter.peak_rss_bytes()  # before evaluate, which has activations of its own
-    with machine.tf32(False):  # IEEE fp32 whatever was trained
-        evaluated = evaluate(setup.model, backend.master_params(), backend.buffers(), setup.dataset, plan.task)
+    evaluations = Evaluations(setup, recorder, plan.eval_every)
+    rows = yield from train(
+        stepper, stream, plan.steps, plan.warmup_steps, setup.task.clip_norm, setup.clock, recorder, evaluations
+    )
+    peak_rss = meter.peak_rss_bytes()  # before the last evaluation, which has activations of its own
+    evaluated = evaluations.take(len(rows), backend)
     recorder.add(
         first_step_ms=rows[0]["step_ms"],
         skipped_steps=sum(row["skipped"] for row in rows),

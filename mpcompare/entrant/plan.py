@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpcompare.contract import Backend, options_of
-from mpcompare.errors import InputError, check_flag, check_whole
+from mpcompare.errors import InputError, check_every, check_flag, check_whole
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task
@@ -28,6 +28,7 @@ class Plan:
         examine: whether what it computes is examined after training.
         noise: how many more runs of a baseline measure the noise then.
         is_baseline: whether others are compared with this backend.
+        eval_every: evaluated on held-out samples after each so many steps; None: only after training.
     """
 
     backend: str
@@ -46,6 +47,7 @@ class Plan:
     examine: bool
     noise: int
     is_baseline: bool
+    eval_every: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, at_least=0, at_most=2**32 - 1)  # the generator takes 32 bits
@@ -54,6 +56,7 @@ class Plan:
         check_flag("train.deterministic", self.deterministic)
         check_flag("verdict.enabled", self.examine)
         check_whole("verdict.noise", self.noise, at_least=0)
+        check_every("eval.every", self.eval_every)
         own = options_of(self.make_backend)
         for name, value in self.options.items():
             if name not in own:

@@ -1,21 +1,19 @@
-"""Training, with every step recorded, and what it led to."""
+"""Training, with every step recorded."""
 
 import time
 from collections.abc import Generator, Mapping
 from itertools import islice
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpcompare.contract import Stepper
+from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.setup import Stream
 from mpcompare.interrupt import uninterrupted
 from mpcompare.measure.clock import Clock
 from mpcompare.race.turns import Progress, Turn
 from mpcompare.records import Recorder
-from mpcompare.tasks.data import Dataset
-from mpcompare.tasks.task import Task, with_values
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often
 
@@ -28,6 +26,7 @@ def train(
     clip_norm: float | None,
     clock: Clock,
     recorder: Recorder,
+    evaluations: Evaluations | None = None,
 ) -> Generator[Progress | Turn, Any, list[dict[str, Any]]]:
     """Trains ``warmup_steps + steps`` steps and records each; returns the rows of ``steps.csv``."""
     rows: list[dict[str, Any]] = []
@@ -55,6 +54,8 @@ def train(
             clock.mark()
             after = {"loss": keep(loss), "skipped": keep(backend.skipped), "grad_norm": keep(backend.grad_norm)}
             waiting.append({**before, **after})
+            if evaluations and evaluations.due(number) and number < total:  # the last one is its caller's
+                evaluations.take(number, backend)
             if time.monotonic() - written > WRITE_EVERY_S or number == total:
                 with uninterrupted():
                     read()
@@ -85,23 +86,3 @@ def keep(value: float | Tensor | None) -> float | Tensor | None:
     if isinstance(value, Tensor):
         return value.clone() if value.is_cuda else value.item()
     return value
-
-
-def evaluate(
-    model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], dataset: Dataset, task: Task
-) -> dict[str, float | None]:
-    """Loss and accuracy on the held-out samples: from the master parameters, by the same IEEE fp32 code for every
-    backend, in evaluation mode. Accuracy is of classes in the output's last dimension; None where there are none."""
-    network = with_values(model, params, buffers).eval()
-    total, correct, rows = 0.0, None, 0
-    with torch.no_grad():
-        rows_at_once = task.micro_batch_size
-        for x, y in zip(dataset.x_test.split(2048), dataset.y_test.split(2048), strict=True):
-            for x_part, y_part in zip(x.split(rows_at_once), y.split(rows_at_once), strict=True):
-                output = network(x_part)
-                total += task.loss_fn(output, y_part).item() * len(x_part)
-                rows += len(x_part)
-                if not y_part.is_floating_point() and output.shape[:-1] == y_part.shape:
-                    correct = (correct or 0) + int((output.argmax(dim=-1) == y_part).sum())
-    accuracy = None if correct is None else correct / dataset.y_test.numel()
-    return {"test_loss": total / rows, "test_accuracy": accuracy}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -87,10 +88,15 @@ def grid(comparisons: Sequence[Comparison], height: float, width: float = WIDTH)
 
 
 def _loss(comparisons: Sequence[Comparison]) -> Figure:
-    """Loss curves above, their difference to the baseline below on a log axis; warm-up shaded, skipped steps marked."""
-    figure, parts = grid(comparisons, 6.1)
+    """Loss curves above, their difference to the baseline below on a log axis; warm-up shaded, skipped steps marked.
+    What was evaluated in between stands beside them: held-out loss, and its accuracy in a panel of its own."""
+    classes = any(_accuracies(comparison) for comparison in comparisons)
+    figure, parts = grid(comparisons, 8.0 if classes else 6.1)
     for part, comparison in zip(parts, comparisons, strict=True):
-        above, below = part.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+        rows = part.subplots(3 if classes else 2, 1, sharex=True, height_ratios=(3, 2, 2)[: 3 if classes else 2])
+        above, below = rows[0], rows[-1]
+        if classes:
+            _accuracy(rows[1], comparison)
         for place, entry in enumerate(finished(comparison)):
             steps = entry.run.steps
             style = {"color": COLOURS[place % 7], "linestyle": DASHES[place % 7]}
@@ -105,6 +111,8 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
             )
             skipped = steps[steps["skipped"]]
             above.plot(skipped["step"], skipped["loss"], "x", color=style["color"], markersize=8)
+            if len(evals := _evals(entry)):
+                above.plot(evals["step"], evals["test_loss"], **_held_out(place))
             if not entry.is_baseline and len(entry.loss_diff):
                 # A log axis has no zero: equal losses leave a gap. A loss that is not finite is marked at the top.
                 number = steps["step"].to_numpy()[: len(entry.loss_diff)]
@@ -113,11 +121,14 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
                 lost = number[~np.isfinite(entry.loss_diff)]
                 below.plot(lost, np.ones(len(lost)), "^", color=style["color"], transform=below.get_xaxis_transform())
         warmup = int(finished(comparison)[0].run.steps["warmup"].sum())
-        for axes in (above, below):
+        evaluated = any(len(_evals(entry)) for entry in finished(comparison))
+        if evaluated:
+            above.plot([], [], label="held-out loss", **{**_held_out(0), "color": "0.3"})
+        for axes in rows:
             axes.axvspan(0.5, warmup + 0.5, color="0.92", zorder=0, label="warm-up" if warmup else None)
             axes.grid(alpha=0.3)
         above.legend(fontsize=8)
-        above.set_ylabel("training loss")
+        above.set_ylabel("training and held-out loss" if evaluated else "training loss")
         below.set_yscale("log")
         below.set_ylabel("|loss - baseline's|")
         below.set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN; x above: skipped)")
@@ -125,6 +136,32 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
         if not below.lines:
             below.text(0.5, 0.5, "nothing to compare with", transform=below.transAxes, ha="center", color="0.4")
     return figure
+
+
+def _evals(entry: Entry) -> pd.DataFrame:
+    """What was evaluated while the run trained, and after; no rows if only after, which is a number of the table."""
+    evals = entry.run.evals
+    return evals if len(evals) > 1 else evals[:0]
+
+
+def _accuracies(comparison: Comparison) -> list[Entry]:
+    return [entry for entry in finished(comparison) if _evals(entry)["test_accuracy"].notna().any()]
+
+
+def _held_out(place: int) -> dict[str, Any]:
+    """The style of what held-out samples gave: white squares, so that they are told from the training loss."""
+    style = {"color": COLOURS[place % 7], "linestyle": DASHES[place % 7], "linewidth": 0.8}
+    return {**style, "marker": "s", "markersize": max(7 - place, 3), "markerfacecolor": "white", "zorder": 3}
+
+
+def _accuracy(axes: Axes, comparison: Comparison) -> None:
+    """Held-out accuracy of each run that was evaluated in between."""
+    if not _accuracies(comparison):
+        axes.text(0.5, 0.5, "not evaluated in between", transform=axes.transAxes, ha="center", color="0.4")
+    for place, entry in enumerate(finished(comparison)):
+        if len(evals := _evals(entry)):
+            axes.plot(evals["step"], evals["test_accuracy"], **_held_out(place))
+    axes.set_ylabel("held-out accuracy")
 
 
 def nothing(axes: Axes, why: str) -> None:

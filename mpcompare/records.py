@@ -16,7 +16,11 @@ import pandas as pd
 
 from mpcompare.errors import InputError
 
-STEP_FIELDS = ("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms")
+MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
+STEP_FIELDS = (
+    *("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms"),
+    *MONITORED,
+)
 EVAL_FIELDS = ("step", "test_loss", "test_accuracy")
 BLOCK_FIELDS = (
     *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
@@ -217,16 +221,17 @@ def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) ->
 
 
 def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataFrame:
-    """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers."""
+    """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers. Those of ``MONITORED`` are
+    empty where the file is older than they are."""
     text = path.read_text() if path.exists() else ""
     text = text[: text.rfind("\n") + 1]  # a row that was cut off, by a full disk say, is no row
     if not text:
         return pd.DataFrame(columns=list(fields))
     types = {field: types.get(field, float) for field in fields}
     rows = pd.read_csv(io.StringIO(text), dtype=types)
-    if tuple(rows) != tuple(fields):
+    if tuple(rows) not in (tuple(fields), tuple(field for field in fields if field not in MONITORED)):
         raise ValueError(f"{path.name} has columns {', '.join(map(str, rows))}")
-    return rows
+    return rows.reindex(columns=list(fields))
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:

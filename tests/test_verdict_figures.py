@@ -19,7 +19,7 @@ from mpcompare.report.figures import verdict as verdict_figures
 from mpcompare.report.figures.judged import with_verdicts
 from mpcompare.report.judge import verdict
 
-NAMES = ("gradient_error", "noise", "exponents", "update_ratio", "loss_scale")
+NAMES = ("gradient_error", "noise", "exponents", "update_ratio")
 
 
 @pytest.fixture(scope="module")
@@ -193,18 +193,6 @@ def test_of_many_tensors_seven_are_drawn_from_first_to_last():
     assert exponent_figures.choose([["W1"], ["b1"]]) == (["W1", "b1"], [])
 
 
-def test_the_loss_scale_of_runs_that_scale_and_their_skipped_steps(runs):
-    scaled = runs["amp-fp16"]
-    scaled.steps["loss_scale"] = [8.0, 4.0, 4.0, 8.0, 4.0, 4.0]
-    scaled.steps["skipped"] = [True, False, False, True, False, False]
-    comparison, _, found = judged({name: runs[name] for name in ("amp-fp16", "amp-bf16")})
-    (axes,) = verdict_figures.loss_scale([comparison], [found]).axes
-    curve, skipped = axes.lines  # bf16 has none
-    assert curve.get_label() == "amp fp16"
-    assert curve.get_ydata().tolist() == [8, 4, 4, 8, 4, 4]
-    assert (skipped.get_xdata().tolist(), skipped.get_ydata().tolist()) == ([1, 4], [8, 8])
-
-
 def test_the_scale_beside_the_exponents_is_that_of_finite_gradients(runs):
     runs["amp-fp16"].numerics["first"]["steps"] = [
         {"finite": False, "loss_scale": 8.0},
@@ -228,5 +216,5 @@ def test_only_figures_with_something_to_show_are_written(runs, tmp_path):
     failed = replace(bare, name="x", result={**bare.result, "status": "failed"}, steps=pd.DataFrame())
     assert written({failed.name: failed}, "failed") == set()
     alone = runs["amp-bf16"]
-    assert written({alone.name: alone, "x": failed}, "alone") == set(NAMES) - {"loss_scale"}
+    assert written({alone.name: alone, "x": failed}, "alone") == set(NAMES)
     assert written(runs, "all") == set(NAMES)

@@ -133,6 +133,7 @@ def _plan(cfg: DictConfig) -> "Plan":
         noise=cfg.verdict.noise,
         is_baseline=chosen == cfg.report.baseline,
         eval_every=cfg.eval.every,
+        monitor_every=cfg.monitor.every,
     )
 
 

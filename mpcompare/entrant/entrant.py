@@ -15,6 +15,7 @@ from typing import Any
 from mpcompare.cost.flops import step_flops
 from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.memory import measure_memory
+from mpcompare.entrant.monitor import Monitor
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup, set_up
 from mpcompare.entrant.timing import Trained, fresh, take_turns, time_phases, try_block
@@ -22,6 +23,7 @@ from mpcompare.entrant.training import train
 from mpcompare.measure import meter, numerics
 from mpcompare.measure.clock import percentiles, settle
 from mpcompare.measure.examine import Subject, examine
+from mpcompare.precision import DTYPES
 from mpcompare.race.turns import Progress, Turn, Turns
 from mpcompare.records import Recorder
 from mpcompare.shared import ALONE, Shared
@@ -42,8 +44,17 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     stepper = setup.new_stepper()
     backend, stream = stepper.backend, setup.batches()
     evaluations = Evaluations(setup, recorder, plan.eval_every)
+    monitor = Monitor(setup.task, DTYPES[setup.precision], setup.clock, plan.monitor_every)
     rows = yield from train(
-        stepper, stream, plan.steps, plan.warmup_steps, setup.task.clip_norm, setup.clock, recorder, evaluations
+        stepper,
+        stream,
+        plan.steps,
+        plan.warmup_steps,
+        setup.task.clip_norm,
+        setup.clock,
+        recorder,
+        evaluations,
+        monitor,
     )
     peak_rss = meter.peak_rss_bytes()  # before the last evaluation, which has activations of its own
     evaluated = evaluations.take(len(rows), backend)

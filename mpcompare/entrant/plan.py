@@ -29,6 +29,7 @@ class Plan:
         noise: how many more runs of a baseline measure the noise then.
         is_baseline: whether others are compared with this backend.
         eval_every: evaluated on held-out samples after each so many steps; None: only after training.
+        monitor_every: each so many training steps are looked into; None: none.
     """
 
     backend: str
@@ -48,6 +49,7 @@ class Plan:
     noise: int
     is_baseline: bool
     eval_every: int | None = None
+    monitor_every: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, at_least=0, at_most=2**32 - 1)  # the generator takes 32 bits
@@ -57,6 +59,7 @@ class Plan:
         check_flag("verdict.enabled", self.examine)
         check_whole("verdict.noise", self.noise, at_least=0)
         check_every("eval.every", self.eval_every)
+        check_every("monitor.every", self.monitor_every)
         own = options_of(self.make_backend)
         for name, value in self.options.items():
             if name not in own:

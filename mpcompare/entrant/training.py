@@ -9,11 +9,12 @@ from torch import Tensor
 
 from mpcompare.contract import Stepper
 from mpcompare.entrant.evaluation import Evaluations
+from mpcompare.entrant.monitor import Monitor
 from mpcompare.entrant.setup import Stream
 from mpcompare.interrupt import uninterrupted
 from mpcompare.measure.clock import Clock
 from mpcompare.race.turns import Progress, Turn
-from mpcompare.records import Recorder
+from mpcompare.records import MONITORED, Recorder
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often
 
@@ -27,6 +28,7 @@ def train(
     clock: Clock,
     recorder: Recorder,
     evaluations: Evaluations | None = None,
+    monitor: Monitor | None = None,
 ) -> Generator[Progress | Turn, Any, list[dict[str, Any]]]:
     """Trains ``warmup_steps + steps`` steps and records each; returns the rows of ``steps.csv``."""
     rows: list[dict[str, Any]] = []
@@ -36,9 +38,9 @@ def train(
 
     def read() -> None:
         nonlocal on_disk
-        step_ms = clock.read()[::2]  # every second interval lies between two steps
-        for step, ms in zip(waiting, step_ms, strict=False):  # the last step may be unfinished
-            number = len(rows) + 1
+        pieces = iter(clock.read()[::2])  # every second interval lies between two steps; the last may be unfinished
+        for step in waiting:
+            number, ms = len(rows) + 1, sum(islice(pieces, step["pieces"]))
             rows.append({"step": number, "warmup": number <= warmup_steps, **_numbers(step, clip_norm), "step_ms": ms})
         waiting.clear()
         recorder.steps(rows[on_disk:])
@@ -49,11 +51,15 @@ def train(
     try:
         for number, batch in enumerate(islice(stream, total), start=1):
             before = {"lr": keep(stepper.rates.now), "loss_scale": keep(backend.loss_scale())}
-            clock.mark()
-            loss = stepper.step(batch)
-            clock.mark()
+            seen: dict[str, Any] = {}
+            if monitor and monitor.due(number):
+                loss, seen, pieces = monitor.step(stepper, batch)
+            else:
+                clock.mark()
+                loss, pieces = stepper.step(batch), 1
+                clock.mark()
             after = {"loss": keep(loss), "skipped": keep(backend.skipped), "grad_norm": keep(backend.grad_norm)}
-            waiting.append({**before, **after})
+            waiting.append({**before, **after, **seen, "pieces": pieces})
             if evaluations and evaluations.due(number) and number < total:  # the last one is its caller's
                 evaluations.take(number, backend)
             if time.monotonic() - written > WRITE_EVERY_S or number == total:
@@ -78,6 +84,7 @@ def _numbers(step: Mapping[str, Any], clip_norm: float | None) -> dict[str, Any]
         "skipped": skipped,
         "grad_norm": None if norm is None else float(norm),
         "clipped": clip_norm is not None and norm is not None and not skipped and float(norm) > clip_norm,
+        **{name: step.get(name) for name in MONITORED},
     }
 
 

@@ -10,6 +10,7 @@ from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
 from mpcompare.report.figures import dtypes as dtype_figure
 from mpcompare.report.figures import speed as figures
+from mpcompare.report.figures import training as training_figure
 from mpcompare.report.figures import verdict as verdict_figures
 from mpcompare.report.judge import verdict
 
@@ -26,7 +27,7 @@ def report(
     Args:
         folders: runs or sweeps.
         out: gets ``summary.csv``, ``verdict.json``, ``loss.png``, ``step_time.png``, ``phases.png``,
-            ``memory.png``, ``dtypes.csv``, ``dtypes.png`` and the figures of
+            ``memory.png``, ``training.png``, ``dtypes.csv``, ``dtypes.png`` and the figures of
             :mod:`mpcompare.report.figures.verdict`; made if it is missing.
         baseline: backend to compare with; None is what the first run was configured with. Where a comparison lacks
             it, its first finished run takes its place, and that is said.
@@ -56,6 +57,7 @@ def report(
     table.write(comparisons, verdicts, out / "summary.csv")
     verdict.write(verdicts, out / "verdict.json")
     figures.draw(comparisons, out)
+    training_figure.draw(comparisons, out)
     verdict_figures.draw(comparisons, verdicts, out)
     dtypes.write(comparisons, out / "dtypes.csv")
     dtype_figure.draw(comparisons, out)

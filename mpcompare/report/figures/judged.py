@@ -9,7 +9,7 @@ import numpy as np
 
 from mpcompare.records import Run
 from mpcompare.report.comparison import Comparison, Entry, loss_difference
-from mpcompare.report.figures.speed import COLOURS, DASHES, finished
+from mpcompare.report.figures.speed import COLOURS, finished, line
 from mpcompare.report.judge.checks import loss_noise
 from mpcompare.report.judge.verdict import Verdict
 
@@ -46,9 +46,7 @@ class Judged:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Of lines that may coincide: the later ones are thinner, so that none hides another."""
-        dashes = DASHES[self.place % 7]
-        return {"color": self.colour, "linestyle": dashes, "linewidth": max(2.6 - 0.5 * self.place, 1)}
+        return line(self.place)
 
     def limit(self, check: str) -> float:
         """NaN if the run was not checked for that."""
@@ -58,11 +56,6 @@ class Judged:
     def gradients(self) -> dict[str, dict[str, Any]]:
         """Of the first step, by tensor."""
         return self.numerics.get("first", {}).get("gradients", {})
-
-    @property
-    def scales(self) -> bool:
-        """Whether the loss was scaled in any training step."""
-        return bool((self.run.steps["loss_scale"] != 1).any())
 
     @property
     def difference(self) -> np.ndarray:

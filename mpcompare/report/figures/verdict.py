@@ -1,4 +1,4 @@
-"""The verdict as figures: errors of gradients, noise, loss scales. From records and verdicts only."""
+"""The verdict as figures: errors of gradients, noise, exponents. From records and verdicts only."""
 
 import itertools
 import math
@@ -22,8 +22,8 @@ HATCHES = ("", "////", "....", r"\\\\", "xxxx", "----", "++++")
 
 
 def draw(comparisons: Sequence[Comparison], verdicts: Mapping[str, Verdict], out: Path) -> None:
-    """Writes ``gradient_error.png``, ``noise.png``, ``exponents.png``, ``update_ratio.png`` and ``loss_scale.png`` into
-    ``out``, those for which any run has the numbers; comparisons with no finished run are left out."""
+    """Writes ``gradient_error.png``, ``noise.png``, ``exponents.png`` and ``update_ratio.png`` into ``out``, those for
+    which any run has the numbers; comparisons with no finished run are left out."""
     drawn = [c for c in comparisons if finished(c)]
     judged = [with_verdicts(c, verdicts) for c in drawn]
     if any(run.gradients for runs in judged for run in runs):
@@ -33,8 +33,6 @@ def draw(comparisons: Sequence[Comparison], verdicts: Mapping[str, Verdict], out
     if any(map(seen, judged)):
         save(exponents(drawn, judged), out / "exponents.png")
         save(update_ratio(drawn, judged), out / "update_ratio.png")
-    if any(run.scales for runs in judged for run in runs):
-        save(loss_scale(drawn, judged), out / "loss_scale.png")
 
 
 def _legend(part: SubFigure, axes: Axes, columns: int = 2) -> None:
@@ -182,32 +180,3 @@ def _noise(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
     title = f"reference: {reference.entry.label}" + ("" if runs else ", and no other run to compare with it")
     axes.legend(title=title, alignment="left", loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
                 fontsize=8, title_fontsize=9, borderaxespad=0)  # fmt: skip
-
-
-def loss_scale(comparisons: Sequence[Comparison], judged: Sequence[Sequence[Judged]]) -> Figure:
-    """The loss scale of every training step, skipped ones marked."""
-    figure, parts = grid(comparisons, 3.4)
-    for part, runs in zip(parts, judged, strict=True):
-        axes = part.subplots()
-        scaled = [run for run in runs if run.scales]
-        _scales(axes, scaled)
-        axes.set_xlabel("step   (x: skipped)")
-        axes.set_ylabel("loss scale")
-        axes.grid(alpha=0.3)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        _legend(part, axes)
-        if not scaled:
-            nothing(axes, "no run scales its loss")
-    return figure
-
-
-def _scales(axes: Axes, runs: Sequence[Judged]) -> None:
-    for run in runs:
-        steps = run.run.steps
-        axes.step(steps["step"], steps["loss_scale"], where="mid", label=run.entry.label, **run.line)
-        skipped = steps[steps["skipped"].astype(bool)]
-        axes.plot(skipped["step"], skipped["loss_scale"], "x", color=run.colour, markersize=max(13 - 3 * run.place, 5))
-    finite = _positive(x for run in runs for x in run.run.steps["loss_scale"])
-    axes.set_yscale("log", base=2)
-    if len(finite):
-        axes.set_ylim(finite.min() / 2, finite.max() * 2)

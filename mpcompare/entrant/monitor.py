@@ -1,0 +1,86 @@
+"""Every so many steps a closer look: the norm of the gradients, what the format loses of them, and of the updates."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.contract import Batches, Stepper, accumulate_gradients
+from mpcompare.measure.clock import Clock
+from mpcompare.measure.numerics import total_norm
+from mpcompare.measure.shares import gradient_shares, lost_share, moving
+from mpcompare.tasks.task import Params, Task
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """Takes the steps that are looked into, each bit for bit as it would have been.
+
+    The clock does not run while it looks: a step by phases is timed up to ``unscale()`` and again from ``clip()`` on, a
+    step in one piece before it is looked at. What it costs all the same is not taken out of ``step_ms``: caches are
+    cold afterwards, and a GPU that was waited for has nothing queued. A copy of the parameters, and a byte for each of
+    them, live meanwhile.
+
+    Attributes:
+        every: each so many steps; None: none.
+        compute_dtype: the format that gradients are held against (:func:`~mpcompare.measure.shares.gradient_shares`).
+    """
+
+    task: Task
+    compute_dtype: torch.dtype
+    clock: Clock
+    every: int | None
+
+    def due(self, step: int) -> bool:
+        """Whether to look into this step, counted from 1."""
+        return self.every is not None and step % self.every == 0
+
+    def step(self, stepper: Stepper, batches: Batches) -> tuple[Tensor, dict[str, Any], int]:
+        """Takes the stepper's next step.
+
+        Returns:
+            The loss. What was seen: ``records.MONITORED``, as far as the backend lets it be seen, and ``grad_norm``
+            where the task does not clip. And into how many pieces the clock has cut the step.
+        """
+        backend, clock = stepper.backend, self.clock
+        before = {name: p.clone() for name, p in backend.master_params().items()}
+        whole = hasattr(backend, "train_step")
+        scale = float(backend.loss_scale())
+        clock.mark()
+        if whole:
+            loss = stepper.step(batches)
+        else:
+            loss = accumulate_gradients(backend, batches)
+            backend.unscale()
+        clock.mark()
+        grads: Params = backend.grads()
+        nonzero = {name: g != 0 for name, g in grads.items()}
+        unclipped = self._unclipped(backend.grad_norm) if whole else 1.0
+        seen: dict[str, Any] = {}
+        if grads and unclipped:
+            seen = gradient_shares(grads, scale / unclipped, self.compute_dtype)
+        if grads and self.task.clip_norm is None:
+            seen["grad_norm"] = total_norm(grads, 2.0)
+        del grads
+        if not whole:
+            clock.mark()
+            backend.clip()
+            backend.step(stepper.rates.now)
+            backend.update()
+            stepper.rates.count(backend.skipped)
+            clock.mark()
+        if nonzero and not bool(backend.skipped):
+            decay = getattr(self.task.optimizer, "weight_decay", 0.0)
+            moves = moving(nonzero, backend.state_dict()["optimizer"], before, decay)
+            seen["lost_updates"] = lost_share(before, backend.master_params(), moves)
+        return loss, seen, 1 if whole else 2
+
+    def _unclipped(self, norm: float | Tensor | None) -> float:
+        """What clipping has multiplied the gradients of a whole step by; 0 where that left nothing to be seen, because
+        their norm was inf or NaN."""
+        if self.task.clip_norm is None or norm is None:
+            return 1.0
+        norm = float(norm)
+        return min(1.0, self.task.clip_norm / (norm + 1e-6)) if math.isfinite(norm) else 0.0

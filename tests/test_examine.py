@@ -36,8 +36,8 @@ def test_a_right_backend_updates_within_fp32_and_equals_a_new_one_from_its_weigh
     run = examined(name, BACKENDS[name], task, DATA, precision, policy=policy, steps=4, device=device.type)
     found = run.numerics
     assert found["policy"] is None
-    assert [s["skipped"] for s in found["first"]["steps"]] == [False] * 2
-    assert len(found["first"]["updates"]) == 2  # the second one shows the momentum
+    assert [s["skipped"] for s in found["first"]["steps"]] == [False] * 3
+    assert len(found["first"]["updates"]) == 3  # the second one shows the momentum
     assert all(e["excess"] <= 1 for update in found["first"]["updates"] for e in update.values())
     assert found["first"]["effective_precision"] == precision
     for e in found["last"]["gradients"].values():
@@ -107,7 +107,7 @@ def test_an_overflow_is_skipped_and_what_follows_is_right():
 
 @pytest.mark.parametrize("largest", [3e-9, 0.02, 1.0, 1234.5])
 def test_the_scale_that_is_too_large_is_just_too_large(largest):
-    policy = examine._too_large(DynamicLossScale(), {"weight": torch.tensor([largest / 3, -largest]).double()})
+    policy = examine._too_large(DynamicLossScale(), largest)
     assert 1.04 * 65504 <= policy.init_scale * largest <= 2.11 * 65504
     assert math.log2(policy.init_scale).is_integer()
 

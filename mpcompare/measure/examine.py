@@ -27,6 +27,7 @@ from mpcompare.measure import numerics
 from mpcompare.measure.noise import at_scale, train_again
 from mpcompare.measure.numerics import clip_factor
 from mpcompare.measure.oracle import Exact, exact_step
+from mpcompare.measure.other_rules import Update, other_rules, some_of
 from mpcompare.measure.reading import relative_error
 from mpcompare.measure.rounding import rounding_errors
 from mpcompare.precision import DTYPES, unit_roundoff
@@ -85,9 +86,10 @@ def examine(
     yield Progress(0, 1, "numerics: gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact = _oracle(subject, batches[0], subject.precision)
-    # The second step shows what the optimizer remembers, and another learning rate.
-    second = batches[1:2] if subject.task.optimizer.remembers or subject.task.schedule.length else []
-    found["first"] = _watch(subject, subject.policy, batches[0], second, exact)
+    # The second step shows another learning rate, and what the optimizer remembers; the third, how well: what it
+    # remembers of one gradient has no more digits than that.
+    follow = batches[1:3] if subject.task.optimizer.remembers else batches[1 : 1 + bool(subject.task.schedule.length)]
+    found["first"] = _watch(subject, subject.policy, batches[0], follow, exact)
     found["rounding"] = _rounding(subject, batches[0])
     found["twin"] = dict(subject.replaced or {})
     found["layers"] = layers(subject.examined, exact.order, batches[0][0][0][:4])
@@ -108,7 +110,7 @@ def examine(
 
     if not isinstance(subject.policy, NoLossScale):
         yield Progress(0, 1, "numerics: overflow")
-        policy = _too_large(subject.policy, exact.grads)
+        policy = _too_large(subject.policy, exact.largest)
         follow = batches[1:]
         (x, y), *others = batches[3]
         if x.is_floating_point():  # in one micro-batch, if there are several: it must not be forgotten
@@ -126,9 +128,20 @@ def examine(
         )  # fmt: skip
         found["noise"].append((yield from again))
     found["unit_roundoff"] = unit_roundoff(subject.precision)
-    found["batch_size"] = subject.task.batch_size
+    found |= recipe(subject.task)
     found["longest_sum"] = longest_sum(subject.model, batches[0][0][0], subject.task.batch_size)
     return found
+
+
+def recipe(task: Task) -> Found:
+    """What of the task decides how its numbers are read."""
+    return {
+        "batch_size": task.batch_size,
+        "accumulate": task.accumulate,
+        "clip_norm": task.clip_norm,
+        "clip_norm_type": task.clip_norm_type,
+        "linear": task.optimizer.linear,
+    }
 
 
 def layers(model: nn.Module, order: Sequence[str], x: Tensor) -> dict[str, dict[str, Any]]:
@@ -270,9 +283,13 @@ def _largest(errors: Found) -> float:
 
 
 def _beside(loss: float, grads: Params, exact: Exact) -> Found:
-    """``gradients`` only if the backend shows any."""
-    errors = {"gradients": numerics.gradient_errors(grads, exact.grads)} if grads else {}
-    return {"loss": loss, "exact_loss": exact.loss, "loss_noise": exact.loss_noise, **errors}
+    """``gradients`` only if any are shown, and ``micro_batches`` (``numerics.shares_of``) only if there are several."""
+    found: Found = {"loss": loss, "exact_loss": exact.loss, "loss_noise": exact.loss_noise}
+    if grads:
+        found["gradients"] = numerics.gradient_errors(grads, exact.grads)
+    if grads and exact.shares:
+        found["micro_batches"] = numerics.shares_of(grads, exact.shares)
+    return found
 
 
 def _beside_a_new_one(subject: Subject, stepper: Stepper, network: nn.Module, batch: Batches) -> Found:
@@ -297,8 +314,9 @@ def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence
     """A new backend takes the batch ``start`` until its gradients are finite, then the batches ``follow``.
 
     Returns:
-        ``steps``: what the policy and the parameters did in each; ``updates``: those of ``numerics.update_errors``;
-        ``clips``: those of ``numerics.clip_errors``, where the task clips;
+        ``steps``: what the policy and the parameters did in each; ``updates``: those of ``numerics.update_errors``, and
+        ``rates``, theirs; ``clips``: those of ``numerics.clip_errors``, where the task clips; where updates are wrong,
+        ``other_rules`` and ``digits``, as those functions say;
         and of the first finite step of ``start``, if there was one: ``loss``, ``gradients`` and ``first_update`` beside
         the oracle, and ``buffers`` where it was the first of all; ``subnormal`` as in ``Exact``.
     """
@@ -307,11 +325,13 @@ def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence
     task, checks, rates = subject.task, not isinstance(policy, NoLossScale), subject.task.new_rates()
     found: Found = {"steps": [], "updates": [], "rates": [], "clips": []}
     at_once = hasattr(backend, "train_step")  # then the gradients that it shows are clipped ones
+    kept: list[Update] = []
 
     def take(batch: Batches) -> bool:
         before, scale = _copy(backend.master_params()), float(backend.loss_scale())
         lr = float(rates.now)
         loss, grads = _gradients(backend, batch, lr)
+        early = task.accumulate > 1 and not at_once and _moved(before, backend.master_params())
         rest = _finish_step(backend, lr)
         next(rest)
         clipped = grads if at_once or task.clip_norm is None else _copy(backend.grads())
@@ -324,7 +344,9 @@ def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence
                 "finite": finite,
                 "skipped": skipped,
                 "should_skip": checks and not finite,
-                "moved": any(not _same_bits(before[name], after[name]) for name in before),
+                "moved": _moved(before, after),
+                "moved_early": early,
+                "finite_after_clip": all(bool(g.isfinite().all()) for g in clipped.values()),
                 "loss_scale": scale,
                 "should_scale": policy.scale,
             }
@@ -336,6 +358,8 @@ def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence
             errors = numerics.update_errors(replay, before, after, clipped, lr, DTYPES[subject.precision])
             found["updates"].append(errors)
             found["rates"].append(lr)
+            weights, gradients = (some_of(before), some_of(after)), (some_of(grads), some_of(clipped))
+            kept.append(Update(*weights, *gradients, lr, int(rates.updates) - 1, len(found["steps"]) - 1))
             if grads and task.clip_norm is not None:
                 shown = None if at_once else grads
                 norm = float("nan") if backend.grad_norm is None else float(backend.grad_norm)
@@ -343,8 +367,7 @@ def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence
         if finite and "first_update" not in found:
             found["subnormal"] = exact.subnormal(subject.policy.scale)
             found["first_update"] = _first_update(subject, before, after, exact.grads, lr)
-            factor = clip_factor(exact.grads, task.clip_norm, task.clip_norm_type)
-            if at_once and factor < 1:
+            if at_once and (factor := _own_factor(backend, task)) < 1:
                 grads = {name: g / factor for name, g in grads.items()}
             found.update(_beside(loss, grads, exact))
             if grads:
@@ -358,7 +381,32 @@ def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence
             break
     for batch in follow:
         take(batch)
+    if any(not e["excess"] <= 1 for update in found["updates"] for e in update.values()):
+        found["other_rules"] = other_rules(task, kept, DTYPES[subject.precision])
+        found["digits"] = _digits(backend.state_dict()["optimizer"])
     return found
+
+
+def _own_factor(backend: Any, task: Task) -> float:
+    """What a backend multiplied its gradients by when it clipped them, by the norm that it says they had."""
+    norm = math.nan if backend.grad_norm is None else float(backend.grad_norm)
+    return min(1.0, task.clip_norm / (norm + 1e-6)) if task.clip_norm is not None and norm >= 0 else 1.0
+
+
+def _digits(state: Mapping[str, Params]) -> dict[str, float]:
+    """Of what the optimizer remembers, by kind: which part of the numbers that are not 0 has no more digits than fp16
+    or bf16."""
+    found = {}
+    for kind, tensors in state.items():
+        values = torch.cat([t.detach().flatten() for t in tensors.values() if t.dim()] or [torch.zeros(0)])
+        if len(values := values[values != 0]):
+            shares = [(values.to(dtype).float() == values).double().mean() for dtype in (torch.float16, torch.bfloat16)]
+            found[kind] = float(max(shares))
+    return found
+
+
+def _moved(before: Params, after: Mapping[str, Tensor]) -> bool:
+    return any(not _same_bits(before[name], after[name].contiguous()) for name in before)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -369,24 +417,30 @@ def _first_update(
     subject: Subject, before: Params, after: Params, exact: Mapping[str, Tensor], lr: float
 ) -> dict[str, dict[str, float]]:
     """``error``: of the update beside the one that the oracle's gradients make; ``norm`` and ``largest`` element of
-    that, and the norm of the ``weights``."""
-    replay, found = subject.task.optimizer.replay(), {}
+    that, and the norm of the ``weights``; ``gain``: what a gradient is multiplied by, by a rule that is linear."""
+    rule, found = subject.task.optimizer, {}
     factor = clip_factor(exact, subject.task.clip_norm, subject.task.clip_norm_type)
     for name, g in exact.items():
-        step, _ = replay.step(name, g * factor, before[name].double(), lr)
+        step, _ = rule.replay().step(name, g * factor, before[name].double(), lr)
+        decay, _ = rule.replay().step(name, torch.zeros_like(g), before[name].double(), lr)
+        norm = g.norm().item()
         found[name] = {
             "error": (after[name].double() - before[name].double() - step).norm().item(),
             "norm": step.norm().item(),
             "largest": step.abs().max().item(),
             "weights": before[name].double().norm().item(),
+            "gain": (step - decay).norm().item() / norm if norm else 0.0,
         }
     return found
 
 
-def _too_large(policy: LossScale, exact: Mapping[str, Tensor]) -> LossScale:
+def _too_large(policy: LossScale, largest: float) -> LossScale:
     """The policy with the smallest scale at which the largest gradient overflows in fp16, so that the others may not; a
-    dynamic one then backs off far enough at once, and grows again after two good steps."""
-    largest = max(g.abs().max().item() for g in exact.values())
+    dynamic one then backs off far enough at once, and grows again after two good steps.
+
+    Args:
+        largest: element of what a micro-batch adds to the gradients: it is computed in 16 bits, and their sum is not.
+    """
     exponent = math.ceil(math.log2(1.05 * torch.finfo(torch.float16).max / largest)) if 0 < largest < math.inf else 16
     policy = at_scale(policy, 2.0 ** min(exponent, 120))
     return (
@@ -397,19 +451,25 @@ def _too_large(policy: LossScale, exact: Mapping[str, Tensor]) -> LossScale:
 def _reload(subject: Subject, batches: Sequence[Batches]) -> Found:
     """A backend takes a step, a new one loads its state, and both take another: what differs then.
 
-    A dynamic policy grows after two good steps here, so that its state, too, shows in the second.
+    A dynamic policy grows after two good steps here, so that its state, too, shows in the second; and the new backend
+    is made with another scale.
 
     Returns:
         ``expected`` of the first and ``found`` of the other: ``loss`` of the second step, ``loss_scale`` after it;
-        ``error`` and ``norm``: how far their weights and buffers are apart then, and how far they moved.
+        ``error`` and ``norm``: how far their weights and buffers are apart then, and how far they moved; ``lost``: the
+        entries of the first one's state that are others in the loaded one's, bit for bit.
     """
     policy = at_scale(subject.policy, subject.policy.scale / 256)  # so that the first step does not overflow
     if isinstance(policy, DynamicLossScale):
         policy = replace(policy, growth_interval=2)
     first, rates = subject.make_backend(subject.model, policy), subject.task.new_rates()
     Stepper(first, rates).step(batches[0])
+    if isinstance(policy, DynamicLossScale):
+        policy = at_scale(policy, 4 * policy.scale)
     loaded = subject.make_backend(subject.model, policy)
-    loaded.load_state_dict(copy.deepcopy(first.state_dict()))
+    state = copy.deepcopy(first.state_dict())
+    loaded.load_state_dict(copy.deepcopy(state))
+    lost = _lost({**state, "params": first.master_params()}, loaded.state_dict())
     start, step = _copy(first.master_params()), {}
     for name, backend in (("expected", first), ("found", loaded)):
         loss = float(take_step(backend, batches[1], rates.now))
@@ -419,7 +479,32 @@ def _reload(subject: Subject, batches: Sequence[Batches]) -> Found:
         **step,
         "error": math.hypot(*((ends[0][name].double() - ends[1][name].double()).norm().item() for name in ends[0])),
         "norm": math.hypot(*((ends[0][name].double() - start[name].double()).norm().item() for name in start)),
+        "lost": lost,
     }
+
+
+def _lost(state: Any, loaded: Any) -> list[str]:
+    """The entries of a state that are not, or not bit for bit, in another: ``params``, ``buffers``,
+    ``optimizer.momentum_buffer``, ``loss_scale.growth_tracker``."""
+
+    def tensors(mine: Params, theirs: Params) -> bool:
+        return all(name in theirs and _equal(t, theirs[name]) for name, t in mine.items())
+
+    lost = [part for part in ("params", "buffers") if not tensors(state[part], loaded[part])]
+    lost += [
+        f"optimizer.{kind}"
+        for kind, mine in state["optimizer"].items()
+        if not tensors(mine, loaded["optimizer"].get(kind, {}))
+    ]
+    scales = state["loss_scale"].items()
+    return [*lost, *(f"loss_scale.{name}" for name, value in scales if loaded["loss_scale"].get(name) != value)]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit, on whatever device."""
+    a, b = (t.detach().cpu().contiguous() for t in (a, b))
+    same_kind = a.shape == b.shape and a.dtype == b.dtype
+    return same_kind and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def _first_wrong_scale(policy: LossScale, rows: Sequence[dict[str, Any]]) -> Found | None:

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,8 +97,7 @@ def _update_errors(
     moves = lost = lost_in_fp32 = short = 0
     for w, new, s, m in _chunks(before, after, step, magnitude):
         change, right = new.double() - w.double(), w.double() + s
-        bound = UNIT_ROUNDOFF * (right.abs() + m) + 2.0**-149  # one rounding of w, and those of its change
-        excess = max(excess, _largest((change - s).abs_().div_(bound)))
+        excess = max(excess, update_error(w, new, s, m))
         product += torch.dot(change, s).item()
         norm2 += torch.dot(s, s).item()
         moving = s != 0
@@ -113,6 +112,17 @@ def _update_errors(
         "lost_in_fp32": lost_in_fp32 / max(moves, 1),
         "short": short / max(before.numel(), 1),
     }
+
+
+def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor) -> float:
+    """The largest error of a change over its bound: one rounding of the new weight, and those of its change.
+
+    Args:
+        step, magnitude: as ``Replay.step`` returns them.
+    """
+    change, right = after.double() - before.double(), before.double() + step
+    bound = UNIT_ROUNDOFF * (right.abs() + magnitude) + 2.0**-149
+    return _largest((change - step).abs_().div_(bound))
 
 
 def clip_factor(grads: Mapping[str, Tensor], clip_norm: float | None, norm_type: float) -> float:
@@ -138,11 +148,13 @@ def clip_errors(
         norm: as the backend says.
 
     Returns:
-        ``norm``, and ``norm_after``, that of the clipped gradients; ``clip_norm``; and, where the gradients before can
+        ``norm``, and ``norm_after``, that of the clipped gradients; ``clip_norm``, ``norm_type``, and how many
+        ``elements`` there are; and, where the gradients before can
         be seen, ``should_norm``, theirs, ``should_factor``, what they should be multiplied by, and by tensor in
-        ``factors`` what they were.
+        ``factors`` what they were: ``factor``; ``rest``, what is left of the tensor then, over its ``norm`` before.
     """
     found: dict[str, Any] = {"norm": norm, "norm_after": total_norm(clipped, norm_type), "clip_norm": clip_norm}
+    found |= {"norm_type": norm_type, "elements": sum(g.numel() for g in clipped.values())}
     if grads is None:
         return found
     factors = {}
@@ -152,9 +164,30 @@ def clip_errors(
         if square:
             slope = torch.dot(before, after).item() / square
             rest = (after - slope * before).norm().item() / math.sqrt(square)
-            factors[name] = {"factor": slope, "rest": rest}
+            factors[name] = {"factor": slope, "rest": rest, "norm": math.sqrt(square)}
     should = clip_factor(grads, clip_norm, norm_type)
     return {**found, "should_norm": total_norm(grads, norm_type), "should_factor": should, "factors": factors}
+
+
+def shares_of(grads: Mapping[str, Tensor], shares: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
+    """How often each micro-batch counts in the gradients: by least squares on their sketches, which are linear.
+
+    Args:
+        shares: ``Exact.shares``: each is right if it counts once.
+
+    Returns:
+        ``counts``, one number for each; ``rest``, the norm of what they leave over of the gradients, within 5 %; and
+        ``smallest`` singular value of the shares: an error e of the gradients is one of at most ``e / smallest`` in
+        the counts.
+    """
+    names = [name for name in shares[0] if name in grads]
+    short = sketch({name: grads[name] for name in names})
+    target = torch.tensor([short[name] for name in names], dtype=torch.float64).flatten()
+    columns = [torch.tensor([share[name] for name in names], dtype=torch.float64).flatten() for share in shares]
+    matrix = torch.stack(columns, dim=1)
+    counts = torch.linalg.lstsq(matrix, target[:, None]).solution[:, 0]
+    rest, smallest = (target - matrix @ counts).norm().item(), torch.linalg.svdvals(matrix)[-1].item()
+    return {"counts": counts.tolist(), "rest": rest, "smallest": smallest}
 
 
 def _largest(values: Tensor) -> float:
@@ -174,7 +207,7 @@ def exponents(values: Tensor) -> Tensor:
 SKETCH = 256
 
 
-def sketch(params: Params) -> dict[str, list[float]]:
+def sketch(params: Mapping[str, Tensor]) -> dict[str, list[float]]:
     """SKETCH numbers for each tensor, so that ``||sketch(a) - sketch(b)||`` is ``||a - b||`` within about 5 %.
 
     Each element is added to a random one of the numbers with a random sign, the same ones in every run (the count

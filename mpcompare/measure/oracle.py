@@ -45,6 +45,8 @@ class Exact:
         exponents: ``numerics.exponents`` of ``activations``, ``gradients of activations`` (by layer) and
             ``gradients of weights`` (by parameter); empty unless it was asked for.
         order: the layers in the order in which they are called.
+        shares: what each micro-batch adds to the gradients, as ``numerics.sketch``; empty where there is only one.
+        largest: element of what a micro-batch adds to the gradients.
     """
 
     loss: float
@@ -53,6 +55,8 @@ class Exact:
     loss_noise: float
     exponents: Counts = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
+    shares: list[dict[str, list[float]]] = field(default_factory=list)
+    largest: float = 0.0
 
     def subnormal(self, scale: float) -> float:
         """Which part of the activations' gradients that are not 0, times ``scale``, is below fp16's normal numbers."""
@@ -89,9 +93,8 @@ def exact_step(
     (x, y), share = batches[0], 1 / len(batches)
     rows = ROWS if len(x) > ROWS and rows_are_independent(network, loss_fn, x, y) else len(x)
     parts = [
-        (*part, share * len(part[0]) / len(x))
+        [(*part, share * len(part[0]) / len(x)) for part in zip(x.split(rows), y.split(rows), strict=True)]
         for x, y in batches
-        for part in zip(x.split(rows), y.split(rows), strict=True)
     ]
     named = {name: p for name, p in network.named_parameters() if p.requires_grad}
     total, squares = 0.0, 0.0
@@ -105,28 +108,36 @@ def exact_step(
             counts[group][name] = (found if before is None else found + torch.tensor(before)).tolist()
 
     order: list[str] = []
-    for x_part, y_part, weight in parts:
-        with outputs_of(network) as outputs:
-            part = loss_fn(network(x_part), y_part) * weight  # the parts' mean, weighted by their rows
-        total += part.item()
-        order = list(outputs)
-        found = torch.autograd.grad(part, [*named.values(), *outputs.values()], allow_unused=True)
-        for name, grad in zip(named, found, strict=False):
-            if grad is not None:
-                grads[name] = grads[name] + grad if name in grads else grad
-        for name, grad in zip(outputs, found[len(named) :], strict=True):
-            if grad is None:
-                continue
-            output = outputs[name].detach()
-            if not isinstance(network.get_submodule(name.partition("#")[0]), SELECT):
-                squares += (output * grad).square().sum().item()
-            add("activations", name, output)
-            add("gradients of activations", name, grad)
+    shares: list[dict[str, list[float]]] = []
+    largest = 0.0
+    for micro_batch in parts:
+        own: Params = {}
+        for x_part, y_part, weight in micro_batch:
+            with outputs_of(network) as outputs:
+                part = loss_fn(network(x_part), y_part) * weight  # the parts' mean, weighted by their rows
+            total += part.item()
+            order = list(outputs)
+            found = torch.autograd.grad(part, [*named.values(), *outputs.values()], allow_unused=True)
+            for name, grad in zip(named, found, strict=False):
+                if grad is not None:
+                    own[name] = own[name] + grad if name in own else grad
+            for name, grad in zip(outputs, found[len(named) :], strict=True):
+                if grad is None:
+                    continue
+                output = outputs[name].detach()
+                if not isinstance(network.get_submodule(name.partition("#")[0]), SELECT):
+                    squares += (output * grad).square().sum().item()
+                add("activations", name, output)
+                add("gradients of activations", name, grad)
+        largest = max([largest, *(g.abs().max().item() for g in own.values())])
+        if len(parts) > 1:
+            shares.append(numerics.sketch(own))
+        grads = {name: grads[name] + g if name in grads else g for name, g in own.items()}
     for name, grad in grads.items():
         add("gradients of weights", name, grad)
     buffers = {name: b.detach().to(dtype) for name, b in network.named_buffers()}
     noise = unit_roundoff(precision) * math.sqrt(squares / 3)
-    return Exact(total, grads, buffers, noise, counts, order)
+    return Exact(total, grads, buffers, noise, counts, order, shares, largest)
 
 
 def rounded_batch(x: Tensor, y: Tensor, precision: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -259,9 +259,9 @@ class AdamReplay:
         t = self.updates.get(name, 0) + 1
         self.means[name], self.updates[name] = means, t
 
-        c1, c2 = 1 - beta1**t, 1 - beta2**t
+        c1, c2 = self.corrections(t)
         m, M, v, S2 = (mean / c for mean, c in zip(means, (c1, c1, c2, c2), strict=True))
-        d = v.sqrt() + self.rule.eps
+        d = self.denominator(v, c2)
         roundings = 4 * t + 8 + (t + 1) * max(1 / c1, 0.5 / c2)
         change = -lr * m / d
         magnitude = roundings * lr * (M + 2.0**-102 / c1 + m.abs() * (S2.sqrt() + 2.0**-39 / c2**0.5) / d) / d
@@ -269,6 +269,14 @@ class AdamReplay:
             change = change - lr * decay * weight
             magnitude = magnitude + 2 * (1 + lr * decay) * weight.abs()
         return change, magnitude
+
+    def corrections(self, t: int) -> tuple[float, float]:
+        """What m and v are divided by in update ``t``, 1 for the first: both start at 0, and are too small at first."""
+        return 1 - self.rule.betas[0] ** t, 1 - self.rule.betas[1] ** t
+
+    def denominator(self, v: Tensor, c2: float) -> Tensor:
+        """Of ``v``, which is divided by ``c2`` already."""
+        return v.sqrt() + self.rule.eps
 
 
 def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor, Tensor]:

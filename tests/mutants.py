@@ -346,7 +346,7 @@ class UpdatedTwice(Scratch):
         super().step(lr)
 
 
-@plants("optimizer", task={"momentum": 0.9})
+@plants("momentum", task={"momentum": 0.9})
 class MomentumDampened(Scratch):
     """v = momentum v + (1 - momentum) g, from the second step on."""
 

@@ -55,9 +55,9 @@ def test_what_was_loaded_goes_on_as_what_was_not(backend, precision):
     task = make_task(in_features=30, hidden=[24], batch_size=64, samples=640, momentum=0.9)
     dataset = dataset_of(task)
     amp = examined("amp", Amp, task, dataset, precision, steps=6, noise=2)
-    assert "reload" not in failed_kinds(judge_run(amp, amp))
+    assert "resume" not in failed_kinds(judge_run(amp, amp))
     verdict = judge_run(examined("cheat", backend, task, dataset, precision, steps=6), amp)
-    assert (verdict.word, verdict.cause) == ("differs", "reload")
+    assert (verdict.word, verdict.cause) == ("differs", "resume")
 
 
 def timed(backend, folder):

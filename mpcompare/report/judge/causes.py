@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mpcompare.report.judge.accumulation import wrong_sum
+from mpcompare.report.judge.clipping import clipped_too_early
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -48,7 +51,13 @@ def explain(
             return "gradient missing", f"{name} has no gradient"
         if not math.isfinite(e["error"]):
             return "overflow", f"the gradient of {name} holds inf or NaN"
+    if "micro_batches" in mine:
+        limit = math.hypot(*(e.limit for e in errors.values()))
+        if because := wrong_sum(mine["micro_batches"], limit):
+            return "accumulation", because
     if factor := _factor(errors):
+        if early := clipped_too_early(factor, numbers, mine, theirs):
+            return "clip", f"every gradient is {factor:.4g} times what it should be{early}"
         known = _known(factor, numbers, mine)
         near = abs(factor - 1) < math.sqrt(numbers["unit_roundoff"])  # nobody scales by that on purpose
         if not known and near and 2 * len(failed) > len(errors):

@@ -6,9 +6,8 @@ it measured; none was chosen so that something passes.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from scipy.stats import f as f_ratio
@@ -17,9 +16,11 @@ from scipy.stats import t as student_t
 from mpcompare.records import Run
 from mpcompare.report.comparison import loss_difference
 from mpcompare.report.judge.causes import Errors, explain, too_small
+from mpcompare.report.judge.check import FP32, Check, Numbers
+from mpcompare.report.judge.clipping import clip_checks
+from mpcompare.report.judge.updates import update_checks
 
 K = 2.0  # a run may make twice the errors of its reference: one that rounds twice as often makes 1.4 times as much
-FP32 = 2.0**-24  # unit roundoff
 RARE = 1e-3  # such a part of what varies at random as it is believed to is beyond its limit
 # In the order of their power to explain: the first that fails is the cause of what fails after it.
 KINDS = (
@@ -27,42 +28,18 @@ KINDS = (
     "policy",
     "gradients",
     "buffers",
+    "clip",
     "optimizer",
     "first change",
     "later steps",
     "overflows",
     "after a skip",
-    "reload",
+    "resume",
     "timed steps",
     "run",
 )
 
 
-@dataclass(frozen=True)
-class Check:
-    """Something that was looked at.
-
-    Attributes:
-        kind: one of ``KINDS``.
-        name: what, and of which tensor.
-        value, limit: it passes where ``value <= limit``; NaN does not pass.
-        cause: what is wrong where it fails, in a word or two; docs/verdict.md lists them.
-        because: the same in a sentence, with its numbers.
-    """
-
-    name: str
-    value: float
-    limit: float
-    cause: str
-    because: str
-    kind: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return self.value <= self.limit
-
-
-Numbers = dict[str, Any]
 AFTER_TRAINING = "after training"
 
 
@@ -72,8 +49,9 @@ def checks(run: Run, reference: Run) -> Iterator[Check]:
     found = {
         "dtypes": _precision(run, mine, reference),
         "policy": _policy(mine),
-        "optimizer": _optimizer(mine),
-        "reload": _reload(mine),
+        "clip": clip_checks(mine),
+        "optimizer": update_checks(mine),
+        "resume": _resume(mine),
         "timed steps": _timed_steps(run, mine),
     }
     if run is not reference:
@@ -83,7 +61,7 @@ def checks(run: Run, reference: Run) -> Iterator[Check]:
             found["gradients"] = _gradients(
                 "in the first step", mine["first"], theirs["first"], mine, theirs.get("rounding", {})
             )
-        if "first_update" in mine["first"] and "first_update" in theirs["first"]:
+        if mine.get("linear", True) and "first_update" in mine["first"] and "first_update" in theirs["first"]:
             found["first change"] = _first_change(mine, theirs)
         if "buffers" in mine["first"] and "buffers" in theirs["first"]:
             found["buffers"] = _buffers(mine, theirs)
@@ -133,7 +111,7 @@ def _precision(run: Run, mine: Numbers, reference: Run) -> Iterator[Check]:
 
 
 def _policy(mine: Numbers) -> Iterator[Check]:
-    """The loss scale, the skipped steps, and the weights in them: exactly."""
+    """The loss scale, the skipped steps, and the weights in them and before a step: exactly."""
 
     def scale(name: str, found: object, expected: object) -> Check:
         because = f"loss scale {found:g} {name}, where the policy says {expected:g}"
@@ -146,10 +124,14 @@ def _policy(mine: Numbers) -> Iterator[Check]:
             name = f"in step {number} of pass {where}"
             yield scale(name, step["loss_scale"], step["should_scale"])
             gradients = f"{'finite' if step['finite'] else 'inf or NaN in the'} gradients {name}"
+            if step.get("finite_after_clip") and not step["finite"]:
+                gradients += ", which clipping makes finite"
             because = f"{gradients}, and it {'says' if step['skipped'] else 'does not say'} that it skipped"
             yield Check(f"skip {name}", float(step["skipped"] != step["should_skip"]), 0, "skip", because)
             because = f"{gradients}, and the weights {'changed' if step['moved'] else 'did not change'}"
             yield Check(f"weights {name}", float(step["moved"] == step["should_skip"]), 0, "skip", because)
+            because = f"weights changed {name} before the gradients of all micro-batches were there"
+            yield Check(f"micro-batches {name}", float(step.get("moved_early", False)), 0, "accumulation", because)
         if last := mine.get(where, {}).get("next_scale"):
             yield scale(f"after pass {where}", last["loss_scale"], last["should_scale"])
 
@@ -249,22 +231,31 @@ def _buffers(mine: Numbers, theirs: Numbers) -> Iterator[Check]:
             yield Check(f"buffer {name}", error.error, error.limit, "running statistics", because)
 
 
-def _reload(mine: Numbers) -> Iterator[Check]:
-    """A backend that loaded another's state goes on as that one does: its loss scale exactly; its loss and weights but
-    for the order of sums, as each activation may be rounded once more or less."""
+def _resume(mine: Numbers) -> Iterator[Check]:
+    """A backend that loaded another's state has it, and goes on as that one does: its state and its loss scale exactly;
+    its loss and weights but for the order of sums, as each activation may be rounded once more or less.
+
+    Gradients that differ by 8 u make updates that do, where these are linear in them. Adam's are next to ``lr`` times
+    the gradient's sign: of those within 8 u of 0, about a part 8 u, the sign may turn, which is 2 lr, and the root of
+    that part times 2 of their norm.
+    """
     if not (found := mine.get("reload")):
         return
+    if "lost" in found:
+        because = f"a backend that loads a state has another one then: {', '.join(found['lost'])}"
+        yield Check("state after a reload", float(len(found["lost"])), 0, "resume", because)
     a, b = found["expected"], found["found"]
     because = f"loss scale {b['loss_scale']:g} after a reload and a step, {a['loss_scale']:g} without the reload"
-    yield Check("loss scale after a reload", float(a["loss_scale"] != b["loss_scale"]), 0, "reload", because)
+    yield Check("loss scale after a reload", float(a["loss_scale"] != b["loss_scale"]), 0, "resume", because)
     if math.isfinite(a["loss"]):
         because = f"the loss of the step after a reload is {b['loss']:.9g}, without the reload {a['loss']:.9g}"
         error, limit = abs(a["loss"] - b["loss"]), _reordered_loss(mine, a["loss"])
-        yield Check("loss after a reload", error, limit, "reload", because)
+        yield Check("loss after a reload", error, limit, "resume", because)
     if math.isfinite(found["norm"]):
-        limit = 8 * mine["unit_roundoff"] * found["norm"]
+        part = 8 * mine["unit_roundoff"]
+        limit = (part if mine.get("linear", True) else 2 * math.sqrt(part)) * found["norm"]
         because = f"weights a step after a reload are {found['error']:.1e} away from those without the reload"
-        yield Check("weights after a reload", found["error"], limit, "reload", because)
+        yield Check("weights after a reload", found["error"], limit, "resume", because)
 
 
 def _reordered_loss(mine: Numbers, loss: float) -> float:
@@ -282,29 +273,36 @@ def _timed_steps(run: Run, mine: Numbers) -> Iterator[Check]:
     yield Check("loss of timed steps", float(found), _reordered_loss(mine, float(loss)), "timed steps", because)
 
 
-def _optimizer(mine: Numbers) -> Iterator[Check]:
-    """Each update beside the optimizer's rule in fp32, in units of what its roundings allow."""
-    for where in ("first", "overflow"):
-        for number, update in enumerate(mine.get(where, {}).get("updates", []), start=1):
-            for name, e in update.items():
-                cause, because = "optimizer", f"the update of {name} is {e['slope']:.6g} times what its gradients make"
-                if e["short"] > 0.5:
-                    cause = "no master weights"
-                    because = f"{name} has the digits of a 16-bit number; {e['lost']:.1%} of its updates are lost"
-                yield Check(f"update {number} of pass {where}, {name}", e["excess"], 1, cause, because)
-
-
 def _first_change(mine: Numbers, theirs: Numbers) -> Iterator[Check]:
-    """The first change of the weights beside the oracle's: as for gradients, and one rounding of the weights."""
+    """The first change of the weights beside the oracle's: as for gradients, and one rounding of the weights. That
+    holds where an update is linear in the gradients. Adam divides each by the root of its square, and one next to 0
+    that turns its sign changes the update by 2 lr."""
+    gradients, roundings = theirs["first"].get("gradients", {}), theirs.get("rounding", {})
+    clipping = _norm_error(gradients, mine, roundings)
     for name, e in theirs["first"]["first_update"].items():
-        grad = theirs["first"].get("gradients", {}).get(name) or {"norm": 0.0}
-        lr = e["norm"] / grad["norm"] if grad["norm"] else 1.0  # the first change is the gradient times this
-        rounding = theirs.get("rounding", {}).get(name, {})
-        rounding = {**rounding, "error": lr * rounding["error"]} if rounding else {}
+        gain = e["gain"]  # the first change is the gradient times this, and the decay
+        rounding = roundings.get(name, {})
+        rounding = {**rounding, "error": gain * rounding["error"]} if rounding else {}
         limit = _limit(e, mine, rounding) + FP32 * e["weights"]
+        limit += clipping * gain * (gradients.get(name) or {"norm": 0.0})["norm"]
         error = mine["first"]["first_update"].get(name, {"error": math.inf})["error"]
         because = f"the first change of {name} is off by {error / e['norm'] if e['norm'] else math.inf:.1e} of its norm"
         yield Check(f"first change, {name}", error, limit, "optimizer", because)
+
+
+def _norm_error(gradients: Numbers, numbers: Numbers, roundings: Numbers) -> float:
+    """How far the clip factor of right gradients may be from that of the oracle's, relatively: as far as their norm,
+    and a norm is no further away than its vector is. 0 where nothing is clipped."""
+    found = {name: e for name, e in gradients.items() if e}
+    if numbers.get("clip_norm") is None or not found:
+        return 0.0
+    error = math.hypot(*(_limit(e, numbers, roundings.get(name, {})) for name, e in found.items()))
+    if numbers["clip_norm_type"] == math.inf:
+        norm = max(e["largest"] for e in found.values())
+    else:
+        norm = math.hypot(*(e["norm"] for e in found.values()))
+    clipped = norm + error > numbers["clip_norm"]
+    return error / norm if clipped and norm else 0.0
 
 
 def loss_noise(reference: Run) -> np.ndarray:

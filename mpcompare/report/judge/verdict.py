@@ -91,6 +91,8 @@ def _unchecked(run: Run, reference: Run) -> list[str]:
         for where, what in passes.items()
         if not has_gradients(where, mine, theirs) and (where in mine or where in theirs)
     ]
+    if not mine.get("linear", True):
+        missing.append("first change of the weights (the optimizer is not linear in the gradients)")
     if has_gradients("last", mine) and (overflowed := not_finite(mine["last"])):
         missing.append(f"gradients after training that overflow ({', '.join(overflowed)})")
     if replaced := sorted(set(theirs.get("twin", {}).values())):  # "GELU for ReLU"

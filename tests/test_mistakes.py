@@ -25,7 +25,7 @@ ADAMW = replace(SMALL, optimizer=AdamW(weight_decay=0.1))
 MOMENTUM = replace(SMALL, optimizer=Sgd(0.1, 0.9))
 TASKS = {
     "clips_before_unscale": CLIPS, "clips_each_tensor": CLIPS,
-    "sums_the_loss": ACCUMULATES, "unscales_each_micro_batch": ACCUMULATES, "sums_in_16_bits": ACCUMULATES,
+    "sums_the_loss": ACCUMULATES, "unscales_each_micro_batch": ACCUMULATES,
     "moments_in_16_bits": ADAMW, "decays_the_gradient": ADAMW,
     "resumed": MOMENTUM, "resumed_without_scale": MOMENTUM, "resumed_without_moments": MOMENTUM,
     "resumed_from_copies": MOMENTUM,

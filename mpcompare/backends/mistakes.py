@@ -68,15 +68,6 @@ class UnscalesEachMicroBatch(Scratch):
                 g.mul_(self.scaling.scale)
 
 
-class SumsIn16Bits(Scratch):
-    """Gradients of micro-batches are added in 16 bits, where the small ones are rounded away."""
-
-    def add_gradient(self, name: str, g: Tensor) -> None:
-        before = self.scaled_grads.get(name)
-        self.observed["gradients"] = g.dtype
-        self.scaled_grads[name] = g if before is None else (before + g).to(self.compute_dtype)
-
-
 class MomentsIn16Bits(Scratch):
     """Adam's m and v are kept in 16 bits: v moves by a thousandth of itself in a step, and stands still."""
 

@@ -223,12 +223,13 @@ class AdamReplay:
 
         d = sqrt(v / c2) + eps        change = -lr (m / c1) / d
 
-    An error ``e M`` of m and one of ``e S`` of sqrt(v) become one of ``e lr (M / c1 + |m| / c1 S / sqrt(c2) / d) / d``
-    in the change. Where no decay cancels a gradient S is sqrt(v), and that is at most ``2 e lr M / c1 / d``. How many
-    roundings is e?
+    An error ``e M`` of m and one of ``e S`` of sqrt(v) become one of ``e lr (M / c1 + |m| / c1 S / sqrt(c2) / d) / d'``
+    in the change, with the d' that the second error leaves of d: ``m' / d' - m / d = (m' - m - (d' - d) m / d) / d'``.
+    Where no decay cancels a gradient S is sqrt(v), and that is hardly more than ``2 e lr M / c1 / d``. Where one does,
+    and beta2 is so small that v forgets the ones before, d' may be as small as eps. How many roundings is e?
 
     - Each update rounds what m and v were up to 4 times (``m + (1 - beta1) (g - m)``: the difference, the constant, the
-      product, the sum), and sqrt halves the error of v: 4 t for m, 2 t for v.
+      product, the sum; where beta1 is below 1/2 that would round more of m than it keeps), and sqrt halves the error of v: 4 t for m, 2 t for v.
     - g is rounded once between what is shown and what is used, and 3 times with the decay: 4 for m. g^2 has twice as
       many, which sqrt halves: 4 for v.
     - The constant lr / c1, the product with it and the division by d: 3 for m. sqrt, the constant sqrt(c2), the
@@ -264,7 +265,9 @@ class AdamReplay:
         d = self.denominator(v, c2)
         roundings = 4 * t + 8 + (t + 1) * max(1 / c1, 0.5 / c2)
         change = -lr * m / d
-        magnitude = roundings * lr * (M + 2.0**-102 / c1 + m.abs() * (S2.sqrt() + 2.0**-39 / c2**0.5) / d) / d
+        S = S2.sqrt() + 2.0**-39 / c2**0.5
+        smallest = d - torch.minimum(2.0**-24 * roundings * S, v.sqrt())
+        magnitude = roundings * lr * (M + 2.0**-102 / c1 + m.abs() * S / d) / smallest
         if self.decoupled and decay:
             change = change - lr * decay * weight
             magnitude = magnitude + 2 * (1 + lr * decay) * weight.abs()

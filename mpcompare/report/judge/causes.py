@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpcompare.report.judge.accumulation import wrong_sum
-from mpcompare.report.judge.clipping import clipped_too_early
+from mpcompare.report.judge.clipping import clip_mistake
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def explain(
         if because := wrong_sum(mine["micro_batches"], limit):
             return "accumulation", because
     if factor := _factor(errors):
-        if early := clipped_too_early(factor, numbers, mine, theirs):
-            return "clip", f"every gradient is {factor:.4g} times what it should be{early}"
+        if mistake := clip_mistake(factor, numbers, mine, theirs):
+            return "clip", f"every gradient is {factor:.4g} times what it should be{mistake}"
         known = _known(factor, numbers, mine)
         near = abs(factor - 1) < math.sqrt(numbers["unit_roundoff"])  # nobody scales by that on purpose
         if not known and near and 2 * len(failed) > len(errors):

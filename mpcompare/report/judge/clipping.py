@@ -91,9 +91,10 @@ def _known_norm(ratio: float, scales: list[float]) -> str:
     return ""
 
 
-def clipped_too_early(factor: float, numbers: Seen, mine: Seen, theirs: Seen) -> str:
-    """A clause, if gradients that are all ``factor`` times too large are so because the norm of scaled ones was clipped
-    (1 % off at most: the norm is the reference's, within its rounding errors)."""
+def clip_mistake(factor: float, numbers: Seen, mine: Seen, theirs: Seen) -> str:
+    """A clause, if gradients that are all ``factor`` times too large are so by clipping (1 % off at most: norms are
+    known within the rounding errors of gradients): because the norm of scaled ones was clipped, or because ones that
+    are said to be clipped, and were divided by their factor, are not."""
     clip_norm, found = numbers.get("clip_norm"), [e for e in theirs["gradients"].values() if e]
     if clip_norm is None:
         return ""
@@ -102,6 +103,9 @@ def clipped_too_early(factor: float, numbers: Seen, mine: Seen, theirs: Seen) ->
     for scale in _scales(mine):
         if factor < 0.99 and math.isclose(factor, clip_norm / (norm * scale + 1e-6), rel_tol=0.01):
             return f": clip_norm over their norm times the loss scale {scale:g}, clipped before they are unscaled"
+    at_once = [clip for clip in mine.get("clips", []) if "should_norm" not in clip]
+    if at_once and factor > 1.01 and math.isclose(factor, (at_once[0]["norm"] + 1e-6) / clip_norm, rel_tol=0.01):
+        return f": their norm {at_once[0]['norm']:.6g} over clip_norm, they are not clipped"
     return ""
 
 

@@ -11,13 +11,25 @@ struct AdamRule {
   bool decoupled;  // torch.optim.AdamW, else torch.optim.Adam
 };
 
+// beta old + (1 - beta) now, as old + (1 - beta) (now - old): beta2 = 0.999, rounded to fp32, would make v too large by
+// 1.3e-5 in the end. That rounds as much of old as there is, so where beta keeps little of it, now is what is added to.
+struct Mean {
+  float beta, rest;  // 1 - beta
+
+  template <class V>
+  MPCOMPARE_BOTH V of(V old, V now) const {
+    return beta < 0.5f ? now + beta * (old - now) : old + rest * (now - old);
+  }
+};
+
+MPCOMPARE_BOTH inline Mean mean(double beta) { return {static_cast<float>(beta), static_cast<float>(1.0 - beta)}; }
+
 // For each element, with t the number of this step:
-//   g += coupled w      m += first (g - m)      v += second (g^2 - v)
+//   g += coupled w      m = first.of(m, g)      v = second.of(v, g^2)
 //   w = keep w - size m / (sqrt(v) of_root + eps)
-// m = beta1 m + (1 - beta1) g in this form: beta2 = 0.999, rounded to fp32, would make v too large by 1.3e-5 in the end.
 struct AdamStep {
   float coupled, keep;  // weight_decay and 1, or 0 and 1 - lr weight_decay
-  float first, second;  // 1 - beta
+  Mean first, second;
   float of_root;        // 1 / sqrt(1 - beta2^t)
   float eps;
   float size;  // lr / (1 - beta1^t)
@@ -27,8 +39,8 @@ MPCOMPARE_BOTH inline AdamStep adam_step(const AdamRule& rule, float lr, float t
   AdamStep s;
   s.coupled = rule.decoupled ? 0.0f : static_cast<float>(rule.weight_decay);
   s.keep = rule.decoupled ? static_cast<float>(1.0 - lr * rule.weight_decay) : 1.0f;
-  s.first = static_cast<float>(1.0 - rule.beta1);
-  s.second = static_cast<float>(1.0 - rule.beta2);
+  s.first = mean(rule.beta1);
+  s.second = mean(rule.beta2);
   s.of_root = static_cast<float>(1.0 / sqrt(1.0 - pow(rule.beta2, static_cast<double>(t))));
   s.eps = static_cast<float>(rule.eps);
   s.size = static_cast<float>(lr / (1.0 - pow(rule.beta1, static_cast<double>(t))));

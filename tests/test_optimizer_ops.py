@@ -271,6 +271,7 @@ def check_training_by_adam(
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("rule", [
     {}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled": False}, {"betas": (0.5, 0.9), "eps": 1e-3},
+    {"betas": (0.1, 0.0)},
 ])  # fmt: skip
 def test_training_by_adam_is_torchs(device, dtype, clip, rule):
     for count in SIZES:

@@ -149,8 +149,8 @@ void adam_of(int64_t count, float* master, float* exp_avg, float* exp_avg_sq, T*
       if (!skip) {
         vec g = clip * (inv_scale * load(grad + i, n)), m = load(exp_avg + i, n), v = load(exp_avg_sq + i, n);
         if (s.coupled != 0) g += s.coupled * w;
-        m += s.first * (g - m);
-        v += s.second * (g * g - v);
+        m = s.first.of(m, g);
+        v = s.second.of<vec>(v, g * g);
         w = s.keep * w - s.size * m / (square_root(v) * s.of_root + s.eps);
         store(exp_avg + i, m, n);
         store(exp_avg_sq + i, v, n);

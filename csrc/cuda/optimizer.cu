@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(THREADS) adam_kernel(int64_t packs, Pack<float
       Pack<float, N> g = unscaled(grad[i], inv_scale, clip), m = exp_avg[i], v = exp_avg_sq[i];
       for (int k = 0; k < N; k++) {
         if (s.coupled != 0) g.x[k] += s.coupled * w.x[k];
-        m.x[k] += s.first * (g.x[k] - m.x[k]);
-        v.x[k] += s.second * (g.x[k] * g.x[k] - v.x[k]);
+        m.x[k] = s.first.of(m.x[k], g.x[k]);
+        v.x[k] = s.second.of(v.x[k], g.x[k] * g.x[k]);
         w.x[k] = s.keep * w.x[k] - s.size * m.x[k] / (sqrtf(v.x[k]) * s.of_root + s.eps);
       }
       exp_avg[i] = m;

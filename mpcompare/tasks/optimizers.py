@@ -229,7 +229,8 @@ class AdamReplay:
     and beta2 is so small that v forgets the ones before, d' may be as small as eps. How many roundings is e?
 
     - Each update rounds what m and v were up to 4 times (``m + (1 - beta1) (g - m)``: the difference, the constant, the
-      product, the sum; where beta1 is below 1/2 that would round more of m than it keeps), and sqrt halves the error of v: 4 t for m, 2 t for v.
+      product, the sum; where beta1 is below 1/2 that would round more of m than is kept), and sqrt halves the error of
+      v: 4 t for m, 2 t for v.
     - g is rounded once between what is shown and what is used, and 3 times with the decay: 4 for m. g^2 has twice as
       many, which sqrt halves: 4 for v.
     - The constant lr / c1, the product with it and the division by d: 3 for m. sqrt, the constant sqrt(c2), the

@@ -4,6 +4,7 @@
     python tests/verdict_power.py correct --tasks 100        random tasks, seeds and precisions with scratch and fused
     python tests/verdict_power.py correct --family gpt       with the implementations of tests/correct.py
     python tests/verdict_power.py correct --family unstable  MLPs whose learning rate is too large
+    python tests/verdict_power.py correct --family recipe    random optimizers, schedules, clips and accumulations
     python tests/verdict_power.py correct --family cnn --compiled  with amp_compile, one shape a family
 
 Exit code 1 where a bug is missed that should be seen, or a correct run is accused.
@@ -22,9 +23,12 @@ import mutants_cnn  # noqa: F401 - registers its bugs
 import mutants_gpt  # noqa: F401
 import mutants_lstm  # noqa: F401
 from conftest import BACKENDS
-from correct import CASES, FAMILIES, Case
+from correct import CASES as FIXED_RECIPE
+from correct import FAMILIES, Case
+from correct_recipe import recipe_case
 from judging import examined
 from mutants import MUTANTS
+from mutants_recipe import RECIPE, planted_run
 from planted import PLANTED, STEPS, TASKS
 from test_verdict import reference
 
@@ -33,6 +37,7 @@ from mpcompare.report.judge.checks import KINDS
 from mpcompare.report.judge.verdict import Verdict, judge_run
 
 references: dict[str, Run] = {}
+CASES = {**FIXED_RECIPE, "recipe": recipe_case}
 
 
 class Bug(NamedTuple):
@@ -47,6 +52,12 @@ class Bug(NamedTuple):
 
 def judged_bugs(family: str, names: Sequence[str] = ()) -> Iterator[Bug]:
     """Those of ``names``, or all, of a family."""
+    if family == "recipe":
+        for name, recipe in RECIPE.items():
+            for precision in recipe.precisions if not names or name in names else ():
+                verdict = judge_run(*planted_run(name, recipe, precision))
+                yield Bug(name, precision, recipe.cause, recipe.invisible, verdict)
+        return
     if family == "mlp":
         for name, mutant in MUTANTS.items():
             for precision in mutant.precisions if not names or name in names else ():
@@ -120,6 +131,7 @@ def correct(family: str, first: int, tasks: int, precisions: Sequence[str], comp
                     parted += any(what.startswith("training from") for what in verdict.unchecked)
                 if verdict.word not in ("same", "reference"):
                     accused += 1
+                    where += f", {case.task}" if family == "recipe" else ""
                     print(f"{where}: {verdict}: {verdict.because}", flush=True)
                 for check in verdict.checks:
                     if check.limit and check.value / check.limit > worst[check.kind][0]:
@@ -135,7 +147,7 @@ def correct(family: str, first: int, tasks: int, precisions: Sequence[str], comp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("planted", "correct"))
-    parser.add_argument("--family", choices=(*FAMILIES, "unstable", "all"), default="mlp")
+    parser.add_argument("--family", choices=(*FAMILIES, "unstable", "recipe", "all"), default="mlp")
     parser.add_argument("--tasks", type=int, default=25)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--precision", choices=("fp16", "bf16"), action="append")

@@ -152,3 +152,18 @@ def test_what_a_state_lost_is_listed():
     other = state(optimizer={"exp_avg": {"w": torch.ones(2)}}, loss_scale={"scale": 2.0}, buffers={})
     assert _lost(state(), other) == ["buffers", "optimizer.step", "loss_scale.scale", "loss_scale.growth_tracker"]
     assert _lost(other, state()) == ["loss_scale.scale"]  # what is there beside it was not lost
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(0.05, 0.9), AdamW(1e-3)])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_graph_shows_clipped_gradients_and_is_the_same(precision, optimizer, recorded_graphs):
+    task = make_task(in_features=784, hidden=[32], out_features=10, samples=32 * 12)
+    task = replace(task, optimizer=optimizer, clip_norm=0.2, accumulate=2, schedule=Warmup(4))
+    data = dataset_of(task)
+    amp = examined("amp", BACKENDS["amp"], task, data, precision, steps=4, noise=2)
+    run = examined("fused", BACKENDS["fused"], task, data, precision, steps=4, options={"graph": True})
+    verdict = judge_run(run, amp)
+    assert verdict.word == "same", verdict.because
+    clips = [check for check in verdict.checks if check.kind == "clip"]
+    assert clips
+    assert all(check.name.startswith("norm of the clipped gradients") for check in clips)

@@ -61,7 +61,7 @@ def checks(run: Run, reference: Run) -> Iterator[Check]:
             found["gradients"] = _gradients(
                 "in the first step", mine["first"], theirs["first"], mine, theirs.get("rounding", {})
             )
-        if mine.get("linear", True) and "first_update" in mine["first"] and "first_update" in theirs["first"]:
+        if mine.get("linear") and "first_update" in mine["first"] and "first_update" in theirs["first"]:
             found["first change"] = _first_change(mine, theirs)
         if "buffers" in mine["first"] and "buffers" in theirs["first"]:
             found["buffers"] = _buffers(mine, theirs)

@@ -171,6 +171,31 @@ class EachElementByItself(Scratch):
 
 
 @plants("clip", task=CLIP)
+class RootForgotten(Scratch):
+    """The sum of squares instead of its root."""
+
+    def clip(self) -> None:
+        self.grad_norm = torch.stack([g.square().sum() for g in self.unscaled.values()]).sum()
+        factor = (self.task.clip_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)
+        for g in self.unscaled.values():
+            g.mul_(factor)
+
+
+@plants("clip", task={**CLIP, **WARMUP})
+class NormOfTheStepBefore(Scratch):
+    """It saves the wait for this one's."""
+
+    def clip(self) -> None:
+        norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in self.unscaled.values()]))
+        factor = (self.task.clip_norm / (getattr(self, "last", norm) + 1e-6)).clamp(max=1.0)
+        for g in self.unscaled.values():
+            g.mul_(factor)
+        self.grad_norm = norm
+        if not self.found_inf:
+            self.last = norm
+
+
+@plants("clip", task=CLIP)
 class WholeStepNotClipped(WholeStep):
     def clip(self) -> None:
         kept = {name: g.clone() for name, g in self.unscaled.items()}
@@ -224,6 +249,24 @@ class OnlyTheLastMicroBatch(Amp):
     def backward(self) -> None:
         self.optimizer.zero_grad()
         super().backward()
+
+
+@plants("accumulation", task=ACCUMULATE)
+class FirstMicroBatchDropped(MasterWeights):
+    """Gradients are dropped at the start of the second one."""
+
+    def backward(self) -> None:
+        self.seen = getattr(self, "seen", 0) + 1
+        if self.seen % self.task.accumulate == 2:
+            self.optimizer.zero_grad()
+        super().backward()
+
+
+@plants("products", task=ACCUMULATE, invisible="as each of four terms is rounded to 16 bits, so may their sum be")
+class MicroBatchesSummedIn16Bits(Scratch):
+    def add_gradient(self, name: str, g: Tensor) -> None:
+        super().add_gradient(name, g)
+        self.scaled_grads[name] = self.scaled_grads[name].to(self.compute_dtype).float()
 
 
 @plants("accumulation", task=ACCUMULATE)
@@ -386,6 +429,37 @@ class MomentumIn16Bits(Scratch):
         super().step(lr)
         for remembered in self.remembered.values():
             remembered["momentum_buffer"].copy_(remembered["momentum_buffer"].to(self.compute_dtype))
+
+
+@plants("optimizer", task=ADAM)
+class OneDenominatorForEachTensor(OtherAdam):
+    """The mean of v over the tensor."""
+
+    def rule_of(self, rule: Any, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
+        kept = w.clone()
+        adam(rule, w, g, remembered, lr)
+        updates = int(remembered["step"])
+        c1, c2 = (1 - beta**updates for beta in rule.betas)
+        denominator = (remembered["exp_avg_sq"].mean() / c2).sqrt() + rule.eps
+        w.copy_(kept - lr / c1 * remembered["exp_avg"] / denominator)
+
+
+@plants("optimizer", precisions=FP16, task=MOMENTUM)
+class MomentumDecaysInASkippedStep(Scratch):
+    def step(self, lr: float | Tensor) -> None:
+        super().step(lr)
+        if self.skipped:
+            for remembered in self.remembered.values():
+                remembered["momentum_buffer"].mul_(self.rule.momentum)
+
+
+@plants("optimizer", task=ADAM)
+class LastLayerNotUpdated(Scratch):
+    def step(self, lr: float | Tensor) -> None:
+        last = f"W{len(self.layers)}"
+        kept = self.masters[last].clone()
+        super().step(lr)
+        self.masters[last].copy_(kept)
 
 
 @plants("momentum", task={"optimizer": Sgd(0.05, 0.9, nesterov=True)})

@@ -34,7 +34,10 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(("name", "precision"), BUGS)
 def test_a_planted_bug_is_found_and_named(name, precision):
     verdict = judge_run(*planted_run(name, RECIPE[name], precision))
-    assert (verdict.word, verdict.cause) == ("differs", RECIPE[name].cause), verdict.because
+    if RECIPE[name].invisible:
+        assert verdict.word == "same"  # or it is not invisible any more
+    else:
+        assert (verdict.word, verdict.cause) == ("differs", RECIPE[name].cause), verdict.because
 
 
 @pytest.mark.parametrize("seed", slow_after(2, range(2000, 2010)))

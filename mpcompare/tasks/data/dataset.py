@@ -1,5 +1,6 @@
 """Samples: whole, normalised, on the device before any timer, served in order in whole batches."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -38,9 +39,15 @@ class Dataset:
         return fingerprint({n: getattr(self, n) for n in ("x_train", "y_train", "x_test", "y_test")})
 
 
-def batches(dataset: Dataset, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Whole batches in order, over and over; a remainder shorter than a batch is left out."""
-    while True:
-        for first in range(0, len(dataset.x_train) - batch_size + 1, batch_size):
-            rows = slice(first, first + batch_size)
-            yield dataset.x_train[rows], dataset.y_train[rows]
+def batches(dataset: Dataset, batch_size: int, served: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Whole batches in order, over and over; a remainder shorter than a batch is left out.
+
+    Args:
+        batch_size: at most the number of samples.
+        served: how many batches come before the first one here.
+    """
+    in_all = len(dataset.x_train) // batch_size
+    for number in itertools.count(served):
+        first = number % in_all * batch_size
+        rows = slice(first, first + batch_size)
+        yield dataset.x_train[rows], dataset.y_train[rows]

@@ -144,6 +144,13 @@ def finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def named_fields(name: str, value: Any) -> dict[str, Any]:
+    """A configuration as ``task.model.hidden`` and the like."""
+    if not isinstance(value, dict) or not value:
+        return {name: value}
+    return {field: v for key, inner in value.items() for field, v in named_fields(f"{name}.{key}", inner).items()}
+
+
 def numbers(value: Any) -> Any:
     """The inverse of :func:`finite`, for values that are no words."""
     if isinstance(value, dict):
@@ -212,12 +219,17 @@ def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) ->
     for key in ("step_ms_p20", "step_ms_p50", "step_ms_p80", "final_loss", "peak_memory_bytes"):
         float(result[key])
     train = result["config"]["train"]
-    total = train["warmup_steps"] + train["steps"]
-    if steps["step"].tolist() != list(range(1, total + 1)):
-        raise ValueError(f"{STEPS} does not hold the steps 1 to {total}")
+    first, total = steps_before(result) + 1, train["warmup_steps"] + train["steps"]
+    if steps["step"].tolist() != list(range(first, total + 1)):
+        raise ValueError(f"{STEPS} does not hold the steps {first} to {total}")
     rounds = result["timing"]["rounds"]
     if blocks["round"].tolist() != list(range(1, rounds + 1)):
         raise ValueError(f"{BLOCKS} does not hold the rounds 1 to {rounds}")
+
+
+def steps_before(result: dict[str, Any]) -> int:
+    """How many steps had been taken where a run began: those of the checkpoint that it resumed from."""
+    return int((result.get("resumed_from") or {}).get("step", 0))
 
 
 def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataFrame:

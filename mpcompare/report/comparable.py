@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import Any
 
 from mpcompare.errors import InputError, check_choice
-from mpcompare.records import Run
+from mpcompare.records import Run, named_fields
 
 OBSERVED = ("dataset_fingerprint", "initial_weights")
 FACET = ("device_name", "host", "threads")
@@ -20,18 +20,11 @@ def check_allowed(allow: object, tasks: Iterable[Mapping[str, Any]]) -> None:
     """
     if isinstance(allow, str) or not isinstance(allow, Sequence):
         raise InputError("report.allow", allow, "expected a list of names, such as [seed,task.optimizer.lr], or []")
-    fields = dict.fromkeys(field for task in tasks for field in _fields("task", task))
+    fields = dict.fromkeys(field for task in tasks for field in named_fields("task", task))
     words = [field.split(".") for field in fields]
     known = dict.fromkeys(".".join(each[:end]) for each in words for end in range(1, len(each) + 1))
     for name in allow:
         check_choice("report.allow", name, (*dict.fromkeys(("task", *known)), "seed", *OBSERVED))
-
-
-def _fields(name: str, value: Any) -> dict[str, Any]:
-    """A configuration as ``task.model.hidden`` and the like."""
-    if not isinstance(value, Mapping) or not value:
-        return {name: value}
-    return {field: v for key, inner in value.items() for field, v in _fields(f"{name}.{key}", inner).items()}
 
 
 def short_names(fields: Iterable[str]) -> dict[str, str]:
@@ -84,9 +77,15 @@ def task_identity(run: Run) -> dict[str, Any]:
     """Every field of the task, such as ``task.optimizer.lr``, the seed, and, unless the run failed before it knew them,
     ``OBSERVED``."""
     config = run.result["config"]
-    asked_for = _fields("task", config["task"]) if config["task"] else {}
+    asked_for = named_fields("task", config["task"]) if config["task"] else {}
     observed = {key: run.result[key] for key in OBSERVED if key in run.result}
     return {**asked_for, "seed": config.get("seed", run.result["seed"]), **observed}
+
+
+def start_of(run: Run) -> tuple[int, str] | None:
+    """Where its training began, for runs of one task: at a step and its weights; None for the initial ones."""
+    resumed: dict[str, Any] | None = run.result.get("resumed_from")
+    return (resumed["step"], resumed["weights"]) if resumed else None
 
 
 def facet(run: Run) -> dict[str, Any]:

@@ -23,11 +23,16 @@ from mpcompare.report.comparable import (
 )
 
 
+def steps_of_both(a: Run, b: Run) -> np.ndarray:
+    """The numbers of the steps both have: one that was resumed lacks the first ones."""
+    return np.intersect1d(a.steps["step"], b.steps["step"])
+
+
 def loss_difference(a: Run, b: Run) -> np.ndarray:
-    """``|loss of a - loss of b|`` step by step, over the steps both have."""
-    mine, theirs = (run.steps["loss"].to_numpy(dtype=float) for run in (a, b))
-    common = min(len(mine), len(theirs))
-    return np.abs(mine[:common] - theirs[:common])
+    """``|loss of a - loss of b|`` step by step, over :func:`steps_of_both`."""
+    both = steps_of_both(a, b)
+    mine, theirs = (run.steps.loc[np.isin(run.steps["step"], both), "loss"].to_numpy(dtype=float) for run in (a, b))
+    return np.abs(mine - theirs)
 
 
 def phases_of(runs: Iterable[Run]) -> list[str]:

@@ -67,6 +67,7 @@ def _row(entry: Entry) -> dict[str, object]:
         "workspace_bytes": result.get("workspace_bytes"),
         "peak_rss_bytes": result.get("peak_rss_bytes"),
         "environment": environment(result) or None,
+        "resumed_from": _resumed(result) or None,
     }
 
 
@@ -82,8 +83,8 @@ def write(comparisons: Sequence[Comparison], verdicts: Verdicts, path: Path) -> 
 
 
 def show(comparisons: Sequence[Comparison], verdicts: Verdicts) -> None:
-    """Prints a table for each comparison; below it why runs differ or failed, what could not be checked of others, and
-    whose memory is not the model's."""
+    """Prints a table for each comparison; below it why runs differ or failed, what could not be checked of others,
+    which began at a checkpoint, and whose memory is not the model's."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # a file or a pipe has no width: do not wrap at 80
@@ -96,7 +97,7 @@ def show(comparisons: Sequence[Comparison], verdicts: Verdicts) -> None:
         for entry in comparison.entries:
             if (verdict := verdicts.get(entry.run.name)) and verdict.because:
                 console.print(Text(f"{entry.label} {verdict}: {verdict.because}"), soft_wrap=True)
-        for line in unchecked_lines(comparison, verdicts):
+        for line in (*unchecked_lines(comparison, verdicts), *resumed_lines(comparison)):
             console.print(Text(line), soft_wrap=True)
         for line in _timing_lines(comparison):
             console.print(Text(line))
@@ -119,6 +120,23 @@ def unchecked_lines(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         if verdict and verdict.unchecked and verdict.word in ("same", "within noise"):
             whose.setdefault(", ".join(verdict.unchecked), []).append(entry.label)
     return [f"{', '.join(labels)}: not checked: {what}" for what, labels in whose.items()]
+
+
+def resumed_lines(comparison: Comparison) -> list[str]:
+    """Which runs continued from a checkpoint: a line for those that continued from the same one."""
+    whose: dict[str, list[str]] = {}
+    for entry in comparison.entries:
+        if where := _resumed(entry.run.result):
+            whose.setdefault(where, []).append(entry.label)
+    return [f"{', '.join(labels)}: resumed from {where}" for where, labels in whose.items()]
+
+
+def _resumed(result: Mapping[str, Any]) -> str:
+    """``step 10 of amp bf16 (outputs/long)``; empty where training began at its beginning."""
+    if not (found := result.get("resumed_from")):
+        return ""
+    column = " ".join(dict.fromkeys(str(found[key]) for key in ("backend", "precision")))
+    return f"step {found['step']} of {column} ({found['path']})"
 
 
 def percent(difference: float) -> str:

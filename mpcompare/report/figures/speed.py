@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.records import WHOLE_STEP, Run, write_atomically
-from mpcompare.report.comparison import Comparison, Entry, phases_of
+from mpcompare.report.comparison import Comparison, Entry, phases_of, steps_of_both
 from mpcompare.report.console import percent
 
 # Okabe and Ito's palette: told apart by colour-blind readers; lines differ in their dashes too.
@@ -118,14 +118,15 @@ def _loss(comparisons: Sequence[Comparison]) -> Figure:
             above.plot(skipped["step"], skipped["loss"], "x", color=style["color"], markersize=8)
             if len(evals := _evals(entry)):
                 above.plot(evals["step"], evals["test_loss"], **_held_out(place))
-            if not entry.is_baseline and len(entry.loss_diff):
+            if not entry.is_baseline and entry.baseline and len(entry.loss_diff):
                 # A log axis has no zero: equal losses leave a gap. A loss that is not finite is marked at the top.
-                number = steps["step"].to_numpy()[: len(entry.loss_diff)]
+                number = steps_of_both(entry.run, entry.baseline)
                 difference = np.where(entry.loss_diff > 0, entry.loss_diff, np.nan)
                 below.plot(number, difference, marker="o", markersize=3, **style)
                 lost = number[~np.isfinite(entry.loss_diff)]
                 below.plot(lost, np.ones(len(lost)), "^", color=style["color"], transform=below.get_xaxis_transform())
-        warmup = int(finished(comparison)[0].run.steps["warmup"].sum())
+        each = [entry.run.steps for entry in finished(comparison)]
+        warmup = max((number for steps in each for number in steps.loc[steps["warmup"], "step"]), default=0)
         evaluated = any(len(_evals(entry)) for entry in finished(comparison))
         if evaluated:
             above.plot([], [], label="held-out loss", **{**_held_out(0), "color": "0.3"})

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
 from mpcompare.measure.reading import relative_error
-from mpcompare.report.comparison import Comparison
+from mpcompare.report.comparison import Comparison, steps_of_both
 from mpcompare.report.figures.exponents import exponents, seen, update_ratio
 from mpcompare.report.figures.judged import Judged, compared, references, with_verdicts
 from mpcompare.report.figures.speed import WIDTH, finished, grid, nothing, save
@@ -163,14 +163,15 @@ def _noise(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
     bottom, top = (shown.min() / 2, shown.max() * 3) if len(shown) else (1e-9, 1.0)
     if band is not None:
         height = np.where(np.isfinite(band), band, top)
-        steps, ends = np.arange(len(band) + 2), np.concatenate((height[:1], height, height[-1:]))
+        before = int(reference.run.steps["step"].iloc[0]) - 1
+        steps, ends = np.arange(before, before + len(band) + 2), np.concatenate((height[:1], height, height[-1:]))
         label = f"noise: {len(reference.numerics['noise']) + 1} runs of {reference.entry.label}"
         axes.fill_between(steps, bottom, ends, step="mid", color="0.85", linewidth=0, zorder=0, label=label)
-        axes.set_xlim(0.5, len(band) + 0.5)
+        axes.set_xlim(before + 0.5, before + len(band) + 0.5)
     for limit in limits:
         axes.axhline(limit, color="0.2", linestyle="--", linewidth=1.2, label="limit")
     for run, difference in zip(runs, differences, strict=True):
-        number = run.run.steps["step"].to_numpy()[: len(difference)]
+        number = steps_of_both(run.run, reference.run)
         visible = np.where(difference > 0, difference, np.nan)
         axes.plot(number, visible, marker="o", markersize=3, label=run.entry.label, **run.line)
         _at_the_top(axes, number[~np.isfinite(difference)], run.colour)

@@ -14,6 +14,7 @@ from scipy.stats import f as f_ratio
 from scipy.stats import t as student_t
 
 from mpcompare.records import Run
+from mpcompare.report.comparable import start_of
 from mpcompare.report.comparison import loss_difference
 from mpcompare.report.judge.causes import Errors, explain, too_small
 from mpcompare.report.judge.check import FP32, Check, Numbers
@@ -143,7 +144,7 @@ def _overflows(run: Run, reference: Run) -> Iterator[Check]:
     runs differ: one step more or less of the first pass, and in training 4 standard deviations of such a count
     (Poisson) in the steps before the reference and its noise runs part. From a scale that is far too large exactly.
     """
-    steps = common_steps(reference)
+    steps = common_steps(reference) if start_of(run) == start_of(reference) else 0
     mine, theirs = (int(r.steps["skipped"].iloc[:steps].sum()) for r in (run, reference))
     because = f"{mine} of the first {steps} training steps skipped, of {reference.name} {theirs}"
     yield Check("skipped training steps", abs(mine - theirs), 4 * math.sqrt(max(theirs, 1)), "overflow", because)
@@ -318,12 +319,14 @@ def common_steps(reference: Run, run: Run | None = None) -> int:
     Differences between correct runs grow step by step. As long as they are small they grow alike, up to a factor, and
     the noise says how large they may be; once they are no longer small, every run goes its own way. Halfway in digits
     is where this is drawn: noise beyond the root of the unit roundoff, relative to the loss. A step that one skips and
-    another takes parts them too.
+    another takes parts them too. Runs that resumed from different points have none in common.
 
     Args:
         run: whose skipped steps count as well; without it, those of the reference and its noise runs.
     """
     numbers = reference.numerics or {}
+    if run is not None and start_of(run) != start_of(reference):
+        return 0
     if not numbers["noise"]:
         return len(reference.steps)
     skips = [r.steps["skipped"].to_numpy(dtype=bool) for r in (reference, run) if r is not None]

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mpcompare.records import Run, write_json
-from mpcompare.report.comparable import differing
+from mpcompare.report.comparable import differing, start_of
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.judge.checks import Check, checks, common_steps, has_gradients, not_finite
 
 GRADIENTS = "gradients in the first step"
 TRAINING = "training (no noise was measured)"
+RESUMED = "training (it began at another point: resume)"
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ def judge_run(run: Run, reference: Run) -> Verdict:
     if GRADIENTS in unchecked:
         if TRAINING in unchecked:
             return Verdict("not comparable", "gradients", "neither gradients nor noise are known", reference.name, done)
+        if RESUMED in unchecked:
+            because = "its gradients are not known, and training began at another point"
+            return Verdict("not comparable", "resume", because, reference.name, done)
         return Verdict("within noise", "", "", reference.name, done, unchecked)
     return Verdict("same", "", "", reference.name, done, unchecked)
 
@@ -98,11 +102,13 @@ def _unchecked(run: Run, reference: Run) -> list[str]:
     if replaced := sorted(set(theirs.get("twin", {}).values())):  # "GELU for ReLU"
         smooth, kinked = ([words.split(" for ")[place] for words in replaced] for place in (0, 1))
         missing.append(f"{_and(kinked)} (examined as {_and(dict.fromkeys(smooth))})")
+    if start_of(run) != start_of(reference):
+        return [*missing, RESUMED]
     if not theirs["noise"]:
         return [*missing, TRAINING]
     steps = common_steps(reference, run)
     if steps < len(reference.steps):
-        missing.append(f"training from step {steps + 1} on, where correct runs part")
+        missing.append(f"training from step {reference.steps['step'][steps]} on, where correct runs part")
     return missing
 
 

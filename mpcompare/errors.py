@@ -31,7 +31,7 @@ def check_whole(field: str, value: object, at_least: int, at_most: float = math.
 
 
 def check_every(field: str, value: object) -> None:
-    """Raises InputError unless ``value`` is None (never), or an integer of at least 1."""
+    """Raises InputError unless ``value`` is None, or an integer of at least 1."""
     if value is not None:
         try:
             check_whole(field, value, at_least=1)

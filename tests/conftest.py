@@ -198,4 +198,4 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 
 # The shape of a run that takes milliseconds and needs no internet.
 SMALL = ("data=digits", "task.model.hidden=[32]", "task.batch_size=64", "task.samples=640", "train.steps=4",
-         "train.warmup_steps=1", "measure.budget_s=0.2", "measure.block_s=0.01")  # fmt: skip
+         "train.warmup_steps=1", "measure.budget_s=0.2", "measure.block_s=0.01", "inference.budget_s=0.01")  # fmt: skip

@@ -134,6 +134,9 @@ def _plan(cfg: DictConfig) -> "Plan":
         is_baseline=chosen == cfg.report.baseline,
         eval_every=cfg.eval.every,
         monitor_every=cfg.monitor.every,
+        inference=cfg.inference.enabled,
+        inference_s=cfg.inference.budget_s,
+        inference_batch=cfg.inference.batch_size,
     )
 
 

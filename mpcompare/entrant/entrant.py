@@ -5,6 +5,7 @@ where is what precision?  contract.Backend.module_dtypes of a backend that does 
 how long is a step?       timing.py: blocks of bare steps, in turns with the others
 where does the time go?   timing.py: blocks with a clock between the phases
 how much must be live?    memory.py: a few steps of a fresh backend under the memory meter
+what is it worth?         inference.py: what was trained, forward only, in each precision
 """
 
 import copy
@@ -14,6 +15,7 @@ from typing import Any
 
 from mpcompare.cost.flops import step_flops
 from mpcompare.entrant.evaluation import Evaluations
+from mpcompare.entrant.inference import measure_inference
 from mpcompare.entrant.memory import measure_memory
 from mpcompare.entrant.monitor import Monitor
 from mpcompare.entrant.plan import Plan
@@ -102,7 +104,12 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
         timed_loss_difference=difference,
         **time_phases(fresh(setup, trained), setup.batches(), trial.steps, setup.clock, setup.task),
     )
-    recorder.add(**measure_memory(setup), status="ok")
+    recorder.add(**measure_memory(setup))
+    if plan.inference:
+        yield Progress(0, 1, "inference")
+        budget_s, size = plan.inference_s, plan.inference_batch
+        recorder.add(inference=measure_inference(setup, trained.state, evaluated, budget_s, size, shared))
+    recorder.add(status="ok")
     yield Progress(1, 1, "done")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpcompare.contract import Backend, options_of
-from mpcompare.errors import InputError, check_every, check_flag, check_whole
+from mpcompare.errors import InputError, check_every, check_flag, check_number, check_whole
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task
@@ -30,6 +30,9 @@ class Plan:
         is_baseline: whether others are compared with this backend.
         eval_every: evaluated on held-out samples after each so many steps; None: only after training.
         monitor_every: each so many training steps are looked into; None: none.
+        inference: whether what was trained is run in each precision in the end.
+        inference_s: seconds of timed batches then.
+        inference_batch: rows of such a batch; None: as many as forward sees in training.
     """
 
     backend: str
@@ -50,6 +53,9 @@ class Plan:
     is_baseline: bool
     eval_every: int | None = None
     monitor_every: int | None = None
+    inference: bool = False
+    inference_s: float = 1.0
+    inference_batch: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, at_least=0, at_most=2**32 - 1)  # the generator takes 32 bits
@@ -60,6 +66,9 @@ class Plan:
         check_whole("verdict.noise", self.noise, at_least=0)
         check_every("eval.every", self.eval_every)
         check_every("monitor.every", self.monitor_every)
+        check_flag("inference.enabled", self.inference)
+        check_number("inference.budget_s", self.inference_s, above=0)
+        check_every("inference.batch_size", self.inference_batch)
         own = options_of(self.make_backend)
         for name, value in self.options.items():
             if name not in own:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mpcompare.records import find_runs
 from mpcompare.report import console as table
-from mpcompare.report import dtypes
+from mpcompare.report import dtypes, inference
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
 from mpcompare.report.figures import dtypes as dtype_figure
@@ -27,8 +27,8 @@ def report(
     Args:
         folders: runs or sweeps.
         out: gets ``summary.csv``, ``verdict.json``, ``loss.png``, ``step_time.png``, ``phases.png``,
-            ``memory.png``, ``training.png``, ``dtypes.csv``, ``dtypes.png`` and the figures of
-            :mod:`mpcompare.report.figures.verdict`; made if it is missing.
+            ``memory.png``, ``training.png``, ``dtypes.csv``, ``dtypes.png``, ``inference.csv`` and the
+            figures of :mod:`mpcompare.report.figures.verdict`; made if it is missing.
         baseline: backend to compare with; None is what the first run was configured with. Where a comparison lacks
             it, its first finished run takes its place, and that is said.
         allow: fields of the task identity in which runs of one comparison may differ; None as for ``baseline``.
@@ -61,6 +61,7 @@ def report(
     verdict_figures.draw(comparisons, verdicts, out)
     dtypes.write(comparisons, out / "dtypes.csv")
     dtype_figure.draw(comparisons, out)
+    inference.write(comparisons, out / "inference.csv")
     print(f"Report: {out}")
     differs = strict and any(v.word == "differs" for v in verdicts.values())
     return not differs and all(entry.ok for comparison in comparisons for entry in comparison.entries)

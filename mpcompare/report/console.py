@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mpcompare.race.turns import describe_timing
 from mpcompare.records import WHOLE_STEP, write_atomically
-from mpcompare.report import dtypes
+from mpcompare.report import dtypes, inference
 from mpcompare.report.comparison import Comparison, Entry, phases_of
 from mpcompare.report.judge.verdict import Verdict
 
@@ -84,7 +84,8 @@ def write(comparisons: Sequence[Comparison], verdicts: Verdicts, path: Path) -> 
 
 def show(comparisons: Sequence[Comparison], verdicts: Verdicts) -> None:
     """Prints a table for each comparison; below it why runs differ or failed, what could not be checked of others,
-    which began at a checkpoint, and whose memory is not the model's."""
+    which began at a checkpoint, the time of each phase, what the trained networks are worth in each precision, and
+    whose memory is not the model's."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # a file or a pipe has no width: do not wrap at 80
@@ -105,6 +106,10 @@ def show(comparisons: Sequence[Comparison], verdicts: Verdicts) -> None:
             console.print(Text(line), soft_wrap=True)
         if any(entry.ok for entry in comparison.entries):
             console.print(_phases(comparison, narrow=console.width < 100))
+        if inference.measured(comparison):
+            console.print(inference.shown(comparison, narrow=console.width < 120))
+            for line in inference.lines(comparison):
+                console.print(Text(line))
         for entry in comparison.entries:
             if not entry.ok:
                 console.print(Text(f"{entry.label}: {entry.run.result['status']}: {entry.error}", style="red"))

@@ -46,7 +46,7 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: P
     recorder = Recorder(folder, identity(cfg))
     try:
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
-        with closing(compete(_plan(cfg), recorder, Shared(shared))) as turns:
+        with closing(compete(_plan(cfg, folder), recorder, Shared(shared))) as turns:
             (drive or partial(alone, rules=rules(cfg)))(turns)
     except KeyboardInterrupt:
         with uninterrupted():
@@ -104,8 +104,9 @@ def rules(cfg: DictConfig) -> Rules:
     return Rules(cfg.measure.rel_ci, cfg.measure.budget_s, cfg.measure.block_s)
 
 
-def _plan(cfg: DictConfig) -> "Plan":
-    """The configuration as plain values: nothing below knows Hydra."""
+def _plan(cfg: DictConfig, folder: Path) -> "Plan":
+    """The configuration as plain values: nothing below knows Hydra. The run writes into ``folder``."""
+    from mpcompare.checkpoints import CHECKPOINTS
     from mpcompare.entrant.plan import Plan
 
     backend: Any = OmegaConf.to_container(cfg.backend, resolve=True)
@@ -137,6 +138,11 @@ def _plan(cfg: DictConfig) -> "Plan":
         inference=cfg.inference.enabled,
         inference_s=cfg.inference.budget_s,
         inference_batch=cfg.inference.batch_size,
+        checkpoint_every=cfg.train.checkpoint_every,
+        checkpoints=folder / CHECKPOINTS,
+        resume=None if cfg.resume is None else Path(str(cfg.resume)).expanduser(),
+        resume_older=cfg.resume_older,
+        task_config=OmegaConf.to_container(cfg.task, resolve=True),  # type: ignore[arg-type]  # its keys are words
     )
 
 

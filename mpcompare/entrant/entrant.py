@@ -13,7 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from mpcompare.checkpoints import Checkpoint
 from mpcompare.cost.flops import step_flops
+from mpcompare.entrant import resume
 from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.inference import measure_inference
 from mpcompare.entrant.memory import measure_memory
@@ -40,26 +42,26 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
         shared: what the entrants of a race compute once: the data set, the float64 oracle.
     """
     yield Turn()  # what is slow to import is imported
+    found = resume.find(plan)
     setup = set_up(plan, recorder, shared)
+    identity = resume.identity(plan, setup, recorder.result)
+    start = None if found is None else resume.fit(found, identity, setup.loss_scale, plan.resume)
+    if start is not None:
+        recorder.add(resumed_from=resume.describe(start, plan.resume))
 
     rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
-    stepper = setup.new_stepper()
-    backend, stream = stepper.backend, setup.batches()
+    stepper = setup.new_stepper() if start is None else resume.continue_from(setup, start)
+    backend, stream = stepper.backend, setup.batches(0 if start is None else start.position)
+    begun = 0 if start is None else start.step
     evaluations = Evaluations(setup, recorder, plan.eval_every)
-    monitor = Monitor(setup.task, DTYPES[setup.precision], setup.clock, plan.monitor_every)
     rows = yield from train(
-        stepper,
-        stream,
-        plan.steps,
-        plan.warmup_steps,
-        setup.task.clip_norm,
-        setup.clock,
-        recorder,
-        evaluations,
-        monitor,
+        *(stepper, stream, plan.steps, plan.warmup_steps, setup.task.clip_norm, setup.clock, recorder, evaluations),
+        monitor=Monitor(setup.task, DTYPES[setup.precision], setup.clock, plan.monitor_every),
+        begun=begun,
+        saver=resume.saver_of(plan, identity, setup.device),
     )
     peak_rss = meter.peak_rss_bytes()  # before the last evaluation, which has activations of its own
-    evaluated = evaluations.take(len(rows), backend)
+    evaluated = evaluations.take(begun + len(rows), backend)
     recorder.add(
         first_step_ms=rows[0]["step_ms"],
         skipped_steps=sum(row["skipped"] for row in rows),
@@ -73,14 +75,14 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     )
 
     trained = Trained(copy.deepcopy(backend.state_dict()), int(stepper.rates.updates))
-    initial = params_of(setup.model)
-    moved = numerics.sketch({name: p - initial[name] for name, p in backend.master_params().items()})
+    first = params_of(setup.model) if start is None else start.state["params"]
+    moved = numerics.sketch({name: p - first[name].to(p.device) for name, p in backend.master_params().items()})
     trial = try_block(stepper, setup.batches(), plan.block_s, setup.clock)
     if plan.examine:
-        start, noise = time.monotonic(), plan.noise if plan.is_baseline else 0
-        numbers = yield from examine(_subject(setup, shared), stepper, rows, noise)
+        began, noise = time.monotonic(), plan.noise if plan.is_baseline else 0
+        numbers = yield from examine(_subject(setup, start, shared), stepper, rows, noise)
         recorder.numerics({"moved": moved, **numbers})
-        recorder.add(examine_s=time.monotonic() - start)
+        recorder.add(examine_s=time.monotonic() - began)
     del backend, stepper
     yield Progress(0, 1, "dtypes of each layer")
     recorder.add(module_dtypes=setup.new_backend().module_dtypes(*next(setup.batches())[0]))
@@ -113,7 +115,7 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     yield Progress(1, 1, "done")
 
 
-def _subject(setup: Setup, shared: Shared) -> Subject:
+def _subject(setup: Setup, start: Checkpoint | None, shared: Shared) -> Subject:
     twin, replaced = examined_twin(setup.model, setup.task)
     return Subject(
         make_backend=setup.make_backend,
@@ -124,6 +126,7 @@ def _subject(setup: Setup, shared: Shared) -> Subject:
         batches=setup.batches,
         twin=twin,
         replaced=replaced,
+        start=start,
         shared=shared,
     )
 

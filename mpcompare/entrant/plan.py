@@ -1,9 +1,11 @@
 """What one entrant is to do, as plain values: nothing below knows Hydra."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from mpcompare.checkpoints import CHECKPOINTS
 from mpcompare.contract import Backend, options_of
 from mpcompare.errors import InputError, check_every, check_flag, check_number, check_whole
 from mpcompare.loss_scale import LossScale
@@ -33,6 +35,11 @@ class Plan:
         inference: whether what was trained is run in each precision in the end.
         inference_s: seconds of timed batches then.
         inference_batch: rows of such a batch; None: as many as forward sees in training.
+        checkpoint_every: a checkpoint is saved after each step whose number is a multiple of this; None: none is.
+        checkpoints: the folder for them.
+        resume: a checkpoint, a folder of them, or a run's, from which training continues; None: from its beginning.
+        resume_older: whether an older checkpoint there will do if the newest is damaged.
+        task_config: the task as it was configured, plain values: a run resumes only from one of the same.
     """
 
     backend: str
@@ -56,11 +63,24 @@ class Plan:
     inference: bool = False
     inference_s: float = 1.0
     inference_batch: int | None = None
+    checkpoint_every: int | None = None
+    checkpoints: Path = Path(CHECKPOINTS)
+    resume: Path | None = None
+    resume_older: bool = False
+    task_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """The number of the last training step."""
+        return self.warmup_steps + self.steps
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, at_least=0, at_most=2**32 - 1)  # the generator takes 32 bits
         check_whole("train.steps", self.steps, at_least=1)
         check_whole("train.warmup_steps", self.warmup_steps, at_least=0)
+        if self.checkpoint_every is not None:
+            check_whole("train.checkpoint_every", self.checkpoint_every, at_least=1)
+        check_flag("resume_older", self.resume_older)
         check_flag("train.deterministic", self.deterministic)
         check_flag("verdict.enabled", self.examine)
         check_whole("verdict.noise", self.noise, at_least=0)

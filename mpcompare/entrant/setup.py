@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from mpcompare.contract import Backend, Batches, Stepper
+from mpcompare.contract import Backend, Batches, State, Stepper
 from mpcompare.entrant.plan import Plan
 from mpcompare.loss_scale import LossScale
 from mpcompare.measure import machine
@@ -51,9 +51,15 @@ class Setup:
         """From the initial weights and the first learning rate."""
         return Stepper(self.new_backend(), self.task.new_rates())
 
-    def batches(self) -> Stream:
-        """The training batches from the first on, over and over, each as its micro-batches."""
-        return (self.task.micro_batches(x, y) for x, y in batches(self.dataset, self.task.batch_size))
+    def stepper_at(self, state: State, updates: int) -> Stepper:
+        """A new backend that continues from ``state``, to which so many ``updates`` led."""
+        backend = self.new_backend()
+        backend.load_state_dict(state)
+        return Stepper(backend, self.task.new_rates(updates))
+
+    def batches(self, served: int = 0) -> Stream:
+        """The training batches, over and over, each as its micro-batches: from the first on, or after ``served``."""
+        return (self.task.micro_batches(x, y) for x, y in batches(self.dataset, self.task.batch_size, served))
 
 
 def set_up(plan: Plan, recorder: Recorder, shared: Shared) -> Setup:
@@ -63,7 +69,7 @@ def set_up(plan: Plan, recorder: Recorder, shared: Shared) -> Setup:
     precision = resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device, plan.backend)
     loss_scale = plan.loss_scale(precision) if callable(plan.loss_scale) else plan.loss_scale
     machine.set_tf32(precision == "tf32")
-    task = plan.task.over(plan.warmup_steps + plan.steps)
+    task = plan.task.over(plan.total)
     model = task.new_model(plan.seed, device)
 
     def make_backend(model: nn.Module, loss_scale: LossScale) -> Backend:

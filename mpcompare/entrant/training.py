@@ -10,6 +10,7 @@ from torch import Tensor
 from mpcompare.contract import Stepper
 from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.monitor import Monitor
+from mpcompare.entrant.resume import Saver
 from mpcompare.entrant.setup import Stream
 from mpcompare.interrupt import uninterrupted
 from mpcompare.measure.clock import Clock
@@ -29,8 +30,15 @@ def train(
     recorder: Recorder,
     evaluations: Evaluations | None = None,
     monitor: Monitor | None = None,
+    begun: int = 0,
+    saver: Saver | None = None,
 ) -> Generator[Progress | Turn, Any, list[dict[str, Any]]]:
-    """Trains ``warmup_steps + steps`` steps and records each; returns the rows of ``steps.csv``."""
+    """Trains up to step ``warmup_steps + steps`` and records each; returns the rows of ``steps.csv``.
+
+    Args:
+        begun: how many steps were taken before.
+        saver: saves checkpoints, of each of which all rows are on disk before; its time is in no step's.
+    """
     rows: list[dict[str, Any]] = []
     on_disk = 0
     waiting: list[dict[str, Any]] = []  # steps whose values are not read yet
@@ -40,16 +48,16 @@ def train(
         nonlocal on_disk
         pieces = iter(clock.read()[::2])  # every second interval lies between two steps; the last may be unfinished
         for step in waiting:
-            number, ms = len(rows) + 1, sum(islice(pieces, step["pieces"]))
+            number, ms = begun + len(rows) + 1, sum(islice(pieces, step["pieces"]))
             rows.append({"step": number, "warmup": number <= warmup_steps, **_numbers(step, clip_norm), "step_ms": ms})
         waiting.clear()
         recorder.steps(rows[on_disk:])
         on_disk = len(rows)
 
     total, written = warmup_steps + steps, time.monotonic()
-    yield Progress(0, total, "first step")
+    yield Progress(begun, total, "first step" if begun == 0 else f"first step after {begun}")
     try:
-        for number, batch in enumerate(islice(stream, total), start=1):
+        for number, batch in enumerate(islice(stream, total - begun), start=begun + 1):
             before = {"lr": keep(stepper.rates.now), "loss_scale": keep(backend.loss_scale())}
             seen: dict[str, Any] = {}
             if monitor and monitor.due(number):
@@ -62,9 +70,12 @@ def train(
             waiting.append({**before, **after, **seen, "pieces": pieces})
             if evaluations and evaluations.due(number) and number < total:  # the last one is its caller's
                 evaluations.take(number, backend)
-            if time.monotonic() - written > WRITE_EVERY_S or number == total:
+            due = saver is not None and saver.is_due(number)
+            if due or time.monotonic() - written > WRITE_EVERY_S or number == total:
                 with uninterrupted():
                     read()
+                if saver is not None and due:
+                    saver.save(stepper, number)
                 written = time.monotonic()
                 row = rows[-1]
                 text = f"{number}/{total}  loss {row['loss']:.4f}  {row['step_ms']:.4g} ms/step"

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpcompare.checkpoints import Checkpoint
 from mpcompare.contract import Backend, Batches, Stepper, show_gradients, take_step
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
 from mpcompare.measure import numerics
 from mpcompare.measure.noise import at_scale, train_again
 from mpcompare.measure.numerics import clip_factor
@@ -50,6 +51,7 @@ class Subject:
         batches: the training batches from the first on.
         twin: the smooth twin at which the first passes are taken; None: the network itself.
         replaced: what became of which layer there.
+        start: where training continued from; None: it began at the initial weights.
         shared: with the other entrants of a race: the oracle of the first step is the same for all.
     """
 
@@ -61,12 +63,21 @@ class Subject:
     batches: Callable[[], Iterator[Batches]]
     twin: nn.Module | None = None
     replaced: Mapping[str, str] | None = None
+    start: Checkpoint | None = None
     shared: Shared = ALONE
 
     @property
     def examined(self) -> nn.Module:
         """The network of the first passes."""
         return self.model if self.twin is None else self.twin
+
+    @property
+    def policy_at_start(self) -> LossScale:
+        """The loss scale before the first step of training."""
+        policy = copy.deepcopy(self.policy)
+        if self.start is not None:
+            load_state(policy, self.start.state["loss_scale"])
+        return policy
 
 
 def examine(
@@ -81,7 +92,7 @@ def examine(
     """
     trained = stepper.backend
     initial, weights = params_of(subject.model), _copy(trained.master_params())
-    found: Found = {"policy": _first_wrong_scale(subject.policy, rows)}
+    found: Found = {"policy": _first_wrong_scale(subject.policy_at_start, rows)}
 
     yield Progress(0, 1, "numerics: gradients of the first step")
     batches = list(islice(subject.batches(), 4))
@@ -95,7 +106,7 @@ def examine(
     found["layers"] = layers(subject.examined, exact.order, batches[0][0][0][:4])
 
     yield Progress(0, 1, "numerics: gradients after training")
-    after = next(islice(subject.batches(), len(rows), None))
+    after = next(islice(subject.batches(), rows[-1]["step"], None))
     network = with_values(subject.model, weights, trained.buffers())
     found["last"] = _beside_a_new_one(subject, stepper, network, after)
     found["exponents"] = {}
@@ -123,8 +134,8 @@ def examine(
     for number in range(noise):
         yield Progress(number, noise, f"numerics: noise, run {number + 1} of {noise}")
         again = train_again(
-            subject.make_backend, subject.model, subject.policy, subject.task, subject.precision, subject.batches,
-            len(rows), number, keep_scale=any(row["skipped"] for row in rows),
+            subject.make_backend, subject.model, subject.policy_at_start, subject.task, subject.precision,
+            subject.batches, len(rows), number, keep_scale=any(row["skipped"] for row in rows), begin=subject.start,
         )  # fmt: skip
         found["noise"].append((yield from again))
     found["unit_roundoff"] = unit_roundoff(subject.precision)

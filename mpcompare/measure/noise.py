@@ -1,21 +1,22 @@
 """How far apart may two correct runs be? The same backend trains again under changes that must not matter."""
 
 import copy
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from mpcompare.contract import Backend, Batches, Stepper
+from mpcompare.checkpoints import Checkpoint
+from mpcompare.contract import Backend, Batches, State, Stepper
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.measure import numerics
 from mpcompare.precision import unit_roundoff
 from mpcompare.race.turns import Progress
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import Task, params_of, with_values
+from mpcompare.tasks.task import Params, Task, params_of, with_values
 
 
 def train_again(
@@ -28,6 +29,7 @@ def train_again(
     steps: int,
     number: int,
     keep_scale: bool,
+    begin: Checkpoint | None = None,
 ) -> Generator[Progress, Any, dict[str, Any]]:
     """Training once more.
 
@@ -36,7 +38,9 @@ def train_again(
     overflowed (``keep_scale``), for it would skip other steps.
 
     Args:
+        policy: the loss scale before the first step.
         number: of the run; another one draws other changes.
+        begin: where to continue from; None: at the initial weights.
 
     Returns:
         ``change`` in words, ``losses`` and ``skipped`` step by step, ``moved``: ``numerics.sketch`` of how far the
@@ -44,9 +48,10 @@ def train_again(
     """
     generator = torch.Generator().manual_seed(number)
     u = unit_roundoff(precision)
+    initial = params_of(model)
     start = {
         name: p * (1 + u * (2 * torch.rand(p.shape, generator=generator) - 1).to(p.device))
-        for name, p in params_of(model).items()
+        for name, p in (initial if begin is None else _like(begin.state["params"], initial)).items()
     }
     first_x, first_y = next(batches())[0]
     rows = torch.randperm(len(first_x), generator=generator).to(first_x.device)
@@ -54,9 +59,14 @@ def train_again(
     if not keep_scale:
         policy = at_scale(policy, policy.scale / 2 ** (number + 1))
     backend = make_backend(with_values(model, start, {}), policy)
-    stepper = Stepper(backend, task.new_rates())
+    position, updates = 0, 0
+    if begin is not None:
+        position, updates, scale = begin.position, begin.updates, begin.state["loss_scale"]
+        state = {**begin.state, "params": start, "loss_scale": {**scale, "scale": policy.scale} if scale else {}}
+        backend.load_state_dict(cast(State, state))
+    stepper = Stepper(backend, task.new_rates(updates))
     losses, skipped = [], []
-    for batch in islice(batches(), steps):
+    for batch in islice(batches(), position, position + steps):
         batch = [(x[rows], y[rows]) for x, y in batch] if reorders else batch
         losses.append(float(stepper.step(batch)))
         skipped.append(bool(backend.skipped))
@@ -70,6 +80,11 @@ def train_again(
         "skipped": skipped,
         "moved": numerics.sketch({name: p - start[name] for name, p in backend.master_params().items()}),
     }
+
+
+def _like(values: Mapping[str, Tensor], params: Params) -> Params:
+    """The values of a checkpoint where the parameters are."""
+    return {name: values[name].to(p.device) for name, p in params.items()}
 
 
 def order_is_free(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:

@@ -480,7 +480,7 @@ def _reload(subject: Subject, batches: Sequence[Batches]) -> Found:
     loaded = subject.make_backend(subject.model, policy)
     state = copy.deepcopy(first.state_dict())
     loaded.load_state_dict(copy.deepcopy(state))
-    lost = _lost({**state, "params": first.master_params()}, loaded.state_dict())
+    lost = lost_entries({**state, "params": first.master_params()}, loaded.state_dict())
     start, step = _copy(first.master_params()), {}
     for name, backend in (("expected", first), ("found", loaded)):
         loss = float(take_step(backend, batches[1], rates.now))
@@ -494,7 +494,7 @@ def _reload(subject: Subject, batches: Sequence[Batches]) -> Found:
     }
 
 
-def _lost(state: Any, loaded: Any) -> list[str]:
+def lost_entries(state: Any, loaded: Any) -> list[str]:
     """The entries of a state that are not, or not bit for bit, in another: ``params``, ``buffers``,
     ``optimizer.momentum_buffer``, ``loss_scale.growth_tracker``."""
 

@@ -92,7 +92,9 @@ def scales(entry: Entry) -> bool:
 
 def _notes(entries: Sequence[Placed]) -> str:
     """What the marks mean, and which shares are always 0."""
-    notes = ["x: skipped"] if any(_column(entry, "skipped").any() for _, entry in entries) else []
+    notes = ["grey: warm-up"] if _column(entries[0][1], "warmup").any() else []
+    if any(_column(entry, "skipped").any() for _, entry in entries):
+        notes.append("x: skipped")
     if any(np.isinf(_column(entry, "grad_norm")).any() for _, entry in entries):
         notes.append("triangle: inf")
     never = [

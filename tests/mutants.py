@@ -358,7 +358,7 @@ class MomentumDampened(Scratch):
         if getattr(self, "later", False):
             for g in self.unscaled.values():
                 g /= 1 - self.rule.momentum
-        self.later = True
+        self.later = getattr(self, "later", False) or not self.skipped
 
 
 @plants("optimizer")

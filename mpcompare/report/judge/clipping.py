@@ -14,10 +14,10 @@ def clip_checks(mine: Numbers) -> Iterator[Check]:
     """Norm and factors of every update, beside those of the gradients that the backend shows."""
     for where in ("first", "overflow"):
         for number, clip in enumerate(mine.get(where, {}).get("clips", []), start=1):
-            yield from _clip(f"update {number} of pass {where}", clip, mine, _scales(mine.get(where, {})))
+            yield from _clip(f"update {number} of pass {where}", clip, _scales(mine.get(where, {})))
 
 
-def _clip(name: str, clip: Numbers, mine: Numbers, scales: list[float]) -> Iterator[Check]:
+def _clip(name: str, clip: Numbers, scales: list[float]) -> Iterator[Check]:
     """One update's. Where only clipped gradients can be seen, the norm before is what the backend says, and the norm
     after must fit to it; whether it is right the gradients say, which are divided by the factor that it makes."""
     seen = "should_norm" in clip
@@ -30,9 +30,8 @@ def _clip(name: str, clip: Numbers, mine: Numbers, scales: list[float]) -> Itera
     factor = clip["should_factor"] if seen else min(1.0, clip["clip_norm"] / (before + 1e-6))
     because = f"the norm of the clipped gradients is {clip['norm_after']:.6g} in {name}, where clipping makes "
     because += f"{factor * before:.6g} of {before:.6g}"
-    limit = (2 * error + 4 * FP32) * factor * before + tiny
-    after = Check(f"norm of the clipped gradients in {name}", abs(clip["norm_after"] - factor * before), limit,
-                  "clip", because)  # fmt: skip
+    difference, limit = abs(clip["norm_after"] - factor * before), (2 * error + 4 * FP32) * factor * before + tiny
+    after = Check(f"norm of the clipped gradients in {name}", difference, limit, "clip", because)
     if not seen:
         yield after
         return

@@ -6,6 +6,7 @@ Runs of several backends are killed at random moments; each is resumed, until it
 an AssertionError where a run has lost more than it may, or does not continue bit for bit.
 """
 
+import csv
 import gc
 import logging
 import os
@@ -85,11 +86,12 @@ def forked(plan: Plan, folder: Path, kill_after_s: float | None) -> float | None
     return None if status else time.monotonic() - start
 
 
-def steps_of(folder: Path) -> list[list[str]]:
+def steps_of(folder: Path) -> list[dict[str, str]]:
     """The rows without their times, which differ; the last may be cut off, and is none then."""
     file = folder / "steps.csv"
     text = file.read_text() if file.exists() else ""
-    return [line.split(",")[:-1] for line in text[: text.rfind("\n") + 1].splitlines()[1:]]
+    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+    return [{name: value for name, value in row.items() if name != "step_ms"} for row in rows]
 
 
 class Told(logging.Handler):

@@ -183,31 +183,14 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(Adam):
     """:class:`Adam` whose weight decay is no part of m and v: ``w = w - lr (m / (sqrt(v) + eps) + weight_decay w)``, as
     ``torch.optim.AdamW`` has it (Loshchilov and Hutter, arXiv 1711.05101).
 
     Attributes and errors: as in :class:`Adam`.
     """
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 1e-2
-
-    def __post_init__(self) -> None:
-        _check_adam(self)
-
-    @property
-    def remembers(self) -> bool:
-        return any(self.betas)
-
-    @property
-    def linear(self) -> bool:
-        return False
-
-    def initial_state(self, like: Tensor) -> dict[str, Tensor]:
-        return {"exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like), "step": torch.zeros(())}
 
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.AdamW:
         return torch.optim.AdamW(params, **asdict(self), fused=fused or None)

@@ -54,6 +54,7 @@ def test_every_option_composes_and_instantiates(group, option):
     assert isinstance(policy, (NoLossScale, StaticLossScale))
 
 
+@pytest.mark.slow
 def test_every_combination_of_backend_task_and_loss_scale_composes():
     for backend, task, scale in product(GROUPS["backend"], GROUPS["task"], GROUPS["loss_scale"]):
         compose("config", [f"backend={backend}", f"task={task}", f"loss_scale={scale}"])
@@ -67,6 +68,7 @@ def task_of(*overrides):
     return job._task(compose("config", overrides).task)
 
 
+@pytest.mark.slow
 def test_every_combination_of_task_optimizer_and_schedule_is_that_optimizer_and_that_schedule():
     chosen = {
         "sgd": Sgd(), "momentum": Sgd(momentum=0.9), "nesterov": Sgd(momentum=0.9, nesterov=True),

@@ -12,7 +12,7 @@ from mutants_recipe import RECIPE, planted_run
 from verdict_power import judged_case
 
 from mpcompare.measure import numerics
-from mpcompare.measure.examine import _lost
+from mpcompare.measure.examine import lost_entries
 from mpcompare.measure.oracle import exact_step
 from mpcompare.measure.other_rules import ELEMENTS, Update, other_rules, some_of
 from mpcompare.report.judge.accumulation import wrong_sum
@@ -150,11 +150,11 @@ def test_what_a_state_lost_is_listed():
         }
         return {**found, **changes}
 
-    assert _lost(state(), state()) == []
-    assert _lost(state(params={"w": torch.tensor([1.0, -0.0])}), state()) == ["params"]  # bit for bit
+    assert lost_entries(state(), state()) == []
+    assert lost_entries(state(params={"w": torch.tensor([1.0, -0.0])}), state()) == ["params"]  # bit for bit
     other = state(optimizer={"exp_avg": {"w": torch.ones(2)}}, loss_scale={"scale": 2.0}, buffers={})
-    assert _lost(state(), other) == ["buffers", "optimizer.step", "loss_scale.scale", "loss_scale.growth_tracker"]
-    assert _lost(other, state()) == ["loss_scale.scale"]  # what is there beside it was not lost
+    assert lost_entries(state(), other) == ["buffers", "optimizer.step", "loss_scale.scale", "loss_scale.growth_tracker"]
+    assert lost_entries(other, state()) == ["loss_scale.scale"]  # what is there beside it was not lost
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.05, 0.9), AdamW(1e-3)])

@@ -141,8 +141,25 @@ class SgdReplay:
         return -lr * velocity, roundings * lr * sizes
 
 
+class _Means:
+    """What :class:`Adam` and :class:`AdamW` answer alike; neither is a kind of the other."""
+
+    betas: tuple[float, float]
+
+    @property
+    def remembers(self) -> bool:
+        return any(self.betas)
+
+    @property
+    def linear(self) -> bool:
+        return False
+
+    def initial_state(self, like: Tensor) -> dict[str, Tensor]:
+        return {"exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like), "step": torch.zeros(())}
+
+
 @dataclass(frozen=True)
-class Adam:
+class Adam(_Means):
     """``w = w - lr m / (sqrt(v) + eps)`` with m and v means of g and g^2 over the updates, older ones counting less, as
     ``torch.optim.Adam`` has it (Kingma and Ba, arXiv 1412.6980).
 
@@ -164,17 +181,6 @@ class Adam:
     def __post_init__(self) -> None:
         _check_adam(self)
 
-    @property
-    def remembers(self) -> bool:
-        return any(self.betas)
-
-    @property
-    def linear(self) -> bool:
-        return False
-
-    def initial_state(self, like: Tensor) -> dict[str, Tensor]:
-        return {"exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like), "step": torch.zeros(())}
-
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.Adam:
         return torch.optim.Adam(params, **asdict(self), fused=fused or None)
 
@@ -183,14 +189,20 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class AdamW(Adam):
+class AdamW(_Means):
     """:class:`Adam` whose weight decay is no part of m and v: ``w = w - lr (m / (sqrt(v) + eps) + weight_decay w)``, as
     ``torch.optim.AdamW`` has it (Loshchilov and Hutter, arXiv 1711.05101).
 
     Attributes and errors: as in :class:`Adam`.
     """
 
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
     weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        _check_adam(self)
 
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.AdamW:
         return torch.optim.AdamW(params, **asdict(self), fused=fused or None)

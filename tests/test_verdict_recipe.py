@@ -153,7 +153,12 @@ def test_what_a_state_lost_is_listed():
     assert lost_entries(state(), state()) == []
     assert lost_entries(state(params={"w": torch.tensor([1.0, -0.0])}), state()) == ["params"]  # bit for bit
     other = state(optimizer={"exp_avg": {"w": torch.ones(2)}}, loss_scale={"scale": 2.0}, buffers={})
-    assert lost_entries(state(), other) == ["buffers", "optimizer.step", "loss_scale.scale", "loss_scale.growth_tracker"]
+    assert lost_entries(state(), other) == [
+        "buffers",
+        "optimizer.step",
+        "loss_scale.scale",
+        "loss_scale.growth_tracker",
+    ]
     assert lost_entries(other, state()) == ["loss_scale.scale"]  # what is there beside it was not lost
 
 

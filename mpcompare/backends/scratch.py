@@ -92,7 +92,7 @@ def adam(rule: Adam | AdamW, w: Tensor, g: Tensor, remembered: Params, lr: float
     elif rule.weight_decay:
         g = g.add(w, alpha=rule.weight_decay)
     updates = int(remembered["step"].add_(1))  # those that were skipped do not count
-    m = remembered["exp_avg"].mul_(beta1).add_(g, alpha=1 - beta1)
+    m = remembered["exp_avg"].lerp_(g, 1 - beta1)  # m = beta1 m + (1 - beta1) g
     v = remembered["exp_avg_sq"].mul_(beta2).addcmul_(g, g, value=1 - beta2)
     # Both start at 0 and are too small by 1 - beta^updates at first.
     denominator = v.div(1 - beta2**updates).sqrt_().add_(rule.eps)

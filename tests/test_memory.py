@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import BACKENDS, CPU_COLUMNS, make_backend, make_batch, make_task, mlp_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpcompare.contract import Stepper
@@ -75,6 +75,7 @@ def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
     assert peak + x.nbytes + y.nbytes == pytest.approx(memory.allocated_bytes(model), rel=table.TOLERANCE)
 
 
+@settings(max_examples=15)
 @given(
     name_precision=st.sampled_from(MEASURED),
     sizes=st.lists(st.integers(256, 768), min_size=2, max_size=5), batch_size=st.integers(256, 1024),

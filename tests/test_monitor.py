@@ -123,12 +123,12 @@ SCALE = DynamicLossScale(init_scale=2.0**24, growth_interval=2)  # skips in the 
 @pytest.mark.parametrize(
     ("cls", "precision", "policy", "optimizer", "more"),
     [
-        (Fp32, "fp32", NoLossScale(), Sgd(0.1, 0.9), {}),
         (Amp, "fp16", SCALE, AdamW(0.01), {"accumulate": 2}),
-        (Scratch, "fp16", SCALE, Sgd(0.1), {"clip_norm": 0.5}),
-        (Fused, "bf16", NoLossScale(), Sgd(0.1, 0.9), {}),
-        (MasterWeights, "fp16", SCALE, Adam(0.01), {"clip_norm": 0.5}),
         (InOnePiece, "fp32", NoLossScale(), Sgd(0.1, 0.9), {"clip_norm": 0.5}),
+        (MasterWeights, "fp16", SCALE, Adam(0.01), {"clip_norm": 0.5}),
+        pytest.param(Fp32, "fp32", NoLossScale(), Sgd(0.1, 0.9), {}, marks=pytest.mark.slow),
+        pytest.param(Scratch, "fp16", SCALE, Sgd(0.1), {"clip_norm": 0.5}, marks=pytest.mark.slow),
+        pytest.param(Fused, "bf16", NoLossScale(), Sgd(0.1, 0.9), {}, marks=pytest.mark.slow),
     ],
 )
 def test_looking_changes_no_bit_of_training(tmp_path, cls, precision, policy, optimizer, more):

@@ -426,6 +426,7 @@ def read(folder):
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_sweep_resumes_and_says_so(cli, tmp_path):
     """Each from the same checkpoint of amp, and each is judged on the steps that it took."""
     quiet = ("hydra/launcher=basic", "verdict.noise=2")

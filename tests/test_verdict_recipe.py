@@ -40,7 +40,7 @@ def test_a_planted_bug_is_found_and_named(name, precision):
         assert (verdict.word, verdict.cause) == ("differs", RECIPE[name].cause), verdict.because
 
 
-@pytest.mark.parametrize("seed", slow_after(2, range(2000, 2010)))
+@pytest.mark.parametrize("seed", slow_after(1, range(2000, 2010)))
 def test_correct_runs_are_the_same_whatever_the_recipe(seed):
     found = judged_case(recipe_case(seed, "fp16" if seed % 2 else "bf16"))
     assert [f"{name}: {v}: {v.because}" for name, v in found if v.word not in ("same", "reference")] == []

@@ -329,7 +329,7 @@ def _leaves_the_model_alone(column: _Column, checked: Checked) -> Iterator[str]:
         ("parameters", backend.master_params(), params_of(as_it_was)),
         ("buffers", backend.buffers(), buffers_of(as_it_was)),
     ):
-        if any(name in mine and not _equal(mine[name], theirs[name]) for name in theirs):
+        if any(name in mine and not numerics.same_bits(mine[name], theirs[name]) for name in theirs):
             yield f"its first {what} are not those of the model, bit for bit"
     for batch in column.batches(2):
         column.step(backend, batch)
@@ -337,7 +337,7 @@ def _leaves_the_model_alone(column: _Column, checked: Checked) -> Iterator[str]:
         ("parameters", params_of(model), params_of(as_it_was)),
         ("buffers", buffers_of(model), buffers_of(as_it_was)),
     ):
-        if any(name not in found or not _equal(found[name], expected[name]) for name in expected):
+        if any(name not in found or not numerics.same_bits(found[name], expected[name]) for name in expected):
             yield f"it writes to the {what} of the model that it was given: expected a copy"
     if any(p.grad is not None for p in model.parameters()):
         yield "it leaves gradients in the model that it was given: expected a copy"
@@ -412,7 +412,7 @@ def _policies(column: _Column, checked: Checked) -> Iterator[str]:
             elif bool(backend.skipped) != skips:
                 kind = "infinite" if overflows else "finite"
                 wrong.add(f"{name}: skipped is {bool(backend.skipped)} after a step with {kind} gradients")
-            moved = any(not _equal(before[key], after) for key, after in backend.master_params().items())
+            moved = any(not numerics.same_bits(before[key], after) for key, after in backend.master_params().items())
             if skips and moved:
                 wrong.add(f"{name}: a step with infinite gradients changes parameters")
             if not overflows and not moved:
@@ -534,13 +534,6 @@ def _copy(tensors: Mapping[str, Tensor]) -> Params:
     return {name: t.detach().clone() for name, t in tensors.items()}
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit."""
-    a, b = a.detach().contiguous(), b.detach().contiguous()
-    same_kind = a.shape == b.shape and a.dtype == b.dtype
-    return same_kind and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-
-
 def _go_on(column: _Column, backend: Any, stream: list[Batches]) -> Iterator[dict[str, Tensor]]:
     """What each step leaves: loss, loss scale, parameters and buffers."""
     for batch in stream:
@@ -556,7 +549,7 @@ def _first_difference(expected: list[dict[str, Tensor]], found: list[dict[str, T
     for number, (a, b) in enumerate(zip(expected, found, strict=True), start=1):
         for name, tensor in a.items():
             near = device.type == "cuda" and _near(tensor, b[name])
-            if not near and not _equal(tensor, b[name]):
+            if not near and not numerics.same_bits(tensor, b[name]):
                 return f"{name} in step {number}"
     return ""
 

@@ -69,7 +69,7 @@ class AmpGraph(TorchModel):
         for mine, theirs in zip(self.batches, batches, strict=True):
             for held, tensor in zip(mine, theirs, strict=True):
                 held.copy_(tensor)
-        self.lr.copy_(lr) if isinstance(lr, Tensor) else self.lr.fill_(lr)
+        self.lr.fill_(lr)
         self.graph()
         return self.loss
 

@@ -131,10 +131,9 @@ class Fused:
         self.logits, self.dlogits = (flat.matrix(n, sizes[-1], dtype, device) for _ in range(2))
         self.y = torch.empty(0)
         self.loss, self.mean_loss = torch.zeros((), device=device), torch.zeros((), device=device)
-        self.clips = task.clip_norm is not None
         self.norm = torch.zeros((), dtype=torch.float64, device=device)
-        self.grad_norm = torch.zeros((), device=device) if self.clips else None
-        self.clip_factor = torch.ones((), device=device) if self.clips else None
+        self.grad_norm = torch.zeros((), device=device) if task.clip_norm is not None else None
+        self.clip_factor = torch.ones((), device=device) if task.clip_norm is not None else None
         self.unread = torch.zeros((), device=device)  # clip() finds what unscale() has found already
         self.zero, self.one, self.minus_one = (torch.full((), value, device=device) for value in (0.0, 1.0, -1.0))
 
@@ -188,7 +187,7 @@ class Fused:
         ops.clip_factor(self.norm, self.clip_factor, max_norm=self.task.clip_norm, infinity=largest)
 
     def step(self, lr: float | Tensor) -> None:
-        self.lr.copy_(lr) if isinstance(lr, Tensor) else self.lr.fill_(lr)
+        self.lr.fill_(lr)
         self._update_masters()
 
     def _update_masters(self) -> None:
@@ -220,7 +219,7 @@ class Fused:
         for (z0, held), (x, y) in zip(self.inputs, batches, strict=True):
             z0.copy_(x.flatten(1))
             held.copy_(y)
-        self.lr.copy_(lr) if isinstance(lr, Tensor) else self.lr.fill_(lr)
+        self.lr.fill_(lr)
         self.graph()
         return self.loss if self.task.accumulate == 1 else self.mean_loss
 

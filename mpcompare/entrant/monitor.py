@@ -10,6 +10,7 @@ from torch import Tensor
 from mpcompare.contract import Batches, Stepper, accumulate_gradients
 from mpcompare.measure.clock import Clock
 from mpcompare.measure.numerics import total_norm
+from mpcompare.measure.reading import factor_of_norm
 from mpcompare.measure.shares import gradient_shares, lost_share, moving
 from mpcompare.tasks.task import Params, Task
 
@@ -83,4 +84,4 @@ class Monitor:
         if self.task.clip_norm is None or norm is None:
             return 1.0
         norm = float(norm)
-        return min(1.0, self.task.clip_norm / (norm + 1e-6)) if math.isfinite(norm) else 0.0
+        return factor_of_norm(norm, self.task.clip_norm) if math.isfinite(norm) else 0.0

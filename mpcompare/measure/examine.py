@@ -26,7 +26,6 @@ from mpcompare.contract import Backend, Batches, Stepper, show_gradients, take_s
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
 from mpcompare.measure import numerics
 from mpcompare.measure.noise import at_scale, train_again
-from mpcompare.measure.numerics import clip_factor
 from mpcompare.measure.oracle import Exact, exact_step
 from mpcompare.measure.other_rules import Update, other_rules, some_of
 from mpcompare.measure.reading import relative_error
@@ -417,11 +416,7 @@ def _digits(state: Mapping[str, Params]) -> dict[str, float]:
 
 
 def _moved(before: Params, after: Mapping[str, Tensor]) -> bool:
-    return any(not _same_bits(before[name], after[name].contiguous()) for name in before)
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+    return any(not numerics.same_bits(before[name], after[name]) for name in before)
 
 
 def _first_update(
@@ -430,7 +425,7 @@ def _first_update(
     """``error``: of the update beside the one that the oracle's gradients make; ``norm`` and ``largest`` element of
     that, and the norm of the ``weights``; ``gain``: what a gradient is multiplied by, by a rule that is linear."""
     rule, found = subject.task.optimizer, {}
-    factor = clip_factor(exact, subject.task.clip_norm, subject.task.clip_norm_type)
+    factor = numerics.clip_factor(exact, subject.task.clip_norm, subject.task.clip_norm_type)
     for name, g in exact.items():
         step, _ = rule.replay().step(name, g * factor, before[name].double(), lr)
         decay, _ = rule.replay().step(name, torch.zeros_like(g), before[name].double(), lr)
@@ -499,7 +494,7 @@ def lost_entries(state: Any, loaded: Any) -> list[str]:
     ``optimizer.momentum_buffer``, ``loss_scale.growth_tracker``."""
 
     def tensors(mine: Params, theirs: Params) -> bool:
-        return all(name in theirs and _equal(t, theirs[name]) for name, t in mine.items())
+        return all(name in theirs and numerics.same_bits(t, theirs[name]) for name, t in mine.items())
 
     lost = [part for part in ("params", "buffers") if not tensors(state[part], loaded[part])]
     lost += [
@@ -509,13 +504,6 @@ def lost_entries(state: Any, loaded: Any) -> list[str]:
     ]
     scales = state["loss_scale"].items()
     return [*lost, *(f"loss_scale.{name}" for name, value in scales if loaded["loss_scale"].get(name) != value)]
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit, on whatever device."""
-    a, b = (t.detach().cpu().contiguous() for t in (a, b))
-    same_kind = a.shape == b.shape and a.dtype == b.dtype
-    return same_kind and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def _first_wrong_scale(policy: LossScale, rows: Sequence[dict[str, Any]]) -> Found | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare.measure.reading import HIGHEST, LOWEST
+from mpcompare.measure.reading import HIGHEST, LOWEST, factor_of_norm
 from mpcompare.tasks.optimizers import Replay
 from mpcompare.tasks.task import Params
 
@@ -126,9 +126,15 @@ def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor)
 
 
 def clip_factor(grads: Mapping[str, Tensor], clip_norm: float | None, norm_type: float) -> float:
-    """What clipping multiplies the gradients by: ``min(1, clip_norm / (norm + 1e-6))`` with the norm of all of them as
-    one vector, the rule of ``torch.nn.utils.clip_grad_norm_``, in float64."""
-    return 1.0 if clip_norm is None else min(1.0, clip_norm / (total_norm(grads, norm_type) + 1e-6))
+    """What clipping multiplies the gradients by, from the norm of all of them as one vector, in float64."""
+    return 1.0 if clip_norm is None else factor_of_norm(total_norm(grads, norm_type), clip_norm)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are of one dtype and shape and equal bit for bit, on whatever device each is."""
+    a, b = a.detach().contiguous(), b.detach().contiguous().to(a.device)
+    same_kind = a.shape == b.shape and a.dtype == b.dtype
+    return same_kind and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:

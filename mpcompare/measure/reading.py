@@ -7,6 +7,11 @@ from typing import Any
 LOWEST, HIGHEST = -60, 20  # exponents that are told apart: fp16 ends at -24 and 15
 
 
+def factor_of_norm(norm: float, clip_norm: float) -> float:
+    """What clipping multiplies gradients of this norm by, the rule of ``torch.nn.utils.clip_grad_norm_``."""
+    return min(1.0, clip_norm / (norm + 1e-6))
+
+
 def relative_error(e: Mapping[str, Any]) -> float:
     """``||g - exact|| / ||exact||`` from :func:`mpcompare.measure.numerics.gradient_errors`; inf where g is missing or
     holds no number."""

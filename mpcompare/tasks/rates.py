@@ -34,7 +34,8 @@ class Rates:
 
     def count(self, skipped: bool | Tensor) -> None:
         """Counts a step that was taken, unless it was ``skipped``."""
-        if isinstance(skipped, Tensor) and (not skipped.is_cuda or self.schedule.length == 0):
-            # A rate that never changes needs no count on the device.
-            skipped = bool(skipped) if not skipped.is_cuda else False
+        if isinstance(skipped, Tensor) and not skipped.is_cuda:
+            skipped = bool(skipped)
+        elif isinstance(skipped, Tensor) and self.schedule.length == 0:
+            skipped = False  # a rate that never changes needs no count on the device
         self.updates = self.updates + (skipped == 0)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mpcompare.measure.reading import factor_of_norm
 from mpcompare.report.judge.check import FP32, Check, Numbers
 
 Seen = Mapping[str, Any]
@@ -27,7 +28,7 @@ def _clip(name: str, clip: Numbers, scales: list[float]) -> Iterator[Check]:
         because = f"it says that the gradients' norm is {clip['norm']:.6g} in {name}, and it is {before:.6g}"
         because += _known_norm(clip["norm"] / before if before else 0.0, scales)
         yield Check(f"norm in {name}", abs(clip["norm"] - before), error * before + tiny, "clip", because)
-    factor = clip["should_factor"] if seen else min(1.0, clip["clip_norm"] / (before + 1e-6))
+    factor = clip["should_factor"] if seen else factor_of_norm(before, clip["clip_norm"])
     because = f"the norm of the clipped gradients is {clip['norm_after']:.6g} in {name}, where clipping makes "
     because += f"{factor * before:.6g} of {before:.6g}"
     difference, limit = abs(clip["norm_after"] - factor * before), (2 * error + 4 * FP32) * factor * before + tiny
@@ -66,7 +67,7 @@ def _factors(clip: Numbers, scales: list[float]) -> str:
     clip_norm, norm, of = clip["clip_norm"], clip["should_norm"], clip["factors"].values()
 
     def makes(norms: list[float]) -> bool:
-        expected = [min(1.0, clip_norm / (n + 1e-6)) for n in norms]
+        expected = [factor_of_norm(n, clip_norm) for n in norms]
         return all(math.isclose(e["factor"], f, rel_tol=1e-3) for e, f in zip(of, expected, strict=True))
 
     if makes([0.0] * len(of)):

@@ -141,9 +141,7 @@ def property_test(quick, deep):
     return pytest.mark.parametrize("examples", [quick, pytest.param(deep, marks=pytest.mark.slow)])
 
 
-@each_column
-@property_test(3, 100)
-def test_any_run_continues_bit_for_bit(name, precision, device, examples, tmp_path_factory):
+def any_run_continues_bit_for_bit(name, precision, device, examples, tmp_path_factory):
     @settings(max_examples=examples)
     @given(cases())
     def check(case):
@@ -151,6 +149,18 @@ def test_any_run_continues_bit_for_bit(name, precision, device, examples, tmp_pa
         continues_bit_for_bit(tmp_path_factory.mktemp("run"), setup_of(name, precision, device, *how), total, at)
 
     check()
+
+
+@each_column
+@property_test(3, 100)
+def test_any_run_continues_bit_for_bit(name, precision, device, examples, tmp_path_factory):
+    any_run_continues_bit_for_bit(name, precision, device, examples, tmp_path_factory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", BACKENDS["amp_compile"].PRECISIONS)
+def test_any_compiled_run_continues_bit_for_bit(precision, tmp_path_factory):
+    any_run_continues_bit_for_bit("amp_compile", precision, CPU, 100, tmp_path_factory)  # compiles three batch sizes
 
 
 # amp_graph shares its state with amp, and takes a capture a time.

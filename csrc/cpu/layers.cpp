@@ -17,6 +17,7 @@ struct Bias {
   int64_t ldc;
   const T* bias;
   bool with_relu;
+  void fetch(int64_t, int64_t, int64_t, int64_t) const {}
   void operator()(int64_t i, int64_t j, int64_t m, int64_t n, const float* tile, int64_t ld) const {
     for (int64_t q = 0; q < n; q += VL) {
       const vec b = load(bias + j + q, n - q);
@@ -35,15 +36,21 @@ struct MaskAndSum {
   int64_t ldz;
   double* sums;  // [threads][N], zero at the start
   int64_t N;
+  void fetch(int64_t i, int64_t j, int64_t m, int64_t n) const { fetch_rows(z + i * ldz + j, ldz, m, n); }
   void operator()(int64_t i, int64_t j, int64_t m, int64_t n, const float* tile, int64_t ld) const {
     double* mine = sums + omp_get_thread_num() * N + j;
     for (int64_t q = 0; q < n; q += VL) {
       vec column = {};
-      for (int64_t r = 0; r < m; r++) {
-        T* p = z + (i + r) * ldz + j + q;
-        const vec old = load(p, n - q);
-        store(p, old <= 0 ? vec{} : load(tile + r * ld + q), n - q);  // NaN <= 0 is false, as in torch
-        column += load(p, n - q);
+      for (int64_t r0 = 0; r0 < m; r0 += ROWS) {
+        const int64_t rows = std::min(ROWS, m - r0);
+        T* first = z + (i + r0) * ldz + j + q;
+        vec old[ROWS];
+        for (int64_t r = 0; r < rows; r++) old[r] = load(first + r * ldz, n - q);
+        for (int64_t r = 0; r < rows; r++) {
+          T* p = first + r * ldz;
+          store(p, old[r] <= 0 ? vec{} : load(tile + (r0 + r) * ld + q), n - q);  // NaN <= 0 is false, as in torch
+          column += load(p, n - q);
+        }
       }
       for (int64_t c = 0; c < std::min<int64_t>(VL, n - q); c++) mine[q + c] += column[c];
     }

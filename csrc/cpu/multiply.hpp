@@ -138,6 +138,7 @@ void multiply_blocks(int64_t rows, int64_t columns, int64_t K, View<T> thin, Vie
               float* sum = sums + (in_steps ? (s / MR + p) * panels_w + q : 0) * TILE;
               const uint32_t *panel_t = packed_t + p * Kernel::thin_stride(now),
                              *panel_w = packed_w + q * Kernel::wide_stride(now);
+              if (last && !swapped) epilogue.fetch(i, j, m, n);
               Kernel::multiply(m, now, panel_t, panel_w, sum, l0 > 0);
               if (!last) continue;
               if (swapped) {
@@ -185,6 +186,7 @@ void multiply_by_tile_rows(int64_t M, int64_t N, int64_t K, View<bf16> a, View<b
 
 // Calls epilogue(i, j, m, n, tile, ld) once for every tile of C = A B^T, A M x K and B N x K as views: tile[r * ld + c]
 // is the sum of C[i + r, j + c], r < m, c < n, in fp32. Rows of the tile may be read up to the next multiple of VL.
+// Before a tile is summed, epilogue.fetch(i, j, m, n) may have what it is going to read brought nearer.
 template <class T, class Epilogue>
 void multiply(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilogue& epilogue) {
   const int64_t lanes = lanes_of(K, PER_LANE<T>);
@@ -214,19 +216,38 @@ View<T> columns_of(const Tensor& x, int64_t ld) {
   return {data<T>(x), 1, ld};
 }
 
+// Rows of C are read some at a time before any of them is written: where their distance is a multiple of 4 KB, a load
+// waits for a store to the row before it, whose address it is taken for. As many lines with that distance fit into L1.
+constexpr int64_t ROWS = 8;
+
+// Into L2, whose many sets the rows of a tile do not all share, while the tile's sums are computed.
+template <class C>
+inline void fetch_rows(const C* c, int64_t ldc, int64_t m, int64_t n) {
+  for (int64_t r = 0; r < m; r++)
+    for (int64_t q = 0; q < n; q += 64 / sizeof(C)) __builtin_prefetch(c + r * ldc + q, 0, 2);
+}
+
 // C = alpha sum + beta C; C is not read where beta = 0.
 template <class C>
 struct Scale {
   C* c;
   int64_t ldc;
   float alpha, beta;
+  void fetch(int64_t i, int64_t j, int64_t m, int64_t n) const {
+    if (beta != 0) fetch_rows(c + i * ldc + j, ldc, m, n);
+  }
   void operator()(int64_t i, int64_t j, int64_t m, int64_t n, const float* tile, int64_t ld) const {
-    for (int64_t r = 0; r < m; r++)
+    C* first = c + i * ldc + j;
+    for (int64_t r0 = 0; r0 < m; r0 += ROWS)
       for (int64_t q = 0; q < n; q += VL) {
-        C* p = c + (i + r) * ldc + j + q;
-        vec v = alpha * load(tile + r * ld + q);
-        if (beta != 0) v += beta * load(p, n - q);
-        store(p, v, n - q);
+        const int64_t rows = std::min(ROWS, m - r0);
+        vec old[ROWS];
+        if (beta != 0)
+          for (int64_t r = 0; r < rows; r++) old[r] = beta * load(first + (r0 + r) * ldc + q, n - q);
+        for (int64_t r = 0; r < rows; r++) {
+          const vec v = alpha * load(tile + (r0 + r) * ld + q);
+          store(first + (r0 + r) * ldc + q, beta != 0 ? v + old[r] : v, n - q);
+        }
       }
   }
 };

@@ -265,10 +265,14 @@ def _rounding(subject: Subject, batch: Batches) -> dict[str, dict[str, float]]:
 
 def _update_exponents(subject: Subject, params: Params, grads: Mapping[str, Tensor]) -> dict[str, list[int]]:
     """``numerics.exponents`` of ``|first update| / |w|`` from these gradients, by parameter."""
-    replay, found, lr = subject.task.optimizer.replay(), {}, subject.task.optimizer.lr
-    for name, g in grads.items():
-        w = params[name].double()
-        found[name] = numerics.exponents((replay.step(name, g.double(), w, lr)[0] / w)[w != 0]).tolist()
+    rule, found = subject.task.optimizer, {}
+    for name in grads:
+        counts = torch.zeros_like(numerics.exponents(torch.zeros(1)))
+        for w, g in numerics.chunks(params[name], grads[name]):
+            w = w.double()
+            update, _ = rule.replay().step(name, g.double(), w, rule.lr)
+            counts += numerics.exponents((update / w)[w != 0]).cpu()
+        found[name] = counts.tolist()
     return found
 
 
@@ -314,7 +318,7 @@ def _beside_a_new_one(subject: Subject, stepper: Stepper, network: nn.Module, ba
     loss, grads = _gradients(trained, batch, lr)
     list(_finish_step(trained, lr))
     new_loss, new_grads = _gradients(new, batch, lr)
-    return _beside(loss, grads, Exact(new_loss, {name: g.double() for name, g in new_grads.items()}, {}, 0.0))
+    return _beside(loss, grads, Exact(new_loss, new_grads, {}, 0.0))
 
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
@@ -426,17 +430,19 @@ def _first_update(
     that, and the norm of the ``weights``; ``gain``: what a gradient is multiplied by, by a rule that is linear."""
     rule, found = subject.task.optimizer, {}
     factor = numerics.clip_factor(exact, subject.task.clip_norm, subject.task.clip_norm_type)
-    for name, g in exact.items():
-        step, _ = rule.replay().step(name, g * factor, before[name].double(), lr)
-        decay, _ = rule.replay().step(name, torch.zeros_like(g), before[name].double(), lr)
-        norm = g.norm().item()
+    for name in exact:
+        largest, squares = 0.0, torch.zeros(5, dtype=torch.float64)
+        for w, new, g in numerics.chunks(before[name], after[name], exact[name]):
+            w = w.double()
+            step, _ = rule.replay().step(name, g * factor, w, lr)
+            decay, _ = rule.replay().step(name, torch.zeros_like(g), w, lr)
+            largest = max(largest, step.abs().max().item())
+            pieces = (new.double() - w - step, step, w, step - decay, g)
+            squares += torch.stack([torch.dot(piece, piece) for piece in pieces]).cpu()
+        error, norm, weights, gain, grad = squares.sqrt().tolist()
         found[name] = {
-            "error": (after[name].double() - before[name].double() - step).norm().item(),
-            "norm": step.norm().item(),
-            "largest": step.abs().max().item(),
-            "weights": before[name].double().norm().item(),
-            "gain": (step - decay).norm().item() / norm if norm else 0.0,
-        }
+            "error": error, "norm": norm, "largest": largest, "weights": weights, "gain": gain / grad if grad else 0.0
+        }  # fmt: skip
     return found
 
 
@@ -480,11 +486,11 @@ def _reload(subject: Subject, batches: Sequence[Batches]) -> Found:
     for name, backend in (("expected", first), ("found", loaded)):
         loss = float(take_step(backend, batches[1], rates.now))
         step[name] = {"loss": loss, "loss_scale": float(backend.loss_scale())}
-    ends = [{**_copy(backend.master_params()), **_copy(backend.buffers())} for backend in (first, loaded)]
+    ends = [{**backend.master_params(), **backend.buffers()} for backend in (first, loaded)]
     return {
         **step,
-        "error": math.hypot(*((ends[0][name].double() - ends[1][name].double()).norm().item() for name in ends[0])),
-        "norm": math.hypot(*((ends[0][name].double() - start[name].double()).norm().item() for name in start)),
+        "error": numerics.distance(*ends),
+        "norm": numerics.distance(start, ends[0]),
         "lost": lost,
     }
 

@@ -18,7 +18,7 @@ UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, 
 CHUNK = 1 << 18  # elements at a time: float64 copies of so many stay in the cache
 
 
-def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The tensors side by side, piece by piece."""
     return zip(*(t.reshape(-1).split(CHUNK) for t in tensors), strict=True)
 
@@ -38,7 +38,7 @@ def gradient_errors(grads: Mapping[str, Tensor], exact: Params) -> dict[str, dic
 def _gradient_errors(grad: Tensor, exact: Tensor) -> dict[str, Any]:
     product = norm2 = error2 = largest = 0.0
     zeros = nonzeros = 0
-    for g, true in _chunks(grad, exact):
+    for g, true in chunks(grad, exact):
         g, true = g.double(), true.double()
         nonzero = true != 0
         product += torch.dot(g, true).item()
@@ -83,19 +83,26 @@ def update_errors(
         rounds away; ``short``, which part of the new elements has no more digits than ``compute_dtype``.
     """
     return {
-        name: _update_errors(
-            before[name], after[name], *replay.step(name, g.double(), before[name].double(), lr), compute_dtype
-        )
+        name: _update_errors(replayed(replay, name, before[name], after[name], g, lr), compute_dtype)
         for name, g in grads.items()
     }
 
 
+def replayed(
+    replay: Replay, name: str, before: Tensor, after: Tensor, grad: Tensor, lr: float
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Weights before and after, ``change`` and ``magnitude`` of ``Replay.step``, chunk by chunk: an optimizer works
+    element by element, so that a chunk is to it a tensor of its own."""
+    for number, (w, new, g) in enumerate(chunks(before, after, grad)):
+        yield w, new, *replay.step(f"{name} {number}", g.double(), w.double(), lr)
+
+
 def _update_errors(
-    before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor, compute_dtype: torch.dtype
+    pieces: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]], compute_dtype: torch.dtype
 ) -> dict[str, float]:
     excess = product = norm2 = 0.0
-    moves = lost = lost_in_fp32 = short = 0
-    for w, new, s, m in _chunks(before, after, step, magnitude):
+    elements = moves = lost = lost_in_fp32 = short = 0
+    for w, new, s, m in pieces:
         change, right = new.double() - w.double(), w.double() + s
         excess = max(excess, update_error(w, new, s, m))
         product += torch.dot(change, s).item()
@@ -105,12 +112,13 @@ def _update_errors(
         lost += int(((change == 0) & moving).sum())
         lost_in_fp32 += int(((right.float() == w) & moving).sum())
         short += int((new.to(compute_dtype).float() == new).sum())
+        elements += w.numel()
     return {
         "excess": excess,
         "slope": product / norm2 if norm2 else 1.0,
         "lost": lost / max(moves, 1),
         "lost_in_fp32": lost_in_fp32 / max(moves, 1),
-        "short": short / max(before.numel(), 1),
+        "short": short / max(elements, 1),
     }
 
 
@@ -135,6 +143,12 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     a, b = a.detach().contiguous(), b.detach().contiguous().to(a.device)
     same_kind = a.shape == b.shape and a.dtype == b.dtype
     return same_kind and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """The norm of ``a - b``, of all tensors as one vector, in float64."""
+    squares = ((x.double() - y.double()).square_().sum().item() for name in a for x, y in chunks(a[name], b[name]))
+    return math.sqrt(sum(squares))
 
 
 def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
@@ -221,9 +235,10 @@ def sketch(params: Mapping[str, Tensor]) -> dict[str, list[float]]:
     """
     found = {}
     for name, p in params.items():
-        values = p.detach().cpu().double().flatten()
+        sums = torch.zeros(2 * SKETCH, dtype=torch.float64)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        place = torch.randint(2 * SKETCH, values.shape, generator=generator)
-        sums = torch.zeros(2 * SKETCH, dtype=torch.float64).index_add_(0, place, values)
+        for (values,) in chunks(p.detach()):
+            place = torch.randint(2 * SKETCH, values.shape, generator=generator)
+            sums.index_add_(0, place, values.cpu().double())
         found[name] = (sums[:SKETCH] - sums[SKETCH:]).tolist()  # the upper half are the negative signs
     return found

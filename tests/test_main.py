@@ -268,6 +268,10 @@ BAD = {
         ["task.model=7"],
         "task.model=7: expected the _target_ of a torch.nn.Module, and its arguments",
     ),
+    "no section": (
+        ["verdict=false"],
+        "verdict=False: expected one of its values to be set, as in verdict.enabled=false",
+    ),
     "no such class": (["backend._target_=nope.Nope"], "backend._target_=nope.Nope: "),
     "unknown key": (["train.step=3"], "Could not override 'train.step'"),
     "unparsable": (["task.model.hidden=["], "task.model.hidden=[: "),

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpcompare")
 
+# What holds values of its own in conf/config.yaml, with one that is often set.
+SECTIONS = {
+    "train": "steps=50", "eval": "every=10", "monitor": "every=10", "measure": "budget_s=60",
+    "inference": "enabled=false", "verdict": "enabled=false", "report": "baseline=amp",
+}  # fmt: skip
+
 
 def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: Path | None = None) -> None:
     """One job: Hydra's task function. In a sweep a job that fails is a record, and the others go on.
@@ -75,12 +81,16 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: P
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
-    """What a record knows before anything has run; ends the program where a group's choice is no option."""
+    """What a record knows before anything has run; ends the program where a group's choice is no option, or a
+    section has no values."""
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices
     for group in ("backend", "task", "optimizer", "schedule", "data", "loss_scale"):
         if not isinstance(chosen.get(group), str):
             fail(f"{group}: expected one of {', '.join(_options(group))} (several: python -m mpcompare -m {group}=a,b)")
+    for section, example in SECTIONS.items():
+        if not isinstance(cfg.get(section), DictConfig):
+            fail(f"{section}={cfg.get(section)}: expected one of its values to be set, as in {section}.{example}")
     config: Any = OmegaConf.to_container(cfg)  # as written: what cannot be resolved is a failed job, with a record
     in_sweep = hydra_config.mode == RunMode.MULTIRUN
     return {

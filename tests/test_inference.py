@@ -279,8 +279,10 @@ def test_the_table_has_a_row_for_each_way_of_each_run(tmp_path, capsys):
     (comparison,) = compare(find_runs([tmp_path]), "amp")
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     console.print(table.shown(comparison, narrow=True))
-    (line,) = (line for line in console.export_text().splitlines() if line.lstrip().startswith("amp"))
+    (line,) = (line for line in console.export_text(clear=False).splitlines() if line.lstrip().startswith("amp"))
     assert line.split() == ["amp", "bf16", "autocast", "fp16", "0.2500", "4", "2.00", "6", "4"]
+    (line,) = (line for line in console.export_text(clear=False).splitlines() if line.lstrip().startswith("mine"))
+    assert line.split() == ["mine", "bf16", "autocast", "fp16", "0.2500"]  # its costs stand in the rows above
 
 
 def test_no_run_without_inference_has_a_table(tmp_path, capsys):

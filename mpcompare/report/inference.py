@@ -55,7 +55,8 @@ def write(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def shown(comparison: Comparison, narrow: bool) -> Table:
-    """For a console: a row for each way of each run, ``-`` for what is not known."""
+    """For a console: a row for each way of each run, ``-`` for what is not known. Costs that a race measured once stand
+    in the rows of its first run only."""
     columns: dict[str, Callable[[Row, Mapping[str, Row]], str]] = {
         "test acc.": lambda r, _: _number(r.get("test_accuracy"), ".4f"),
         "test loss": lambda r, _: _number(r.get("test_loss"), ".5f"),
@@ -75,19 +76,27 @@ def shown(comparison: Comparison, narrow: bool) -> Table:
     result.add_column("in")
     for header in columns:
         result.add_column(header, justify="right", no_wrap=True)
+    shared = costs_again(entries)
     for entry in entries:
         for place, (way, row) in enumerate(rows_of(entry).items()):
             why = f" (unavailable: {row['unavailable']})" if "unavailable" in row else ""
             cells = [cell(row, rows_of(entry)) for cell in columns.values()]
+            if entry in shared:
+                cells = [text if header.startswith("test") else "" for header, text in zip(columns, cells, strict=True)]
             result.add_row("" if place else entry.label, way + why, *cells)
     return result
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """Why the costs of several runs are the same number."""
-    costs = [[row.get("latency_ms") for row in rows_of(entry).values()] for entry in measured(comparison)]
-    again = any(mine in costs[:place] for place, mine in enumerate(costs))
+    """Why the costs of some runs are not shown."""
+    again = costs_again(measured(comparison))
     return ["inference: time and memory do not depend on who trained, and a race measures them once"] if again else []
+
+
+def costs_again(entries: Sequence[Entry]) -> list[Entry]:
+    """Those whose costs are an earlier one's."""
+    costs = [[row.get("latency_ms") for row in rows_of(entry).values()] for entry in entries]
+    return [entry for place, entry in enumerate(entries) if costs[place] in costs[:place]]
 
 
 def _number(value: Any, form: str, unit: float = 1.0) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mpcompare.contract import Batches
-from mpcompare.measure.numerics import sketch
+from mpcompare.measure.numerics import chunks, sketch
 from mpcompare.measure.oracle import rounded, rounded_batch, rows_are_independent
 from mpcompare.precision import unit_roundoff
 from mpcompare.tasks.losses import Loss
@@ -60,11 +60,14 @@ class Roundings(TorchFunctionMode):
         """``value`` rounded to 1 / factor times the numbers of the precision, the factor drawn for each tensor: equal
         numbers, such as those of an image's background, have equal errors, and these add up."""
         factor = 2 ** torch.rand((), generator=self.generator, dtype=torch.float64).item()
-        scaled = value.detach().contiguous() * factor
         bits, exponent = EXPONENT[value.dtype]
-        gap = (scaled.view(bits) & exponent).view(value.dtype).mul_(2 * self.u)  # 2^floor(log2 |scaled|) 2 u
-        gap[gap == 0] = 1.0  # of 0
-        return scaled.div_(gap).round_().mul_(gap).div_(factor)
+        rounded = torch.empty_like(value, memory_format=torch.contiguous_format)
+        for part, result in chunks(value.detach(), rounded):
+            scaled = part * factor
+            gap = (scaled.view(bits) & exponent).view(value.dtype).mul_(2 * self.u)  # 2^floor(log2 |scaled|) 2 u
+            gap[gap == 0] = 1.0  # of 0
+            torch.div(scaled.div_(gap).round_().mul_(gap), factor, out=result)
+        return rounded
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         given = func(*args, **(kwargs or {}))
@@ -127,7 +130,7 @@ def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision
     for _ in range(SAMPLES):
         again = results(roundings)
         again[: len(named)] = map(roundings.error, again[: len(named)])  # gradients may be stored in 16 bits, too
-        errors = [a - e for a, e in zip(again, exact, strict=True)]
+        errors = [a.sub_(e) for a, e in zip(again, exact, strict=True)]
         squares += _squares(errors) / SAMPLES
         some = [e.flatten()[:: max(1, -(-e.numel() // ELEMENTS))] for e in errors]
         of_some += _squares(some) / SAMPLES
@@ -145,5 +148,5 @@ def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision
 
 def _squares(tensors: Sequence[Tensor]) -> Tensor:
     """``||t||^2`` of each, summed in float64."""
-    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in tensors]
-    return torch.stack(norms).square().cpu()
+    norms = [[torch.linalg.vector_norm(part, dtype=torch.float64) for (part,) in chunks(t)] for t in tensors]
+    return torch.stack([torch.stack(parts).square().sum() for parts in norms]).cpu()

@@ -21,7 +21,7 @@ comparison, and is written twice. What backends on a torch module answer alike i
 To add a backend: copy the file that is closest to ``mpcompare/backends/X.py``, add ``conf/backend/X.yaml`` with its
 ``_target_``, and a row to the table of backends in the README. Every other key of that file is an option: a keyword
 argument of the backend's constructor. One in a package of its own needs a class and an entry point:
-see ``mpcompare/testing.py``.
+see ``mpcompare/testing``.
 """
 
 import inspect

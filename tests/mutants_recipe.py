@@ -11,7 +11,6 @@ from correct_recipe import WholeStep
 from judging import examined
 from torch import Tensor, nn
 
-from mpcompare import testing
 from mpcompare.backends import scratch
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.master_weights import MasterWeights
@@ -24,6 +23,7 @@ from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Cosine, Warmup
 from mpcompare.tasks.task import Params, Task
+from mpcompare.testing import examined as examined_module
 
 SAMPLES, STEPS = 2560, 12
 BASE = make_task(in_features=784, hidden=[64], out_features=10, batch_size=128, samples=SAMPLES, lr=0.05)
@@ -83,7 +83,7 @@ def recipe_reference(bug: Bug, precision: str) -> tuple[Task, Dataset, Run]:
 def planted_run(name: str, bug: Bug, precision: str) -> tuple[Run, Run]:
     """The run with the bug, and that of amp."""
     task, data, amp = recipe_reference(bug, precision)
-    with mock.patch.object(testing, "batches", bug.batches):
+    with mock.patch.object(examined_module, "batches", bug.batches):
         return examined(name, bug.backend, task, data, precision, steps=STEPS), amp
 
 

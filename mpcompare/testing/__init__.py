@@ -1,0 +1,27 @@
+"""The contract as a test: ``check_backend(MyBackend)`` in the tests of any package that has a backend.
+
+A package of your own needs three things. A class as ``mpcompare/contract.py`` says; this in its ``pyproject.toml``,
+which makes ``backend=my_amp`` known to ``python -m mpcompare``:
+
+    [project.entry-points."mpcompare.backends"]
+    my_amp = "my_amp.backend:MyAmp"
+
+and this in its tests:
+
+    from mpcompare.testing import check_backend
+    from my_amp.backend import MyAmp
+
+    def test_contract():
+        check_backend(MyAmp)
+
+The checks run on small networks: an MLP, a CNN with batch norm, a transformer. Those that look at the interface come
+first. Where all of them hold, the backend is trained and examined as in a race, and gets the verdict beside torch's
+own implementation in the same precision.
+"""
+
+from mpcompare.testing.check import check_backend
+from mpcompare.testing.examined import examined_run
+from mpcompare.testing.outcome import BrokenContract, Checked
+from mpcompare.testing.small_tasks import small_tasks
+
+__all__ = ["BrokenContract", "Checked", "check_backend", "examined_run", "small_tasks"]

@@ -1,0 +1,101 @@
+"""``check_backend``: all rules, on each task in each precision."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mpcompare.contract import BackendUnavailable
+from mpcompare.measure import machine
+from mpcompare.precision import resolve_precision
+from mpcompare.tasks.data import Dataset
+from mpcompare.tasks.task import Task
+from mpcompare.testing import rules
+from mpcompare.testing.column import Column
+from mpcompare.testing.outcome import BrokenContract, Checked
+from mpcompare.testing.small_tasks import small_tasks
+
+Tasks = Mapping[str, tuple[Task, Dataset]]
+
+
+def check_backend(
+    backend_class: Any,
+    *,
+    precision: str | None = None,
+    device: str = "cpu",
+    tasks: Tasks | None = None,
+    **options: Any,
+) -> Checked:
+    """Checks a backend's class against the contract.
+
+    Args:
+        backend_class: as ``mpcompare/contract.py`` describes it.
+        precision: one of its ``PRECISIONS``, or ``auto``; None: all of them, without tf32 on a CPU.
+        device: ``cpu``, ``cuda``, or ``auto``.
+        tasks: by name, a task and its data of at least 10 batches; None: :func:`small_tasks`. Those that the backend
+            says it cannot train (``BackendUnavailable``) are skipped.
+        options: its own, for its constructor.
+
+    Returns:
+        What was checked, and what was skipped.
+
+    Raises:
+        BrokenContract: it breaks rules (all are listed), or nothing could be checked.
+        InputError: a precision that it does not have, or a device that is not there.
+    """
+    name = getattr(backend_class, "__name__", str(backend_class))
+    if broken := list(rules.of_the_class(backend_class, options)):
+        raise BrokenContract(name, broken)
+    where = machine.select_device(device)
+    if precision is not None:
+        precision = resolve_precision(precision, backend_class.PRECISIONS, where, name)
+    checked = Checked()
+    found: dict[str, list[str]] = {}
+    for task_name, (task, dataset) in (small_tasks() if tasks is None else tasks).items():
+        for each in backend_class.PRECISIONS if precision is None else (precision,):
+            column = Column(backend_class, options, task_name, task, dataset.to(where), each, where)
+            if each == "tf32" and where.type != "cuda":
+                checked.skipped[column.name] = "tf32 needs a CUDA GPU"
+                continue
+            with machine.tf32(each == "tf32"):
+                for sentence in _check(column, checked):
+                    found.setdefault(sentence, []).append(column.name)
+    broken = [f"{sentence} ({', '.join(columns)})" for sentence, columns in found.items()]
+    if not broken and not checked.columns:
+        reasons = "; ".join(dict.fromkeys(checked.skipped.values()))
+        broken = [f"nothing could be checked: {reasons or 'there is no task'}"]
+    if broken:
+        raise BrokenContract(name, broken)
+    return checked
+
+
+def _check(column: Column, checked: Checked) -> Iterator[str]:
+    try:
+        backend = column.new()
+    except BackendUnavailable as error:
+        checked.skipped[column.name] = str(error)
+        return
+    except Exception as error:
+        yield f"the constructor raises {_said(error)}"
+        return
+    checked.columns.append(column.name)
+    if broken := list(rules.of_the_interface(backend)):
+        yield from broken
+        return
+    clean = True
+    for rule in rules.RULES:
+        for sentence in _all_of(rule, column, checked):
+            clean = False
+            yield sentence
+    if clean:
+        yield from _all_of(rules.verdict, column, checked)
+
+
+def _all_of(rule: rules.Rule, column: Column, checked: Checked) -> Iterator[str]:
+    """What the rule finds; a backend that raises has broken it."""
+    try:
+        yield from rule(column, checked)
+    except Exception as error:
+        yield f"{(rule.__doc__ or '').splitlines()[0].rstrip('.')}: raises {_said(error)}"
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,313 @@
+"""The rules: each yields a sentence for everything that is not as it should be."""
+
+import copy
+import inspect
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.fp32 import Fp32
+from mpcompare.backends.tf32 import Tf32
+from mpcompare.contract import PHASES, BackendUnavailable, Batches, options_of, show_gradients
+from mpcompare.cost.memory import TENSOR_KINDS
+from mpcompare.errors import InputError
+from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
+from mpcompare.measure import numerics
+from mpcompare.precision import DTYPES
+from mpcompare.report.judge.verdict import judge_run
+from mpcompare.tasks.task import Params, buffers_of, params_of
+from mpcompare.testing.column import POLICIES, Column
+from mpcompare.testing.examined import examined_run
+from mpcompare.testing.outcome import Checked
+
+Rule = Callable[[Column, Checked], Iterator[str]]
+ANSWERS = (
+    "master_params", "buffers", "grads", "loss_scale", "dtypes", "state_dict", "load_state_dict", "module_dtypes",
+    "memory_model",
+)  # fmt: skip
+OBSERVED = ("params", "activations", "gradients", "loss", "optimizer")  # the keys of dtypes()
+STEPS = 8  # of the training that is judged
+
+
+def of_the_class(backend_class: Any, options: Mapping[str, Any]) -> Iterator[str]:
+    """The class: its precisions, its constructor's arguments."""
+    if not isinstance(backend_class, type):
+        yield "it is no class"
+        return
+    precisions = getattr(backend_class, "PRECISIONS", None)
+    if not isinstance(precisions, tuple) or not precisions or not set(precisions) <= set(DTYPES):
+        yield f"PRECISIONS is {precisions!r}, expected a tuple of {', '.join(DTYPES)}"
+    parameters = list(inspect.signature(backend_class).parameters.values())
+    if [p.name for p in parameters[:4]] != ["model", "task", "precision", "loss_scale"]:
+        found = ", ".join(p.name for p in parameters[:4])
+        yield f"the constructor takes {found or 'nothing'}, expected model, task, precision, loss_scale, then options"
+    for p in parameters[4:]:
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
+            yield f"the constructor takes {p}, expected each option by name, so that a wrong one can be refused"
+        elif p.default is p.empty:
+            yield f"option {p.name} has no default"
+    own = options_of(backend_class)
+    for name in options:
+        if name not in own:
+            yield f"option {name} was given, and the constructor does not take it"
+
+
+def of_the_interface(backend: Any) -> Iterator[str]:
+    """The methods: all phases or one step, and all answers."""
+    phases = [name for name in PHASES if callable(getattr(backend, name, None))]
+    missing = [name for name in PHASES if name not in phases]
+    whole = callable(getattr(backend, "train_step", None))
+    if phases and missing:
+        yield f"it offers {', '.join(phases)} and not {', '.join(missing)}: expected all phases, or none and train_step"
+    elif not phases and not whole:
+        yield f"it offers no step: expected {', '.join(PHASES)}, or train_step"
+    elif not whole:
+        idle = getattr(backend, "IDLE_PHASES", None)
+        if not isinstance(idle, tuple) or not set(idle) <= set(PHASES):
+            yield f"IDLE_PHASES is {idle!r}, expected a tuple of phases"
+    for name in ANSWERS:
+        if not callable(getattr(backend, name, None)):
+            yield f"{name}() is missing"
+    if not isinstance(getattr(backend, "engine", None), str):
+        yield f"engine is {getattr(backend, 'engine', None)!r}, expected a string"
+    if not _is_skipped(getattr(backend, "skipped", None)):
+        yield f"skipped is {getattr(backend, 'skipped', None)!r}, expected a bool or a 0-d tensor"
+
+
+def _is_skipped(value: object) -> bool:
+    return isinstance(value, bool) or (isinstance(value, Tensor) and value.dim() == 0)
+
+
+def _leaves_the_model_alone(column: Column, checked: Checked) -> Iterator[str]:
+    """It starts from the model's weights, and does not write to the model."""
+    model, as_it_was = column.model(), column.model()
+    backend = column.make(model, column.policy())
+    for what, mine, theirs in (
+        ("parameters", backend.master_params(), params_of(as_it_was)),
+        ("buffers", backend.buffers(), buffers_of(as_it_was)),
+    ):
+        if any(name in mine and not numerics.same_bits(mine[name], theirs[name]) for name in theirs):
+            yield f"its first {what} are not those of the model, bit for bit"
+    for batch in column.batches(2):
+        column.step(backend, batch)
+    for what, found, expected in (
+        ("parameters", params_of(model), params_of(as_it_was)),
+        ("buffers", buffers_of(model), buffers_of(as_it_was)),
+    ):
+        if any(name not in found or not numerics.same_bits(found[name], expected[name]) for name in expected):
+            yield f"it writes to the {what} of the model that it was given: expected a copy"
+    if any(p.grad is not None for p in model.parameters()):
+        yield "it leaves gradients in the model that it was given: expected a copy"
+    if not model.training:
+        yield "it takes the model that it was given out of training mode: expected a copy"
+
+
+def _loss(column: Column, checked: Checked) -> Iterator[str]:
+    """The loss is an fp32 scalar on the device, unscaled."""
+    for policy in column.accepted(StaticLossScale(256.0), NoLossScale()):
+        batch = column.batches(1)[0]
+        loss = column.step(column.make(column.model(), policy), batch)
+        if not isinstance(loss, Tensor):
+            yield f"the loss is a {type(loss).__name__}, expected a tensor"
+            continue
+        if loss.dim() or loss.dtype is not torch.float32 or loss.device.type != column.device.type:
+            kind = f"{list(loss.shape)} {_dtype(loss)} on {loss.device.type}"
+            yield f"the loss is a tensor {kind}, expected [] fp32 on {column.device.type}"
+        exact = column.exact()
+        if loss.numel() == 1 and not abs(float(loss) - exact.loss) <= 0.25 * abs(exact.loss):
+            times = float(loss) / exact.loss
+            yield f"the loss is {times:.3g} times the exact one at loss scale {policy.scale:g}: expected it unscaled"
+
+
+def _parameters(column: Column, checked: Checked) -> Iterator[str]:
+    """Master parameters and buffers have the model's names and shapes; parameters are fp32."""
+    backend, model = column.new(), column.model()
+    column.step(backend, column.batches(1)[0])
+    yield from _named("master_params()", backend.master_params(), params_of(model), torch.float32)
+    yield from _named("buffers()", backend.buffers(), buffers_of(model), None)
+
+
+def _gradients(column: Column, checked: Checked) -> Iterator[str]:
+    """Gradients have the parameters' names and shapes, are fp32 and unscaled."""
+    exact = column.exact().grads
+    for policy in column.accepted(StaticLossScale(256.0), NoLossScale()):
+        backend = column.make(column.model(), policy)
+        grads = _first_gradients(column, backend)
+        if not grads:
+            checked.skipped[f"{column.name}, gradients"] = "grads() is empty"
+            return
+        broken = list(_named("grads()", grads, exact, torch.float32))
+        yield from broken
+        if not broken:
+            norm, expected = (math.hypot(*(g.double().norm().item() for g in each.values())) for each in (grads, exact))
+            if not expected / 2 <= norm <= 2 * expected:
+                times = f"{norm / expected:.3g} times the exact ones at loss scale {policy.scale:g}"
+                yield f"grads() are {times}: expected them unscaled"
+
+
+def _policies(column: Column, checked: Checked) -> Iterator[str]:
+    """The loss scale follows its policy, and a skipped step leaves every parameter bit for bit."""
+    stream, real = column.batches(6), column.dataset.x_train.is_floating_point()
+    if not real:
+        checked.skipped[f"{column.name}, overflow"] = "its inputs are integers, of which none makes a gradient infinite"
+    for policy in column.accepted(*POLICIES):
+        backend, name = column.make(column.model(), policy), f"loss_scale={policy.name}"
+        policy = copy.deepcopy(policy)
+        wrong = set()
+        for number, batch in enumerate(stream):
+            overflows = real and number == 3
+            if overflows:
+                batch = [(torch.full_like(x, math.inf), y) for x, y in batch]
+            scale, before = float(backend.loss_scale()), _copy(backend.master_params())
+            if scale != policy.scale:
+                wrong.add(f"{name}: loss_scale() is {scale:g} where the policy says {policy.scale:g}")
+                break
+            column.step(backend, batch)
+            skips = overflows and not isinstance(policy, NoLossScale)
+            if not _is_skipped(backend.skipped):
+                wrong.add(f"skipped is {backend.skipped!r}, expected a bool or a 0-d tensor")
+            elif bool(backend.skipped) != skips:
+                kind = "infinite" if overflows else "finite"
+                wrong.add(f"{name}: skipped is {bool(backend.skipped)} after a step with {kind} gradients")
+            moved = any(not numerics.same_bits(before[key], after) for key, after in backend.master_params().items())
+            if skips and moved:
+                wrong.add(f"{name}: a step with infinite gradients changes parameters")
+            if not overflows and not moved:
+                wrong.add(f"{name}: a step with finite gradients changes no parameter")
+            policy.update(skips)
+            if overflows and not skips:
+                break  # everything is NaN from here on
+        yield from sorted(wrong)
+
+
+def _answers(column: Column, checked: Checked) -> Iterator[str]:
+    """dtypes() and memory_model() have the keys that the report reads."""
+    backend = column.new()
+    column.step(backend, column.batches(1)[0])
+    dtypes = backend.dtypes()
+    if set(dtypes) != set(OBSERVED) or not all(isinstance(name, str) for name in dtypes.values()):
+        yield f"dtypes() is {dtypes}, expected a name for each of {', '.join(OBSERVED)}"
+    model = backend.memory_model()
+    if unknown := [kind for kind in model if kind not in TENSOR_KINDS]:
+        yield f"memory_model() has the kinds {', '.join(map(str, unknown))}, expected some of {', '.join(TENSOR_KINDS)}"
+    sizes = [size for tensors in model.values() for size in tensors.values()]
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        yield "memory_model() has sizes that are no whole numbers of bytes"
+
+
+def _state(column: Column, checked: Checked) -> Iterator[str]:
+    """A new backend that loads a state continues bit for bit."""
+    stream = column.batches(8)
+    policy = next(column.accepted(DynamicLossScale(256.0, growth_interval=3), StaticLossScale(256.0), NoLossScale()))
+    first = column.make(column.model(), policy)
+    for batch in stream[:2]:
+        column.step(first, batch)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    ways = {
+        "copy.deepcopy": copy.deepcopy(first.state_dict()),
+        "torch.save and torch.load": torch.load(file, weights_only=False),
+    }
+    expected = list(_go_on(column, first, stream[2:]))
+    for way, state in ways.items():
+        loaded = column.make(column.model(seed=1), policy)  # other weights: what the state lacks shows
+        loaded.load_state_dict(state)
+        different = _first_difference(expected, list(_go_on(column, loaded, stream[2:])), column.device)
+        if different:
+            yield f"a backend that loads a state (by {way}) continues with {different}"
+
+
+def _two_at_once(column: Column, checked: Checked) -> Iterator[str]:
+    """Two backends of one process do not disturb each other."""
+    stream = column.batches(8)
+    alone = list(_go_on(column, column.new(), stream[:4]))
+    one, other = column.new(), column.new(seed=1)
+    found: list[dict[str, Tensor]] = []
+    for mine, theirs in zip(stream[:4], stream[4:], strict=True):
+        found += _go_on(column, one, [mine])
+        column.step(other, theirs)
+    if different := _first_difference(alone, found, column.device):
+        yield f"beside another backend of the same process it computes {different}"
+
+
+def verdict(column: Column, checked: Checked) -> Iterator[str]:
+    """It computes the same as torch's own implementation, as far as the verdict can tell."""
+    peer = {"fp32": Fp32, "tf32": Tf32}.get(column.precision, Amp)
+    policy = column.policy()
+    train = partial(
+        examined_run, task=column.task, dataset=column.dataset, precision=column.precision, policy=policy, steps=STEPS,
+        device=column.device.type,
+    )  # fmt: skip
+    try:
+        reference = train("reference", peer, noise=2)
+    except (BackendUnavailable, InputError) as error:
+        checked.skipped[f"{column.name}, verdict"] = f"there is no reference: {error}"
+        return
+    judged = judge_run(train("it", column.backend_class, options=column.options), reference)
+    if judged.word not in ("same", "within noise"):
+        yield f"beside {peer.__name__} the verdict is {judged}: {judged.because}"
+
+
+RULES: tuple[Rule, ...] = (
+    _leaves_the_model_alone, _loss, _parameters, _gradients, _policies, _answers, _state, _two_at_once
+)  # fmt: skip
+
+
+# ---- what they share
+
+
+def _first_gradients(column: Column, backend: Any) -> Params:
+    return _copy(show_gradients(backend, column.batches(1)[0], column.task.optimizer.lr)[1])
+
+
+def _named(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any) -> Iterator[str]:
+    """Names, shapes and dtype of ``found`` beside those of ``expected``."""
+    if missing := [name for name in expected if name not in found]:
+        yield f"{what} lack {', '.join(missing)}"
+    if unknown := [name for name in found if name not in expected]:
+        yield f"{what} have {', '.join(unknown)}, which the model has not"
+    for name, tensor in found.items():
+        if name in expected and tensor.shape != expected[name].shape:
+            yield f"{what}: {name} is {list(tensor.shape)}, expected {list(expected[name].shape)}"
+    if wrong := {_dtype(tensor) for tensor in found.values() if dtype is not None and tensor.dtype is not dtype}:
+        yield f"{what} are {', '.join(sorted(wrong))}, expected {str(dtype).removeprefix('torch.')}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> Params:
+    return {name: t.detach().clone() for name, t in tensors.items()}
+
+
+def _go_on(column: Column, backend: Any, stream: list[Batches]) -> Iterator[dict[str, Tensor]]:
+    """What each step leaves: loss, loss scale, parameters and buffers."""
+    for batch in stream:
+        loss = column.step(backend, batch).detach().clone()
+        tensors = {**_copy(backend.master_params()), **_copy(backend.buffers())}
+        yield {"another loss": loss, "another loss scale": torch.tensor(float(backend.loss_scale())), **{
+            f"another {name}": tensor for name, tensor in tensors.items()
+        }}  # fmt: skip
+
+
+def _first_difference(expected: list[dict[str, Tensor]], found: list[dict[str, Tensor]], device: torch.device) -> str:
+    """``another loss in step 2``; empty where there is none. On CUDA sums may be taken in another order."""
+    for number, (a, b) in enumerate(zip(expected, found, strict=True), start=1):
+        for name, tensor in a.items():
+            near = device.type == "cuda" and _near(tensor, b[name])
+            if not near and not numerics.same_bits(tensor, b[name]):
+                return f"{name} in step {number}"
+    return ""
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    """Within 1e-6 of the norm."""
+    return (a.double() - b.double()).norm().item() <= 1e-6 * a.double().norm().item()

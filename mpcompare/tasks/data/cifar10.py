@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mpcompare.tasks.data.dataset import Dataset
 from mpcompare.tasks.data.generated import synthetic_images
-from mpcompare.tasks.data.source import Source, take_or_stand_in, torchvision_mismatch
+from mpcompare.tasks.data.source import Source, take_or_stand_in
 
 SOURCE = Source(
     name="CIFAR-10",
@@ -48,14 +48,8 @@ def cifar10(seed: int, samples: int, root: str | None = None, download_limit_s: 
 
 
 def _read(root: Path, reason: str) -> Dataset:
-    SOURCE.check(root)
-    try:
-        from torchvision.datasets import CIFAR10
-    except (ImportError, RuntimeError, AttributeError) as error:
-        raise torchvision_mismatch(error) from error
     tensors = []
-    for train in (True, False):
-        part = CIFAR10(root=str(root), train=train, download=False)
+    for part in SOURCE.parts(root, "CIFAR10"):
         tensors += [_normalise(torch.from_numpy(part.data)), torch.tensor(part.targets)]
     return Dataset("cifar10", reason, *tensors)
 

@@ -6,7 +6,7 @@ from mpcompare.errors import InputError
 from mpcompare.tasks.data.dataset import Dataset
 from mpcompare.tasks.data.folder import find_root
 from mpcompare.tasks.data.generated import digits
-from mpcompare.tasks.data.source import Source, take_or_stand_in, torchvision_mismatch
+from mpcompare.tasks.data.source import Source, take_or_stand_in
 
 SOURCE = Source(
     name="MNIST",
@@ -50,13 +50,7 @@ def auto(seed: int, samples: int, root: str | None = None, download_limit_s: flo
 
 
 def _read(root: Path, reason: str) -> Dataset:
-    SOURCE.check(root)
-    try:
-        from torchvision.datasets import MNIST
-    except (ImportError, RuntimeError, AttributeError) as error:
-        raise torchvision_mismatch(error) from error
     tensors = []
-    for train in (True, False):
-        part = MNIST(root=str(root), train=train, download=False)
+    for part in SOURCE.parts(root, "MNIST"):
         tensors += [(part.data.unsqueeze(1) / 255 - 0.5) / 0.5, part.targets]
     return Dataset("mnist", reason, *tensors)

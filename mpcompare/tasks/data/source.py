@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,6 +59,19 @@ class Source:
                     root,
                     f"{path} is truncated or not {self.name}'s ({len(content)} bytes, MD5 {found}, not {expected})",
                 )
+
+    def parts(self, root: Path, name: str) -> list[Any]:
+        """The training and the test part by torchvision's class ``name``.
+
+        Raises:
+            InputError: a file is not there or not whole, or torchvision does not work with this torch.
+        """
+        self.check(root)
+        try:
+            from torchvision import datasets
+        except (ImportError, RuntimeError, AttributeError) as error:
+            raise torchvision_mismatch(error) from error
+        return [getattr(datasets, name)(root=str(root), train=train, download=False) for train in (True, False)]
 
     def download(self, root: Path, limit_s: float) -> str | None:
         """Downloads the files to ``root``; returns why not, or None.

@@ -24,7 +24,7 @@ def losses(folder):
     return pd.read_csv(folder / "steps.csv", dtype=str)["loss"].tolist()
 
 
-QUICK = {("fp32", "fp32"), ("amp", "bf16"), ("scratch", "bf16")}
+QUICK = {("amp", "bf16"), ("scratch", "bf16")}
 
 
 @columns([c for c in CPU_COLUMNS if c[0] != "amp_graph"], QUICK)  # amp_graph is amp's arithmetic there

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import BACKENDS, make_task
+from conftest import BACKENDS, make_task, slow_after
 from correct import CASES, FAMILIES, Case, PlainProducts
 from judging import dataset_of, examined
 from planted import PLANTED
@@ -69,9 +69,9 @@ def test_gradients_that_overflow_in_a_new_backend_too_are_not_held_against_the_t
 
 
 @pytest.mark.parametrize("family", [*FAMILIES[1:], "unstable"])
-def test_many_correct_runs_of_a_family_are_the_same(family):
-    for seed in range(100, 106):
-        assert accused(CASES[family](seed, "bf16" if seed % 2 or family in ("cnn", "lstm") else "fp16")) == []
+@pytest.mark.parametrize("seed", slow_after(2, range(100, 106)))
+def test_more_correct_runs_of_a_family_are_the_same(family, seed):
+    assert accused(CASES[family](seed, "bf16" if seed % 2 or family in ("cnn", "lstm") else "fp16")) == []
 
 
 @pytest.mark.slow

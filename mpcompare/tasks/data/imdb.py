@@ -30,7 +30,7 @@ def imdb(
 
     Args:
         seed: of the order of the reviews.
-        root: holds ``aclImdb``; None: ``paths.data_root``.
+        root: holds ``aclImdb``, or is it; None: ``paths.data_root``.
         vocabulary: how many ids there are, the two that are no word included.
         samples: at most so many reviews of each part, drawn with ``seed``; None: all of them.
 
@@ -42,6 +42,7 @@ def imdb(
     if samples is not None:
         check_whole("data.samples", samples, at_least=1)
     root, folder = find_root(root)
+    folder = folder.parent if folder.name == "aclImdb" else folder
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for part in ("train", "test"):

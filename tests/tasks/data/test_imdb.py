@@ -56,6 +56,11 @@ def test_a_missing_folder_says_where_to_get_it_and_what_names_it(tmp_path, monke
     assert line.endswith("data.root=FOLDER")
 
 
+def test_the_folder_itself_may_be_named(root):
+    above, itself = imdb(0, str(root)), imdb(0, str(root / "aclImdb"))
+    assert itself.fingerprint == above.fingerprint
+
+
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [

@@ -243,10 +243,11 @@ struct Scale {
         const int64_t rows = std::min(ROWS, m - r0);
         vec old[ROWS];
         if (beta != 0)
-          for (int64_t r = 0; r < rows; r++) old[r] = beta * load(first + (r0 + r) * ldc + q, n - q);
+          for (int64_t r = 0; r < rows; r++) old[r] = load(first + (r0 + r) * ldc + q, n - q);
         for (int64_t r = 0; r < rows; r++) {
-          const vec v = alpha * load(tile + (r0 + r) * ld + q);
-          store(first + (r0 + r) * ldc + q, beta != 0 ? v + old[r] : v, n - q);
+          vec v = alpha * load(tile + (r0 + r) * ld + q);
+          if (beta != 0) v += beta * old[r];
+          store(first + (r0 + r) * ldc + q, v, n - q);
         }
       }
   }

@@ -12,6 +12,7 @@ from mpcompare.records import write_atomically
 from mpcompare.report.comparison import Comparison, Entry
 
 Row = Mapping[str, Any]
+SCORES = ("test acc.", "test loss")  # the columns that are no costs
 
 
 def rows_of(entry: Entry) -> dict[str, Row]:
@@ -76,27 +77,27 @@ def shown(comparison: Comparison, narrow: bool) -> Table:
     result.add_column("in")
     for header in columns:
         result.add_column(header, justify="right", no_wrap=True)
-    shared = costs_again(entries)
-    for entry in entries:
+    for entry, again in zip(entries, costs_again(entries), strict=True):
         for place, (way, row) in enumerate(rows_of(entry).items()):
             why = f" (unavailable: {row['unavailable']})" if "unavailable" in row else ""
             cells = [cell(row, rows_of(entry)) for cell in columns.values()]
-            if entry in shared:
-                cells = [text if header.startswith("test") else "" for header, text in zip(columns, cells, strict=True)]
+            if again:
+                cells = [text if header in SCORES else "" for header, text in zip(columns, cells, strict=True)]
             result.add_row("" if place else entry.label, way + why, *cells)
     return result
 
 
 def lines(comparison: Comparison) -> list[str]:
     """Why the costs of some runs are not shown."""
-    again = costs_again(measured(comparison))
-    return ["inference: time and memory do not depend on who trained, and a race measures them once"] if again else []
+    if not any(costs_again(measured(comparison))):
+        return []
+    return ["inference: time and memory do not depend on who trained, and a race measures them once"]
 
 
-def costs_again(entries: Sequence[Entry]) -> list[Entry]:
-    """Those whose costs are an earlier one's."""
+def costs_again(entries: Sequence[Entry]) -> list[bool]:
+    """Whether the costs of each are an earlier one's."""
     costs = [[row.get("latency_ms") for row in rows_of(entry).values()] for entry in entries]
-    return [entry for place, entry in enumerate(entries) if costs[place] in costs[:place]]
+    return [mine in costs[:place] for place, mine in enumerate(costs)]
 
 
 def _number(value: Any, form: str, unit: float = 1.0) -> str:

@@ -28,7 +28,7 @@ from mpcompare.measure import numerics
 from mpcompare.measure.noise import at_scale, train_again
 from mpcompare.measure.oracle import Exact, exact_step
 from mpcompare.measure.other_rules import Update, other_rules, some_of
-from mpcompare.measure.reading import relative_error
+from mpcompare.measure.reading import factor_of_norm, relative_error
 from mpcompare.measure.rounding import rounding_errors
 from mpcompare.precision import DTYPES, dtype_name, unit_roundoff
 from mpcompare.race.turns import Progress
@@ -246,7 +246,7 @@ def _finish_step(backend: Any, lr: float) -> Iterator[None]:
 
 def _oracle(subject: Subject, batch: Batches, precision: str, dtype: torch.dtype = torch.float64) -> Exact:
     """Of the first batch at the initial weights; shared, for it is the same for all entrants of a race."""
-    count = precision in ("fp16", "bf16")
+    count = precision in ("fp16", "bf16") and dtype is torch.float64  # of the others no exponent is asked for
 
     def make() -> dict[str, Any]:
         return asdict(exact_step(subject.examined, subject.task.loss_fn, batch, precision, count=count, dtype=dtype))
@@ -267,12 +267,12 @@ def _update_exponents(subject: Subject, params: Params, grads: Mapping[str, Tens
     """``numerics.exponents`` of ``|first update| / |w|`` from these gradients, by parameter."""
     rule, found = subject.task.optimizer, {}
     for name in grads:
-        counts = torch.zeros_like(numerics.exponents(torch.zeros(1)))
+        counts = []
         for w, g in numerics.chunks(params[name], grads[name]):
             w = w.double()
             update, _ = rule.replay().step(name, g.double(), w, rule.lr)
-            counts += numerics.exponents((update / w)[w != 0]).cpu()
-        found[name] = counts.tolist()
+            counts.append(numerics.exponents((update / w)[w != 0]))
+        found[name] = torch.stack(counts).sum(dim=0).tolist()
     return found
 
 
@@ -283,18 +283,18 @@ def _effective_precision(subject: Subject, batch: Batches, grads: Params, errors
     if found in ("fp32", "tf32") or error <= torch.finfo(DTYPES[found]).eps:
         return found  # others need not be tried
 
-    def closer(errors_there: Found) -> bool:
-        each = all(relative_error(errors_there[name]) <= relative_error(errors[name]) for name in errors)
-        return each and _largest(errors_there) < error / 4
+    def errors_beside(other: str, dtype: torch.dtype) -> Found:
+        return numerics.gradient_errors(grads, _oracle(subject, batch, other, dtype).grads)
+
+    def closer(there: Found) -> bool:
+        each = all(relative_error(there[name]) <= relative_error(errors[name]) for name in errors)
+        return each and _largest(there) < error / 4
 
     for other in ("fp32", "fp16", "bf16"):
-        if DTYPES[other] is DTYPES[subject.precision]:
+        # An oracle in fp32 arithmetic costs a quarter, and rules most of them out.
+        if DTYPES[other] is DTYPES[subject.precision] or not closer(errors_beside(other, torch.float32)):
             continue
-        for dtype in (torch.float32, torch.float64):  # the first, for a quarter of the cost, rules most of them out
-            there = numerics.gradient_errors(grads, _oracle(subject, batch, other, dtype).grads)
-            if not closer(there):
-                break
-        else:
+        if closer(there := errors_beside(other, torch.float64)):
             found, error = other, _largest(there)
     return found if error <= 8 * torch.finfo(DTYPES[found]).eps else subject.precision
 
@@ -412,7 +412,7 @@ def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence
 def _own_factor(backend: Any, task: Task) -> float:
     """What a backend multiplied its gradients by when it clipped them, by the norm that it says they had."""
     norm = math.nan if backend.grad_norm is None else float(backend.grad_norm)
-    return min(1.0, task.clip_norm / (norm + 1e-6)) if task.clip_norm is not None and norm >= 0 else 1.0
+    return factor_of_norm(norm, task.clip_norm) if task.clip_norm is not None and norm >= 0 else 1.0
 
 
 def _digits(state: Mapping[str, Params]) -> dict[str, float]:
@@ -439,17 +439,18 @@ def _first_update(
     rule, found = subject.task.optimizer, {}
     factor = numerics.clip_factor(exact, subject.task.clip_norm, subject.task.clip_norm_type)
     for name in exact:
-        largest, squares = 0.0, torch.zeros(5, dtype=torch.float64)
+        largest, squares = [], []
         for w, new, g in numerics.chunks(before[name], after[name], exact[name]):
             w = w.double()
             step, _ = rule.replay().step(name, g * factor, w, lr)
             decay, _ = rule.replay().step(name, torch.zeros_like(g), w, lr)
-            largest = max(largest, step.abs().max().item())
+            largest.append(step.abs().max())
             pieces = (new.double() - w - step, step, w, step - decay, g)
-            squares += torch.stack([torch.dot(piece, piece) for piece in pieces]).cpu()
-        error, norm, weights, gain, grad = squares.sqrt().tolist()
+            squares.append(torch.stack([torch.dot(piece, piece) for piece in pieces]))
+        error, norm, weights, gain, grad = torch.stack(squares).sum(dim=0).sqrt().tolist()
         found[name] = {
-            "error": error, "norm": norm, "largest": largest, "weights": weights, "gain": gain / grad if grad else 0.0
+            "error": error, "norm": norm, "largest": torch.stack(largest).max().item(), "weights": weights,
+            "gain": gain / grad if grad else 0.0,
         }  # fmt: skip
     return found
 

@@ -2,7 +2,8 @@
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,26 +84,24 @@ def update_errors(
         rounds away; ``short``, which part of the new elements has no more digits than ``compute_dtype``.
     """
     return {
-        name: _update_errors(replayed(replay, name, before[name], after[name], g, lr), compute_dtype)
+        name: _update_errors(partial(replay.step, lr=lr), name, before[name], after[name], g, compute_dtype)
         for name, g in grads.items()
     }
 
 
-def replayed(
-    replay: Replay, name: str, before: Tensor, after: Tensor, grad: Tensor, lr: float
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Weights before and after, ``change`` and ``magnitude`` of ``Replay.step``, chunk by chunk: an optimizer works
-    element by element, so that a chunk is to it a tensor of its own."""
-    for number, (w, new, g) in enumerate(chunks(before, after, grad)):
-        yield w, new, *replay.step(f"{name} {number}", g.double(), w.double(), lr)
-
-
 def _update_errors(
-    pieces: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]], compute_dtype: torch.dtype
+    step: Callable[..., tuple[Tensor, Tensor]],
+    name: str,
+    before: Tensor,
+    after: Tensor,
+    grad: Tensor,
+    compute_dtype: torch.dtype,
 ) -> dict[str, float]:
     excess = product = norm2 = 0.0
-    elements = moves = lost = lost_in_fp32 = short = 0
-    for w, new, s, m in pieces:
+    moves = lost = lost_in_fp32 = short = 0
+    for number, (w, new, g) in enumerate(chunks(before, after, grad)):
+        # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
+        s, m = step(f"{name} {number}", g.double(), w.double())
         change, right = new.double() - w.double(), w.double() + s
         excess = max(excess, update_error(w, new, s, m))
         product += torch.dot(change, s).item()
@@ -112,13 +111,12 @@ def _update_errors(
         lost += int(((change == 0) & moving).sum())
         lost_in_fp32 += int(((right.float() == w) & moving).sum())
         short += int((new.to(compute_dtype).float() == new).sum())
-        elements += w.numel()
     return {
         "excess": excess,
         "slope": product / norm2 if norm2 else 1.0,
         "lost": lost / max(moves, 1),
         "lost_in_fp32": lost_in_fp32 / max(moves, 1),
-        "short": short / max(elements, 1),
+        "short": short / max(before.numel(), 1),
     }
 
 

@@ -24,7 +24,7 @@ from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup, set_up
 from mpcompare.entrant.timing import Trained, fresh, take_turns, time_phases, try_block
 from mpcompare.entrant.training import train
-from mpcompare.measure import meter, numerics
+from mpcompare.measure import heap, meter, numerics
 from mpcompare.measure.clock import percentiles, settle
 from mpcompare.measure.examine import Subject, examine
 from mpcompare.precision import DTYPES
@@ -78,14 +78,15 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     first = params_of(setup.model) if start is None else start.state["params"]
     moved = numerics.sketch({name: p - first[name].to(p.device) for name, p in backend.master_params().items()})
     trial = try_block(stepper, setup.batches(), plan.block_s, setup.clock)
-    if plan.examine:
-        began, noise = time.monotonic(), plan.noise if plan.is_baseline else 0
-        numbers = yield from examine(_subject(setup, start, shared), stepper, rows, noise)
-        recorder.numerics({"moved": moved, **numbers})
-        recorder.add(examine_s=time.monotonic() - began)
-    del backend, stepper
-    yield Progress(0, 1, "dtypes of each layer")
-    recorder.add(module_dtypes=setup.new_backend().module_dtypes(*next(setup.batches())[0]))
+    with heap.kept():
+        if plan.examine:
+            began, noise = time.monotonic(), plan.noise if plan.is_baseline else 0
+            numbers = yield from examine(_subject(setup, start, shared), stepper, rows, noise)
+            recorder.numerics({"moved": moved, **numbers})
+            recorder.add(examine_s=time.monotonic() - began)
+        del backend, stepper
+        yield Progress(0, 1, "dtypes of each layer")
+        recorder.add(module_dtypes=setup.new_backend().module_dtypes(*next(setup.batches())[0]))
     meter.release()
     settle()
     with meter.frozen():

@@ -44,7 +44,7 @@ class Shared:
                 self._warn(name, error)
         value = make()
         try:
-            write_atomically(file, lambda unfinished: torch.save(value, unfinished))
+            write_atomically(file, lambda unfinished: _save(value, unfinished))
             return _map(file)  # and the copy that made it is free
         except _UNREADABLE as error:
             self._warn(name, error)
@@ -61,6 +61,16 @@ ALONE = Shared(None)
 
 # What torch.save raises on a full disk, and torch.load on a file that is none of its own.
 _UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError)
+
+
+def _save(value: Any, file: Path) -> None:
+    """Without a checksum, which nobody reads, and which takes as long as writing."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(value, file)
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def _map(file: Path) -> Any:

@@ -10,8 +10,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
-from scipy.stats import f as f_ratio
-from scipy.stats import t as student_t
+from scipy import special  # scipy.stats takes half a second to import
 
 from mpcompare.records import Run
 from mpcompare.report.comparable import start_of
@@ -175,7 +174,7 @@ def _limit(e: Numbers, numbers: Numbers, rounding: Numbers) -> float:
     sums = _sums(numbers) * max(e["norm"], once / u)  # relative to what is summed, which may cancel
     if once:
         dimensions = rounding["dimensions"]
-        once *= math.sqrt(float(f_ratio.isf(RARE, dimensions, rounding["samples"] * dimensions)))
+        once *= math.sqrt(float(special.fdtri(dimensions, rounding["samples"] * dimensions, 1 - RARE)))
     return max(K * e["error"] + u * e["largest"], K * once) + sums
 
 
@@ -349,7 +348,7 @@ def _run(run: Run, reference: Run) -> Iterator[Check]:
     mine, theirs = run.numerics or {}, reference.numerics or {}
     if not (again := theirs["noise"]):
         return
-    factor = math.sqrt(2) * float(student_t.ppf(1 - RARE / 2, len(again)))
+    factor = math.sqrt(2) * float(special.stdtrit(len(again), 1 - RARE / 2))
     steps = common_steps(reference, run)
     if steps:
         losses = np.array([reference.steps["loss"][:steps], *(a["losses"][:steps] for a in again)], dtype=float)

@@ -154,7 +154,7 @@ def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | Non
             else:
                 racing = [other for other in racing if other is not entrant]
         seconds = time.monotonic() - start
-        done = not racing or seconds >= rules.budget_s
+        done = not racing or seconds * (rounds + 1) / rounds > rules.budget_s  # the next one would not be over
         if racing and (done or rounds == look):
             half_width = widest()
             done |= half_width <= rules.rel_ci

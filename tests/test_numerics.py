@@ -69,6 +69,38 @@ def test_exponents_count_powers_of_two_and_zeros():
     assert at(LOWEST) == at(HIGHEST) == 1  # what lies beyond counts to the ends
 
 
+def test_exponents_of_many_values_are_those_of_all():
+    torch.manual_seed(0)
+    values = torch.randn(2 * numerics.CHUNK + 5) * 2.0 ** torch.randint(-40, 40, (2 * numerics.CHUNK + 5,))
+    exponent = values.double().abs().log2().floor().clamp(LOWEST, HIGHEST).long() - LOWEST + 1
+    assert numerics.exponents(values).tolist() == torch.bincount(exponent, minlength=HIGHEST - LOWEST + 2).tolist()
+
+
+def test_how_a_tensor_lies_in_memory_does_not_matter():
+    torch.manual_seed(0)
+    before, after, g, exact = torch.randn(4, 700, 600).unbind()  # more than a chunk
+    after[3, 5] = before[3, 5]
+
+    def by_columns(t):
+        return t.t().contiguous().t()
+
+    def numbers(lie):
+        replay, found = Sgd(0.1, 0.9).replay(), []
+        for _ in range(2):
+            tensors = ({"w": lie(t)} for t in (before, after, g))
+            found.append(numerics.update_errors(replay, *tensors, 0.1, torch.bfloat16)["w"])
+        errors = numerics.gradient_errors({"w": lie(g)}, {"w": exact.double()})["w"]
+        return [*found[0].values(), *found[1].values(), *errors.values(), numerics.distance({0: lie(g)}, {0: exact})]
+
+    assert numbers(by_columns) == pytest.approx(numbers(lambda t: t), rel=1e-12)
+    assert numerics.sketch({"w": by_columns(g)}) == numerics.sketch({"w": g})
+    assert numerics.same_bits(by_columns(g), g)
+    assert not numerics.same_bits(by_columns(before), after)
+    assert not numerics.same_bits(g, g.double())
+    assert not numerics.same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert numerics.same_bits(torch.tensor([math.nan]), torch.tensor([math.nan]))
+
+
 def test_sketches_tell_how_far_apart_weights_are():
     torch.manual_seed(0)
     ratios = []

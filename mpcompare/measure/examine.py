@@ -14,7 +14,7 @@ found are numbers; what they mean is said in report/judge.
 import copy
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -223,13 +223,19 @@ def longest_sum(model: nn.Module, x: Tensor, rows: int) -> int:
 
 
 def _copy(tensors: Mapping[str, Tensor]) -> Params:
+    """Each as it lies in memory."""
+    return {name: t.detach().clone() for name, t in tensors.items()}
+
+
+def _by_rows(tensors: Mapping[str, Tensor]) -> Params:
+    """A copy of each that lies row by row, as the oracle's gradients do."""
     return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
 
 
-def _gradients(backend: Any, batch: Batches, lr: float) -> tuple[float, Params]:
+def _gradients(backend: Any, batch: Batches, lr: float, keep: Callable[..., Params] = _copy) -> tuple[float, Params]:
     """``contract.show_gradients`` as values that stay."""
     loss, grads = show_gradients(backend, batch, lr)
-    return float(loss), _copy(grads)
+    return float(loss), keep(grads)
 
 
 def _finish_step(backend: Any, lr: float) -> Iterator[None]:
@@ -249,7 +255,7 @@ def _oracle(subject: Subject, batch: Batches, precision: str, dtype: torch.dtype
     count = precision in ("fp16", "bf16") and dtype is torch.float64  # of the others no exponent is asked for
 
     def make() -> dict[str, Any]:
-        return asdict(exact_step(subject.examined, subject.task.loss_fn, batch, precision, count=count, dtype=dtype))
+        return vars(exact_step(subject.examined, subject.task.loss_fn, batch, precision, count=count, dtype=dtype))
 
     return Exact(**subject.shared.once(f"oracle-{precision}-{dtype_name(dtype)}", make))
 
@@ -271,7 +277,10 @@ def _update_exponents(subject: Subject, params: Params, grads: Mapping[str, Tens
         for w, g in numerics.chunks(params[name], grads[name]):
             w = w.double()
             update, _ = rule.replay().step(name, g.double(), w, rule.lr)
-            counts.append(numerics.exponents((update / w)[w != 0]))
+            no_weight = w == 0
+            count = numerics.exponents(update.div_(w).masked_fill_(no_weight, 0))
+            count[0] -= int(no_weight.sum())
+            counts.append(count)
         found[name] = torch.stack(counts).sum(dim=0).tolist()
     return found
 
@@ -350,15 +359,15 @@ def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence
     kept: list[Update] = []
 
     def take(batch: Batches) -> bool:
-        before, scale = _copy(backend.master_params()), float(backend.loss_scale())
+        before, scale = _by_rows(backend.master_params()), float(backend.loss_scale())
         lr = float(rates.now)
-        loss, grads = _gradients(backend, batch, lr)
+        loss, grads = _gradients(backend, batch, lr, _by_rows)
         early = task.accumulate > 1 and not at_once and _moved(before, backend.master_params())
         rest = _finish_step(backend, lr)
         next(rest)
-        clipped = grads if at_once or task.clip_norm is None else _copy(backend.grads())
+        clipped = grads if at_once or task.clip_norm is None else _by_rows(backend.grads())
         next(rest)
-        after, skipped = _copy(backend.master_params()), bool(backend.skipped)
+        after, skipped = _by_rows(backend.master_params()), bool(backend.skipped)
         next(rest, None)
         finite = all(bool(g.isfinite().all()) for g in grads.values())
         found["steps"].append(
@@ -488,7 +497,7 @@ def _reload(subject: Subject, batches: Sequence[Batches]) -> Found:
     if isinstance(policy, DynamicLossScale):
         policy = at_scale(policy, 4 * policy.scale)
     loaded = subject.make_backend(subject.model, policy)
-    state = copy.deepcopy(first.state_dict())
+    state = first.state_dict()
     loaded.load_state_dict(copy.deepcopy(state))
     lost = lost_entries({**state, "params": first.master_params()}, loaded.state_dict())
     start, step = _copy(first.master_params()), {}

@@ -50,7 +50,7 @@ def train_again(
     u = unit_roundoff(precision)
     initial = params_of(model)
     start = {
-        name: p * (1 + u * (2 * torch.rand(p.shape, generator=generator) - 1).to(p.device))
+        name: torch.rand(p.shape, generator=generator).mul_(2).sub_(1).mul_(u).add_(1).to(p.device).mul_(p)
         for name, p in (initial if begin is None else _like(begin.state["params"], initial)).items()
     }
     first_x, first_y = next(batches())[0]

@@ -20,7 +20,13 @@ CHUNK = 1 << 18  # elements at a time: float64 copies of so many stay in the cac
 
 
 def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors side by side, piece by piece."""
+    """The tensors side by side, piece by piece.
+
+    One alone comes row by row. Several come column by column where the first of them lies so in memory, as the weights
+    of a backend that keeps them transposed: what is asked of single elements does not depend on their order.
+    """
+    if len(tensors) > 1 and tensors[0].dim() == 2 and tensors[0].t().is_contiguous():
+        tensors = tuple(t.t() for t in tensors)
     return zip(*(t.reshape(-1).split(CHUNK) for t in tensors), strict=True)
 
 
@@ -100,10 +106,11 @@ def _update_errors(
     excess = product = norm2 = 0.0
     moves = lost = lost_in_fp32 = short = 0
     for number, (w, new, g) in enumerate(chunks(before, after, grad)):
+        exact = w.double()
         # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
-        s, m = step(f"{name} {number}", g.double(), w.double())
-        change, right = new.double() - w.double(), w.double() + s
-        excess = max(excess, update_error(w, new, s, m))
+        s, m = step(f"{name} {number}", g.double(), exact)
+        change, right = new.double().sub_(exact), exact + s
+        excess = max(excess, _update_error(change, right, s, m))
         product += torch.dot(change, s).item()
         norm2 += torch.dot(s, s).item()
         moving = s != 0
@@ -126,8 +133,12 @@ def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor)
     Args:
         step, magnitude: as ``Replay.step`` returns them.
     """
-    change, right = after.double() - before.double(), before.double() + step
-    bound = UNIT_ROUNDOFF * (right.abs() + magnitude) + 2.0**-149
+    exact = before.double()
+    return _update_error(after.double().sub_(exact), exact + step, step, magnitude)
+
+
+def _update_error(change: Tensor, right: Tensor, step: Tensor, magnitude: Tensor) -> float:
+    bound = right.abs().add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)
     return _largest((change - step).abs_().div_(bound))
 
 
@@ -136,11 +147,15 @@ def clip_factor(grads: Mapping[str, Tensor], clip_norm: float | None, norm_type:
     return 1.0 if clip_norm is None else factor_of_norm(total_norm(grads, norm_type), clip_norm)
 
 
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are of one dtype and shape and equal bit for bit, on whatever device each is."""
-    a, b = a.detach().contiguous(), b.detach().contiguous().to(a.device)
-    same_kind = a.shape == b.shape and a.dtype == b.dtype
-    return same_kind and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    whole = INTEGERS[a.element_size()]
+    return torch.equal(a.detach().view(whole), b.detach().to(a.device).view(whole))
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
@@ -217,9 +232,12 @@ def _largest(values: Tensor) -> float:
 def exponents(values: Tensor) -> Tensor:
     """How many of the values are 0, and how many lie in ``[2^e, 2^(e+1))`` for e from LOWEST to HIGHEST: int64
     ``[1 + HIGHEST - LOWEST + 1]``. What is smaller or larger counts to the last at that end."""
-    _, exponent = torch.frexp(values.detach().flatten())  # |value| in [2^(exponent-1), 2^exponent)
-    place = (exponent - 1).clamp_(LOWEST, HIGHEST) - LOWEST + 1
-    return torch.bincount(place.where(values.flatten() != 0, 0), minlength=HIGHEST - LOWEST + 2)
+    count = torch.zeros(HIGHEST - LOWEST + 2, dtype=torch.int64)
+    for (part,) in chunks(values.detach()):
+        _, exponent = torch.frexp(part)  # |value| in [2^(exponent-1), 2^exponent)
+        place = exponent.sub_(1).clamp_(LOWEST, HIGHEST).sub_(LOWEST - 1)
+        count += torch.bincount(place.masked_fill_(part == 0, 0), minlength=len(count)).cpu()
+    return count
 
 
 SKETCH = 256

@@ -129,7 +129,7 @@ def exact_step(
                     squares += (output * grad).square().sum().item()
                 add("activations", name, output)
                 add("gradients of activations", name, grad)
-        largest = max([largest, *(g.abs().max().item() for g in own.values())])
+        largest = max([largest, *(_largest(g) for g in own.values())])
         if len(parts) > 1:
             shares.append(numerics.sketch(own))
         grads = {name: grads[name] + g if name in grads else g for name, g in own.items()}
@@ -138,6 +138,12 @@ def exact_step(
     buffers = {name: b.detach().to(dtype) for name, b in network.named_buffers()}
     noise = unit_roundoff(precision) * math.sqrt(squares / 3)
     return Exact(total, grads, buffers, noise, counts, order, shares, largest)
+
+
+def _largest(values: Tensor) -> float:
+    """``max |value|``, without a tensor of them."""
+    low, high = values.aminmax()
+    return max(-low.item(), high.item())
 
 
 def rounded_batch(x: Tensor, y: Tensor, precision: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

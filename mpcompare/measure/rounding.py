@@ -56,13 +56,17 @@ class Roundings(TorchFunctionMode):
         super().__init__()
         self.u, self.generator = u, generator
 
-    def error(self, value: Tensor) -> Tensor:
+    def error(self, value: Tensor, out: Tensor | None = None) -> Tensor:
         """``value`` rounded to 1 / factor times the numbers of the precision, the factor drawn for each tensor: equal
-        numbers, such as those of an image's background, have equal errors, and these add up."""
+        numbers, such as those of an image's background, have equal errors, and these add up.
+
+        Args:
+            out: a contiguous tensor for the result; None: a new one.
+        """
         factor = 2 ** torch.rand((), generator=self.generator, dtype=torch.float64).item()
         bits, exponent = EXPONENT[value.dtype]
-        rounded = torch.empty_like(value, memory_format=torch.contiguous_format)
-        for part, result in chunks(value.detach(), rounded):
+        rounded = torch.empty_like(value, memory_format=torch.contiguous_format) if out is None else out
+        for result, part in chunks(rounded, value.detach()):
             scaled = part * factor
             gap = (scaled.view(bits) & exponent).view(value.dtype).mul_(2 * self.u)  # 2^floor(log2 |scaled|) 2 u
             gap[gap == 0] = 1.0  # of 0
@@ -127,9 +131,10 @@ def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision
     names = [*named, *statistics]
     squares, of_some = (torch.zeros(len(names), dtype=torch.float64) for _ in range(2))
     sketches: dict[str, list[list[float]]] = {name: [] for name in names}
+    room = [torch.empty_like(e, memory_format=torch.contiguous_format) for e in exact[: len(named)]]
     for _ in range(SAMPLES):
         again = results(roundings)
-        again[: len(named)] = map(roundings.error, again[: len(named)])  # gradients may be stored in 16 bits, too
+        again[: len(named)] = map(roundings.error, again, room)  # gradients may be stored in 16 bits, too
         errors = [a.sub_(e) for a, e in zip(again, exact, strict=True)]
         squares += _squares(errors) / SAMPLES
         some = [e.flatten()[:: max(1, -(-e.numel() // ELEMENTS))] for e in errors]

@@ -300,11 +300,13 @@ def _effective_precision(subject: Subject, batch: Batches, grads: Params, errors
         return each and _largest(there) < error / 4
 
     for other in ("fp32", "fp16", "bf16"):
-        # An oracle in fp32 arithmetic costs a quarter, and rules most of them out.
-        if DTYPES[other] is DTYPES[subject.precision] or not closer(errors_beside(other, torch.float32)):
+        if DTYPES[other] is DTYPES[subject.precision]:
             continue
-        if closer(there := errors_beside(other, torch.float64)):
+        rough = errors_beside(other, torch.float32)  # in fp32 arithmetic it costs a quarter, and rules most of them out
+        if closer(rough) and closer(there := errors_beside(other, torch.float64)):
             found, error = other, _largest(there)
+        elif (subject.precision, other) == ("bf16", "fp32") and _largest(rough) >= error:
+            break  # fp16's oracle lies between the two, so it is not that one either
     return found if error <= 8 * torch.finfo(DTYPES[found]).eps else subject.precision
 
 
@@ -369,7 +371,7 @@ def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence
         next(rest)
         after, skipped = _by_rows(backend.master_params()), bool(backend.skipped)
         next(rest, None)
-        finite = all(bool(g.isfinite().all()) for g in grads.values())
+        finite = _finite(grads)
         found["steps"].append(
             {
                 "finite": finite,
@@ -377,7 +379,7 @@ def _watch(subject: Subject, policy: LossScale, start: Batches, follow: Sequence
                 "should_skip": checks and not finite,
                 "moved": _moved(before, after),
                 "moved_early": early,
-                "finite_after_clip": all(bool(g.isfinite().all()) for g in clipped.values()),
+                "finite_after_clip": finite if clipped is grads else _finite(clipped),
                 "loss_scale": scale,
                 "should_scale": policy.scale,
             }
@@ -434,6 +436,10 @@ def _digits(state: Mapping[str, Params]) -> dict[str, float]:
             shares = [(values.to(dtype).float() == values).double().mean() for dtype in (torch.float16, torch.bfloat16)]
             found[kind] = float(max(shares))
     return found
+
+
+def _finite(tensors: Mapping[str, Tensor]) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors.values())
 
 
 def _moved(before: Params, after: Mapping[str, Tensor]) -> bool:

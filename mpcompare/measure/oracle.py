@@ -129,7 +129,7 @@ def exact_step(
                     squares += (output * grad).square().sum().item()
                 add("activations", name, output)
                 add("gradients of activations", name, grad)
-        largest = max([largest, *(_largest(g) for g in own.values())])
+        largest = max([largest, *(_magnitude(g) for g in own.values())])
         if len(parts) > 1:
             shares.append(numerics.sketch(own))
         grads = {name: grads[name] + g if name in grads else g for name, g in own.items()}
@@ -140,7 +140,7 @@ def exact_step(
     return Exact(total, grads, buffers, noise, counts, order, shares, largest)
 
 
-def _largest(values: Tensor) -> float:
+def _magnitude(values: Tensor) -> float:
     """``max |value|``, without a tensor of them."""
     low, high = values.aminmax()
     return max(-low.item(), high.item())

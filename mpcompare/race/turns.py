@@ -135,7 +135,7 @@ def race(entrants: Sequence[Entrant], rules: Rules, display: Display, name: str 
 
 def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | None) -> tuple[list[Entrant], Finish]:
     """Rounds of blocks until the rules say that it is enough."""
-    from mpcompare.race import intervals  # scipy takes a second, and --help imports this file
+    from mpcompare.race import intervals  # scipy is slow to import, and --help imports this file
 
     start = time.monotonic()
     blocks: dict[int, list[float]] = {id(entrant): [] for entrant in racing}

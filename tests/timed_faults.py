@@ -1,0 +1,25 @@
+"""Runs mpcompare with the arguments given, and prints the page faults a step of each block that it timed, as JSON."""
+
+import json
+import resource
+from typing import Any
+
+import mpcompare.entrant.timing as timing
+from mpcompare.__main__ import main
+
+found: list[float] = []
+time_block = timing.time_block
+
+
+def counted(stepper: Any, stream: Any, steps: int, clock: Any) -> Any:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    result = time_block(stepper, stream, steps, clock)
+    if steps:
+        found.append((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / steps)
+    return result
+
+
+if __name__ == "__main__":
+    timing.time_block = counted
+    main()
+    print(json.dumps(found))

@@ -106,11 +106,11 @@ def _update_errors(
     excess = product = norm2 = 0.0
     moves = lost = lost_in_fp32 = short = 0
     for number, (w, new, g) in enumerate(chunks(before, after, grad)):
-        exact = w.double()
+        w, new = w.double(), new.double()
         # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
-        s, m = step(f"{name} {number}", g.double(), exact)
-        change, right = new.double().sub_(exact), exact + s
-        excess = max(excess, _update_error(change, right, s, m))
+        s, m = step(f"{name} {number}", g.double(), w)
+        change, right = new - w, w + s
+        excess = max(excess, update_error(w, new, s, m))
         product += torch.dot(change, s).item()
         norm2 += torch.dot(s, s).item()
         moving = s != 0
@@ -133,13 +133,9 @@ def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor)
     Args:
         step, magnitude: as ``Replay.step`` returns them.
     """
-    exact = before.double()
-    return _update_error(after.double().sub_(exact), exact + step, step, magnitude)
-
-
-def _update_error(change: Tensor, right: Tensor, step: Tensor, magnitude: Tensor) -> float:
-    bound = right.abs().add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)
-    return _largest((change - step).abs_().div_(bound))
+    before, after = before.double(), after.double()
+    bound = (before + step).abs_().add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)
+    return _largest((after - before).sub_(step).abs_().div_(bound))
 
 
 def clip_factor(grads: Mapping[str, Tensor], clip_norm: float | None, norm_type: float) -> float:

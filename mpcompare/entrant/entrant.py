@@ -87,7 +87,6 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
         del backend, stepper
         yield Progress(0, 1, "dtypes of each layer")
         recorder.add(module_dtypes=setup.new_backend().module_dtypes(*next(setup.batches())[0]))
-    meter.release()
     settle()
     with meter.frozen():
         finish, blocks, difference = yield from take_turns(setup, trained, trial, recorder, _trained(setup, rows))

@@ -5,11 +5,12 @@ a quarter of a second for every GB. Steps are trained and timed as that is. Who 
 """
 
 import ctypes
-import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+
+from mpcompare.measure import meter
 
 # malloc.h
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
@@ -35,28 +36,30 @@ def kept() -> Iterator[None]:
     lie in such a hole, whose pages stay mapped, and be faster by up to a third than another entrant's, which found
     none. So the holes are filled, with blocks whose pages nobody touches.
 
-    Does nothing without glibc 2.33 or later, or where the user has set malloc up.
+    Without glibc 2.33 or later, or where the user has set malloc up, memory only goes back at the end.
     """
-    libc = _glibc()
-    if libc is None or any(name.startswith(SET_BY_USER) for name in os.environ):
+    libc = None if any(name.startswith(SET_BY_USER) for name in os.environ) else _glibc()
+    if libc:
+        _keep(libc)
+    try:
         yield
-        return
+    finally:
+        meter.release()
+        if libc:
+            _fill_holes(libc)
+            libc.mallopt(M_MMAP_THRESHOLD, LARGE)
+            libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGE)
+
+
+def _keep(libc: ctypes.CDLL) -> None:
     while _filled:
         libc.free(_filled.pop())
     libc.mallopt(M_MMAP_MAX, 0)
     libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
-    try:
-        yield
-    finally:
-        gc.collect()
-        libc.mallopt(M_MMAP_MAX, MMAPS)
-        libc.malloc_trim(0)
-        _fill_holes(libc)
-        libc.mallopt(M_MMAP_THRESHOLD, LARGE)
-        libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGE)
 
 
 def _fill_holes(libc: ctypes.CDLL) -> None:
+    libc.mallopt(M_MMAP_MAX, MMAPS)
     libc.mallopt(M_MMAP_THRESHOLD, HOLE)  # what fits into no hole is mapped
     size = 1 << libc.mallinfo2().fordblks.bit_length()  # more than is free in all
     while size >= HOLE:

@@ -64,7 +64,7 @@ _UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError
 
 
 def _save(value: Any, file: Path) -> None:
-    """Without a checksum, which nobody reads, and which takes as long as writing."""
+    """Without a checksum, which nobody reads."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

@@ -66,7 +66,7 @@ def test_who_set_malloc_up_gets_it_so():
 @pytest.mark.slow
 def test_a_timed_step_has_the_page_faults_of_a_program_of_its_own(tmp_path):
     """In bf16 z, relu(z) and their gradients are 128 MB each, which malloc maps anew in every step. Examining left a
-    hole for two of them in one of three runs, where a step of ``amp`` was faster by a sixth."""
+    hole for two of them in one of three runs, where a step of ``amp`` was faster by up to a sixth."""
     settings = ["train.steps=4", "verdict.noise=1", "measure.budget_s=5", "inference.enabled=false", "data=digits"]
     run = ["backend=amp", "precision=bf16", "device=cpu", f"hydra.run.dir={tmp_path}", *settings]
     assert min(in_a_fresh_process("timed_faults.py", *run)) >= 4 * (8192 * 8192 * 2) // 4096

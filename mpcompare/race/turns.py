@@ -26,7 +26,7 @@ class Rules:
 
     Attributes:
         rel_ci: half width of a 95 % interval, relative to its ratio, that is narrow enough.
-        budget_s: seconds after which timing ends however wide the intervals are.
+        budget_s: seconds that timing takes at most, however wide the intervals are; at least one round is timed.
         block_s: seconds that a block takes, about; at least one step.
     """
 
@@ -154,7 +154,7 @@ def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | Non
             else:
                 racing = [other for other in racing if other is not entrant]
         seconds = time.monotonic() - start
-        done = not racing or seconds * (rounds + 1) / rounds > rules.budget_s  # the next one would not be over
+        done = not racing or seconds * (rounds + 1) / rounds > rules.budget_s  # another would end too late
         if racing and (done or rounds == look):
             half_width = widest()
             done |= half_width <= rules.rel_ci

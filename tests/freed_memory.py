@@ -32,6 +32,7 @@ def with_survivors() -> list[torch.Tensor]:
 def main() -> None:
     found = {"plain": faults(5)}
     with heap.kept():
+        torch.ones(256 * MB // 4)  # room for more than one, for small blocks may take a little of it
         found["kept"] = faults(8)
     found["after"] = faults(5)
     try:

@@ -88,7 +88,7 @@ class Recorder:
             raise self._unwritable(error) from error
 
     def numerics(self, found: dict[str, Any]) -> None:
-        """Writes ``numerics.json``: what :func:`mpcompare.measure.examine.examine` found."""
+        """Writes ``numerics.json``: what :func:`mpcompare.verdict.examine.examine.examine` found."""
         try:
             write_json(self.folder / NUMERICS, found)
         except OSError as error:

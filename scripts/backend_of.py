@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from mpcompare.contract import Backend, BackendUnavailable
+from mpcompare.instruments import machine
 from mpcompare.loss_scale import auto
-from mpcompare.measure import machine
 from mpcompare.paths import CONF
 from mpcompare.tasks.data import Dataset, generated, mnist
 from mpcompare.tasks.mlp import Mlp

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from mpcompare.cost import work
 from mpcompare.cost.work import Work
-from mpcompare.measure import machine
-from mpcompare.measure.bystanders import Watch
+from mpcompare.instruments import machine
+from mpcompare.instruments.bystanders import Watch
 from mpcompare.native import build, flat, ops
 from mpcompare.precision import DTYPES
 

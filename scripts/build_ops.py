@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 
-from mpcompare.measure import machine
+from mpcompare.instruments import machine
 from mpcompare.native import ops
 from mpcompare.native.build import BuildError
 

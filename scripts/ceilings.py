@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from mpcompare.measure import clock as measure
-from mpcompare.measure import machine
+from mpcompare.instruments import clock as measure
+from mpcompare.instruments import machine
 from mpcompare.precision import DTYPES
 
 

@@ -33,7 +33,7 @@ from mpcompare.backends.amp import Amp
 from mpcompare.contract import Stepper
 from mpcompare.entrant.timing import time_block
 from mpcompare.entrant.training import train
-from mpcompare.measure.clock import CpuClock
+from mpcompare.instruments.clock import CpuClock
 from mpcompare.race.intervals import interval
 from mpcompare.records import Recorder
 from mpcompare.tasks.data import batches

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from mpcompare.measure import machine
-from mpcompare.measure.bystanders import nvidia_smi
+from mpcompare.instruments import machine
+from mpcompare.instruments.bystanders import nvidia_smi
 from mpcompare.native import build
 from mpcompare.records import write_json
 

@@ -123,8 +123,8 @@ pytest=("$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-mark
 tests() { # NAME SECONDS ARGUMENTS...
   part "$1" "$2" "${pytest[@]}" --maxfail=20 --durations=10 --junit-xml="$work/junit-$1.xml" "${@:3}"
 }
-operators=(tests/test_ops.py tests/test_fused_ops.py tests/test_optimizer_ops.py)
-backends=(tests/test_backends.py tests/test_peers.py)
+operators=(tests/native/test_ops.py tests/native/test_fused_ops.py tests/native/test_optimizer_ops.py)
+backends=(tests/backends/test_backends.py tests/backends/test_peers.py)
 compiling="amp_compile or compiled" # for seconds a shape and precision
 sixteen=fused,scratch,amp,amp_graph,master_weights
 networks=mnist_cnn,char_gpt,text_lstm,cifar10_cnn

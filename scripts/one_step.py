@@ -9,7 +9,7 @@ import torch
 from backend_of import make_backend, mnist_mlp
 
 from mpcompare.contract import Stepper
-from mpcompare.measure import machine
+from mpcompare.instruments import machine
 from mpcompare.native.graph import WARMUP
 from mpcompare.precision import resolve_precision
 from mpcompare.tasks.data import batches

@@ -29,8 +29,8 @@ from mpcompare.cost import work
 from mpcompare.cost.work import Work
 from mpcompare.entrant import timing
 from mpcompare.errors import InputError
-from mpcompare.measure import clock as measure
-from mpcompare.measure import machine
+from mpcompare.instruments import clock as measure
+from mpcompare.instruments import machine
 from mpcompare.native import ops
 from mpcompare.native.graph import WARMUP
 from mpcompare.precision import resolve_precision

@@ -13,4 +13,4 @@ export ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1 # Python and torch kee
 export UBSAN_OPTIONS=print_stacktrace=1
 runtime="$($cxx -print-file-name=libasan.so) $($cxx -print-file-name=libstdc++.so)" # the second: its throw is intercepted
 LD_PRELOAD="$runtime" python -m pytest -q -p no:cacheprovider --hypothesis-profile=fuzz -m "" \
-  tests/test_ops.py tests/test_fused_ops.py tests/test_optimizer_ops.py tests/test_cuda_emulated.py "$@"
+  tests/native/test_ops.py tests/native/test_fused_ops.py tests/native/test_optimizer_ops.py tests/native/test_cuda_emulated.py "$@"

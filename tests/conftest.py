@@ -15,7 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
-from graphs import recorded_graphs  # noqa: F401 - a fixture
+from support.graphs import recorded_graphs  # noqa: F401 - a fixture
 
 from mpcompare import contract
 from mpcompare.backends.amp import Amp

@@ -13,6 +13,7 @@ import torch._inductor
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.layer_dtypes.compiled import watch_graphs
 from mpcompare.backends.torch_model import (
     TorchModel,
     clip_gradients,
@@ -21,7 +22,6 @@ from mpcompare.backends.torch_model import (
     set_lr,
     share_of_step,
 )
-from mpcompare.backends.watch.compiled import watch_graphs
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes
 from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.precision import DTYPES

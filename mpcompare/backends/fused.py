@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.watch.modules import mlp_dtypes
+from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.cost import memory
 from mpcompare.errors import InputError

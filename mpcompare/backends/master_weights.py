@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpcompare.backends.layer_dtypes.modules import watch
 from mpcompare.backends.torch_model import (
     copy_into,
     load_optimizer_state,
@@ -26,7 +27,6 @@ from mpcompare.backends.torch_model import (
     require_kernels,
     set_lr,
 )
-from mpcompare.backends.watch.modules import watch
 from mpcompare.contract import MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.precision import DTYPES

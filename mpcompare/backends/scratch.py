@@ -28,7 +28,7 @@ On CUDA it is one ``cublasGemmEx`` call, csrc/cuda/gemm.cu; on a CPU it is csrc/
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.watch.modules import mlp_dtypes
+from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
 from mpcompare.contract import MemoryModel, ModuleDtypes, State
 from mpcompare.cost import memory
 from mpcompare.errors import check_choice, check_flag

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.watch.modules import watch
+from mpcompare.backends.layer_dtypes.modules import watch
 from mpcompare.contract import BackendUnavailable, ModuleDtypes, State, take_step
 from mpcompare.precision import dtype_name
 from mpcompare.tasks.task import Params, Task, buffers_of, params_of

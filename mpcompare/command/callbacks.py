@@ -33,7 +33,7 @@ class Report(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Draws the report. Ends the program with exit code 1 if a job failed, or differs and report.strict is set."""
-        from mpcompare.report import report
+        from mpcompare.report.report import report
 
         folder = Path(config.hydra.sweep.dir)
         try:

@@ -1,6 +1,6 @@
 """One entrant, from its first line to its last: a pass for each question, and turns, so that several can be compared.
 
-what does it compute?     training.py, with every step recorded; then measure/examine.py
+what does it compute?     training.py, with every step recorded; then verdict/examine
 where is what precision?  contract.Backend.module_dtypes of a backend that does nothing else
 how long is a step?       timing.py: blocks of bare steps, in turns with the others
 where does the time go?   timing.py: blocks with a clock between the phases
@@ -24,15 +24,16 @@ from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup, set_up
 from mpcompare.entrant.timing import Trained, fresh, take_turns, time_phases, try_block
 from mpcompare.entrant.training import train
-from mpcompare.measure import heap, meter, numerics
-from mpcompare.measure.clock import percentiles, settle
-from mpcompare.measure.examine import Subject, examine
+from mpcompare.instruments import heap, meter
+from mpcompare.instruments.clock import percentiles, settle
 from mpcompare.precision import DTYPES
 from mpcompare.race.turns import Progress, Turn, Turns
 from mpcompare.records import Recorder
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.task import params_of
 from mpcompare.tasks.twin import examined_twin
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.examine import Subject, examine
 
 
 def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mpcompare.contract import Backend
 from mpcompare.entrant.setup import Setup
-from mpcompare.measure import machine
+from mpcompare.instruments import machine
 from mpcompare.records import Recorder
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task, with_values

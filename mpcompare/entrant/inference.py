@@ -27,8 +27,8 @@ from mpcompare.backends.master_weights import cast_module
 from mpcompare.contract import State
 from mpcompare.entrant.evaluation import Scores, score
 from mpcompare.entrant.setup import Setup
-from mpcompare.measure import machine, meter
-from mpcompare.measure.clock import Clock
+from mpcompare.instruments import machine, meter
+from mpcompare.instruments.clock import Clock
 from mpcompare.precision import DTYPES, resolve_precision
 from mpcompare.shared import Shared
 from mpcompare.tasks.task import with_values

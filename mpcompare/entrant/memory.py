@@ -5,7 +5,7 @@ from typing import Any
 from mpcompare.contract import Backend, Batches, Stepper
 from mpcompare.cost import memory
 from mpcompare.entrant.setup import Setup
-from mpcompare.measure import meter
+from mpcompare.instruments import meter
 from mpcompare.native import ops
 from mpcompare.native.graph import WARMUP
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from mpcompare.contract import Batches, Stepper, accumulate_gradients
-from mpcompare.measure.clock import Clock
-from mpcompare.measure.numerics import total_norm
-from mpcompare.measure.reading import factor_of_norm
-from mpcompare.measure.shares import gradient_shares, lost_share, moving
+from mpcompare.entrant.shares import gradient_shares, lost_share, moving
+from mpcompare.instruments.clock import Clock
 from mpcompare.tasks.task import Params, Task
+from mpcompare.verdict.examine.numerics import total_norm
+from mpcompare.verdict.reading import factor_of_norm
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Monitor:
 
     Attributes:
         every: each so many steps; None: none.
-        compute_dtype: the format that gradients are held against (:func:`~mpcompare.measure.shares.gradient_shares`).
+        compute_dtype: the format that gradients are held against (:func:`~mpcompare.entrant.shares.gradient_shares`).
     """
 
     task: Task

@@ -11,9 +11,9 @@ from torch import nn
 
 from mpcompare.contract import Backend, Batches, State, Stepper
 from mpcompare.entrant.plan import Plan
+from mpcompare.instruments import machine
+from mpcompare.instruments.clock import Clock, clock
 from mpcompare.loss_scale import LossScale
-from mpcompare.measure import machine
-from mpcompare.measure.clock import Clock, clock
 from mpcompare.precision import resolve_precision
 from mpcompare.records import Recorder
 from mpcompare.shared import Shared

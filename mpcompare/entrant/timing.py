@@ -14,9 +14,9 @@ from torch import Tensor
 from mpcompare.contract import PHASES, State, Stepper, idle_phases
 from mpcompare.entrant.setup import Setup, Stream
 from mpcompare.entrant.training import keep
-from mpcompare.measure import meter
-from mpcompare.measure.bystanders import Rest, Watch
-from mpcompare.measure.clock import Clock, CudaClock, settle
+from mpcompare.instruments import meter
+from mpcompare.instruments.bystanders import Rest, Watch
+from mpcompare.instruments.clock import Clock, CudaClock, settle
 from mpcompare.native.graph import WARMUP
 from mpcompare.race.turns import Finish, Order, Progress, Time, Turn
 from mpcompare.records import WHOLE_STEP, Recorder

@@ -12,8 +12,8 @@ from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.monitor import Monitor
 from mpcompare.entrant.resume import Saver
 from mpcompare.entrant.setup import Stream
+from mpcompare.instruments.clock import Clock
 from mpcompare.interrupt import uninterrupted
-from mpcompare.measure.clock import Clock
 from mpcompare.race.turns import Progress, Turn
 from mpcompare.records import MONITORED, Recorder
 

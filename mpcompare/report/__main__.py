@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from mpcompare.errors import InputError, fail
-from mpcompare.report import report
+from mpcompare.report.report import report
 
 
 def main() -> None:

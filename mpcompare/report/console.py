@@ -15,7 +15,7 @@ from mpcompare.race.turns import describe_timing
 from mpcompare.records import WHOLE_STEP, write_atomically
 from mpcompare.report import dtypes, inference
 from mpcompare.report.comparison import Comparison, Entry, phases_of
-from mpcompare.report.judge.verdict import Verdict
+from mpcompare.verdict.judge.verdict import Verdict
 
 TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
 

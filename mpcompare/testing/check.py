@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpcompare.contract import BackendUnavailable
-from mpcompare.measure import machine
+from mpcompare.instruments import machine
 from mpcompare.precision import resolve_precision
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task

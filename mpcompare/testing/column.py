@@ -13,9 +13,9 @@ from mpcompare import loss_scale
 from mpcompare.contract import Batches, Stepper
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
-from mpcompare.measure.oracle import Exact, exact_step
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.task import Task
+from mpcompare.verdict.examine.oracle import Exact, exact_step
 
 POLICIES: tuple[LossScale, ...] = (
     NoLossScale(),

@@ -14,12 +14,12 @@ from torch import nn
 from mpcompare import loss_scale
 from mpcompare.contract import Backend, Batches, Stepper
 from mpcompare.loss_scale import LossScale
-from mpcompare.measure import numerics
-from mpcompare.measure.examine import Subject, examine
 from mpcompare.records import BLOCK_FIELDS, Run, finite, numbers
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.task import Task, params_of
 from mpcompare.tasks.twin import examined_twin
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.examine import Subject, examine
 
 
 def examined_run(

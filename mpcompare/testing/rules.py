@@ -18,13 +18,13 @@ from mpcompare.contract import PHASES, BackendUnavailable, Batches, options_of, 
 from mpcompare.cost.memory import TENSOR_KINDS
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
-from mpcompare.measure import numerics
 from mpcompare.precision import DTYPES
-from mpcompare.report.judge.verdict import judge_run
 from mpcompare.tasks.task import Params, buffers_of, params_of
 from mpcompare.testing.column import POLICIES, Column
 from mpcompare.testing.examined import examined_run
 from mpcompare.testing.outcome import Checked
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.judge.verdict import judge_run
 
 Rule = Callable[[Column, Checked], Iterator[str]]
 ANSWERS = (

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpcompare.measure.reading import HIGHEST, LOWEST
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.figures.judged import Judged
 from mpcompare.report.figures.speed import COLOURS, DASHES, WIDTH, grid, nothing
+from mpcompare.verdict.reading import HIGHEST, LOWEST
 
 CURVES = 7  # as many as there are colours
 EXPONENTS = np.arange(LOWEST, HIGHEST + 1)

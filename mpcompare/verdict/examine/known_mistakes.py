@@ -1,0 +1,229 @@
+"""Updates that are not the optimizer's: whose are they? They are held beside other rules, each a known mistake.
+
+A rule is named only if it makes all updates of a tensor within the bounds of fp32, element by element, where the right
+one does not: a guess that is a factor off in one of a thousand elements is none.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW, Replay, Sgd
+from mpcompare.tasks.task import Params, Task
+from mpcompare.verdict.examine.numerics import update_error
+
+ELEMENTS = 4096  # of a large tensor, evenly spread: every rule is one of single elements
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update started from and made: of each tensor at most ``ELEMENTS``, in one row.
+
+    Attributes:
+        before, after: the weights.
+        grads: before they were clipped; of a backend whose step is one piece, after.
+        clipped: as they are given to the optimizer.
+        lr: as the schedule has it.
+        number: of updates that were taken before.
+        steps: that were taken before, the skipped ones among them.
+    """
+
+    before: Params
+    after: Params
+    grads: Params
+    clipped: Params
+    lr: float
+    number: int
+    steps: int
+
+
+def some_of(tensors: Mapping[str, Tensor]) -> Params:
+    """At most ``ELEMENTS`` of each, copied."""
+    return {name: t.flatten()[:: max(1, -(-t.numel() // ELEMENTS))].clone() for name, t in tensors.items()}
+
+
+Rule = Callable[[str, Update], tuple[Tensor, Tensor]]
+
+
+def other_rules(task: Task, updates: Sequence[Update], compute_dtype: torch.dtype) -> dict[str, float]:
+    """How far the updates are from each rule: by its name the largest error over its bound, of any tensor that the
+    right rule does not make. Empty where the right one makes all."""
+
+    def excess(rule: Rule) -> dict[str, float]:
+        worst: dict[str, float] = {}
+        for update in updates:
+            for name in update.clipped:
+                change, magnitude = rule(name, update)
+                tensors = (update.before[name], update.after[name], change, magnitude)
+                said = ~(update.after[name].isnan() & change.isnan())  # 0 / 0 on both sides is the same
+                error = update_error(*(t[said] for t in tensors)) if said.any() else 0.0
+                worst[name] = max(worst.get(name, 0.0), error)
+        return worst
+
+    wrong = [name for name, worst in excess(_rule(task.optimizer.replay())).items() if not worst <= 1]
+    if not wrong:
+        return {}
+    found = {}
+    for name, rule in _rules(task, compute_dtype):
+        worst = excess(rule)
+        found[name] = max(worst[tensor] for tensor in wrong)
+    return found
+
+
+def _rule(
+    replay: Replay,
+    rate: Callable[[Update], float] | None = None,
+    unclipped: bool = False,
+    grad_of: Callable[[Tensor, Update], Tensor] | None = None,
+    weight_dtype: torch.dtype | None = None,
+) -> Rule:
+    """A replay that sees another rate, other gradients, or other weights than the right one."""
+
+    def rule(name: str, update: Update) -> tuple[Tensor, Tensor]:
+        g, w = (update.grads if unclipped else update.clipped)[name].double(), update.before[name]
+        if grad_of:
+            g = grad_of(g, update)
+        if weight_dtype:
+            w = w.to(weight_dtype)
+        if isinstance(replay, CountsSteps):
+            replay.steps = update.steps
+        return replay.step(name, g, w.double(), rate(update) if rate else update.lr)
+
+    return rule
+
+
+def _rules(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Rule]]:
+    """The likelier ones first: where two make the same updates, the first is named."""
+    optimizer, schedule, every = task.optimizer, task.schedule, task.accumulate
+
+    def at(count: Callable[[Update], int]) -> Callable[[Update], float]:
+        return lambda update: optimizer.lr * schedule.factor(max(count(update), 0))
+
+    if schedule.length:
+        rates = {
+            "schedule late": at(lambda update: update.number - 1),
+            "schedule early": at(lambda update: update.number + 1),
+            "schedule counts skipped steps": at(lambda update: update.steps),
+            "schedule left out": lambda update: optimizer.lr,
+        }
+        if every > 1:
+            rates["schedule counts micro-batches"] = at(lambda update: update.number * every)
+        yield from ((name, _rule(optimizer.replay(), rate)) for name, rate in rates.items())
+    if task.clip_norm is not None:
+        yield "not clipped", _rule(optimizer.replay(), unclipped=True)
+    for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        yield f"lr in {name}", _rule(optimizer.replay(), partial(_rounded_rate, dtype))
+    if isinstance(optimizer, Sgd):
+        yield from _sgd_rules(optimizer)
+    if isinstance(optimizer, (Adam, AdamW)):
+        yield from _adam_rules(optimizer)
+    if decay := getattr(optimizer, "weight_decay", 0.0):
+        base, without = optimizer.lr, replace(optimizer, weight_decay=0.0)  # type: ignore[type-var]
+        yield "no decay", _rule(without.replay())
+        yield "decay of the 16-bit weights", _rule(optimizer.replay(), weight_dtype=compute_dtype)
+        yield "decay not times lr", _decayed(without.replay(), lambda update: decay)
+        yield "decay at the first lr", _decayed(without.replay(), lambda update: base * decay)
+        if isinstance(optimizer, AdamW):
+            coupled = Adam(optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay)
+            yield "decay in the gradient", _rule(coupled.replay())
+        else:
+            yield "decay beside the gradient", _decayed(without.replay(), lambda update: update.lr * decay)
+
+
+def _rounded_rate(dtype: torch.dtype, update: Update) -> float:
+    return torch.tensor(update.lr, dtype=dtype).item()
+
+
+def _decayed(replay: Replay, share: Callable[[Update], float]) -> Rule:
+    """The weight times ``1 - share`` before the update of a rule without decay; rounded as AdamW's."""
+    rule = _rule(replay)
+
+    def decayed(name: str, update: Update) -> tuple[Tensor, Tensor]:
+        change, magnitude = rule(name, update)
+        w = update.before[name].double()
+        return change - share(update) * w, magnitude + 2 * (1 + share(update)) * w.abs()
+
+    return decayed
+
+
+def _sgd_rules(rule: Sgd) -> Iterator[tuple[str, Rule]]:
+    if not rule.momentum:
+        return
+    yield "no momentum", _rule(replace(rule, momentum=0.0, nesterov=False).replay())
+    yield "the other momentum", _rule(replace(rule, nesterov=not rule.nesterov).replay())
+    kept = 1 - rule.momentum
+    yield "momentum dampened", _rule(rule.replay(), grad_of=lambda g, update: kept * g if update.number else g)
+    yield "momentum a mean", _rule(rule.replay(), grad_of=lambda g, update: kept * g)
+    if not rule.weight_decay:  # v = momentum v + lr g; w = w - v
+        by_rate = _rule(rule.replay(), rate=lambda update: 1.0, grad_of=lambda g, update: update.lr * g)
+        yield "lr in the momentum", by_rate
+
+
+def _adam_rules(rule: Adam | AdamW) -> Iterator[tuple[str, Rule]]:
+    decoupled = isinstance(rule, AdamW)
+    yield "eps inside the root", _rule(EpsInside(rule, decoupled))
+    yield "eps 0", _rule(NoEps(rule, decoupled))
+    yield "eps before the correction", _rule(EpsBefore(rule, decoupled))
+    yield "no bias correction", _rule(NoCorrection(rule, decoupled))
+    yield "no bias correction of m", _rule(NoCorrectionOfM(rule, decoupled))
+    yield "no bias correction of v", _rule(NoCorrectionOfV(rule, decoupled))
+    yield "bias correction counts skipped steps", _rule(CountsSteps(rule, decoupled))
+    yield "bias correction one update ahead", _rule(OneAhead(rule, decoupled))
+    yield "betas swapped", _rule(replace(rule, betas=rule.betas[::-1]).replay())
+
+
+class EpsInside(AdamReplay):
+    """``sqrt(v + eps)``."""
+
+    def denominator(self, v: Tensor, c2: float) -> Tensor:
+        return (v + self.rule.eps).sqrt()
+
+
+class NoEps(AdamReplay):
+    """As where fp16 holds eps: 1e-8 is 0 there."""
+
+    def denominator(self, v: Tensor, c2: float) -> Tensor:
+        return v.sqrt()
+
+
+class EpsBefore(AdamReplay):
+    """``(sqrt(v) + eps) / sqrt(c2)``, with v as it is kept."""
+
+    def denominator(self, v: Tensor, c2: float) -> Tensor:
+        return v.sqrt() + self.rule.eps / c2**0.5
+
+
+class NoCorrection(AdamReplay):
+    def corrections(self, t: int) -> tuple[float, float]:
+        return 1.0, 1.0
+
+
+class NoCorrectionOfM(AdamReplay):
+    def corrections(self, t: int) -> tuple[float, float]:
+        return 1.0, super().corrections(t)[1]
+
+
+class NoCorrectionOfV(AdamReplay):
+    def corrections(self, t: int) -> tuple[float, float]:
+        return super().corrections(t)[0], 1.0
+
+
+class OneAhead(AdamReplay):
+    def corrections(self, t: int) -> tuple[float, float]:
+        return super().corrections(t + 1)
+
+
+class CountsSteps(AdamReplay):
+    """Skipped steps count as updates.
+
+    Attributes:
+        steps: that were taken before this one, set from outside.
+    """
+
+    steps = 0
+
+    def corrections(self, t: int) -> tuple[float, float]:
+        return super().corrections(self.steps + 1)

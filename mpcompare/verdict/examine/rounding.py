@@ -1,0 +1,157 @@
+"""What one rounding of each result does to the gradients: the least that any implementation of a precision may lose.
+
+The network is computed again, and the result of every operation in it is rounded, forward, and so is the gradient of
+that result, backward: to the digits of the precision, on a grid that is stretched at random, so that several samples
+have several errors (in the spirit of Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997). Autocast leaves some of
+these results in fp32, such as a transformer's stream of residuals, and an implementation that rounds them is right all
+the same. And where terms cancel, as they do in the gradient of a bias before a batch norm, which is 0, nothing but
+these errors is left.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mpcompare.contract import Batches
+from mpcompare.precision import unit_roundoff
+from mpcompare.tasks.losses import Loss
+from mpcompare.verdict.examine.numerics import chunks, sketch
+from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent
+
+SAMPLES = 8
+ROWS = 256  # of a large batch whose rows do not depend on each other
+ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated in how many dimensions its errors vary
+EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}  # its bits
+# Functions whose results are some of the numbers that they are given: nothing is rounded there.
+SELECTING = {
+    "relu", "max_pool1d", "max_pool2d", "max_pool3d", "reshape", "flatten", "contiguous", "clone", "detach", "to",
+    "float", "double", "cat", "stack", "flip", "roll", "masked_fill", "where", "pad", "gather", "index_select",
+    "dropout", "zeros", "ones", "arange",
+}  # fmt: skip
+
+
+class _Rounding(torch.autograd.Function):
+    """The identity, but that the value and its gradient are rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, error: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.error = error
+        return error(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.error(grad), None
+
+
+class Roundings(TorchFunctionMode):
+    """While it is entered, the result of every torch function is rounded."""
+
+    def __init__(self, u: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.u, self.generator = u, generator
+
+    def error(self, value: Tensor, out: Tensor | None = None) -> Tensor:
+        """``value`` rounded to 1 / factor times the numbers of the precision, the factor drawn for each tensor: equal
+        numbers, such as those of an image's background, have equal errors, and these add up.
+
+        Args:
+            out: a contiguous tensor for the result; None: a new one.
+        """
+        factor = 2 ** torch.rand((), generator=self.generator, dtype=torch.float64).item()
+        bits, exponent = EXPONENT[value.dtype]
+        rounded = torch.empty_like(value, memory_format=torch.contiguous_format) if out is None else out
+        for result, part in chunks(rounded, value.detach()):
+            scaled = part * factor
+            gap = (scaled.view(bits) & exponent).view(value.dtype).mul_(2 * self.u)  # 2^floor(log2 |scaled|) 2 u
+            gap[gap == 0] = 1.0  # of 0
+            torch.div(scaled.div_(gap).round_().mul_(gap), factor, out=result)
+        return rounded
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        given = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in SELECTING:
+            return given
+        stored = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
+
+        def result(value: object) -> object:
+            if not isinstance(value, Tensor) or not value.requires_grad or value.dtype not in EXPONENT:
+                return value
+            is_view = value.untyped_storage().data_ptr() in stored
+            return value if is_view else _Rounding.apply(value, self.error)
+
+        return tuple(map(result, given)) if type(given) is tuple else result(given)
+
+
+def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision: str) -> dict[str, dict[str, float]]:
+    """How far such errors move gradients, and buffers after the step, from rounded weights and inputs.
+
+    Of a large batch whose rows do not depend on each other, some are enough: neither do their errors, and the mean over
+    more rows has smaller ones, like the root of their number.
+
+    Returns:
+        By parameter and buffer: ``error``, the root mean square of ``||g - exact||``; ``dimensions``, in how many
+        g - exact varies: ``(tr C)^2 / tr C^2`` of its covariance C, up to about ``numerics.SKETCH``. Where they are
+        many, its length varies little. ``samples``: how many these are estimated from.
+    """
+    dtype = torch.float32 if precision in ("fp16", "bf16") else torch.float64  # fine enough to show errors of u
+    network = rounded(model, precision).to(dtype)
+    batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
+    n = used = sum(len(x) for x, _ in batches)
+    few = [t[:8].double() if t.is_floating_point() else t[:8] for t in batches[0]]
+    if n > ROWS and rows_are_independent(copy.deepcopy(network).double(), loss_fn, few[0], few[1]):
+        used = ROWS
+        x, y = (torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in zip(*batches, strict=True))
+        batches = [(x[:ROWS], y[:ROWS])]
+    share = math.sqrt(used / n)
+    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    statistics = [name for name, b in network.named_buffers() if b.is_floating_point()]
+    roundings = Roundings(unit_roundoff(precision), torch.Generator().manual_seed(0))
+
+    def results(context: AbstractContextManager[Any]) -> list[Tensor]:
+        state = copy.deepcopy(dict(network.named_buffers()))
+        sums: list[Tensor] = []
+        for x, y in batches:
+            with context:
+                output = network(x)
+            found = torch.autograd.grad(loss_fn(output, y) / len(batches), list(named.values()), allow_unused=True)
+            grads = [torch.zeros_like(p) if g is None else g for p, g in zip(named.values(), found, strict=True)]
+            sums = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
+        buffers = [network.get_buffer(name).clone() for name in statistics]
+        for name, before in state.items():
+            network.get_buffer(name).copy_(before)
+        return sums + buffers
+
+    exact = results(nullcontext())
+    names = [*named, *statistics]
+    squares, of_some = (torch.zeros(len(names), dtype=torch.float64) for _ in range(2))
+    sketches: dict[str, list[list[float]]] = {name: [] for name in names}
+    room = [torch.empty_like(e, memory_format=torch.contiguous_format) for e in exact[: len(named)]]
+    for _ in range(SAMPLES):
+        again = results(roundings)
+        again[: len(named)] = map(roundings.error, again, room)  # gradients may be stored in 16 bits, too
+        errors = [a.sub_(e) for a, e in zip(again, exact, strict=True)]
+        squares += _squares(errors) / SAMPLES
+        some = [e.flatten()[:: max(1, -(-e.numel() // ELEMENTS))] for e in errors]
+        of_some += _squares(some) / SAMPLES
+        for name, short in sketch(dict(zip(names, some, strict=True))).items():
+            sketches[name].append(short)
+    found = {}
+    for name, square, part in zip(names, squares.tolist(), of_some.tolist(), strict=True):
+        samples = torch.tensor(sketches[name], dtype=torch.float64)
+        products = torch.triu(samples @ samples.T, diagonal=1).square().sum().item() / math.comb(SAMPLES, 2)
+        # Errors of two samples are independent, so the mean square of their product is tr C^2.
+        dimensions = max(part**2 / products, 1.0) if products else 1.0
+        found[name] = {"error": share * math.sqrt(square), "dimensions": dimensions, "samples": SAMPLES}
+    return found
+
+
+def _squares(tensors: Sequence[Tensor]) -> Tensor:
+    """``||t||^2`` of each, summed in float64."""
+    norms = [[torch.linalg.vector_norm(part, dtype=torch.float64) for (part,) in chunks(t)] for t in tensors]
+    return torch.stack([torch.stack(parts).square().sum() for parts in norms]).cpu()

@@ -1,0 +1,69 @@
+"""Updates beside the optimizer's rule, and whose rule it is where they are not its."""
+
+from collections.abc import Iterator
+
+from mpcompare.verdict.judge.check import Check, Numbers
+
+PASSES = ("first", "overflow")
+# By name in measure/other_rules.py: the cause, and how the updates are made.
+RULES = {
+    "schedule late": ("schedule", "at the learning rate of the update before"),
+    "schedule early": ("schedule", "at the learning rate of the next update"),
+    "schedule counts skipped steps": ("schedule", "at a learning rate that skipped steps advance, too"),
+    "schedule left out": ("schedule", "at the optimizer's learning rate, whatever the schedule"),
+    "schedule counts micro-batches": ("schedule", "at a learning rate that every micro-batch advances"),
+    "not clipped": ("clip", "from gradients that are not clipped"),
+    "lr in fp16": ("optimizer", "at a learning rate that is rounded to fp16"),
+    "lr in bf16": ("optimizer", "at a learning rate that is rounded to bf16"),
+    "no momentum": ("momentum", "without momentum"),
+    "the other momentum": ("momentum", "with Nesterov's momentum where it is not asked for, or the reverse"),
+    "momentum dampened": ("momentum", "with gradients times 1 - momentum, but for the first"),
+    "momentum a mean": ("momentum", "with gradients times 1 - momentum"),
+    "lr in the momentum": ("momentum", "with the learning rate in the momentum, where a schedule changes it too late"),
+    "eps inside the root": ("eps", "with eps inside the root"),
+    "eps 0": ("eps", "with eps = 0, as fp16 has it"),
+    "eps before the correction": ("eps", "with eps added before the bias correction"),
+    "no bias correction": ("bias correction", "without bias correction"),
+    "no bias correction of m": ("bias correction", "without bias correction of m"),
+    "no bias correction of v": ("bias correction", "without bias correction of v"),
+    "bias correction counts skipped steps": ("bias correction", "with a bias correction that counts skipped steps"),
+    "bias correction one update ahead": ("bias correction", "with the bias correction of the next update"),
+    "betas swapped": ("optimizer", "with its betas swapped"),
+    "no decay": ("weight decay", "without weight decay"),
+    "decay of the 16-bit weights": ("weight decay", "with a decay of the 16-bit weights"),
+    "decay not times lr": ("weight decay", "with a decay that is not multiplied by the learning rate"),
+    "decay at the first lr": ("weight decay", "with a decay at the optimizer's learning rate, whatever the schedule"),
+    "decay in the gradient": ("weight decay", "with the decay in the gradient, as Adam has it"),
+    "decay beside the gradient": ("weight decay", "with the decay beside the gradient, as AdamW has it"),
+}
+
+
+def update_checks(mine: Numbers) -> Iterator[Check]:
+    """Each update beside the optimizer's rule in fp32, in units of what its roundings allow."""
+    cause, what = _other_rule(mine)
+    for where in PASSES:
+        found = mine.get(where, {})
+        for number, update in enumerate(found.get("updates", []), start=1):
+            for name, e in update.items():
+                why, because = "optimizer", f"the update of {name} is {e['slope']:.6g} times what its gradients make"
+                if e["short"] > 0.5:
+                    why = "no master weights"
+                    because = f"{name} has the digits of a 16-bit number; {e['lost']:.1%} of its updates are lost"
+                elif cause:
+                    why, because = cause, f"the update of {name} is not the optimizer's: {what}"
+                yield Check(f"update {number} of pass {where}, {name}", e["excess"], 1, why, because)
+
+
+def _other_rule(mine: Numbers) -> tuple[str, str]:
+    """The cause, and how the updates are made: the first rule that makes all that are wrong, in every pass. Where none
+    does, what the optimizer remembers may have the digits of 16-bit numbers."""
+    passes = [found for where in PASSES if (found := mine.get(where, {})).get("other_rules")]
+    for name, known in RULES.items():
+        if passes and all(found["other_rules"].get(name, 2.0) <= 1 for found in passes):
+            cause, made = known
+            return cause, f"it is made {made}"
+    for found in passes:
+        short = [kind for kind, share in found["digits"].items() if share > 0.5 and len(found["updates"]) > 1]
+        if short:
+            return "moments", f"what is remembered of it ({', '.join(short)}) has the digits of 16-bit numbers"
+    return "", ""

@@ -1,0 +1,288 @@
+"""A sweep as a race of processes: isolation, turns, and every way to die."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import conftest
+import pandas as pd
+import pytest
+
+SMALL = (*conftest.SMALL, "verdict.enabled=false")  # which has tests of its own, and takes a second an entrant
+PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+
+
+def results(folder):
+    return {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))}
+
+
+@pytest.fixture
+def start(tmp_path, request):
+    """The command in a session of its own, so that what it leaves behind is found; it ends with the test."""
+
+    def start(*args):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mpcompare", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": PATH}, start_new_session=True,
+        )  # fmt: skip
+        request.addfinalizer(process.kill)  # its entrants end with it
+        return process
+
+    return start
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def nothing_is_left_of(process, within=15):
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_one_computes_at_any_moment(cli, tmp_path):
+    targets = ",".join(["support.misbehaving.Logged"] * 3)
+    ended = cli("-m", "backend=fp32", f"backend._target_={targets}",
+                *SMALL, "train.steps=20", f"hydra.sweep.dir={tmp_path / 'sweep'}")  # fmt: skip
+    assert ended.code == 0, ended.err
+    spans = {
+        path.name: [tuple(map(float, line.split())) for line in path.read_text().splitlines()]
+        for path in tmp_path.glob("steps-*")
+    }
+    assert len(spans) == 3
+    merged = sorted((begin, end, name) for name, all_ in spans.items() for begin, end in all_)
+    assert all(end <= begin for (_, end, _), (begin, _, _) in itertools.pairwise(merged))
+    found = results(tmp_path / "sweep")
+    races = {result["timing"]["race"] for result in found.values()}
+    assert len(races) == 1
+    for name in found:
+        blocks = pd.read_csv(tmp_path / "sweep" / name / "blocks.csv")
+        assert blocks["round"].tolist() == list(range(1, found[name]["timing"]["rounds"] + 1))
+        assert found[name]["step_ms_p50"] == blocks["step_ms"].median()
+
+
+@pytest.mark.slow
+def test_every_way_to_die_is_a_row_with_its_cause(cli, tmp_path):
+    ways = ("Killed", "Hung", "Exits", "Segfault", "Raises")
+    targets = ",".join(("mpcompare.backends.fp32.Fp32", *(f"support.misbehaving.{way}" for way in ways)))
+    ended = cli("-m", "backend=fp32", f"backend._target_={targets}", *SMALL, "hydra.launcher.silence_limit_s=40",
+                f"hydra.sweep.dir={tmp_path / 'sweep'}")  # fmt: skip
+    assert ended.code == 1
+    table = pd.read_csv(tmp_path / "sweep" / "report" / "summary.csv").set_index("run")
+    assert table["status"].tolist() == ["ok", *["failed"] * 5]
+    errors = table["error"].tolist()[1:]
+    assert errors[0].startswith("killed by SIGKILL: ")
+    assert "memory" in errors[0]
+    assert errors[1] == "hung: no sign of life for 40 s (hydra.launcher.silence_limit_s)"
+    assert errors[2] == "ended with exit code 3: something native gave up"
+    assert errors[3].startswith("killed by SIGSEGV")
+    assert errors[4] == "ZeroDivisionError: a bug"
+    assert "Traceback" in ended.err
+    for error in errors:
+        assert error in ended.err
+
+
+@pytest.mark.slow
+def test_who_computes_out_of_turn_is_named(cli, tmp_path):
+    targets = "mpcompare.backends.fp32.Fp32,support.misbehaving.ComputesOutOfTurn"
+    ended = cli("-m", "backend=fp32", f"backend._target_={targets}", *SMALL, "measure.budget_s=3",
+                "measure.rel_ci=0.001", f"hydra.sweep.dir={tmp_path / 's'}")  # fmt: skip
+    assert ended.code == 0, ended.err
+    blocks = [pd.read_csv(path) for path in sorted((tmp_path / "s").glob("*/blocks.csv"))]
+    right, wrong = (each["cores_between_turns"].median() for each in blocks)
+    assert right < 0.02 < wrong
+    (line,) = (line for line in ended.out.splitlines() if "in the turns of others" in line)
+    assert line.startswith("fp32 torch [1-fp32-auto]: kept ")
+
+
+def test_jobs_that_differ_in_what_they_compute_race_apart(cli, tmp_path):
+    ended = cli("-m", "backend=amp,fp32", *SMALL, "task.batch_size=32,64", "measure.budget_s=3",
+                f"hydra.sweep.dir={tmp_path / 's'}")  # fmt: skip
+    assert ended.code == 0, ended.err
+    races = {name: result["timing"]["race"] for name, result in results(tmp_path / "s").items()}
+    assert races["0-amp-auto"] == races["2-fp32-auto"] != races["1-amp-auto"] == races["3-fp32-auto"]
+    table = pd.read_csv(tmp_path / "s" / "report" / "summary.csv")
+    assert table["side_by_side"].all()
+    assert (table["speedup_low"] <= table["speedup_vs_baseline"]).all()
+
+
+def test_the_basic_launcher_still_works_and_its_ratios_say_what_they_are(cli, tmp_path):
+    ended = cli("-m", "backend=amp,fp32", "hydra/launcher=basic", *SMALL, f"hydra.sweep.dir={tmp_path / 's'}")
+    assert ended.code == 0, ended.err
+    assert pd.read_csv(tmp_path / "s" / "report" / "summary.csv")["side_by_side"].tolist() == [True, False]
+    assert "~ not timed in turns with its baseline" in ended.out
+
+
+def test_jobs_that_share_a_folder_are_refused_before_the_first(cli, tmp_path):
+    ended = cli("-m", "backend=amp,fp32", *SMALL, f"hydra.sweep.dir={tmp_path / 's'}", "hydra.sweep.subdir=one")
+    assert ended.code == 2
+    assert "hydra.sweep.subdir=one: expected a folder of its own for each job" in ended.err
+    assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.parametrize("wrong", ["measure.rel_ci=0", "measure.budget_s=x", "hydra.launcher.silence_limit_s=-1"])
+def test_wrong_rules_end_a_sweep_before_its_first_job(cli, tmp_path, wrong):
+    ended = cli("-m", "backend=amp,fp32", *SMALL, wrong, f"hydra.sweep.dir={tmp_path / 's'}")
+    assert ended.code == 2
+    assert f"mpcompare: error: {wrong}: expected" in ended.err
+    assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "moment"), [(signal.SIGINT, "training"), (signal.SIGINT, "timing"), (signal.SIGTERM, "timing")]
+)
+def test_ctrl_c_ends_all_within_seconds_and_leaves_nothing_running(start, tmp_path, number, moment):
+    small = [a for a in SMALL if not a.startswith("measure.budget") and not a.startswith("train.steps")]
+    steps = "train.steps=1000000" if moment == "training" else "train.steps=4"
+    process = start("-m", "backend=scratch,amp,fp32", *small, steps, "measure.budget_s=1000",
+                    "measure.rel_ci=0.00001", "hydra.sweep.dir=s")  # fmt: skip
+    file = "steps.csv" if moment == "training" else "blocks.csv"
+    wait_for(lambda: any(p.stat().st_size > 500 for p in tmp_path.rglob(file)), process)
+    interrupted = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - interrupted < 10
+    assert process.returncode == 130
+    assert "mpcompare: interrupted" in err
+    assert "Traceback" not in out + err
+    assert nothing_is_left_of(process)
+    assert {result["status"] for result in results(tmp_path / "s").values()} == {"interrupted"}
+    for path in tmp_path.rglob(file):
+        assert pd.read_csv(path).iloc[:, 0].is_monotonic_increasing
+
+
+@pytest.mark.slow
+def test_entrants_do_not_outlive_a_launcher_that_is_killed(start, tmp_path):
+    small = [a for a in SMALL if not a.startswith("measure.budget")]
+    process = start("-m", "backend=amp,fp32", *small, "measure.budget_s=1000", "measure.rel_ci=0.00001",
+                    "hydra.sweep.dir=s")  # fmt: skip
+    wait_for(lambda: len(list(tmp_path.rglob("blocks.csv"))) == 2, process)
+    process.kill()
+    process.communicate(timeout=30)
+    assert nothing_is_left_of(process)
+    assert {result["status"] for result in results(tmp_path / "s").values()} == {"interrupted"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_launcher_holds_no_torch_and_entrants_share_it(start, tmp_path):
+    small = [a for a in SMALL if not a.startswith(("measure.budget", "data", "task.samples"))]
+    process = start("-m", "backend=amp,fp32", *small, "measure.budget_s=1000", "measure.rel_ci=0.00001",
+                    "data=synthetic", "task.samples=65536", "hydra.sweep.dir=s")  # fmt: skip
+    data_bytes = 65536 * 784 * 4
+    wait_for(lambda: len(list(tmp_path.rglob("blocks.csv"))) == 2, process)
+    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    (server,) = children(process.pid)
+    assert "libtorch" in Path(f"/proc/{server}/maps").read_text()
+    assert "libcuda.so" not in Path(f"/proc/{server}/maps").read_text()
+    assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+    for entrant in entrants(process.pid):
+        assert "/.shared-" in Path(f"/proc/{entrant}/maps").read_text()
+        assert private_bytes(entrant) < 150e6 < data_bytes
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert nothing_is_left_of(process)
+    assert not list(tmp_path.rglob(".shared-*"))
+
+
+def private_bytes(pid):
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+@pytest.mark.slow
+def test_a_signal_to_all_processes_ends_a_race_like_ctrl_c(start, tmp_path):
+    """As a terminal, a batch system or a service manager sends it."""
+    small = [a for a in SMALL if not a.startswith("measure.budget")]
+    process = start("-m", "backend=amp,fp32", *small, "measure.budget_s=1000", "measure.rel_ci=0.00001",
+                    "hydra.sweep.dir=s")  # fmt: skip
+    wait_for(lambda: len(list(tmp_path.rglob("blocks.csv"))) == 2, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in out + err
+    assert nothing_is_left_of(process)
+    assert {result["status"] for result in results(tmp_path / "s").values()} == {"interrupted"}
+
+
+def test_what_entrants_are_forks_of_has_no_threads_and_has_not_asked_for_a_gpu(tmp_path):
+    script = (
+        "import os, threading, torch\n"
+        "asked, before = [], set(os.environ)\n"
+        "torch._C._cuda_getDeviceCount = lambda: asked.append('count') or 0\n"
+        "torch._C._cuda_init = lambda: asked.append('init')\n"
+        "import mpcompare.command.preload, gc\n"
+        "assert not asked and not torch.cuda.is_initialized()\n"
+        "assert threading.active_count() == 1 \n"
+        "assert set(os.environ) - before <= {'KINETO_LOG_LEVEL'}\n"
+        "assert gc.get_freeze_count() > 100_000\n"
+        "import sys; assert not sys.platform.startswith('linux') or len(os.listdir('/proc/self/task')) == 1"
+    )
+    environment = {**os.environ, "CUDA_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+def test_variables_that_libraries_read_when_they_are_loaded_count_as_they_are_at_the_sweep(cli, tmp_path, monkeypatch):
+    for threads in ("1", "2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        ended = cli("-m", "backend=fp32,amp", *SMALL, f"hydra.sweep.dir={tmp_path / threads}")
+        assert ended.code == 0, ended.err
+        assert {result["threads"] for result in results(tmp_path / threads).values()} == {int(threads)}
+    ended = cli("-m", "backend=fp32,amp", *SMALL, "+hydra.job.env_set.OMP_NUM_THREADS=1",
+                f"hydra.sweep.dir={tmp_path / 'set'}")  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert {result["threads"] for result in results(tmp_path / "set").values()} == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.0, 4.0])
+def test_an_entrant_that_is_killed_at_any_moment_costs_nobody_else(start, tmp_path, delay_s):
+    """At any moment from the start of its process; scripts/check_clock.py does it at random ones."""
+    process = start("-m", "backend=scratch,amp,fp32", *SMALL, "measure.budget_s=3", "measure.rel_ci=0.0001",
+                    "hydra.sweep.dir=s")  # fmt: skip
+    wait_for(lambda: (tmp_path / "s" / "2-fp32-auto").is_dir() and len(entrants(process.pid)) >= 3, process)
+    time.sleep(delay_s)
+    victim = entrants(process.pid)[1]
+    os.kill(victim, signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    table = pd.read_csv(tmp_path / "s" / "report" / "summary.csv")
+    assert process.returncode == 1, out + err
+    assert sorted(table["status"]) == ["failed", "ok", "ok"]
+    (error,) = table["error"].dropna()
+    assert error.startswith("killed by SIGKILL")
+
+
+def children(pid):
+    """Processes that a process has started, but for multiprocessing's resource tracker."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # one is gone by now
+            for child in map(int, task.read_text().split()):
+                command = Path(f"/proc/{child}/cmdline").read_text(errors="replace")
+                if "resource_tracker" not in command:
+                    found.append(child)
+    return found
+
+
+def entrants(pid):
+    """Of a launcher: forks of its only child."""
+    return [entrant for server in children(pid) for entrant in children(server)]

@@ -1,0 +1,120 @@
+"""Held-out loss and accuracy while a network trains: what is written, and that training does not notice."""
+
+import json
+import time
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+import pytest
+import torch
+from conftest import make_task
+from entrant.test_train import IDENTITY, PLAN, turn
+from torch import nn
+
+from mpcompare.backends.amp import Amp
+from mpcompare.entrant import evaluation
+from mpcompare.entrant.entrant import compete
+from mpcompare.entrant.evaluation import score
+from mpcompare.errors import InputError
+from mpcompare.race.turns import Train
+from mpcompare.records import Recorder, read_run
+from mpcompare.tasks.data import Dataset
+from mpcompare.tasks.data.generated import digits
+from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.task import Task
+
+
+def normalised():
+    """A network with running statistics, which evaluating must not move."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def noisy_cross_entropy(output, targets):
+    """Draws from torch's generator, which evaluating must leave as it is."""
+    return nn.functional.cross_entropy(output, targets) + 0.01 * torch.rand(())
+
+
+PLAN = replace(
+    PLAN, make_backend=Amp, precision="bf16", steps=6, warmup_steps=1,
+    task=Task(normalised, noisy_cross_entropy, Sgd(0.1, 0.9), batch_size=32), load_data=partial(digits, samples=96),
+)  # fmt: skip
+
+
+def train(folder, **changes):
+    """Up to the end of training: ``steps.csv`` without times, ``evals.csv``, ``result.json``."""
+    folder.mkdir()
+    torch.manual_seed(1)
+    turns = compete(replace(PLAN, **changes), Recorder(folder, IDENTITY))
+    turn(turns, None)
+    turn(turns, Train())
+    turns.close()
+    steps = pd.read_csv(folder / "steps.csv").drop(columns="step_ms")
+    return steps, pd.read_csv(folder / "evals.csv"), json.loads((folder / "result.json").read_text())
+
+
+def test_evaluating_after_every_step_changes_no_bit_of_training(tmp_path):
+    steps, evals, result = train(tmp_path / "0")
+    watched, curve, again = train(tmp_path / "1", eval_every=1)
+    pd.testing.assert_frame_equal(steps, watched, check_exact=True)
+    assert evals["step"].tolist() == [7]
+    assert curve["step"].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    pd.testing.assert_frame_equal(evals, curve[6:].reset_index(drop=True), check_exact=True)
+    for key in ("test_loss", "test_accuracy", "final_loss"):
+        assert result[key] == again[key]
+    assert curve["test_loss"].iloc[-1] == result["test_loss"]
+    assert curve["test_accuracy"].iloc[-1] == result["test_accuracy"]
+    assert curve["test_loss"].is_unique  # it is the network of each step
+
+
+@pytest.mark.parametrize(("every", "steps"), [(None, [7]), (2, [2, 4, 6, 7]), (7, [7]), (100, [7])])
+def test_the_last_step_is_always_evaluated_and_once(tmp_path, every, steps):
+    assert train(tmp_path / "0", eval_every=every)[1]["step"].tolist() == steps
+
+
+def test_no_step_time_holds_an_evaluation(tmp_path, monkeypatch):
+    evaluate = evaluation.evaluate
+
+    def slowly(*args):
+        time.sleep(0.5)
+        return evaluate(*args)
+
+    monkeypatch.setattr(evaluation, "evaluate", slowly)
+    train(tmp_path / "0", eval_every=2)
+    assert (pd.read_csv(tmp_path / "0" / "steps.csv")["step_ms"] < 400).all()
+
+
+def test_the_score_is_the_mean_over_all_samples_also_where_the_last_part_is_shorter():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(70, 20, generator=generator), torch.randint(5, (70,), generator=generator)
+    task = make_task(batch_size=32)
+    network, sizes = task.new_model(0, torch.device("cpu")), []
+
+    def forward(x):
+        sizes.append(len(x))
+        return network(x)
+
+    found = score(forward, Dataset("d", "r", x[:1], y[:1], x, y), task)
+    assert sizes == [32, 32, 6]
+    with torch.no_grad():
+        assert found["test_loss"] == pytest.approx(nn.functional.cross_entropy(network(x), y).item(), rel=1e-6)
+        assert found["test_accuracy"] == (network(x).argmax(1) == y).sum().item() / 70
+
+
+def test_evaluations_are_read_back_and_a_record_without_them_has_none(tmp_path):
+    identity = {"status": "running", "config": {"task": {}}}
+    identity |= dict.fromkeys(("backend", "precision", "task", "batch_size", "seed"))
+    recorder = Recorder(tmp_path, identity)
+    assert len(read_run(tmp_path).evals) == 0
+    recorder.evaluation({"step": 2, "test_loss": 1.5, "test_accuracy": None})
+    recorder.evaluation({"step": 4, "test_loss": float("inf"), "test_accuracy": 0.5})
+    evals = read_run(tmp_path).evals
+    assert evals["step"].tolist() == [2, 4]
+    assert evals["test_loss"].tolist() == [1.5, float("inf")]
+    assert evals["test_accuracy"].isna().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, "often"])
+def test_what_is_no_number_of_steps_is_named(every):
+    with pytest.raises(InputError, match=f"eval.every={every}: expected a whole number of at least 1, or null"):
+        replace(PLAN, eval_every=every)

@@ -1,0 +1,240 @@
+"""Steps that are looked into: what is counted, and that the step stays what it was."""
+
+import math
+import time
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+import pandas as pd
+import pytest
+import torch
+from conftest import make_task
+from entrant.test_train import IDENTITY, PLAN, turn
+
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.fp32 import Fp32
+from mpcompare.backends.fused import Fused
+from mpcompare.backends.master_weights import MasterWeights
+from mpcompare.backends.scratch import Scratch
+from mpcompare.contract import Stepper
+from mpcompare.entrant import monitor as looking
+from mpcompare.entrant.entrant import compete
+from mpcompare.entrant.monitor import Monitor
+from mpcompare.entrant.shares import gradient_shares, lost_share, moving
+from mpcompare.errors import InputError
+from mpcompare.instruments.clock import CpuClock
+from mpcompare.loss_scale import DynamicLossScale, NoLossScale
+from mpcompare.race.turns import Train
+from mpcompare.records import MONITORED, Recorder, read_run
+from mpcompare.tasks.data.generated import digits
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "scale", "zero", "subnormal", "nonfinite"),
+    [
+        (torch.float16, [0.0, -0.0, 2.0**-24, -(2.0**-14), 1.0, INF, -INF, NAN], 1.0, 2, 1, 3),
+        (torch.float16, [2.0**-34, 2.0**-25, 2.0**-24, 2.0**-24, 1.0], 1024.0, 0, 2, 0),  # normal from 2^-24 on
+        (torch.bfloat16, [2.0**-24, 2.0**-126, 2.0**-127, 0.0], 1.0, 1, 1, 0),
+        (torch.float32, [2.0**-24, 2.0**-126, 2.0**-149, 0.0], 1.0, 1, 1, 0),
+    ],
+)
+def test_shares_of_constructed_gradients(dtype, values, scale, zero, subnormal, nonfinite):
+    grads = {"a": torch.tensor(values[:2]).reshape(1, 2), "b": torch.tensor(values[2:])}
+    shares = gradient_shares(grads, scale, dtype)
+    assert shares == {
+        "grad_zero": zero / len(values),
+        "grad_subnormal": subnormal / len(values),
+        "grad_nonfinite": nonfinite / len(values),
+    }
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0, 1000.0, 65536.0, 0.1])
+def test_what_was_subnormal_before_it_was_unscaled_is_told_whatever_the_scale(scale):
+    every = torch.arange(2**15 - 2**10, dtype=torch.int16).view(torch.float16)  # all that are finite and not negative
+    unscaled = every.float() * (1 / scale)
+    assert gradient_shares({"g": unscaled}, scale, torch.float16) == {
+        "grad_zero": 1 / len(every), "grad_subnormal": 1023 / len(every), "grad_nonfinite": 0.0,
+    }  # fmt: skip
+
+
+def test_updates_that_half_the_gap_beside_their_weight_swallows_are_lost():
+    before = {"w": torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])}
+    change = torch.tensor([2.0**-25, 2.0**-23, 0.0, 2.0**-100, 2.0**-26])
+    after = {"w": before["w"] + change}
+    moves = moving({"w": change != 0}, {}, before, 0.0)
+    assert lost_share(before, after, moves) == 2 / 4  # the first and the last; the third is not to move
+    assert lost_share(before, before, {"w": torch.zeros(5, dtype=torch.bool)}) is None
+
+
+def test_a_momentum_or_a_decay_moves_what_has_no_gradient():
+    weights = {"w": torch.tensor([0.0, 1.0, 2.0])}
+    nonzero = {"w": torch.tensor([False, False, True])}
+    for kind in ("momentum_buffer", "exp_avg"):
+        remembered = {kind: {"w": torch.tensor([3.0, 0.0, 3.0])}, "exp_avg_sq": {"w": torch.ones(3)}}
+        assert moving(nonzero, remembered, weights, 0.0)["w"].tolist() == [True, False, True]
+    assert moving(nonzero, {}, weights, 0.0)["w"].tolist() == [False, False, True]
+    assert moving(nonzero, {}, weights, 0.1)["w"].tolist() == [False, True, True]
+
+
+class InOnePiece(Fp32):
+    """Its step is whole: gradients are seen after it, clipped."""
+
+    IDLE_PHASES = ()
+
+    def train_step(self, batches, lr):
+        self.optimizer.zero_grad()
+        loss = self.forward(*batches[0])
+        self.backward()
+        self.clip()
+        self.step(lr)
+        return loss
+
+
+TASK = make_task(in_features=784, out_features=10)
+PLAN = replace(PLAN, steps=8, warmup_steps=1, load_data=partial(digits, samples=96))
+
+
+def train(folder, **changes):
+    """``steps.csv`` and the trained weights, of a run up to its first block."""
+    folder.mkdir()
+    weights = {}
+    plan = replace(PLAN, **changes)
+
+    class Kept(plan.make_backend):
+        def state_dict(self):
+            state = super().state_dict()
+            weights.update({name: p.clone() for name, p in state["params"].items()})
+            return state
+
+    turns = compete(replace(plan, make_backend=Kept), Recorder(folder, IDENTITY))
+    turn(turns, None)
+    turn(turns, Train())
+    turns.close()
+    return pd.read_csv(folder / "steps.csv"), weights
+
+
+SCALE = DynamicLossScale(init_scale=2.0**24, growth_interval=2)  # skips in the beginning, and again and again
+
+
+@pytest.mark.parametrize(
+    ("cls", "precision", "policy", "optimizer", "more"),
+    [
+        (Amp, "fp16", SCALE, AdamW(0.01), {"accumulate": 2}),
+        (InOnePiece, "fp32", NoLossScale(), Sgd(0.1, 0.9), {"clip_norm": 0.5}),
+        (MasterWeights, "fp16", SCALE, Adam(0.01), {"clip_norm": 0.5}),
+        pytest.param(Fp32, "fp32", NoLossScale(), Sgd(0.1, 0.9), {}, marks=pytest.mark.slow),
+        pytest.param(Scratch, "fp16", SCALE, Sgd(0.1), {"clip_norm": 0.5}, marks=pytest.mark.slow),
+        pytest.param(Fused, "bf16", NoLossScale(), Sgd(0.1, 0.9), {}, marks=pytest.mark.slow),
+    ],
+)
+def test_looking_changes_no_bit_of_training(tmp_path, cls, precision, policy, optimizer, more):
+    task = replace(TASK, optimizer=optimizer, **more)
+    run = {"make_backend": cls, "precision": precision, "loss_scale": policy, "task": task}
+    steps, weights = train(tmp_path / "0", **run)
+    watched, same = train(tmp_path / "1", **run, monitor_every=1)
+    own = [*MONITORED, "step_ms", *([] if more.get("clip_norm") else ["grad_norm"])]
+    pd.testing.assert_frame_equal(steps.drop(columns=own), watched.drop(columns=own), check_exact=True)
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert steps[list(MONITORED)].isna().all(axis=None)
+    assert watched[list(MONITORED[:3])].notna().all(axis=None)
+    assert (watched["lost_updates"].isna() == watched["skipped"]).all()  # what was skipped has no update to lose
+    assert watched["grad_norm"][~watched["skipped"]].gt(0).all()
+    assert (watched["skipped"] == (watched["grad_nonfinite"] > 0)).all()
+    assert watched["skipped"].any() == (policy is SCALE)
+
+
+def test_every_so_many_steps_are_looked_into_and_every_step_has_its_time(tmp_path, monkeypatch):
+    def slowly(*args):
+        time.sleep(0.5)
+        return gradient_shares(*args)
+
+    monkeypatch.setattr(looking, "gradient_shares", slowly)
+    steps, _ = train(tmp_path / "0", monitor_every=4)
+    assert steps["step"].tolist() == list(range(1, 10))
+    assert steps["step"][steps["grad_zero"].notna()].tolist() == [4, 8]
+    assert steps["step"][steps["grad_norm"].notna()].tolist() == [4, 8]
+    assert ((steps["step_ms"] > 0) & (steps["step_ms"] < 400)).all()
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(1e-12), Adam(1e-12)])
+def test_with_a_tiny_rate_all_updates_of_weights_are_lost(tmp_path, optimizer):
+    steps, _ = train(tmp_path / "0", task=replace(TASK, optimizer=optimizer), monitor_every=3)
+    share = steps["lost_updates"].dropna()
+    assert len(share) == 3
+    # Of the biases, a tenth of a percent of all, some are next to 0.
+    assert (share > 0.99).all()
+
+
+def test_without_fp32_masters_far_more_updates_are_lost(tmp_path):
+    run = {"make_backend": Scratch, "precision": "bf16", "task": replace(TASK, optimizer=Sgd(1e-3)), "monitor_every": 4}
+    masters, _ = train(tmp_path / "0", **run)
+    none, _ = train(tmp_path / "1", **run, options={"master_params": False})
+    assert masters["lost_updates"].max() < 0.05
+    assert none["lost_updates"].min() > 0.5
+
+
+def look(cls, task, compute_dtype=torch.float16):
+    backend = cls(task.new_model(0, torch.device("cpu")), task, "fp32", NoLossScale())
+    stepper, data = Stepper(backend, task.new_rates()), digits(0, 96)
+    batch = [(data.x_train[:32], data.y_train[:32])]
+    clock = CpuClock()
+    monitor = Monitor(task, compute_dtype, clock, 1)
+    seen = [monitor.step(stepper, batch) for _ in range(3)]
+    return [shares for _, shares, _ in seen], [pieces for _, _, pieces in seen], clock.read()
+
+
+def test_of_a_step_in_one_piece_the_gradients_are_those_before_clipping():
+    task = replace(TASK, clip_norm=2.0**-20)
+    phased, two, intervals = look(Fp32, task)
+    whole, one, fewer = look(InOnePiece, task)
+    assert (two, len(intervals)) == ([2, 2, 2], 11)
+    assert (one, len(fewer)) == ([1, 1, 1], 5)
+    for mine, theirs in zip(phased, whole, strict=True):
+        # A product with the clip factor and its inverse rounds twice, so one at the limit may go to the other side.
+        assert mine["grad_subnormal"] == pytest.approx(theirs["grad_subnormal"], abs=1e-3)
+        assert {**mine, "grad_subnormal": 0} == {**theirs, "grad_subnormal": 0}
+    (unclipped, *_), *_ = look(Fp32, TASK)
+    assert unclipped["grad_subnormal"] == phased[0]["grad_subnormal"] > 0
+    assert unclipped["grad_norm"] > 0
+    assert "grad_norm" not in phased[0]  # the backend's own
+
+
+def test_where_the_norm_is_infinite_clipped_gradients_say_nothing():
+    class Overflows(InOnePiece):
+        def clip(self):
+            next(self.model.parameters()).grad[0, 0] = INF
+            super().clip()
+
+    (first, *_), *_ = look(Overflows, replace(TASK, clip_norm=1.0))
+    assert not {"grad_zero", "grad_subnormal", "grad_nonfinite"} & set(first)
+
+
+def test_a_backend_that_shows_no_gradients_leaves_the_columns_empty(tmp_path):
+    class Silent(Fp32):
+        def grads(self):
+            return {}
+
+    steps, _ = train(tmp_path / "0", make_backend=Silent, monitor_every=1)
+    assert steps[[*MONITORED, "grad_norm"]].isna().all(axis=None)
+
+
+def test_steps_that_are_older_than_the_columns_are_read(tmp_path):
+    identity = {"status": "running", "config": {"task": {}}}
+    identity |= dict.fromkeys(("backend", "precision", "task", "batch_size", "seed"))
+    Recorder(tmp_path, identity)
+    (tmp_path / "steps.csv").write_text(
+        "step,warmup,loss,lr,loss_scale,skipped,grad_norm,clipped,step_ms\n1,True,2.5,0.1,1.0,False,,False,0.5\n"
+    )
+    (row,) = islice(read_run(tmp_path).steps.to_dict("records"), 2)
+    assert row["loss"] == 2.5
+    assert all(math.isnan(row[name]) for name in MONITORED)
+
+
+@pytest.mark.parametrize("every", [0, 1.5, "often"])
+def test_what_is_no_number_of_steps_is_named(every):
+    with pytest.raises(InputError, match=f"monitor.every={every}: expected a whole number of at least 1, or null"):
+        replace(PLAN, monitor_every=every)

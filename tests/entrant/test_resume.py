@@ -1,0 +1,546 @@
+"""A run that resumes: bit for bit the one that was not interrupted, with another backend from the same state."""
+
+import json
+import logging
+import math
+import os
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import BACKENDS, SMALL, each_column, make_task, slow_after
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpcompare.backends.fp32 import Fp32
+from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest, save
+from mpcompare.contract import options_of
+from mpcompare.entrant import generators, resume
+from mpcompare.entrant.entrant import compete
+from mpcompare.entrant.plan import Plan
+from mpcompare.entrant.setup import Setup
+from mpcompare.errors import InputError
+from mpcompare.instruments.clock import clock
+from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, auto
+from mpcompare.race.turns import Train
+from mpcompare.records import Recorder, find_runs
+from mpcompare.report.comparison import compare
+from mpcompare.tasks.data import Dataset, batches
+from mpcompare.tasks.data.generated import digits
+from mpcompare.tasks.fingerprint import fingerprint
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
+from mpcompare.tasks.schedules import Constant, Cosine, Warmup
+from mpcompare.verdict.examine.examine import lost_entries
+from mpcompare.verdict.examine.noise import train_again
+from mpcompare.verdict.judge.verdict import RESUMED, judge
+
+CPU = torch.device("cpu")
+TASK = make_task(in_features=6, hidden=[5], out_features=3, batch_size=8)
+IDENTITY = {"task": {"lr": 0.1}, "seed": 0, "backend": "amp", "precision": "fp16", "loss_scale": "dynamic"}
+
+# ---- any backend, any task, any step
+
+RULES = [
+    Sgd(0.1), Sgd(0.1, 0.9), Sgd(0.1, 0.9, True, 0.01), Sgd(0.1, weight_decay=0.1), Adam(0.02), Adam(0.02, (0.8, 0.9)),
+    AdamW(0.02), AdamW(0.02, weight_decay=0.0),
+]  # fmt: skip
+
+
+@st.composite
+def cases(draw):
+    """A task, its data with inputs that overflow here and there, and at which step it is left."""
+    total = draw(st.integers(2, 9))
+    schedule = draw(st.sampled_from([Constant(), Warmup(4), Cosine(), Cosine(6, 2), Cosine(warmup_steps=1)]))
+    accumulate = draw(st.sampled_from([1, 1, 2, 4]))
+    clip_norm, norm_type = draw(st.sampled_from([(None, 2.0), (0.5, 2.0), (0.1, math.inf)]))
+    task = replace(
+        TASK, optimizer=draw(st.sampled_from(RULES)), schedule=schedule.over(total), accumulate=accumulate,
+        clip_norm=clip_norm, clip_norm_type=norm_type,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    x, y = torch.randn(29, 6, generator=generator), torch.randint(3, (29,), generator=generator)
+    for batch in draw(st.sets(st.integers(0, 2), max_size=2)):  # three whole batches; the data come round
+        x[8 * batch + draw(st.integers(0, 7))] = draw(st.sampled_from([math.inf, 1e6, math.nan]))
+    policy = draw(
+        st.one_of(
+            st.builds(
+                DynamicLossScale, st.sampled_from([2.0**4, 2.0**16, 2.0**30]),
+                backoff_factor=st.sampled_from([0.5, 0.01]), growth_interval=st.integers(1, 4),
+            ),
+            st.just(StaticLossScale(256.0)),
+            st.just(NoLossScale()),
+        )
+    )  # fmt: skip
+    return task, Dataset("drawn", "a test", x, y, x, y), policy, total, draw(st.integers(1, total - 1))
+
+
+def setup_of(name, precision, device, task, dataset, policy):
+    """As ``set_up`` makes it."""
+    policy = NoLossScale() if name == "fp32" else policy
+    options = {"engine": "native"} if "engine" in options_of(BACKENDS[name]) else {}
+
+    def make(model, policy):
+        return BACKENDS[name](model, task, precision, replace(policy), **options)
+
+    model = task.new_model(0, device)
+    return Setup(device, precision, "", policy, model, task, make, dataset.to(device), clock(device))
+
+
+def take(stepper, stream, steps):
+    """What each step shows, every bit of it."""
+    return [
+        (
+            bits(stepper.rates.now), bits(stepper.backend.loss_scale()), bits(stepper.step(batch)),
+            bool(stepper.backend.skipped), bits(stepper.backend.grad_norm),
+        )
+        for batch in islice(stream, steps)
+    ]  # fmt: skip
+
+
+def bits(number):
+    return None if number is None else struct.pack("d", float(number)).hex()
+
+
+def identity_of(setup):
+    return {**IDENTITY, "loss_scale": setup.loss_scale.name}
+
+
+def left_at(folder, setup, stepper, step):
+    """What is found on the disk after a step."""
+    save(folder, resume.checkpoint_of(stepper, step, identity_of(setup), setup.device))
+    return resume.fit(load(folder), identity_of(setup), setup.loss_scale, folder)
+
+
+def continues_bit_for_bit(folder, setup, total, at):
+    whole, stream = setup.new_stepper(), setup.batches()
+    take(whole, stream, at)
+    start = left_at(folder, setup, whole, at)
+    expected = take(whole, stream, total - at)
+    resumed = resume.continue_from(setup, start)
+    assert lost_entries(start.state, resumed.backend.state_dict()) == []
+    assert take(resumed, setup.batches(start.position), total - at) == expected
+    ends = whole.backend.state_dict(), resumed.backend.state_dict()
+    assert lost_entries(*ends) == lost_entries(*reversed(ends)) == []
+    assert int(whole.rates.updates) == int(resumed.rates.updates)
+
+
+def property_test(quick, deep):
+    """Few examples in the plain command, many in the slow one."""
+    return pytest.mark.parametrize("examples", [quick, pytest.param(deep, marks=pytest.mark.slow)])
+
+
+def any_run_continues_bit_for_bit(name, precision, device, examples, tmp_path_factory):
+    @settings(max_examples=examples)
+    @given(cases())
+    def check(case):
+        *how, total, at = case
+        continues_bit_for_bit(tmp_path_factory.mktemp("run"), setup_of(name, precision, device, *how), total, at)
+
+    check()
+
+
+@each_column
+@property_test(3, 100)
+def test_any_run_continues_bit_for_bit(name, precision, device, examples, tmp_path_factory):
+    any_run_continues_bit_for_bit(name, precision, device, examples, tmp_path_factory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", BACKENDS["amp_compile"].PRECISIONS)
+def test_any_compiled_run_continues_bit_for_bit(precision, tmp_path_factory):
+    any_run_continues_bit_for_bit("amp_compile", precision, CPU, 100, tmp_path_factory)  # compiles three batch sizes
+
+
+# amp_graph shares its state with amp, and takes a capture a time.
+OTHERS = [
+    ("amp", "fp16"), ("amp", "bf16"), ("scratch", "fp16"), ("scratch", "fp32"), ("fused", "fp16"), ("fused", "bf16"),
+    ("master_weights", "fp16"), ("fp32", "fp32"),
+]  # fmt: skip
+CHAIN = [("amp", "fp16"), ("scratch", "fp16"), ("fused", "fp16"), ("fp32", "fp32")]
+
+
+@property_test(10, 300)
+def test_any_backend_continues_from_the_exact_state_of_another(examples, tmp_path_factory):
+    @settings(max_examples=examples)
+    @given(cases(), st.just(CHAIN) | st.lists(st.sampled_from(OTHERS), min_size=2, max_size=4))
+    def check(case, chain):
+        *how, _, _ = case
+        folder, start, step = tmp_path_factory.mktemp("run"), None, 0
+        for name, precision in chain:
+            setup = setup_of(name, precision, CPU, *how)
+            if start is None:
+                stepper = setup.new_stepper()
+            else:
+                start = resume.fit(load(folder), identity_of(setup), setup.loss_scale, folder)
+                stepper = resume.continue_from(setup, start)
+                assert_same_state(load(folder).state, stepper.backend.state_dict())
+                assert int(stepper.rates.updates) == start.updates
+            take(stepper, setup.batches(step), 2)
+            step += 2
+            start = left_at(folder, setup, stepper, step)
+
+    check()
+
+
+def assert_same_state(given, found):
+    """Bit for bit, where what an optimizer does not yet remember is 0. The loss scale as far as both have one of the
+    same kind."""
+    for state, other in ((given, found), (found, given)):
+        for kind, tensors in state["optimizer"].items():
+            for name, tensor in tensors.items():
+                there = other["optimizer"].get(kind, {}).get(name, torch.zeros_like(tensor))
+                assert there.dtype == tensor.dtype
+                assert there.numpy().tobytes() == tensor.numpy().tobytes(), (kind, name)
+    bare = {"optimizer": {}, "loss_scale": {}}
+    assert lost_entries({**given, **bare}, found) == lost_entries({**found, **bare}, given) == []
+    common = set(given["loss_scale"]) & set(found["loss_scale"])
+    if {"scale", "growth_tracker"} <= common:
+        assert all(given["loss_scale"][key] == found["loss_scale"][key] for key in common)
+
+
+def test_a_batch_is_found_without_serving_those_before_it():
+    x = torch.arange(29)
+    dataset = Dataset("d", "r", x, x, x, x)
+    for served in range(9):
+        expected = [x.tolist() for x, _ in islice(batches(dataset, 8), served, served + 5)]
+        assert [x.tolist() for x, _ in islice(batches(dataset, 8, served), 5)] == expected
+    assert next(batches(dataset, 8, 3 * 10**15 + 1))[0].tolist() == list(range(8, 16))
+
+
+# ---- generators
+
+
+def drawn():
+    return [torch.rand(3).tolist(), random.gauss(0, 1), np.random.normal(size=3).tolist()]
+
+
+def test_generators_continue_where_they_were(tmp_path):
+    random.gauss(0, 1), np.random.normal()  # each keeps a second number
+    start = Checkpoint(
+        {"params": {}, "buffers": {}, "optimizer": {}, "loss_scale": {}}, 1, 1, 1, {}, generators.states(CPU)
+    )
+    save(tmp_path, start)
+    expected = drawn()
+    assert drawn() != expected
+    generators.restore(load(tmp_path).generators, CPU)
+    assert drawn() == expected
+    before = generators.states(CPU)
+    generators.restore({}, CPU)  # of a checkpoint that has none
+    assert all(torch.equal(before[name], state) for name, state in generators.states(CPU).items())
+
+
+class Noisy(Fp32):
+    """Draws from every generator in each step."""
+
+    def step(self, lr):
+        super().step(lr)
+        for p in self.master_params().values():
+            p.add_(torch.randn_like(p), alpha=1e-3 * (1 + random.random() + np.random.random()))
+
+
+# ---- what a resumed run is made of
+
+PLAN = Plan(
+    backend="fp32", make_backend=Fp32, options={}, task=make_task(in_features=784, out_features=10, momentum=0.9),
+    load_data=partial(digits, samples=96), loss_scale=auto, precision="auto", device="cpu", seed=0, steps=8,
+    warmup_steps=2, deterministic=False, block_s=0.002, examine=False, noise=0, is_baseline=False,
+    task_config={"optimizer": {"lr": 0.1}, "batch_size": 32, "clip_norm": None},
+)  # fmt: skip
+
+
+def trained(plan, folder):
+    """Trains as planned; returns the steps without their times."""
+    folder.mkdir()
+    if plan.resume is None:
+        torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    turns = compete(replace(plan, checkpoints=folder / CHECKPOINTS), Recorder(folder, {"config": {}}))
+    next(turns)
+    event = turns.send(Train())
+    while event.done < plan.total:
+        event = next(turns)
+    turns.close()
+    return pd.read_csv(folder / "steps.csv", dtype=str).drop(columns="step_ms")
+
+
+def refused(plan, folder, message):
+    with pytest.raises(InputError) as said:
+        trained(plan, folder)
+    assert str(said.value).startswith(message)
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(("cls", "schedule"), [(Fp32, Cosine()), (Noisy, Constant())])
+def test_a_run_ends_as_if_it_had_not_been_interrupted(tmp_path, cls, schedule):
+    plan = replace(PLAN, make_backend=cls, task=replace(PLAN.task, schedule=schedule), checkpoint_every=1)
+    whole = trained(plan, tmp_path / "whole")
+    assert trained(replace(plan, checkpoint_every=6), tmp_path / "six").equals(whole)
+    assert load(tmp_path / "six").step == 6
+    for step, checkpoint in ((6, tmp_path / "six"), (9, tmp_path / "whole" / CHECKPOINTS / "step-000009")):
+        again = tmp_path / str(step)
+        assert trained(replace(plan, resume=checkpoint), again).equals(whole[step:].reset_index(drop=True))
+        ends = [load(folder) for folder in (tmp_path / "whole", again)]
+        assert ends[0].step == ends[1].step == 10
+        assert lost_entries(ends[0].state, ends[1].state) == []
+        assert all(torch.equal(g, ends[1].generators[name]) for name, g in ends[0].generators.items())
+        assert json.loads((again / "result.json").read_text())["resumed_from"] == {
+            "path": str(checkpoint), "step": step, "backend": "fp32", "precision": "fp32",
+            "weights": fingerprint(load(checkpoint).state["params"]),
+        }  # fmt: skip
+
+
+def test_no_checkpoint_is_written_unless_asked_for(tmp_path):
+    trained(PLAN, tmp_path / "run")
+    assert not (tmp_path / "run" / CHECKPOINTS).exists()
+
+
+def test_every_step_of_a_checkpoint_is_in_the_record(tmp_path, monkeypatch):
+    seen = []
+
+    def watched(folder, checkpoint, keep=2):
+        seen.append((checkpoint.step, pd.read_csv(folder.parent / "steps.csv")["step"].tolist()))
+
+    monkeypatch.setattr(resume, "save", watched)
+    trained(replace(PLAN, checkpoint_every=3), tmp_path / "run")
+    assert seen == [(step, list(range(1, step + 1))) for step in (3, 6, 9)]
+
+
+def test_saving_is_no_part_of_a_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(resume, "save", lambda *args: time.sleep(0.5))
+    trained(replace(PLAN, checkpoint_every=2, steps=4), tmp_path / "run")
+    assert pd.read_csv(tmp_path / "run" / "steps.csv")["step_ms"].max() < 400
+
+
+@pytest.fixture
+def left(tmp_path):
+    """A run that was left after its checkpoints 5 and 10."""
+    trained(replace(PLAN, checkpoint_every=5), tmp_path / "left")
+    return tmp_path / "left"
+
+
+def test_what_else_is_trained_is_one_line(left, tmp_path):
+    plan = replace(PLAN, resume=left, steps=20)
+    said = f"resume={left}: was trained with "
+    config = {**PLAN.task_config, "batch_size": 64}
+    message = said + "task.batch_size=32, this run has task.batch_size=64"
+    refused(replace(plan, task_config=config), tmp_path / "a", message)
+    other = {"optimizer": {"lr": 0.2, "momentum": 0.9}, "batch_size": 64, "clip_norm": math.inf, "loss": "mse"}
+    message = (
+        said + "task.optimizer.lr=0.1, task.batch_size=32, task.clip_norm=None, this run has task.optimizer.lr=0.2, "
+        "task.batch_size=64, task.clip_norm=inf; and 2 more differ"
+    )
+    refused(replace(plan, task_config=other), tmp_path / "b", message)
+    refused(replace(plan, seed=1), tmp_path / "c", said + "seed=0, initial_weights=")
+    refused(replace(plan, load_data=partial(digits, samples=128)), tmp_path / "d", said + "dataset_fingerprint=")
+    task = make_task(in_features=784, hidden=[25], out_features=10)
+    refused(replace(plan, task=task), tmp_path / "e", said + "initial_weights=")
+    cosine = replace(PLAN.task, schedule=Cosine())
+    refused(replace(plan, task=cosine), tmp_path / "f", said + "schedule_updates=0, this run has schedule_updates=22")
+    assert trained(plan, tmp_path / "more")["step"].tolist() == [str(step) for step in range(11, 23)]
+
+
+def test_nothing_to_resume_from_is_one_line(left, tmp_path, caplog):
+    def resumed(path, name, **changes):
+        return replace(PLAN, resume=path, **changes), tmp_path / name
+
+    (tmp_path / "empty").mkdir()
+    refused(*resumed(tmp_path / "empty", "a"), f"resume={tmp_path / 'empty'}: holds no checkpoint")
+    refused(*resumed(tmp_path / "nope", "b"), f"resume={tmp_path / 'nope'}: no such folder")
+    message = f"resume={left}: has taken 10 steps, and this run ends after 10 (train.warmup_steps + train.steps)"
+    refused(*resumed(left, "c"), message)
+    file = newest(left / CHECKPOINTS) / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    refused(*resumed(left, "d"), f"resume={left}: step-000010: state.safetensors has ")
+    with caplog.at_level(logging.WARNING):
+        steps = trained(*resumed(left, "e", resume_older=True))
+    assert steps["step"].tolist() == ["6", "7", "8", "9", "10"]
+    assert "continues from the older step-000005, because of step-000010" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"checkpoint_every": 0}, "train.checkpoint_every=0: expected a whole number of at least 1"),
+        ({"checkpoint_every": 1.5}, "train.checkpoint_every=1.5: expected a whole number of at least 1"),
+        ({"resume_older": "maybe"}, "resume_older=maybe: expected true or false"),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_is_one_line(change, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        replace(PLAN, **change)
+
+
+# ---- the loss scale of another policy
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "policy", "expected"),
+    [
+        ("dynamic", DynamicLossScale(), {"scale": 8.0, "growth_tracker": 5}),
+        ("dynamic", DynamicLossScale(growth_interval=3), {"scale": 8.0, "growth_tracker": 2}),
+        ("dynamic", StaticLossScale(256.0), {}),
+        ("dynamic", NoLossScale(), {}),
+        ("static", DynamicLossScale(), {}),
+        ("static", StaticLossScale(256.0), {}),
+        ("none", DynamicLossScale(), {}),
+    ],
+)
+def test_a_loss_scale_goes_on_only_from_one_of_its_kind(saved_by, policy, expected):
+    identity = {**IDENTITY, "loss_scale": saved_by}
+    scale = {} if saved_by == "none" else {"scale": 8.0, "growth_tracker": 5}
+    state = {"params": {}, "buffers": {}, "optimizer": {}, "loss_scale": scale}
+    saved = Checkpoint(state, 7, 6, 7, identity)
+    assert resume.fit(saved, IDENTITY, policy, None).state["loss_scale"] == expected
+    assert saved.state["loss_scale"] == scale
+
+
+def test_noise_of_a_resumed_run_begins_where_it_began(tmp_path):
+    task = replace(TASK, optimizer=Sgd(0.1, 0.9), schedule=Cosine(12))
+    x, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    policy = DynamicLossScale(2.0**10, growth_interval=3)
+    setup = setup_of("scratch", "fp16", CPU, task, Dataset("d", "r", x, y, x, y), policy)
+    stepper, stream = setup.new_stepper(), setup.batches()
+    take(stepper, stream, 7)
+    start = left_at(tmp_path, setup, stepper, 7)
+    losses = [float(stepper.step(batch)) for batch in islice(stream, 5)]
+    again = train_again(
+        setup.make_backend, setup.model, setup.loss_scale, task, "fp16", setup.batches, 5, 0, True, start
+    )
+    while True:
+        try:
+            next(again)
+        except StopIteration as end:
+            noise = end.value["losses"]
+            break
+    assert noise == pytest.approx(losses, rel=2**-8)
+    assert noise != losses
+
+
+# ---- by command
+
+RUN = (*SMALL, "train.steps=11", "optimizer=momentum", "schedule=cosine")
+
+
+def read(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_sweep_resumes_and_says_so(cli, tmp_path):
+    """Each from the same checkpoint of amp, and each is judged on the steps that it took."""
+    quiet = ("hydra/launcher=basic", "verdict.noise=2")
+    command = (*RUN, "backend=amp", "precision=fp16", "task.batch_size=32", "train.checkpoint_every=5")
+    assert cli(*command, "hydra.run.dir=amp", "verdict.enabled=false").code == 0
+    columns = ("backend=amp,scratch", "precision=fp16", "task.batch_size=32")
+    ended = cli("-m", *RUN, *quiet, *columns, "resume=amp", "hydra.sweep.dir=sweep")
+    assert ended.code == 0, ended.err
+    assert re.search(r"^amp fp16.*, scratch fp16.*: resumed from step 10 of amp fp16 \(amp\)$", ended.out, re.MULTILINE)
+    summary = pd.read_csv(tmp_path / "sweep" / "report" / "summary.csv")
+    assert summary["verdict"].tolist() == ["reference", "same"]
+    assert summary["resumed_from"].tolist() == ["step 10 of amp fp16 (amp)"] * 2
+    whole, amp, scratch = (
+        pd.read_csv(tmp_path / folder / "steps.csv") for folder in ("amp", "sweep/0-amp-fp16", "sweep/1-scratch-fp16")
+    )
+    for steps in (amp, scratch):
+        assert steps["step"].tolist() == [11, 12]
+        assert steps["lr"].tolist() == whole["lr"][10:].tolist()
+    assert amp["loss"].tolist() == whole["loss"][10:].tolist()
+    assert scratch["loss"].tolist() == pytest.approx(amp["loss"].tolist(), rel=1e-3)
+    assert read(tmp_path / "sweep" / "1-scratch-fp16")["resumed_from"]["step"] == 10
+    found = json.loads((tmp_path / "sweep" / "1-scratch-fp16" / "numerics.json").read_text())
+    assert (found["reload"]["lost"], found["policy"]) == ([], None)
+
+    # Had scratch begun elsewhere, its training would be another one to the verdict.
+    other = read(tmp_path / "sweep" / "1-scratch-fp16")
+    other["resumed_from"]["weights"] = "f00d"
+    (tmp_path / "sweep" / "1-scratch-fp16" / "result.json").write_text(json.dumps(other))
+    (comparison,) = compare(find_runs([tmp_path / "sweep"]), "amp")
+    verdict = judge(comparison)["1-scratch-fp16"]
+    assert verdict.word == "same"
+    assert RESUMED in verdict.unchecked
+    assert not [check for check in verdict.checks if check.cause == "run"]
+
+
+BAD = {
+    "another task": (["resume=left", "task.batch_size=32"], "resume=left: was trained with task.batch_size=64, this "),
+    "no checkpoint": (["resume=left/.hydra"], "resume=left/.hydra: holds no checkpoint"),
+    "no folder": (["resume=nope"], "resume=nope: no such folder"),
+    "a number": (["resume=7"], "resume=7: no such folder"),
+    "done": (["resume=left", "train.steps=4"], "resume=left: has taken 5 steps, and this run ends after 5"),
+    "every 0": (["train.checkpoint_every=0"], "train.checkpoint_every=0: expected a whole number of at least 1"),
+    "older a word": (["resume_older=maybe"], "resume_older=maybe: expected true or false"),
+}
+
+
+def test_bad_input_is_one_line_and_an_exit_code(cli, tmp_path):
+    assert cli(*SMALL, "verdict.enabled=false", "train.checkpoint_every=5", "hydra.run.dir=left").code == 0
+    (tmp_path / "left" / ".hydra").mkdir(exist_ok=True)
+    for number, (arguments, message) in enumerate(BAD.values()):
+        ended = cli(*SMALL, "train.steps=9", *arguments, f"hydra.run.dir=bad{number}")
+        assert ended.code == 2
+        (line,) = [line for line in ended.err.splitlines() if not line.startswith("[")]
+        assert line.startswith(f"mpcompare: error: {message}")
+
+
+# ---- kill -9
+
+
+@pytest.mark.parametrize("kills", slow_after(1, [3, 50]))
+def test_a_kill_loses_no_more_than_the_steps_since_the_last_checkpoint(tmp_path, kills):
+    script = Path(__file__).parents[1] / "support" / "killed_runs.py"
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "runs"), str(kills)]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env=as_a_user(OMP_NUM_THREADS="1"), check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def as_a_user(**more):
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **more}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "seed"), [("amp", 0), ("scratch", 1)])
+def test_a_command_that_is_killed_resumes(request, tmp_path, name, seed):
+    command = [
+        sys.executable, "-m", "mpcompare", *RUN, f"backend={name}", "verdict.enabled=false", "train.checkpoint_every=1",
+        "train.steps=400",
+    ]  # fmt: skip
+    run = partial(subprocess.run, cwd=tmp_path, env=as_a_user(), capture_output=True, text=True, timeout=300)
+    assert run([*command, "hydra.run.dir=whole"], check=False).returncode == 0
+    process = subprocess.Popen(
+        [*command, "hydra.run.dir=killed"], cwd=tmp_path, env=as_a_user(), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    request.addfinalizer(process.kill)
+    deadline = time.time() + 200
+    while not list((tmp_path / "killed").glob("checkpoints/step-*")):
+        assert process.poll() is None
+        assert time.time() < deadline
+        time.sleep(0.01)
+    time.sleep(random.Random(seed).uniform(0, 1))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    step = load(tmp_path / "killed").step
+    assert step < 401, "it was done before it was killed"
+    ended = run([*command, "hydra.run.dir=resumed", "resume=killed", "resume_older=true"], check=False)
+    assert ended.returncode == 0, ended.stderr
+    whole, killed, resumed = (
+        pd.read_csv(tmp_path / folder / "steps.csv", dtype=str).drop(columns="step_ms")
+        for folder in ("whole", "killed", "resumed")
+    )
+    assert len(killed) - step in (0, 1)  # a step is written before its checkpoint
+    assert killed.equals(whole[: len(killed)])
+    assert resumed.equals(whole[step:].reset_index(drop=True))
+    assert lost_entries(load(tmp_path / "whole").state, load(tmp_path / "resumed").state) == []

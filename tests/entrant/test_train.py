@@ -1,0 +1,181 @@
+"""One entrant, driven turn by turn as a race does."""
+
+import json
+import types
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+import pytest
+import torch
+from conftest import make_batch, make_task
+
+from mpcompare.backends.fp32 import Fp32
+from mpcompare.contract import Stepper
+from mpcompare.cost import memory
+from mpcompare.entrant.entrant import compete
+from mpcompare.entrant.memory import measure_memory
+from mpcompare.entrant.plan import Plan
+from mpcompare.errors import InputError
+from mpcompare.instruments import meter
+from mpcompare.loss_scale import NoLossScale, auto
+from mpcompare.native import ops
+from mpcompare.race.turns import Finish, Progress, Time, Train
+from mpcompare.records import Recorder
+from mpcompare.tasks.data.generated import digits
+from mpcompare.tasks.fingerprint import fingerprint
+
+STARTS = []
+
+
+class Watched(Fp32):
+    """Notes the weights and the batch of its first step."""
+
+    def forward(self, x, y):
+        if not hasattr(self, "begun"):
+            self.begun = True
+            STARTS.append((fingerprint(self.master_params()), x.sum().item()))
+        return super().forward(x, y)
+
+
+def turn(turns, order):
+    event = turns.send(order)
+    while isinstance(event, Progress):
+        event = next(turns)
+    return event
+
+
+PLAN = Plan(
+    backend="fp32", make_backend=Watched, options={}, task=make_task(in_features=784, out_features=10),
+    load_data=partial(digits, samples=96), loss_scale=auto, precision="auto", device="cpu", seed=0, steps=4,
+    warmup_steps=1, deterministic=False, block_s=0.002, examine=False, noise=0, is_baseline=False,
+)  # fmt: skip
+IDENTITY = {"backend": "fp32", "config": {}}
+
+
+@pytest.fixture
+def entrant(tmp_path):
+    STARTS.clear()
+    return compete(PLAN, Recorder(tmp_path, IDENTITY))
+
+
+def test_every_block_times_the_same_steps_from_the_trained_weights(entrant, tmp_path):
+    turn(entrant, None)
+    assert STARTS == []  # nothing is computed before it is its turn
+    turn(entrant, Train())
+    initial, watched = STARTS
+    assert watched == initial  # a new backend shows its dtypes
+    blocks = [turn(entrant, Time(number)).step_ms for number in (1, 2, 3)]
+    assert len(set(STARTS[2:])) == 1
+    weights, batch = STARTS[2]
+    assert weights != initial[0]  # trained
+    assert batch == initial[1]  # the first batch again
+    finish = Finish(rounds=3, stopped="budget", half_width=0.5, seconds=1.0, race=None)
+    with pytest.raises(StopIteration):
+        turn(entrant, finish)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "ok"
+    assert result["timing"] == vars(finish)
+    written = pd.read_csv(tmp_path / "blocks.csv")
+    assert written["step_ms"].tolist() == blocks
+    assert (written["wall_ms"] >= written["step_ms"]).all()
+    assert written["steps"].nunique() == 1
+    assert result["step_ms_p50"] == sorted(blocks)[1]
+    # Training is recorded once: what is timed afterwards leaves no trace in it.
+    assert len(pd.read_csv(tmp_path / "steps.csv")) == 5
+    assert STARTS[-1][0] != weights  # the memory pass begins with the initial weights
+
+
+PEAK = meter.Peak(900, {}, 1000, 0, workspace_bytes=64)
+
+
+def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
+    task = make_task()
+    monkeypatch.setattr(ops, "lt_workspace_bytes", lambda: 32)
+    monkeypatch.setattr(meter, "peak_memory", lambda _, run: run() and PEAK)
+    batch = make_batch(task, torch.device("cpu"))
+    backend = Fp32(task.new_model(0, torch.device("cpu")), task, "fp32", NoLossScale())
+    tensors = backend.memory_model()
+
+    def found(engine):
+        setup = types.SimpleNamespace(
+            device=torch.device("cuda"),
+            engine=engine,
+            new_stepper=lambda: Stepper(backend, task.new_rates()),
+            batches=lambda: iter([[batch]]),
+        )
+        return measure_memory(setup)
+
+    plain = found("torch")
+    assert plain["memory_model"] == {**tensors, "workspace": {"cuBLAS": 64}}
+    assert plain["workspace_bytes"] == 64
+    assert plain["peak_memory_bytes_analytic"] == memory.allocated_bytes(tensors) + 64
+    native = found("native")
+    assert native["memory_model"]["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
+    assert native["workspace_bytes"] == 96
+
+
+def test_steps_are_on_disk_whenever_training_is_left(entrant, tmp_path):
+    turn(entrant, None)
+    event = entrant.send(Train())
+    assert isinstance(event, Progress)
+    entrant.close()  # as on Ctrl-C between two steps
+    assert not (tmp_path / "steps.csv").exists()
+
+
+def test_a_step_that_fails_leaves_the_ones_before_it(entrant, tmp_path, monkeypatch):
+    left = [1, 2, 3]
+
+    def fails(self):
+        left.pop()
+
+    monkeypatch.setattr(Watched, "update", fails)
+    turn(entrant, None)
+    with pytest.raises(IndexError):
+        turn(entrant, Train())
+    assert pd.read_csv(tmp_path / "steps.csv")["step"].tolist() == [1, 2, 3]
+
+
+class HalfTheRowsOnceLoaded(Fp32):
+    """Takes half of the rows as soon as it was given a state, as in timed blocks."""
+
+    loaded = False
+
+    def forward(self, x, y):
+        rows = len(x) // 2 if self.loaded else len(x)
+        return super().forward(x[:rows], y[:rows])
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.loaded = True
+
+
+@pytest.mark.parametrize(("cls", "same"), [(Watched, True), (HalfTheRowsOnceLoaded, False)])
+def test_the_losses_of_timed_blocks_are_beside_those_of_the_trained_backend(tmp_path, cls, same):
+    entrant = compete(replace(PLAN, make_backend=cls), Recorder(tmp_path, IDENTITY))
+    for order in (None, Train(), Time(1), Time(2)):
+        turn(entrant, order)
+    with pytest.raises(StopIteration):
+        turn(entrant, Finish(rounds=2, stopped="budget", half_width=0.5, seconds=1.0, race=None))
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert 0 < result["timed_loss"] < 3
+    assert (result["timed_loss_difference"] == 0) == same
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"options": {"softmax": "fp16"}}, "backend.softmax=fp16: backend=fp32 takes no options"),
+        (
+            {"load_data": lambda seed: (torch.zeros(2), torch.zeros(2))},
+            "data._target_=<lambda>: expected a Dataset, or",
+        ),
+        ({"seed": 2**32}, "seed=4294967296: expected a whole number of at least 0 and at most 4294967295"),
+        ({"steps": 0}, "train.steps=0: expected a whole number of at least 1"),
+        ({"noise": -1}, "verdict.noise=-1: expected a whole number of at least 0"),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_is_one_line(change, message):
+    with pytest.raises(InputError) as said:
+        replace(PLAN, **change).dataset()
+    assert str(said.value).startswith(message)

@@ -1,0 +1,220 @@
+import copy
+import math
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import make_task
+from support.judging import dataset_of, examined
+
+from mpcompare.backends.amp import Amp
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.figures import exponents as exponent_figures
+from mpcompare.report.figures import verdict as verdict_figures
+from mpcompare.report.figures.judged import with_verdicts
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.judge import verdict
+from mpcompare.verdict.reading import HIGHEST, LOWEST
+
+NAMES = ("gradient_error", "noise", "exponents", "update_ratio")
+
+
+@pytest.fixture(scope="module")
+def records():
+    """A reference a precision, and a run that is compared with it: its copy."""
+    task = make_task()
+    found = {}
+    for precision in ("fp16", "bf16"):
+        reference = examined(f"amp-{precision}", Amp, task, dataset_of(task), precision, steps=6, noise=2)
+        other = replace(copy.deepcopy(reference), name=f"other-{precision}")
+        other.numerics.update(noise=[], exponents={})
+        found.update({reference.name: reference, other.name: other})
+    return found
+
+
+@pytest.fixture
+def runs(records):
+    return copy.deepcopy(records)
+
+
+def judged(runs):
+    """The comparison, its verdicts, and what is drawn of them; the fp16 runs and the bf16 runs lie mixed."""
+    order = sorted(runs.values(), key=lambda run: run.name.split("-")[0])
+    comparison = Comparison(
+        "title", "data", entries=[Entry(run, run.name.replace("-", " "), "", None) for run in order]
+    )
+    verdicts = verdict.judge(comparison)
+    return comparison, verdicts, with_verdicts(comparison, verdicts)
+
+
+def histogram(**counts):
+    """Counts by exponent, ``e_3=2``: two values in [2^-3, 2^-2); ``zero``."""
+    found = [counts.pop("zero", 0)] + [0] * (HIGHEST - LOWEST + 1)
+    for name, count in counts.items():
+        found[1 - int(name.removeprefix("e_")) - LOWEST] = count
+    return found
+
+
+def test_bars_and_limits_are_those_of_the_records(runs):
+    runs["other-fp16"].numerics["first"]["gradients"]["layer2.weight"]["error"] *= 8
+    comparison, verdicts, found = judged(runs)
+    assert verdicts["other-fp16"].word == "differs"
+    (axes,) = verdict_figures.gradient_error([comparison], [found]).axes
+    tensors = [tick.get_text() for tick in axes.get_xticklabels()]
+    assert tensors == [f"layer{n}.{part}" for n in (1, 2, 3) for part in ("weight", "bias")]
+    bars = {bars.get_label().removesuffix(" (reference)").replace(" ", "-"): bars for bars in axes.containers}
+    ticks = [segment for lines in axes.collections for segment in lines.get_segments()]
+    assert len(ticks) == len(tensors) * len(runs)
+    for name, run in runs.items():
+        gradients = run.numerics["first"]["gradients"]
+        assert [bar.get_height() for bar in bars[name]] == [g["error"] / g["norm"] for g in gradients.values()]
+        limits = {c.name: c.limit for c in verdicts[name.replace("amp", "other")].checks}
+        for tensor, bar in zip(tensors, bars[name], strict=True):
+            (height,) = {y for (x, y), (end, _) in ticks if x < bar.get_center()[0] < end}
+            assert height == limits[f"gradient in the first step, {tensor}"] / gradients[tensor]["norm"]
+    assert bars["other-fp16"][2].get_height() > ticks[2][0][1]
+    left = {name: bars[name][0].get_x() for name in runs}
+    assert sorted(left, key=left.get) == ["amp-fp16", "other-fp16", "amp-bf16", "other-bf16"]
+
+
+def test_a_gradient_that_is_0_is_not_drawn(runs):
+    """Of a bias before a norm float64 has rounding errors only, and beside those any error is as large as a house."""
+    for run in runs.values():
+        run.numerics["first"]["gradients"]["layer1.bias"].update(norm=1e-17, error=1e-5)
+    comparison, _, found = judged(runs)
+    (axes,) = verdict_figures.gradient_error([comparison], [found]).axes
+    assert "layer1.bias" not in [tick.get_text() for tick in axes.get_xticklabels()]
+    assert axes.get_title(loc="right") == "not drawn, exactly 0 (1): layer1.bias"
+    assert axes.get_ylim()[1] < 1
+
+
+def test_gradients_that_are_missing_or_no_numbers_are_marked(runs):
+    gradients = runs["other-fp16"].numerics["first"]["gradients"]
+    gradients["layer1.weight"] = {}
+    gradients["layer1.bias"]["error"] = math.nan
+    gradients["layer2.weight"].update(error=math.inf, norm=math.inf)
+    del runs["other-bf16"].numerics["first"]["gradients"]
+    runs["gone-fp16"] = replace(runs["other-fp16"], name="gone-fp16", numerics=None)
+    comparison, _, found = judged(runs)
+    figure = verdict_figures.gradient_error([comparison], [found])
+    marked = [x for line in figure.axes[0].lines for x in line.get_xdata()]
+    assert np.round(marked).tolist() == [0, 1, 2]
+    legend = [text.get_text() for text in figure.subfigs[0].legends[0].get_texts()]
+    assert "other bf16: shows none" in legend
+    assert "gone fp16: not examined" in legend
+
+
+def test_the_band_is_the_largest_difference_of_any_two(runs):
+    reference, other = runs["amp-fp16"], runs["other-fp16"]
+    other.steps["loss"] += [0.0, 1e-6, math.nan, 0.0, 2e-6, 1.0]
+    comparison, verdicts, found = judged({run.name: run for run in (reference, other)})
+    (axes,) = verdict_figures.noise([comparison], [found]).axes
+    losses = [reference.steps["loss"], *(again["losses"] for again in reference.numerics["noise"])]
+    (band,) = axes.collections
+    outline = band.get_paths()[0].vertices
+    for step, values in enumerate(zip(*losses, strict=True), start=1):
+        largest = max(abs(a - b) for a, b in combinations(values, 2))
+        left, right = (set(outline[outline[:, 0] == step + side][:, 1]) for side in (-0.5, 0.5))
+        assert largest in left & right
+    limit, curve, lost = axes.lines
+    assert limit.get_ydata()[0] == next(c.limit for c in verdicts[other.name].checks if c.name == "loss over the run")
+    assert np.isnan(curve.get_ydata()).tolist() == [True, False, True, True, False, False]  # no difference: a gap
+    assert lost.get_xdata().tolist() == [3]
+
+
+def test_what_fp16_loses_is_what_rounding_to_fp16_loses():
+    counts = histogram(zero=90, e_26=1, e_25=2, e_15=3, e_14=4)
+    assert exponent_figures.lost_in_fp16(counts) == (0.1, 0.5)
+    assert exponent_figures.lost_in_fp16(counts, 2.0) == (0.0, 0.3)
+    assert exponent_figures.lost_in_fp16(counts, 2.0**12) == (0.0, 0.0)
+    assert all(map(math.isnan, exponent_figures.lost_in_fp16(histogram(zero=3))))
+    values = 2.0 ** torch.empty(20000, dtype=torch.float64).uniform_(-40, 0, generator=torch.Generator().manual_seed(0))
+    for scale in (1.0, 2.0**10):
+        half = (scale * values).half().double()
+        expected = [(half == 0).double().mean().item(), ((half != 0) & (half < 2.0**-14)).double().mean().item()]
+        assert exponent_figures.lost_in_fp16(numerics.exponents(values).tolist(), scale) == pytest.approx(
+            expected, abs=1e-4
+        )
+
+
+def test_an_update_below_half_a_gap_is_lost():
+    for precision, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        assert 2.0 ** exponent_figures.ROUNDOFF[precision] == torch.finfo(dtype).eps / 2
+    counts = histogram(zero=5, e_25=1, e_12=2, e_9=3, e_8=4)
+    assert exponent_figures.lost_updates(counts) == {"fp32": 0.1, "fp16": 0.3, "bf16": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("part", "text"), [(0.0, "0"), (1e-6, "<0.1"), (0.1234, "12.3"), (0.99999, ">99.9"), (1.0, "100")]
+)
+def test_percentages_tell_none_from_few(part, text):
+    assert exponent_figures.percent(part) == text
+
+
+def test_the_tables_say_what_is_lost_and_overlap_nothing(runs):
+    weights = {f"l{n}.weight": histogram(e_26=1, e_20=1, e_5=2) for n in range(1, 6)}
+    biases = {f"l{n}.bias": histogram(e_5=1) for n in range(1, 6)}
+    first = {
+        "activations": {"l1": histogram(zero=1, e_20=1)},
+        "gradients of activations": {"a.very.long.name.of.a.layer": histogram(e_41=3, e_42=1)},
+        "gradients of weights": {**biases, **weights},
+        "updates": {"l1.weight": histogram(e_12=1, e_9=1, e_2=2), "l1.bias": histogram()},
+    }
+    layers = {name: {"part": name.split(".")[1]} for name in (*weights, *biases)}
+    runs["amp-fp16"].numerics.update(exponents={"first": first, "last": first}, layers=layers)
+    comparison, _, found = judged(runs)
+    figure = exponent_figures.exponents([comparison], [found])
+    figure.draw_without_rendering()
+    panels = figure.axes[1:]
+    assert [panel.get_title(loc="left") for panel in panels] == list(first)[:3]
+    rows = [[text.get_text().split() for text in panel.get_legend().get_texts()] for panel in panels]
+    assert rows[0] == [["l1", "0", "100"]]
+    assert rows[1] == [["...g.name.of.a.layer", "100", "0", "25.0", "75.0"]]  # at 2^16
+    assert rows[2] == [[name, "25.0", "25.0", "0", "0"] for name in weights]
+    assert panels[2].get_title(loc="right") == "not drawn (5): l1.bias, l2.bias, l3.bias, ..."
+    for panel in panels:
+        box = panel.get_legend().get_window_extent()
+        assert panel.bbox.x1 < box.x0
+        assert box.x1 <= figure.bbox.x1
+    shares = panels[2].patches[-1].get_data().values
+    assert [shares[e - LOWEST] for e in (-26, -20, -5)] == [25, 25, 50]
+    (axes,) = exponent_figures.update_ratio([comparison], [found]).axes
+    assert [text.get_text().split() for text in axes.get_legend().get_texts()] == [["l1.weight", "0", "25.0", "50.0"]]
+
+
+def test_of_many_tensors_seven_are_drawn_from_first_to_last():
+    names = [f"z{n}" for n in range(1, 26)]
+    drawn, left_out = exponent_figures.choose([names])
+    assert drawn == ["z1", "z5", "z9", "z13", "z17", "z21", "z25"]
+    assert len(left_out) == 18
+    assert exponent_figures.choose([["W1"], ["b1"]]) == (["W1", "b1"], [])
+
+
+def test_the_scale_beside_the_exponents_is_that_of_finite_gradients(runs):
+    runs["amp-fp16"].numerics["first"]["steps"] = [
+        {"finite": False, "loss_scale": 8.0},
+        {"finite": True, "loss_scale": 4.0},
+    ]
+    _, _, found = judged({"amp-bf16": runs["amp-bf16"]})
+    (scaled,) = (replace(run, entry=replace(run.entry, run=runs["amp-fp16"])) for run in found)
+    assert exponent_figures.first_scale(scaled) == 4.0
+    assert exponent_figures.seen([*found, scaled]) is scaled
+
+
+def test_only_figures_with_something_to_show_are_written(runs, tmp_path):
+    def written(runs, folder):
+        (tmp_path / folder).mkdir()
+        comparison, verdicts, _ = judged(runs)
+        verdict_figures.draw([comparison], verdicts, tmp_path / folder)
+        return {path.stem for path in (tmp_path / folder).iterdir()}
+
+    bare = replace(runs["amp-bf16"], numerics=None)
+    assert written({bare.name: bare}, "bare") == set()
+    failed = replace(bare, name="x", result={**bare.result, "status": "failed"}, steps=pd.DataFrame())
+    assert written({failed.name: failed}, "failed") == set()
+    alone = runs["amp-bf16"]
+    assert written({alone.name: alone, "x": failed}, "alone") == set(NAMES)
+    assert written(runs, "all") == set(NAMES)

@@ -25,17 +25,18 @@ see ``mpcompare/testing``.
 """
 
 import inspect
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Protocol, TypedDict, cast
 
 from torch import Tensor, nn
 
 from mpcompare.errors import BackendUnavailable as BackendUnavailable
 from mpcompare.loss_scale import LossScale
+from mpcompare.phases import PHASES as PHASES
+from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.rates import Rates
 from mpcompare.tasks.task import Params, Task
 
-PHASES = ("forward", "backward", "unscale", "clip", "step", "update")
 MemoryModel = dict[str, dict[str, int]]
 ModuleDtypes = dict[str, dict[str, str]]
 Batches = Sequence[tuple[Tensor, Tensor]]  # the micro-batches of one step, inputs and targets
@@ -69,6 +70,9 @@ class Backend(Protocol):
             or a 0-d tensor on the device that is not 0 then (reading it may wait).
         grad_norm: norm of the last step's unscaled gradients, all of them together, before it was clipped: a number, or
             a 0-d tensor on the device; None where nothing is clipped.
+
+    Two more may be left out. ``warmup_steps``, an int: the number of first steps that are not as all later ones, such
+    as those before a graph is captured. ``workspaces()``: bytes that its products hold beside tensors, by name.
     """
 
     PRECISIONS: ClassVar[tuple[str, ...]]
@@ -174,59 +178,117 @@ class WholeStep(Protocol):
         """A whole step; returns the mean loss of its micro-batches, an fp32 scalar on the device, unscaled."""
 
 
+def in_one_piece(backend: Any) -> bool:
+    """Whether the backend's step has no phases: it offers ``train_step``."""
+    return callable(getattr(backend, "train_step", None))
+
+
+class Walk:
+    """One training step of a backend, phase by phase. To iterate is to take the step:
+
+        for phase in Walk(backend, batches, lr):
+            clock.mark()
+
+    yields the name of each phase when it is done: ``forward`` and ``backward`` once a micro-batch, the others once. A
+    backend that offers ``train_step`` yields ``WHOLE_STEP``, once.
+
+    Attributes:
+        in_one_piece: as the function of this name says.
+        loss: the mean of the losses of the micro-batches so far, an fp32 scalar on the device.
+    """
+
+    def __init__(
+        self, backend: Any, batches: Batches, lr: float | Tensor, at_the_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """``at_the_end`` is called once, after the last phase."""
+        self.backend, self.batches, self.lr = backend, batches, lr
+        self.in_one_piece = in_one_piece(backend)
+        self.loss: Any = 0.0
+        self._phases = self._in_one_piece(at_the_end) if self.in_one_piece else self._by_phases(at_the_end)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._phases
+
+    def through(self, phase: str) -> None:
+        """Goes on until ``phase`` is done; in one piece, to the end."""
+        for done in self._phases:
+            if done == phase:
+                return
+
+    def finish(self) -> Tensor:
+        """Goes on to the end, and returns the loss."""
+        for _ in self._phases:
+            pass
+        return cast(Tensor, self.loss)
+
+    def _in_one_piece(self, at_the_end: Callable[[], None]) -> Iterator[str]:
+        self.loss = self.backend.train_step(self.batches, self.lr)
+        yield WHOLE_STEP
+        at_the_end()
+
+    def _by_phases(self, at_the_end: Callable[[], None]) -> Iterator[str]:
+        backend, count = self.backend, len(self.batches)
+        for x, y in self.batches:
+            loss = backend.forward(x, y)
+            self.loss = (
+                loss if count == 1 else self.loss + loss / count
+            )  # a new tensor: a backend may overwrite its own
+            yield "forward"
+            backend.backward()
+            yield "backward"
+        backend.unscale()
+        yield "unscale"
+        backend.clip()
+        yield "clip"
+        backend.step(self.lr)
+        yield "step"
+        backend.update()
+        yield "update"
+        at_the_end()
+
+
 def take_step(backend: Any, batches: Batches, lr: float | Tensor) -> Tensor:
-    """One training step, by phases or in one piece. Returns the loss."""
-    if hasattr(backend, "train_step"):
-        return backend.train_step(batches, lr)
-    loss = accumulate_gradients(backend, batches)
-    backend.unscale()
-    backend.clip()
-    backend.step(lr)
-    backend.update()
-    return loss
+    """Takes one training step and returns its loss."""
+    return Walk(backend, batches, lr).finish()
 
 
 class Stepper:
     """A backend that takes one step after the other, each at the learning rate that the schedule gives it.
 
     Attributes:
-        rates: of its steps; they count which were taken.
+        rates: the learning rates of its steps; they count the steps that were taken.
     """
 
     def __init__(self, backend: Any, rates: Rates) -> None:
         self.backend, self.rates = backend, rates
 
+    def walk(self, batches: Batches) -> Walk:
+        """The next step, phase by phase; the rates count it when it is done."""
+        return Walk(self.backend, batches, self.rates.now, lambda: self.rates.count(self.backend.skipped))
+
     def step(self, batches: Batches) -> Tensor:
-        """Returns the loss."""
-        loss = take_step(self.backend, batches, self.rates.now)
-        self.rates.count(self.backend.skipped)
-        return loss
-
-
-def accumulate_gradients(backend: Any, batches: Batches) -> Tensor:
-    """Forward and backward of each micro-batch. Returns the mean of their losses."""
-    if len(batches) == 1:
-        loss = backend.forward(*batches[0])
-        backend.backward()
-        return loss
-    total: Any = 0.0
-    for x, y in batches:
-        total = total + backend.forward(x, y) / len(batches)  # a new tensor: a backend may overwrite its own
-        backend.backward()
-    return total
+        """Takes the next step and returns its loss."""
+        return self.walk(batches).finish()
 
 
 def show_gradients(backend: Any, batches: Batches, lr: float | Tensor) -> tuple[Tensor, Params]:
-    """A step up to where its gradients can be seen, which in one piece is all of it.
+    """Takes a step up to where its gradients can be seen, which in one piece is all of it.
 
     Returns the loss and the gradients, which the rest of the step may overwrite.
     """
-    if hasattr(backend, "train_step"):
-        loss = backend.train_step(batches, lr)
-    else:
-        loss = accumulate_gradients(backend, batches)
-        backend.unscale()
-    return loss, backend.grads()
+    walk = Walk(backend, batches, lr)
+    walk.through("unscale")
+    return walk.loss, backend.grads()
+
+
+def warmup_steps(backend: Any) -> int:
+    """The number of first steps that are not as all later ones: those before a graph is captured, say."""
+    return getattr(backend, "warmup_steps", 0)
+
+
+def workspaces(backend: Any) -> dict[str, int]:
+    """Bytes that the backend's own products hold beside tensors, by name; empty where it does not say."""
+    return backend.workspaces() if hasattr(backend, "workspaces") else {}
 
 
 def idle_phases(backend: Any, task: Task) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ BLOCK_FIELDS = (
     *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
     "cores_between_turns",
 )
-WHOLE_STEP = "whole step"  # stands for the phases in ``phase_ms`` of a backend that has none
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
 
 

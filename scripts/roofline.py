@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
-from mpcompare.contract import PHASES, BackendUnavailable, Stepper
+from mpcompare.contract import PHASES, BackendUnavailable, Stepper, in_one_piece
 from mpcompare.cost import work
 from mpcompare.cost.work import Work
 from mpcompare.entrant import timing
@@ -88,7 +88,7 @@ def phase_rows(
     steps = timing.try_block(stepper, stream, BLOCK_S, clock).steps
     whole = float(np.median([timing.time_block(stepper, stream, steps, clock)[0] for _ in range(5)]))
     found = row("phase", label, "whole step", whole, work.step(mlp, precision), roof, precision)
-    if hasattr(backend, "train_step"):
+    if in_one_piece(backend):
         return [found]
     phase_ms = timing.time_phases(stepper, stream, steps, clock, task)["phase_ms"]
     parts = {"forward": ["forward"], "backward": ["backward"], "unscale to update": list(PHASES[2:])}

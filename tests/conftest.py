@@ -26,7 +26,7 @@ from mpcompare.backends.fused import Fused
 from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.backends.scratch import Scratch
 from mpcompare.backends.tf32 import Tf32
-from mpcompare.contract import Backend, options_of, show_gradients
+from mpcompare.contract import Backend, in_one_piece, options_of, show_gradients
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.tasks.mlp import Mlp, PlainMlp, plain_mlp
 from mpcompare.tasks.optimizers import Sgd
@@ -160,7 +160,7 @@ def step_to_gradients(backend: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[t
 
 def finish_step(backend: Any) -> None:
     """What is left of it."""
-    if not hasattr(backend, "train_step"):
+    if not in_one_piece(backend):
         backend.clip()
         backend.step(backend.task.optimizer.lr)
         backend.update()

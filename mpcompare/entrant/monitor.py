@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare.contract import Batches, Stepper, accumulate_gradients
+from mpcompare.contract import Batches, Stepper
 from mpcompare.entrant.shares import gradient_shares, lost_share, moving
 from mpcompare.instruments.clock import Clock
 from mpcompare.tasks.task import Params, Task
@@ -47,15 +47,12 @@ class Monitor:
         """
         backend, clock = stepper.backend, self.clock
         before = {name: p.clone() for name, p in backend.master_params().items()}
-        whole = hasattr(backend, "train_step")
         scale = float(backend.loss_scale())
         clock.mark()
-        if whole:
-            loss = stepper.step(batches)
-        else:
-            loss = accumulate_gradients(backend, batches)
-            backend.unscale()
+        walk = stepper.walk(batches)
+        walk.through("unscale")
         clock.mark()
+        whole = walk.in_one_piece
         grads: Params = backend.grads()
         nonzero = {name: g != 0 for name, g in grads.items()}
         unclipped = self._unclipped(backend.grad_norm) if whole else 1.0
@@ -67,16 +64,13 @@ class Monitor:
         del grads
         if not whole:
             clock.mark()
-            backend.clip()
-            backend.step(stepper.rates.now)
-            backend.update()
-            stepper.rates.count(backend.skipped)
+            walk.finish()
             clock.mark()
         if nonzero and not bool(backend.skipped):
             decay = getattr(self.task.optimizer, "weight_decay", 0.0)
             moves = moving(nonzero, backend.state_dict()["optimizer"], before, decay)
             seen["lost_updates"] = lost_share(before, backend.master_params(), moves)
-        return loss, seen, 1 if whole else 2
+        return walk.loss, seen, 1 if whole else 2
 
     def _unclipped(self, norm: float | Tensor | None) -> float:
         """What clipping has multiplied the gradients of a whole step by; 0 where that left nothing to be seen, because

@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpcompare.contract import PHASES, State, Stepper, idle_phases
+from mpcompare.contract import PHASES, State, Stepper, idle_phases, in_one_piece
 from mpcompare.entrant.setup import Setup, Stream
 from mpcompare.entrant.training import keep
 from mpcompare.instruments import meter
 from mpcompare.instruments.bystanders import Rest, Watch
 from mpcompare.instruments.clock import Clock, CudaClock, settle
 from mpcompare.native.graph import WARMUP
+from mpcompare.phases import WHOLE_STEP
 from mpcompare.race.turns import Finish, Order, Progress, Time, Turn
-from mpcompare.records import WHOLE_STEP, Recorder
+from mpcompare.records import Recorder
 from mpcompare.tasks.task import Task
 
 
@@ -145,7 +146,7 @@ def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task
     """
     time_block(stepper, stream, untimed_steps(steps, clock), clock)
     backend = stepper.backend
-    if hasattr(backend, "train_step"):
+    if in_one_piece(backend):
         bare = [time_block(stepper, stream, steps, clock)[0] for _ in range(PHASE_BLOCKS)]
         return {"phase_ms": {WHOLE_STEP: float(np.median(bare))}, "phase_overhead": 0.0}
     phases, bare, clocked = [], [], []
@@ -155,15 +156,8 @@ def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task
             continue
         for batch in islice(stream, steps):
             clock.mark()
-            for x, y in batch:
-                backend.forward(x, y)
+            for _ in stepper.walk(batch):
                 clock.mark()
-                backend.backward()
-                clock.mark()
-            for phase in PHASES[2:]:
-                getattr(backend, phase)(*((stepper.rates.now,) if phase == "step" else ()))
-                clock.mark()
-            stepper.rates.count(backend.skipped)
         intervals = clock.read()
         clocked.append(sum(intervals) / steps)
         # The last of each row lies between two steps; forward and backward come once a micro-batch.

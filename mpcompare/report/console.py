@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpcompare.phases import WHOLE_STEP
 from mpcompare.race.turns import describe_timing
-from mpcompare.records import WHOLE_STEP, write_atomically
+from mpcompare.records import write_atomically
 from mpcompare.report import dtypes, inference
 from mpcompare.report.comparison import Comparison, Entry, phases_of
 from mpcompare.verdict.judge.verdict import Verdict

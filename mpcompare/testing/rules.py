@@ -14,7 +14,7 @@ from torch import Tensor
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.tf32 import Tf32
-from mpcompare.contract import PHASES, BackendUnavailable, Batches, options_of, show_gradients
+from mpcompare.contract import PHASES, BackendUnavailable, Batches, in_one_piece, options_of, show_gradients
 from mpcompare.cost.memory import TENSOR_KINDS
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
@@ -62,7 +62,7 @@ def of_the_interface(backend: Any) -> Iterator[str]:
     """The methods: all phases or one step, and all answers."""
     phases = [name for name in PHASES if callable(getattr(backend, name, None))]
     missing = [name for name in PHASES if name not in phases]
-    whole = callable(getattr(backend, "train_step", None))
+    whole = in_one_piece(backend)
     if phases and missing:
         yield f"it offers {', '.join(phases)} and not {', '.join(missing)}: expected all phases, or none and train_step"
     elif not phases and not whole:

@@ -12,7 +12,7 @@ from mpcompare.contract import Stepper
 from mpcompare.entrant.timing import time_phases, try_block
 from mpcompare.instruments import clock as measure
 from mpcompare.instruments.bystanders import Rest, Watch
-from mpcompare.records import WHOLE_STEP
+from mpcompare.phases import WHOLE_STEP
 
 CPU = torch.device("cpu")
 TASK = make_task()

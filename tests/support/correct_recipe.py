@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mpcompare.backends import scratch
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
-from mpcompare.contract import Backend, Batches, accumulate_gradients
+from mpcompare.contract import Backend, Batches
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.data.generated import digits, synthetic
 from mpcompare.tasks.data.text import ALPHABET, topics
@@ -80,7 +80,10 @@ class WholeStep(Scratch):
     """One piece, which shows its gradients after they are clipped."""
 
     def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
-        loss = accumulate_gradients(self, batches)
+        loss = torch.zeros(())
+        for x, y in batches:
+            loss = loss + self.forward(x, y) / len(batches)
+            self.backward()
         self.unscale()
         self.clip()
         self.step(lr)

@@ -14,7 +14,8 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from mpcompare.records import WHOLE_STEP, Run, write_atomically
+from mpcompare.phases import WHOLE_STEP
+from mpcompare.records import Run, write_atomically
 from mpcompare.report.comparison import Comparison, Entry, phases_of, steps_of_both
 from mpcompare.report.console import percent
 

@@ -29,10 +29,10 @@ from torch import Tensor
 
 from mpcompare.cost import work
 from mpcompare.cost.work import Work
+from mpcompare.dtypes import DTYPES
 from mpcompare.instruments import machine
 from mpcompare.instruments.bystanders import Watch
 from mpcompare.native import build, flat, ops
-from mpcompare.precision import DTYPES
 
 
 def cpu_peaks() -> dict[str, float]:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from mpcompare.dtypes import DTYPES
 from mpcompare.instruments import clock as measure
 from mpcompare.instruments import machine
-from mpcompare.precision import DTYPES
 
 
 def seconds(call: Callable[[], object], device: torch.device, calls: int = 1) -> float:

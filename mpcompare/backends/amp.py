@@ -18,9 +18,9 @@ from mpcompare.backends.torch_model import (
 )
 from mpcompare.contract import MemoryModel
 from mpcompare.cost import memory
+from mpcompare.dtypes import DTYPES
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
-from mpcompare.precision import DTYPES
 from mpcompare.tasks.task import Task
 
 

@@ -23,8 +23,8 @@ from mpcompare.backends.torch_model import (
     share_of_step,
 )
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes
+from mpcompare.dtypes import DTYPES
 from mpcompare.loss_scale import LossScale, StaticLossScale
-from mpcompare.precision import DTYPES
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Task
 

@@ -14,9 +14,9 @@ from mpcompare.backends.amp import grad_scaler
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
 from mpcompare.contract import Batches, MemoryModel, State
 from mpcompare.cost import memory
+from mpcompare.dtypes import DTYPES
 from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.native import graph
-from mpcompare.precision import DTYPES
 from mpcompare.tasks.task import Task
 
 

@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.cost import memory
+from mpcompare.dtypes import DTYPES, dtype_name
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.native import flat, ops
 from mpcompare.native.build import BuildError
 from mpcompare.native.device_scale import DeviceLossScale
 from mpcompare.native.graph import StepGraph, require_cuda
-from mpcompare.precision import DTYPES, dtype_name
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Params, Task

@@ -28,8 +28,8 @@ from mpcompare.backends.torch_model import (
     set_lr,
 )
 from mpcompare.contract import MemoryModel, ModuleDtypes, State, take_step
+from mpcompare.dtypes import DTYPES
 from mpcompare.loss_scale import LossScale, load_state, state_of
-from mpcompare.precision import DTYPES
 from mpcompare.tasks.task import Params, Task, buffers_of
 
 STAY_IN_FP32 = (

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
 from mpcompare.contract import MemoryModel, ModuleDtypes, State
 from mpcompare.cost import memory
+from mpcompare.dtypes import DTYPES, dtype_name
 from mpcompare.errors import check_choice, check_flag
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.native import ops
-from mpcompare.precision import DTYPES, dtype_name
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import Params, Task

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mpcompare.backends.layer_dtypes.modules import watch
 from mpcompare.contract import BackendUnavailable, ModuleDtypes, State, take_step
-from mpcompare.precision import dtype_name
+from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params, Task, buffers_of, params_of
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from mpcompare.contract import BackendUnavailable, MemoryModel
+from mpcompare.dtypes import DTYPES
 from mpcompare.native import flat
-from mpcompare.precision import DTYPES
 from mpcompare.tasks.mlp import PlainMlp, plain_mlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Task

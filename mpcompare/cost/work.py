@@ -7,7 +7,7 @@ time over these counts is an achieved rate, and the larger of flops / (flop/s) a
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mpcompare.precision import DTYPES
+from mpcompare.dtypes import DTYPES
 from mpcompare.tasks.mlp import PlainMlp
 from mpcompare.tasks.optimizers import Sgd
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.cost.flops import step_flops
+from mpcompare.dtypes import DTYPES
 from mpcompare.entrant import resume
 from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.inference import measure_inference
@@ -26,7 +27,6 @@ from mpcompare.entrant.timing import Trained, fresh, take_turns, time_phases, tr
 from mpcompare.entrant.training import train
 from mpcompare.instruments import heap, meter
 from mpcompare.instruments.clock import percentiles, settle
-from mpcompare.precision import DTYPES
 from mpcompare.race.turns import Progress, Turn, Turns
 from mpcompare.records import Recorder
 from mpcompare.shared import ALONE, Shared

@@ -25,11 +25,12 @@ from torch import Tensor, nn
 
 from mpcompare.backends.master_weights import cast_module
 from mpcompare.contract import State
+from mpcompare.dtypes import DTYPES
 from mpcompare.entrant.evaluation import Scores, score
 from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import machine, meter
 from mpcompare.instruments.clock import Clock
-from mpcompare.precision import DTYPES, resolve_precision
+from mpcompare.precision import resolve_precision
 from mpcompare.shared import Shared
 from mpcompare.tasks.task import with_values
 

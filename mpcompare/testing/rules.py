@@ -18,7 +18,7 @@ from mpcompare.contract import PHASES, BackendUnavailable, Batches, in_one_piece
 from mpcompare.cost.memory import TENSOR_KINDS
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
-from mpcompare.precision import DTYPES
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.task import Params, buffers_of, params_of
 from mpcompare.testing.column import POLICIES, Column
 from mpcompare.testing.examined import examined_run
@@ -41,8 +41,8 @@ def of_the_class(backend_class: Any, options: Mapping[str, Any]) -> Iterator[str
         yield "it is no class"
         return
     precisions = getattr(backend_class, "PRECISIONS", None)
-    if not isinstance(precisions, tuple) or not precisions or not set(precisions) <= set(DTYPES):
-        yield f"PRECISIONS is {precisions!r}, expected a tuple of {', '.join(DTYPES)}"
+    if not isinstance(precisions, tuple) or not precisions or not set(precisions) <= set(PRECISIONS):
+        yield f"PRECISIONS is {precisions!r}, expected a tuple of {', '.join(PRECISIONS)}"
     parameters = list(inspect.signature(backend_class).parameters.values())
     if [p.name for p in parameters[:4]] != ["model", "task", "precision", "loss_scale"]:
         found = ", ".join(p.name for p in parameters[:4])

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from mpcompare.backends import scratch
 from mpcompare.contract import BackendUnavailable
+from mpcompare.dtypes import DTYPES
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.native import ops
 from mpcompare.native.build import BuildError
-from mpcompare.precision import DTYPES, resolve_precision
+from mpcompare.precision import resolve_precision
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.oracle import exact_step

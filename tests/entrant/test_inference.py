@@ -18,6 +18,7 @@ from torch import nn
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.contract import Stepper
+from mpcompare.dtypes import DTYPES, unit_roundoff
 from mpcompare.entrant import inference
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.evaluation import evaluate, score
@@ -25,7 +26,6 @@ from mpcompare.entrant.inference import Way, autocast, cast_weights, measure_inf
 from mpcompare.entrant.setup import set_up
 from mpcompare.errors import InputError
 from mpcompare.instruments.clock import CpuClock
-from mpcompare.precision import DTYPES, unit_roundoff
 from mpcompare.race.turns import Finish, Time, Train
 from mpcompare.records import Recorder, find_runs
 from mpcompare.report import inference as table

@@ -13,10 +13,10 @@ from conftest import UNIT_ROUNDOFF
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from mpcompare.dtypes import DTYPES
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.native import ops
 from mpcompare.native.device_scale import DeviceLossScale
-from mpcompare.precision import DTYPES
 
 CPU = torch.device("cpu")
 U = 2.0**-24

@@ -10,8 +10,8 @@ from conftest import UNIT_ROUNDOFF
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpcompare.dtypes import DTYPES
 from mpcompare.native import ops
-from mpcompare.precision import DTYPES
 
 CPU = torch.device("cpu")
 ENGINES = {"native": ops.native_gemm, "torch": ops.torch_gemm}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from native.test_fused_ops import CPU, DTYPE, HALF_SUBNORMAL, U, assert_within, at, built, randn, scalar  # noqa: F401
 
+from mpcompare.dtypes import DTYPES
 from mpcompare.native import ops
-from mpcompare.precision import DTYPES
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 

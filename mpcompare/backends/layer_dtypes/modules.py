@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mpcompare.contract import ModuleDtypes
-from mpcompare.precision import dtype_name
+from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.mlp import PlainMlp
 from mpcompare.tasks.task import Params
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.contract import Backend, Batches, Stepper, show_gradients, take_step
+from mpcompare.dtypes import DTYPES, dtype_name, unit_roundoff
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
-from mpcompare.precision import DTYPES, dtype_name, unit_roundoff
 from mpcompare.race.turns import Progress
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.task import Params, Task, params_of, with_values

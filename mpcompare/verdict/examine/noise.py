@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.contract import Backend, Batches, State, Stepper
+from mpcompare.dtypes import unit_roundoff
 from mpcompare.loss_scale import LossScale, NoLossScale
-from mpcompare.precision import unit_roundoff
 from mpcompare.race.turns import Progress
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, Task, params_of, with_values

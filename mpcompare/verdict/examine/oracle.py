@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches
-from mpcompare.precision import DTYPES, unit_roundoff
+from mpcompare.dtypes import DTYPES, unit_roundoff
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mpcompare.contract import Batches
-from mpcompare.precision import unit_roundoff
+from mpcompare.dtypes import unit_roundoff
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.numerics import chunks, sketch
 from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent

@@ -1,6 +1,7 @@
 """The formats of ``mpcompare/precision.py`` in torch: their dtypes."""
 
 import torch
+from torch import Tensor
 
 from mpcompare.precision import PRECISIONS, TF32, Format
 
@@ -24,3 +25,7 @@ DTYPES = {name: torch_dtype(precision.storage) for name, precision in PRECISIONS
 def unit_roundoff(precision: str) -> float:
     """Rounding to the precision's storage changes a number by at most this, relatively: 2^-24, 2^-11 or 2^-8."""
     return PRECISIONS[precision].storage.unit_roundoff
+
+
+def rounded_to(values: Tensor, format: Format) -> Tensor:
+    return values.to(torch_dtype(format)).to(values.dtype)

@@ -16,7 +16,7 @@ import pandas as pd
 from summaries import comparison, suite_summaries
 
 from mpcompare.cost.memory import allocated_bytes
-from mpcompare.records import Run, find_runs
+from mpcompare.report.runs import Run, find_runs
 
 
 def show(table: pd.DataFrame) -> str:

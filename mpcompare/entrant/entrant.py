@@ -27,13 +27,16 @@ from mpcompare.entrant.timing import Trained, fresh, take_turns, time_phases, tr
 from mpcompare.entrant.training import train
 from mpcompare.instruments import heap, meter
 from mpcompare.instruments.clock import percentiles, settle
+from mpcompare.precision import PRECISIONS
 from mpcompare.race.turns import Progress, Turn, Turns
 from mpcompare.records import Recorder
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.task import params_of
 from mpcompare.tasks.twin import examined_twin
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.examine import Subject, examine
+from mpcompare.verdict.examine.examine import examine
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import to_document
 
 
 def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
@@ -82,8 +85,8 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     with heap.kept():
         if plan.examine:
             began, noise = time.monotonic(), plan.noise if plan.is_baseline else 0
-            numbers = yield from examine(_subject(setup, start, shared), stepper, rows, noise)
-            recorder.numerics({"moved": moved, **numbers})
+            findings = yield from examine(_subject(setup, start, shared), stepper, rows, moved, noise)
+            recorder.numerics(to_document(findings))
             recorder.add(examine_s=time.monotonic() - began)
         del backend, stepper
         yield Progress(0, 1, "dtypes of each layer")
@@ -117,16 +120,16 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
 
 
 def _subject(setup: Setup, start: Checkpoint | None, shared: Shared) -> Subject:
-    twin, replaced = examined_twin(setup.model, setup.task)
+    twin, kinks = examined_twin(setup.model, setup.task)
     return Subject(
         make_backend=setup.make_backend,
         model=setup.model,
-        policy=setup.loss_scale,
-        precision=setup.precision,
+        scaling=setup.loss_scale,
+        precision=PRECISIONS[setup.precision],
         task=setup.task,
         batches=setup.batches,
         twin=twin,
-        replaced=replaced,
+        kinks=kinks,
         start=start,
         shared=shared,
     )

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Batches, Stepper
 from mpcompare.entrant.shares import gradient_shares, lost_share, moving
 from mpcompare.instruments.clock import Clock
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.numerics import total_norm
-from mpcompare.verdict.reading import factor_of_norm
 
 
 @dataclass(frozen=True)

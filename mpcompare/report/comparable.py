@@ -5,7 +5,8 @@ from itertools import combinations
 from typing import Any
 
 from mpcompare.errors import InputError, check_choice
-from mpcompare.records import Run, named_fields
+from mpcompare.records import named_fields
+from mpcompare.report.runs import Run
 
 OBSERVED = ("dataset_fingerprint", "initial_weights")
 FACET = ("device_name", "host", "threads")
@@ -80,12 +81,6 @@ def task_identity(run: Run) -> dict[str, Any]:
     asked_for = named_fields("task", config["task"]) if config["task"] else {}
     observed = {key: run.result[key] for key in OBSERVED if key in run.result}
     return {**asked_for, "seed": config.get("seed", run.result["seed"]), **observed}
-
-
-def start_of(run: Run) -> tuple[int, str] | None:
-    """Where its training began, for runs of one task: at a step and its weights; None for the initial ones."""
-    resumed: dict[str, Any] | None = run.result.get("resumed_from")
-    return (resumed["step"], resumed["weights"]) if resumed else None
 
 
 def facet(run: Run) -> dict[str, Any]:

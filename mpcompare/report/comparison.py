@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from mpcompare.race.intervals import Interval, ratio, unpaired_ratio
-from mpcompare.records import Run
 from mpcompare.report.comparable import (
     OBSERVED,
     check_comparable,
@@ -21,18 +20,9 @@ from mpcompare.report.comparable import (
     task_identity,
     varied,
 )
-
-
-def steps_of_both(a: Run, b: Run) -> np.ndarray:
-    """The numbers of the steps both have: one that was resumed lacks the first ones."""
-    return np.intersect1d(a.steps["step"], b.steps["step"])
-
-
-def loss_difference(a: Run, b: Run) -> np.ndarray:
-    """``|loss of a - loss of b|`` step by step, over :func:`steps_of_both`."""
-    both = steps_of_both(a, b)
-    mine, theirs = (run.steps.loc[np.isin(run.steps["step"], both), "loss"].to_numpy(dtype=float) for run in (a, b))
-    return np.abs(mine - theirs)
+from mpcompare.report.runs import Run
+from mpcompare.verdict.judge.trajectories import loss_difference as loss_difference
+from mpcompare.verdict.judge.trajectories import steps_of_both as steps_of_both
 
 
 def phases_of(runs: Iterable[Run]) -> list[str]:

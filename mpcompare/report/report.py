@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpcompare.records import find_runs
 from mpcompare.report import console as table
 from mpcompare.report import dtypes, inference
+from mpcompare.report import verdicts as verdict_file
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
 from mpcompare.report.figures import dtypes as dtype_figure
 from mpcompare.report.figures import speed as figures
 from mpcompare.report.figures import training as training_figure
 from mpcompare.report.figures import verdict as verdict_figures
-from mpcompare.verdict.judge import verdict
+from mpcompare.report.runs import find_runs
 
 
 def report(
@@ -49,13 +49,13 @@ def report(
     strict = configured.get("strict", False) if strict is None else strict
     check_allowed(allow, [run.result["config"]["task"] for run in runs])
     comparisons = compare(runs, str(baseline), allow)
-    verdicts = {name: v for comparison in comparisons for name, v in verdict.judge(comparison).items()}
+    verdicts = {name: v for comparison in comparisons for name, v in verdict_file.judge_all(comparison).items()}
     table.show(comparisons, verdicts)
     if not any(run.result["backend"] == baseline for run in runs):
         print(f"report.baseline={baseline} is not among the runs: compared with the first that finished")
     out.mkdir(parents=True, exist_ok=True)
     table.write(comparisons, verdicts, out / "summary.csv")
-    verdict.write(verdicts, out / "verdict.json")
+    verdict_file.write(verdicts, out / "verdict.json")
     figures.draw(comparisons, out)
     training_figure.draw(comparisons, out)
     verdict_figures.draw(comparisons, verdicts, out)

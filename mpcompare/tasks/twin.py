@@ -6,6 +6,7 @@ and AvgPool 1.2 to 1.8. What a backend does wrong is found beside the second.
 """
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -22,8 +23,17 @@ ADAPTIVE_POOLS: dict[Any, Any] = {
 }
 
 
-def examined_twin(model: nn.Module, task: Task) -> tuple[nn.Module | None, dict[str, str]]:
-    """The twin at which a network is examined, and what was replaced there; None where it is examined itself.
+@dataclass(frozen=True)
+class Kink:
+    """A layer that was replaced: the class that has a kink, and the smooth one that stands in its place."""
+
+    kinked: str
+    smooth: str
+
+
+def examined_twin(model: nn.Module, task: Task) -> tuple[nn.Module | None, dict[str, Kink]]:
+    """Returns the twin at which a network is examined, and the layers that were replaced there; None where the network
+    is examined itself.
 
     That is so where it has no kinks, and for a plain MLP: those that compute it by hand know relu and nothing smooth,
     and beside an oracle that starts from rounded weights and inputs its kinks do little.
@@ -34,14 +44,13 @@ def examined_twin(model: nn.Module, task: Task) -> tuple[nn.Module | None, dict[
     return (twin, replaced) if replaced else (None, {})
 
 
-def smooth_twin(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:
-    """A copy of ``model`` with the same weights whose modules have no kinks.
+def smooth_twin(model: nn.Module) -> tuple[nn.Module, dict[str, Kink]]:
+    """Returns a copy of ``model`` with the same weights whose modules have no kinks.
 
     Functions that a ``forward`` calls by itself, such as ``torch.relu``, stay as they are.
 
     Returns:
-        The twin, and what became of the modules that were replaced: ``{"relu1": "GELU for ReLU"}``; empty where there
-        was none.
+        The twin, and by name the modules that were replaced; empty where there was none.
     """
     twin, replaced = copy.deepcopy(model), {}
     for name, module in list(twin.named_modules()):
@@ -49,7 +58,7 @@ def smooth_twin(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:
         if smooth is not None and name:
             parent, _, child = name.rpartition(".")
             setattr(twin.get_submodule(parent), child, smooth)
-            replaced[name] = f"{type(smooth).__name__} for {type(module).__name__}"
+            replaced[name] = Kink(type(module).__name__, type(smooth).__name__)
     return twin, replaced
 
 

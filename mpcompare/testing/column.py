@@ -13,6 +13,7 @@ from mpcompare import loss_scale
 from mpcompare.contract import Batches, Stepper
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.oracle import Exact, exact_step
@@ -82,4 +83,4 @@ class Column:
 
     def exact(self) -> Exact:
         """The first step in float64."""
-        return exact_step(self.model(), self.task.loss_fn, self.batches(1)[0], self.precision)
+        return exact_step(self.model(), self.task.loss_fn, self.batches(1)[0], PRECISIONS[self.precision])

@@ -14,12 +14,16 @@ from torch import nn
 from mpcompare import loss_scale
 from mpcompare.contract import Backend, Batches, Stepper
 from mpcompare.loss_scale import LossScale
-from mpcompare.records import BLOCK_FIELDS, Run, finite, numbers
+from mpcompare.precision import PRECISIONS
+from mpcompare.records import BLOCK_FIELDS, finite, numbers
+from mpcompare.report.runs import Run
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.task import Task, params_of
 from mpcompare.tasks.twin import examined_twin
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.examine import Subject, examine
+from mpcompare.verdict.examine.examine import examine
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import from_document, to_document
 
 
 def examined_run(
@@ -67,19 +71,19 @@ def examined_run(
         rows.append({"step": number, "loss": loss, "loss_scale": scale, "skipped": bool(backend.skipped)})
     initial = params_of(model)
     moved = numerics.sketch({name: p - initial[name] for name, p in backend.master_params().items()})
-    twin, replaced = examined_twin(model, task)
+    twin, kinks = examined_twin(model, task)
     subject = Subject(
-        make, model, policy, precision, task, stream, twin, replaced,
+        make, model, policy, PRECISIONS[precision], task, stream, twin, kinks,
     )  # fmt: skip
-    turns = examine(subject, stepper, rows, noise)
+    turns = examine(subject, stepper, rows, moved, noise)
     while True:
         try:
             next(turns)
         except StopIteration as end:
-            found = numbers(json.loads(json.dumps(finite({"moved": moved, **end.value}))))
+            findings = from_document(numbers(json.loads(json.dumps(finite(to_document(end.value))))))
             break
     result = {
         "status": "ok", "backend": name, "precision": precision, "seed": seed, "dtypes": backend.dtypes(),
         "config": {"task": {}}, "task": "task", "batch_size": task.batch_size,
     }  # fmt: skip
-    return Run(Path(name), name, result, pd.DataFrame(rows), pd.DataFrame(columns=list(BLOCK_FIELDS)), found)
+    return Run(Path(name), name, result, pd.DataFrame(rows), pd.DataFrame(columns=list(BLOCK_FIELDS)), findings)

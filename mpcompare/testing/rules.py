@@ -19,12 +19,12 @@ from mpcompare.cost.memory import TENSOR_KINDS
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import PRECISIONS
+from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.task import Params, buffers_of, params_of
 from mpcompare.testing.column import POLICIES, Column
 from mpcompare.testing.examined import examined_run
 from mpcompare.testing.outcome import Checked
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.judge.verdict import judge_run
 
 Rule = Callable[[Column, Checked], Iterator[str]]
 ANSWERS = (

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.figures.judged import Judged
 from mpcompare.report.figures.speed import COLOURS, DASHES, WIDTH, grid, nothing
-from mpcompare.verdict.reading import HIGHEST, LOWEST
+from mpcompare.verdict.findings import HIGHEST, LOWEST
 
 CURVES = 7  # as many as there are colours
 EXPONENTS = np.arange(LOWEST, HIGHEST + 1)
@@ -28,14 +28,13 @@ NAME = 20  # characters of a name in a table
 
 def seen(runs: Sequence[Judged]) -> Judged | None:
     """The run whose exponents are drawn: they are the task's more than the run's, so of several one that scaled."""
-    counted = [run for run in runs if run.numerics.get("exponents", {}).get("first")]
+    counted = [run for run in runs if run.findings and run.findings.exponents.get("first")]
     return next((run for run in counted if first_scale(run) != 1), next(iter(counted), None))
 
 
 def first_scale(run: Judged) -> float:
     """The loss scale of the first step, of the try whose gradients were finite where there was one."""
-    steps = run.numerics.get("first", {}).get("steps", [])
-    scale = next((step["loss_scale"] for step in steps if step["finite"]), steps[0]["loss_scale"] if steps else 1.0)
+    scale = run.findings.first.first_scale if run.findings else 1.0
     return scale if 0 < scale < math.inf else 1.0
 
 
@@ -92,22 +91,23 @@ def exponents(comparisons: Sequence[Comparison], judged: Sequence[Sequence[Judge
 
 
 def _source(run: Judged) -> str:
-    last = "; thin: after training, in fp32" if run.numerics["exponents"].get("last") else ""
-    twin = " of the smooth twin" if run.numerics.get("twin") else ""
+    last = "; thin: after training, in fp32" if run.exponents.get("last") else ""
+    twin = " of the smooth twin" if run.findings and run.findings.twin else ""
     return f"first step{twin}, in float64 from the weights of {run.entry.label}{last}"
 
 
 def _of_group(run: Judged, group: str) -> Exponents:
-    return {when: found.get(group, {}) for when, found in run.numerics["exponents"].items()}
+    return {when: found.get(group, {}) for when, found in run.exponents.items()}
 
 
 def _named(run: Judged, counts: Counts) -> list[list[str]]:
     """What has any value: layers or weights, and biases, which are the first to be left out."""
-    layers = run.numerics.get("layers", {})
+    layers = run.findings.layers if run.findings else {}
     groups: list[list[str]] = [[], []]
     for name, values in counts.items():
         if np.sum(values):
-            groups[layers.get(name, {}).get("part", "").startswith("bias")].append(name)
+            is_bias = name in layers and layers[name].part.startswith("bias")
+            groups[is_bias].append(name)
     return groups
 
 

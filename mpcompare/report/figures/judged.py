@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from mpcompare.records import Run
 from mpcompare.report.comparison import Comparison, Entry, loss_difference
 from mpcompare.report.figures.speed import COLOURS, finished, line
-from mpcompare.verdict.judge.checks import loss_noise
+from mpcompare.report.runs import Run
+from mpcompare.report.verdicts import examined_of
+from mpcompare.verdict.findings import Counts, Errors, Findings
+from mpcompare.verdict.judge.trajectories import loss_noise
 from mpcompare.verdict.judge.verdict import Verdict
 
 
@@ -33,8 +35,18 @@ class Judged:
         return self.entry.run
 
     @property
-    def numerics(self) -> dict[str, Any]:
-        return self.run.numerics or {}
+    def findings(self) -> Findings | None:
+        return self.run.findings
+
+    @property
+    def exponents(self) -> dict[str, Counts]:
+        """Of the first step and after training; empty where they were not counted."""
+        return self.findings.exponents if self.findings else {}
+
+    @property
+    def noise_runs(self) -> int:
+        """The number of runs from which the noise is known, this one among them."""
+        return 1 + len(self.findings.noise if self.findings else [])
 
     @property
     def is_reference(self) -> bool:
@@ -53,9 +65,9 @@ class Judged:
         return next((c.limit for c in self.verdict.checks if c.name == check), math.nan)
 
     @property
-    def gradients(self) -> dict[str, dict[str, Any]]:
-        """Of the first step, by tensor."""
-        return self.numerics.get("first", {}).get("gradients", {})
+    def gradients(self) -> Errors:
+        """The errors of the first step, by tensor."""
+        return self.findings.first.gradients if self.findings else {}
 
     @property
     def difference(self) -> np.ndarray:
@@ -64,8 +76,9 @@ class Judged:
 
     @property
     def noise(self) -> np.ndarray | None:
-        """``checks.loss_noise`` of a reference; None for other runs, and where it was not measured."""
-        return loss_noise(self.run) if self.is_reference and self.numerics.get("noise") else None
+        """``loss_noise`` of a reference; None for other runs, and where it was not measured."""
+        examined = examined_of(self.run) if self.is_reference else None
+        return loss_noise(examined) if examined and examined.findings.noise else None
 
 
 def with_verdicts(comparison: Comparison, verdicts: Mapping[str, Verdict]) -> list[Judged]:

@@ -15,8 +15,8 @@ from mpcompare.report.comparison import Comparison, steps_of_both
 from mpcompare.report.figures.exponents import exponents, seen, update_ratio
 from mpcompare.report.figures.judged import Judged, compared, references, with_verdicts
 from mpcompare.report.figures.speed import WIDTH, finished, grid, nothing, save
+from mpcompare.verdict.findings import relative_error
 from mpcompare.verdict.judge.verdict import Verdict
-from mpcompare.verdict.reading import relative_error
 
 HATCHES = ("", "////", "....", r"\\\\", "xxxx", "----", "++++")
 
@@ -54,8 +54,9 @@ def _positive(values: Iterable[float]) -> np.ndarray:
 
 def _relative_limit(run: Judged, runs: Sequence[Judged], tensor: str) -> float:
     """Of the run, or for a reference that of the runs that were compared with it."""
-    reference = run.reference.run.numerics if run.reference else None
-    norm = ((reference or {}).get("first", {}).get("gradients", {}).get(tensor) or {}).get("norm", 0.0)
+    reference = run.reference.run.findings if run.reference else None
+    error = reference.first.gradients.get(tensor) if reference else None
+    norm = error.norm if error else 0.0
     limits = [
         r.limit(f"gradient in the first step, {tensor}") for r in (compared(run, runs) if run.is_reference else [run])
     ]
@@ -70,7 +71,7 @@ def gradient_error(comparisons: Sequence[Comparison], judged: Sequence[Sequence[
         axes = part.subplots()
         _gradient_bars(axes, runs)
         axes.set_ylabel("||gradient - exact|| / ||exact||")
-        twin = " of the smooth twin" if any(run.numerics.get("twin") for run in runs) else ""
+        twin = " of the smooth twin" if any(run.findings and run.findings.twin for run in runs) else ""
         axes.set_xlabel(f"gradient{twin} in the first step\nexact: float64 from the same rounded weights and inputs\n"
                         "(gap: no error; triangle: inf, NaN or missing)", fontsize=9)  # fmt: skip
         _legend(part, axes)
@@ -86,13 +87,13 @@ NOTHING = 1e-10  # of the largest gradient's norm: what is smaller is the roundi
 
 def _vanishing(runs: Sequence[Judged], tensors: Sequence[str]) -> list[str]:
     """The tensors that the loss does not depend on, such as a bias before a norm: relative errors say nothing."""
-    norms = {t: max((run.gradients.get(t) or {}).get("norm", 0.0) for run in runs) for t in tensors}
+    norms = {t: max(e.norm if (e := run.gradients.get(t)) else 0.0 for run in runs) for t in tensors}
     finite = [norm for norm in norms.values() if math.isfinite(norm)]
     return [t for t, norm in norms.items() if norm < NOTHING * max(finite, default=0.0)]
 
 
 def _no_gradients(run: Judged) -> str:
-    return "" if run.gradients else ": not examined" if run.run.numerics is None else ": shows none"
+    return "" if run.gradients else ": not examined" if run.findings is None else ": shows none"
 
 
 def _gradient_bars(axes: Axes, runs: Sequence[Judged]) -> None:
@@ -107,7 +108,7 @@ def _gradient_bars(axes: Axes, runs: Sequence[Judged]) -> None:
     width, shown = 0.8 / len(order), []
     for column, run in enumerate(order):
         middle = np.arange(len(tensors)) + (column - (len(order) - 1) / 2) * width
-        errors = np.array([relative_error(run.gradients.get(t, {})) if run.gradients else math.nan for t in tensors])
+        errors = np.array([relative_error(run.gradients.get(t)) if run.gradients else math.nan for t in tensors])
         limits = np.array([_relative_limit(run, runs, t) for t in tensors])
         label = run.entry.label + (" (reference)" if run.is_reference else "")
         axes.bar(
@@ -165,7 +166,7 @@ def _noise(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
         height = np.where(np.isfinite(band), band, top)
         before = int(reference.run.steps["step"].iloc[0]) - 1
         steps, ends = np.arange(before, before + len(band) + 2), np.concatenate((height[:1], height, height[-1:]))
-        label = f"noise: {len(reference.numerics['noise']) + 1} runs of {reference.entry.label}"
+        label = f"noise: {reference.noise_runs} runs of {reference.entry.label}"
         axes.fill_between(steps, bottom, ends, step="mid", color="0.85", linewidth=0, zorder=0, label=label)
         axes.set_xlim(before + 0.5, before + len(band) + 0.5)
     for limit in limits:

@@ -1,7 +1,7 @@
-"""Updates that are not the optimizer's: whose are they? They are held beside other rules, each a known mistake.
+"""Known mistakes: updates that are not the optimizer's are held beside those that such a mistake makes.
 
-A rule is named only if it makes all updates of a tensor within the bounds of fp32, element by element, where the right
-one does not: a guess that is a factor off in one of a thousand elements is none.
+A mistake is named only if it makes all updates of a tensor within the bounds of fp32, element by element, where the
+optimizer does not: a guess that is a factor off in one of a thousand elements is none.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,22 +13,22 @@ from torch import Tensor
 
 from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW, Replay, Sgd
 from mpcompare.tasks.task import Params, Task
-from mpcompare.verdict.examine.numerics import update_error
+from mpcompare.verdict.examine.errors import update_error
 
 ELEMENTS = 4096  # of a large tensor, evenly spread: every rule is one of single elements
 
 
 @dataclass(frozen=True)
 class Update:
-    """What an update started from and made: of each tensor at most ``ELEMENTS``, in one row.
+    """An update: of each tensor at most ``ELEMENTS`` elements, in one row.
 
     Attributes:
         before, after: the weights.
         grads: before they were clipped; of a backend whose step is one piece, after.
         clipped: as they are given to the optimizer.
         lr: as the schedule has it.
-        number: of updates that were taken before.
-        steps: that were taken before, the skipped ones among them.
+        number: the number of updates that were taken before.
+        steps: the number of steps before, the skipped ones among them.
     """
 
     before: Params
@@ -41,48 +41,48 @@ class Update:
 
 
 def some_of(tensors: Mapping[str, Tensor]) -> Params:
-    """At most ``ELEMENTS`` of each, copied."""
+    """Returns at most ``ELEMENTS`` of each tensor, copied."""
     return {name: t.flatten()[:: max(1, -(-t.numel() // ELEMENTS))].clone() for name, t in tensors.items()}
 
 
-Rule = Callable[[str, Update], tuple[Tensor, Tensor]]
+Mistake = Callable[[str, Update], tuple[Tensor, Tensor]]  # change and magnitude, as ``Replay.step`` returns them
 
 
-def other_rules(task: Task, updates: Sequence[Update], compute_dtype: torch.dtype) -> dict[str, float]:
-    """How far the updates are from each rule: by its name the largest error over its bound, of any tensor that the
-    right rule does not make. Empty where the right one makes all."""
+def known_mistakes(task: Task, updates: Sequence[Update], compute_dtype: torch.dtype) -> dict[str, float]:
+    """Returns how far the updates are from each mistake: by its name the largest error over its bound, of any tensor
+    that the optimizer does not make. Empty where the optimizer makes all."""
 
-    def excess(rule: Rule) -> dict[str, float]:
+    def excess(mistake: Mistake) -> dict[str, float]:
         worst: dict[str, float] = {}
         for update in updates:
             for name in update.clipped:
-                change, magnitude = rule(name, update)
+                change, magnitude = mistake(name, update)
                 tensors = (update.before[name], update.after[name], change, magnitude)
                 said = ~(update.after[name].isnan() & change.isnan())  # 0 / 0 on both sides is the same
                 error = update_error(*(t[said] for t in tensors)) if said.any() else 0.0
                 worst[name] = max(worst.get(name, 0.0), error)
         return worst
 
-    wrong = [name for name, worst in excess(_rule(task.optimizer.replay())).items() if not worst <= 1]
+    wrong = [name for name, worst in excess(_by(task.optimizer.replay())).items() if not worst <= 1]
     if not wrong:
         return {}
     found = {}
-    for name, rule in _rules(task, compute_dtype):
-        worst = excess(rule)
+    for name, mistake in _mistakes(task, compute_dtype):
+        worst = excess(mistake)
         found[name] = max(worst[tensor] for tensor in wrong)
     return found
 
 
-def _rule(
+def _by(
     replay: Replay,
     rate: Callable[[Update], float] | None = None,
     unclipped: bool = False,
     grad_of: Callable[[Tensor, Update], Tensor] | None = None,
     weight_dtype: torch.dtype | None = None,
-) -> Rule:
-    """A replay that sees another rate, other gradients, or other weights than the right one."""
+) -> Mistake:
+    """Returns the updates of a replay that sees another rate, other gradients, or other weights than the right one."""
 
-    def rule(name: str, update: Update) -> tuple[Tensor, Tensor]:
+    def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
         g, w = (update.grads if unclipped else update.clipped)[name].double(), update.before[name]
         if grad_of:
             g = grad_of(g, update)
@@ -92,11 +92,11 @@ def _rule(
             replay.steps = update.steps
         return replay.step(name, g, w.double(), rate(update) if rate else update.lr)
 
-    return rule
+    return mistake
 
 
-def _rules(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Rule]]:
-    """The likelier ones first: where two make the same updates, the first is named."""
+def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mistake]]:
+    """Yields the likelier ones first: where two make the same updates, the first is named."""
     optimizer, schedule, every = task.optimizer, task.schedule, task.accumulate
 
     def at(count: Callable[[Update], int]) -> Callable[[Update], float]:
@@ -111,24 +111,24 @@ def _rules(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Rule]]
         }
         if every > 1:
             rates["schedule counts micro-batches"] = at(lambda update: update.number * every)
-        yield from ((name, _rule(optimizer.replay(), rate)) for name, rate in rates.items())
+        yield from ((name, _by(optimizer.replay(), rate)) for name, rate in rates.items())
     if task.clip_norm is not None:
-        yield "not clipped", _rule(optimizer.replay(), unclipped=True)
+        yield "not clipped", _by(optimizer.replay(), unclipped=True)
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        yield f"lr in {name}", _rule(optimizer.replay(), partial(_rounded_rate, dtype))
+        yield f"lr in {name}", _by(optimizer.replay(), partial(_rounded_rate, dtype))
     if isinstance(optimizer, Sgd):
-        yield from _sgd_rules(optimizer)
+        yield from _sgd_mistakes(optimizer)
     if isinstance(optimizer, (Adam, AdamW)):
-        yield from _adam_rules(optimizer)
+        yield from _adam_mistakes(optimizer)
     if decay := getattr(optimizer, "weight_decay", 0.0):
         base, without = optimizer.lr, replace(optimizer, weight_decay=0.0)  # type: ignore[type-var]
-        yield "no decay", _rule(without.replay())
-        yield "decay of the 16-bit weights", _rule(optimizer.replay(), weight_dtype=compute_dtype)
+        yield "no decay", _by(without.replay())
+        yield "decay of the 16-bit weights", _by(optimizer.replay(), weight_dtype=compute_dtype)
         yield "decay not times lr", _decayed(without.replay(), lambda update: decay)
         yield "decay at the first lr", _decayed(without.replay(), lambda update: base * decay)
         if isinstance(optimizer, AdamW):
             coupled = Adam(optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay)
-            yield "decay in the gradient", _rule(coupled.replay())
+            yield "decay in the gradient", _by(coupled.replay())
         else:
             yield "decay beside the gradient", _decayed(without.replay(), lambda update: update.lr * decay)
 
@@ -137,42 +137,42 @@ def _rounded_rate(dtype: torch.dtype, update: Update) -> float:
     return torch.tensor(update.lr, dtype=dtype).item()
 
 
-def _decayed(replay: Replay, share: Callable[[Update], float]) -> Rule:
-    """The weight times ``1 - share`` before the update of a rule without decay; rounded as AdamW's."""
-    rule = _rule(replay)
+def _decayed(replay: Replay, share: Callable[[Update], float]) -> Mistake:
+    """Multiplies the weight by ``1 - share`` before an update without decay; rounded as AdamW's."""
+    plain = _by(replay)
 
     def decayed(name: str, update: Update) -> tuple[Tensor, Tensor]:
-        change, magnitude = rule(name, update)
+        change, magnitude = plain(name, update)
         w = update.before[name].double()
         return change - share(update) * w, magnitude + 2 * (1 + share(update)) * w.abs()
 
     return decayed
 
 
-def _sgd_rules(rule: Sgd) -> Iterator[tuple[str, Rule]]:
+def _sgd_mistakes(rule: Sgd) -> Iterator[tuple[str, Mistake]]:
     if not rule.momentum:
         return
-    yield "no momentum", _rule(replace(rule, momentum=0.0, nesterov=False).replay())
-    yield "the other momentum", _rule(replace(rule, nesterov=not rule.nesterov).replay())
+    yield "no momentum", _by(replace(rule, momentum=0.0, nesterov=False).replay())
+    yield "the other momentum", _by(replace(rule, nesterov=not rule.nesterov).replay())
     kept = 1 - rule.momentum
-    yield "momentum dampened", _rule(rule.replay(), grad_of=lambda g, update: kept * g if update.number else g)
-    yield "momentum a mean", _rule(rule.replay(), grad_of=lambda g, update: kept * g)
+    yield "momentum dampened", _by(rule.replay(), grad_of=lambda g, update: kept * g if update.number else g)
+    yield "momentum a mean", _by(rule.replay(), grad_of=lambda g, update: kept * g)
     if not rule.weight_decay:  # v = momentum v + lr g; w = w - v
-        by_rate = _rule(rule.replay(), rate=lambda update: 1.0, grad_of=lambda g, update: update.lr * g)
+        by_rate = _by(rule.replay(), rate=lambda update: 1.0, grad_of=lambda g, update: update.lr * g)
         yield "lr in the momentum", by_rate
 
 
-def _adam_rules(rule: Adam | AdamW) -> Iterator[tuple[str, Rule]]:
+def _adam_mistakes(rule: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
     decoupled = isinstance(rule, AdamW)
-    yield "eps inside the root", _rule(EpsInside(rule, decoupled))
-    yield "eps 0", _rule(NoEps(rule, decoupled))
-    yield "eps before the correction", _rule(EpsBefore(rule, decoupled))
-    yield "no bias correction", _rule(NoCorrection(rule, decoupled))
-    yield "no bias correction of m", _rule(NoCorrectionOfM(rule, decoupled))
-    yield "no bias correction of v", _rule(NoCorrectionOfV(rule, decoupled))
-    yield "bias correction counts skipped steps", _rule(CountsSteps(rule, decoupled))
-    yield "bias correction one update ahead", _rule(OneAhead(rule, decoupled))
-    yield "betas swapped", _rule(replace(rule, betas=rule.betas[::-1]).replay())
+    yield "eps inside the root", _by(EpsInside(rule, decoupled))
+    yield "eps 0", _by(NoEps(rule, decoupled))
+    yield "eps before the correction", _by(EpsBefore(rule, decoupled))
+    yield "no bias correction", _by(NoCorrection(rule, decoupled))
+    yield "no bias correction of m", _by(NoCorrectionOfM(rule, decoupled))
+    yield "no bias correction of v", _by(NoCorrectionOfV(rule, decoupled))
+    yield "bias correction counts skipped steps", _by(CountsSteps(rule, decoupled))
+    yield "bias correction one update ahead", _by(OneAhead(rule, decoupled))
+    yield "betas swapped", _by(replace(rule, betas=rule.betas[::-1]).replay())
 
 
 class EpsInside(AdamReplay):

@@ -1,104 +1,91 @@
-"""How far apart may two correct runs be? The same backend trains again under changes that must not matter."""
+"""The noise: the same backend trains again under changes that must not matter. So far apart may correct runs be."""
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from mpcompare.checkpoints import Checkpoint
-from mpcompare.contract import Backend, Batches, State, Stepper
-from mpcompare.dtypes import unit_roundoff
+from mpcompare.contract import State, Stepper
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.race.turns import Progress
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import Params, Task, params_of, with_values
+from mpcompare.tasks.task import Params, params_of, with_values
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.findings import NoiseRun
 
 
-def train_again(
-    make_backend: Callable[[nn.Module, LossScale], Backend],
-    model: nn.Module,
-    policy: LossScale,
-    task: Task,
-    precision: str,
-    batches: Callable[[], Iterator[Batches]],
-    steps: int,
-    number: int,
-    keep_scale: bool,
-    begin: Checkpoint | None = None,
-) -> Generator[Progress, Any, dict[str, Any]]:
-    """Training once more.
+def train_again(subject: Subject, rows: Sequence[Mapping[str, Any]], number: int) -> Generator[Progress, Any, NoiseRun]:
+    """Trains once more, for as many steps.
 
     Weights are moved by less than the precision resolves, up to u |w|; the rows of each batch stand in another order,
-    so that sums do, where the loss does not depend on it; the loss scale is another power of two, unless one
-    overflowed (``keep_scale``), for it would skip other steps.
+    so that sums do, where the loss does not depend on it; the loss scale is another power of two, unless a step
+    overflowed, for it would skip other steps.
 
     Args:
-        policy: the loss scale before the first step.
+        rows: of ``steps.csv``.
         number: of the run; another one draws other changes.
-        begin: where to continue from; None: at the initial weights.
-
-    Returns:
-        ``change`` in words, ``losses`` and ``skipped`` step by step, ``moved``: ``numerics.sketch`` of how far the
-        weights went.
     """
+    task, begin = subject.task, subject.start
     generator = torch.Generator().manual_seed(number)
-    u = unit_roundoff(precision)
-    initial = params_of(model)
-    start = {
-        name: torch.rand(p.shape, generator=generator).mul_(2).sub_(1).mul_(u).add_(1).to(p.device).mul_(p)
-        for name, p in (initial if begin is None else _like(begin.state["params"], initial)).items()
-    }
-    first_x, first_y = next(batches())[0]
-    rows = torch.randperm(len(first_x), generator=generator).to(first_x.device)
-    reorders = order_is_free(model, task.loss_fn, first_x, first_y)
-    if not keep_scale:
-        policy = at_scale(policy, policy.scale / 2 ** (number + 1))
-    backend = make_backend(with_values(model, start, {}), policy)
-    position, updates = 0, 0
-    if begin is not None:
-        position, updates, scale = begin.position, begin.updates, begin.state["loss_scale"]
-        state = {**begin.state, "params": start, "loss_scale": {**scale, "scale": policy.scale} if scale else {}}
-        backend.load_state_dict(cast(State, state))
-    stepper = Stepper(backend, task.new_rates(updates))
+    start = _moved_weights(subject, generator)
+    first_x, first_y = next(subject.batches())[0]
+    order = torch.randperm(len(first_x), generator=generator).to(first_x.device)
+    reorders = order_is_free(subject.model, task.loss_fn, first_x, first_y)
+    keeps_scale = any(row["skipped"] for row in rows)
+    scaling = subject.scaling_at_start
+    if not keeps_scale:
+        scaling = at_scale(scaling, scaling.scale / 2 ** (number + 1))
+    stepper = _stepper(subject, start, scaling)
     losses, skipped = [], []
-    for batch in islice(batches(), position, position + steps):
-        batch = [(x[rows], y[rows]) for x, y in batch] if reorders else batch
+    position = 0 if begin is None else begin.position
+    for batch in islice(subject.batches(), position, position + len(rows)):
+        batch = [(x[order], y[order]) for x, y in batch] if reorders else batch
         losses.append(float(stepper.step(batch)))
-        skipped.append(bool(backend.skipped))
-        yield Progress(len(losses), steps, f"numerics: noise, run {number + 1}")
+        skipped.append(bool(stepper.backend.skipped))
+        yield Progress(len(losses), len(rows), f"numerics: noise, run {number + 1}")
     changes = ["weights moved by less than they are rounded"]
     changes += ["rows in another order"] if reorders else []
-    changes += [] if keep_scale or isinstance(policy, NoLossScale) else [f"loss scale {policy.scale:g}"]
+    changes += [] if keeps_scale or isinstance(scaling, NoLossScale) else [f"loss scale {scaling.scale:g}"]
+    moved = {name: p - start[name] for name, p in stepper.backend.master_params().items()}
+    return NoiseRun(", ".join(changes), losses, skipped, numerics.sketch(moved))
+
+
+def _moved_weights(subject: Subject, generator: torch.Generator) -> Params:
+    """Returns the weights at which training began, each times ``1 + e`` with e uniform in +- u."""
+    u, initial = subject.precision.unit_roundoff, params_of(subject.model)
+    start = initial if subject.start is None else _like(subject.start.state["params"], initial)
     return {
-        "change": ", ".join(changes),
-        "losses": losses,
-        "skipped": skipped,
-        "moved": numerics.sketch({name: p - start[name] for name, p in backend.master_params().items()}),
+        name: torch.rand(p.shape, generator=generator).mul_(2).sub_(1).mul_(u).add_(1).to(p.device).mul_(p)
+        for name, p in start.items()
     }
+
+
+def _stepper(subject: Subject, start: Params, scaling: LossScale) -> Stepper:
+    """Returns a new backend with these weights at the beginning of training."""
+    begin = subject.start
+    backend = subject.make_backend(with_values(subject.model, start, {}), scaling)
+    if begin is None:
+        return Stepper(backend, subject.task.new_rates(0))
+    scale = begin.state["loss_scale"]
+    state = {**begin.state, "params": start, "loss_scale": {**scale, "scale": scaling.scale} if scale else {}}
+    backend.load_state_dict(cast(State, state))
+    return Stepper(backend, subject.task.new_rates(begin.updates))
 
 
 def _like(values: Mapping[str, Tensor], params: Params) -> Params:
-    """The values of a checkpoint where the parameters are."""
+    """Returns the values of a checkpoint where the parameters are."""
     return {name: values[name].to(p.device) for name, p in params.items()}
 
 
 def order_is_free(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
-    """Whether the loss of a batch's first rows is that of the same rows in reverse, as it is for every mean."""
+    """Returns whether the loss of a batch's first rows is that of the same rows in reverse, as it is for every mean."""
     network = copy.deepcopy(model).double()
     x, y = x[:16], y[:16]
     x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
     with torch.no_grad():
         a, b = loss_fn(network(x), y), loss_fn(network(x.flip(0)), y.flip(0))
     return bool((a - b).abs() <= 1e-10 * a.abs())
-
-
-def at_scale(policy: LossScale, scale: float) -> LossScale:
-    """The same rules from another loss scale on, as far as they allow it."""
-    if isinstance(policy, NoLossScale):
-        return policy
-    return replace(policy, init_scale=max(scale, getattr(policy, "min_scale", 0.0), 2.0**-126))

@@ -1,8 +1,8 @@
-"""The oracle: the same module in float64 by autograd, what every backend is measured against."""
+"""The oracle: the same module in float64 by autograd, the measure of every backend."""
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches
-from mpcompare.dtypes import DTYPES, unit_roundoff
+from mpcompare.dtypes import dtype_name, rounded_to
+from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.reading import LOWEST
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import LOWEST, Counts
 
-# Layers whose weights are operands of a product: a 16-bit implementation rounds them first.
+# Layers whose weights are operands of a product: an implementation of a precision rounds them first.
 MULTIPLY = (
     nn.Linear,
     nn.Bilinear,
@@ -30,12 +32,10 @@ MULTIPLY = (
 SELECT = (nn.ReLU, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
 ROWS = 1024  # of a large batch at a time, where rows do not depend on each other: all in float64 would not fit
 
-Counts = dict[str, dict[str, list[int]]]
-
 
 @dataclass(frozen=True)
 class Exact:
-    """What float64 makes of a batch.
+    """A step in float64.
 
     Attributes:
         loss: of the batch.
@@ -43,10 +43,11 @@ class Exact:
         buffers: after the step (running statistics), float64.
         loss_noise: standard deviation of the loss if each stored activation is rounded once.
         exponents: ``numerics.exponents`` of ``activations``, ``gradients of activations`` (by layer) and
-            ``gradients of weights`` (by parameter); empty unless it was asked for.
+            ``gradients of weights`` (by parameter); empty unless they were asked for.
         order: the layers in the order in which they are called.
-        shares: what each micro-batch adds to the gradients, as ``numerics.sketch``; empty where there is only one.
-        largest: element of what a micro-batch adds to the gradients.
+        shares: the part of the gradients that each micro-batch adds, as ``numerics.sketch``; empty where there is only
+            one.
+        largest: the largest element of what a micro-batch adds to the gradients.
     """
 
     loss: float
@@ -59,26 +60,43 @@ class Exact:
     largest: float = 0.0
 
     def subnormal(self, scale: float) -> float:
-        """Which part of the activations' gradients that are not 0, times ``scale``, is below fp16's normal numbers."""
+        """Returns the share of the nonzero gradients of activations, times ``scale``, below fp16's normal numbers."""
         counts = torch.tensor(list(self.exponents.get("gradients of activations", {}).values()) or [[0, 0]])
         exponent = torch.arange(counts.shape[1] - 1) + LOWEST
         nonzero = counts[:, 1:].sum(dim=0)
-        return float(nonzero[exponent + math.log2(scale) < -14].sum() / max(int(nonzero.sum()), 1))
+        smallest = math.log2(FORMATS["fp16"].smallest_normal)
+        return float(nonzero[exponent + math.log2(scale) < smallest].sum() / max(int(nonzero.sum()), 1))
+
+
+def oracle(subject: Subject, batch: Batches, precision: Precision, dtype: torch.dtype = torch.float64) -> Exact:
+    """Returns the exact step of the first batch at the initial weights; all entrants of a race share it.
+
+    Args:
+        precision: the one whose operands the oracle starts from, the subject's or another.
+        dtype: fp32 where a rough answer is enough.
+    """
+    count = precision.is_16_bit and dtype is torch.float64  # the exponents of others are not asked for
+
+    def make() -> dict[str, Any]:
+        return vars(exact_step(subject.examined, subject.task.loss_fn, batch, precision, count=count, dtype=dtype))
+
+    return Exact(**subject.shared.once(f"oracle-{precision.name}-{dtype_name(dtype)}", make))
 
 
 def exact_step(
     model: nn.Module,
     loss_fn: Loss,
     batches: Batches,
-    precision: str,
+    precision: Precision,
     count: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> Exact:
-    """Loss and gradients from the weights and inputs as the precision has them.
+    """Returns loss and gradients from weights and inputs as the precision has them.
 
-    Those that are multiplied are rounded first, because every implementation of the precision multiplies the rounded
-    ones. What is left is what the implementation does. Beside unrounded ones that would drown in relu's masks: with the
-    rounding of its inputs a unit next to 0 turns on or off, which is 20 times as much.
+    Operands of products are rounded first, because every implementation of the precision multiplies the rounded ones.
+    The errors that are left are the implementation's. Beside unrounded operands they would drown in relu's masks: with
+    the rounding of its inputs a unit next to 0 turns on or off, which is 20 times as much. (A GPU may cut operands to
+    TF32 where this rounds them to nearest: that is within the limits, which are in units of that rounding.)
 
     A relative error uniform in +- u has the variance u^2 / 3, so var(loss) = u^2 / 3 sum (dz_i z_i)^2 over all z.
 
@@ -92,82 +110,101 @@ def exact_step(
     batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
     (x, y), share = batches[0], 1 / len(batches)
     rows = ROWS if len(x) > ROWS and rows_are_independent(network, loss_fn, x, y) else len(x)
-    parts = [
-        [(*part, share * len(part[0]) / len(x)) for part in zip(x.split(rows), y.split(rows), strict=True)]
-        for x, y in batches
-    ]
-    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    total, squares = 0.0, 0.0
-    grads: Params = {}
-    counts: Counts = {}
-
-    def add(group: str, name: str, values: Tensor) -> None:
-        if count:
-            found = numerics.exponents(values)
-            before = counts.setdefault(group, {}).get(name)
-            counts[group][name] = (found if before is None else found + torch.tensor(before)).tolist()
-
-    order: list[str] = []
-    shares: list[dict[str, list[float]]] = []
-    largest = 0.0
-    for micro_batch in parts:
-        own: Params = {}
-        for x_part, y_part, weight in micro_batch:
-            with outputs_of(network) as outputs:
-                part = loss_fn(network(x_part), y_part) * weight  # the parts' mean, weighted by their rows
-            total += part.item()
-            order = list(outputs)
-            found = torch.autograd.grad(part, [*named.values(), *outputs.values()], allow_unused=True)
-            for name, grad in zip(named, found, strict=False):
-                if grad is not None:
-                    own[name] = own[name] + grad if name in own else grad
-            for name, grad in zip(outputs, found[len(named) :], strict=True):
-                if grad is None:
-                    continue
-                output = outputs[name].detach()
-                if not isinstance(network.get_submodule(name.partition("#")[0]), SELECT):
-                    squares += (output * grad).square().sum().item()
-                add("activations", name, output)
-                add("gradients of activations", name, grad)
-        largest = max([largest, *(_magnitude(g) for g in own.values())])
-        if len(parts) > 1:
+    tally, shares = _Tally(network, loss_fn, count), []
+    for x, y in batches:
+        parts = [(*part, share * len(part[0]) / len(x)) for part in zip(x.split(rows), y.split(rows), strict=True)]
+        own = tally.micro_batch(parts)
+        if len(batches) > 1:
             shares.append(numerics.sketch(own))
-        grads = {name: grads[name] + g if name in grads else g for name, g in own.items()}
-    for name, grad in grads.items():
-        add("gradients of weights", name, grad)
-    buffers = {name: b.detach().to(dtype) for name, b in network.named_buffers()}
-    noise = unit_roundoff(precision) * math.sqrt(squares / 3)
-    return Exact(total, grads, buffers, noise, counts, order, shares, largest)
+    for name, grad in tally.grads.items():
+        tally.count("gradients of weights", name, grad)
+    return Exact(
+        loss=tally.loss,
+        grads=tally.grads,
+        buffers={name: b.detach().to(dtype) for name, b in network.named_buffers()},
+        loss_noise=precision.unit_roundoff * math.sqrt(tally.squares / 3),
+        exponents=tally.counts,
+        order=tally.order,
+        shares=shares,
+        largest=tally.largest,
+    )
+
+
+class _Tally:
+    """Sums up the parts of a step."""
+
+    def __init__(self, network: nn.Module, loss_fn: Loss, counts: bool) -> None:
+        self.network, self.loss_fn, self.counts_exponents = network, loss_fn, counts
+        self.named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self.loss = self.squares = self.largest = 0.0
+        self.grads: Params = {}
+        self.counts: Counts = {}
+        self.order: list[str] = []
+
+    def micro_batch(self, parts: Sequence[tuple[Tensor, Tensor, float]]) -> Params:
+        """Adds a micro-batch: inputs and targets in parts, each with its weight in the mean of the loss. Returns what
+        it adds to the gradients."""
+        own: Params = {}
+        for x, y, weight in parts:
+            for name, grad in self._part(x, y, weight).items():
+                own[name] = own[name] + grad if name in own else grad
+        self.largest = max([self.largest, *(_magnitude(g) for g in own.values())])
+        self.grads = {name: self.grads[name] + g if name in self.grads else g for name, g in own.items()}
+        return own
+
+    def _part(self, x: Tensor, y: Tensor, weight: float) -> Params:
+        """Returns the gradients of a part."""
+        with outputs_of(self.network) as outputs:
+            part = self.loss_fn(self.network(x), y) * weight
+        self.loss += part.item()
+        self.order = list(outputs)
+        grads = torch.autograd.grad(part, [*self.named.values(), *outputs.values()], allow_unused=True)
+        for name, grad in zip(outputs, grads[len(self.named) :], strict=True):
+            if grad is None:
+                continue
+            output = outputs[name].detach()
+            if not isinstance(self.network.get_submodule(name.partition("#")[0]), SELECT):
+                self.squares += (output * grad).square().sum().item()
+            self.count("activations", name, output)
+            self.count("gradients of activations", name, grad)
+        return {name: grad for name, grad in zip(self.named, grads, strict=False) if grad is not None}
+
+    def count(self, group: str, name: str, values: Tensor) -> None:
+        """Adds the exponents of ``values`` to those of their group and name."""
+        if self.counts_exponents:
+            counts = numerics.exponents(values)
+            before = self.counts.setdefault(group, {}).get(name)
+            self.counts[group][name] = (counts if before is None else counts + torch.tensor(before)).tolist()
 
 
 def _magnitude(values: Tensor) -> float:
-    """``max |value|``, without a tensor of them."""
+    """Returns ``max |value|``, without a tensor of them."""
     low, high = values.aminmax()
     return max(-low.item(), high.item())
 
 
-def rounded_batch(x: Tensor, y: Tensor, precision: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Inputs as the precision has them, and targets, both in ``dtype`` where they are no whole numbers."""
+def rounded_batch(x: Tensor, y: Tensor, precision: Precision, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns inputs as the precision has them, and targets, both in ``dtype`` where they are no whole numbers."""
     if x.is_floating_point():
-        x = x.to(DTYPES[precision]).to(dtype)
+        x = rounded_to(x, precision.activation).to(dtype)
     return x, y.to(dtype) if y.is_floating_point() else y
 
 
-def rounded(model: nn.Module, precision: str) -> nn.Module:
-    """A copy of ``model`` whose multiplied weights are rounded to the precision, in fp32."""
+def rounded(model: nn.Module, precision: Precision) -> nn.Module:
+    """Returns a copy of ``model`` whose multiplied weights are rounded to the precision, in fp32."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, MULTIPLY):
                 for p in module.parameters(recurse=False):
-                    p.copy_(p.to(DTYPES[precision]))
+                    p.copy_(rounded_to(p, precision.weight))
     return model
 
 
 @contextmanager
 def outputs_of(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The outputs of all layers (modules without modules in them) in the order of their calls, while it is entered; a
-    later call of the same layer is ``name#2``."""
+    """Yields the outputs of all layers (modules without modules in them) in the order of their calls, while it is
+    entered; a later call of the same layer is ``name#2``."""
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -189,8 +226,8 @@ def outputs_of(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def rows_are_independent(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
-    """Whether the loss of a batch is the mean of its rows' losses, as far as eight rows in float64 tell. Batch norm
-    couples them."""
+    """Returns whether the loss of a batch is the mean of its rows' losses, as far as eight rows in float64 tell. Batch
+    norm couples them."""
     network = copy.deepcopy(network)
     with torch.no_grad():
         whole = loss_fn(network(x[:8]), y[:8])

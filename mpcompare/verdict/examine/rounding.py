@@ -1,4 +1,4 @@
-"""What one rounding of each result does to the gradients: the least that any implementation of a precision may lose.
+"""The least error that any implementation of a precision may have: one rounding of each result.
 
 The network is computed again, and the result of every operation in it is rounded, forward, and so is the gradient of
 that result, backward: to the digits of the precision, on a grid that is stretched at random, so that several samples
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mpcompare.contract import Batches
-from mpcompare.dtypes import unit_roundoff
+from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.numerics import chunks, sketch
 from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent
+from mpcompare.verdict.findings import RoundingError
 
 SAMPLES = 8
 ROWS = 256  # of a large batch whose rows do not depend on each other
@@ -57,7 +58,7 @@ class Roundings(TorchFunctionMode):
         self.u, self.generator = u, generator
 
     def error(self, value: Tensor, out: Tensor | None = None) -> Tensor:
-        """``value`` rounded to 1 / factor times the numbers of the precision, the factor drawn for each tensor: equal
+        """Rounds ``value`` to 1 / factor times the numbers of the precision, the factor drawn for each tensor: equal
         numbers, such as those of an image's background, have equal errors, and these add up.
 
         Args:
@@ -88,70 +89,96 @@ class Roundings(TorchFunctionMode):
         return tuple(map(result, given)) if type(given) is tuple else result(given)
 
 
-def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision: str) -> dict[str, dict[str, float]]:
-    """How far such errors move gradients, and buffers after the step, from rounded weights and inputs.
+def rounding_errors(
+    model: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision
+) -> dict[str, RoundingError]:
+    """Returns how far such errors move gradients, and buffers after the step, from rounded weights and inputs.
 
     Of a large batch whose rows do not depend on each other, some are enough: neither do their errors, and the mean over
     more rows has smaller ones, like the root of their number.
 
-    Returns:
-        By parameter and buffer: ``error``, the root mean square of ``||g - exact||``; ``dimensions``, in how many
-        g - exact varies: ``(tr C)^2 / tr C^2`` of its covariance C, up to about ``numerics.SKETCH``. Where they are
-        many, its length varies little. ``samples``: how many these are estimated from.
+    Errors g - exact of a tensor, whose covariance is C, vary in ``(tr C)^2 / tr C^2`` dimensions, of which up to about
+    ``numerics.SKETCH`` are told apart. Where they are many, the length of the error varies little.
     """
-    dtype = torch.float32 if precision in ("fp16", "bf16") else torch.float64  # fine enough to show errors of u
-    network = rounded(model, precision).to(dtype)
+    fine = precision.unit_roundoff > FORMATS["fp32"].unit_roundoff  # fp32 arithmetic shows errors of u
+    network = rounded(model, precision).to(dtype := torch.float32 if fine else torch.float64)
     batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
-    n = used = sum(len(x) for x, _ in batches)
-    few = [t[:8].double() if t.is_floating_point() else t[:8] for t in batches[0]]
-    if n > ROWS and rows_are_independent(copy.deepcopy(network).double(), loss_fn, few[0], few[1]):
-        used = ROWS
-        x, y = (torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in zip(*batches, strict=True))
-        batches = [(x[:ROWS], y[:ROWS])]
-    share = math.sqrt(used / n)
-    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    statistics = [name for name, b in network.named_buffers() if b.is_floating_point()]
-    roundings = Roundings(unit_roundoff(precision), torch.Generator().manual_seed(0))
-
-    def results(context: AbstractContextManager[Any]) -> list[Tensor]:
-        state = copy.deepcopy(dict(network.named_buffers()))
-        sums: list[Tensor] = []
-        for x, y in batches:
-            with context:
-                output = network(x)
-            found = torch.autograd.grad(loss_fn(output, y) / len(batches), list(named.values()), allow_unused=True)
-            grads = [torch.zeros_like(p) if g is None else g for p, g in zip(named.values(), found, strict=True)]
-            sums = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
-        buffers = [network.get_buffer(name).clone() for name in statistics]
-        for name, before in state.items():
-            network.get_buffer(name).copy_(before)
-        return sums + buffers
-
-    exact = results(nullcontext())
-    names = [*named, *statistics]
-    squares, of_some = (torch.zeros(len(names), dtype=torch.float64) for _ in range(2))
-    sketches: dict[str, list[list[float]]] = {name: [] for name in names}
-    room = [torch.empty_like(e, memory_format=torch.contiguous_format) for e in exact[: len(named)]]
+    batches, share = _some_rows(network, loss_fn, batches)
+    roundings = Roundings(precision.unit_roundoff, torch.Generator().manual_seed(0))
+    step = _Step(network, loss_fn, batches)
+    exact = step.take(nullcontext())
+    squares, of_some = (torch.zeros(len(step.names), dtype=torch.float64) for _ in range(2))
+    sketches: dict[str, list[list[float]]] = {name: [] for name in step.names}
+    gradients = len(step.named)
+    room = [torch.empty_like(e, memory_format=torch.contiguous_format) for e in exact[:gradients]]
     for _ in range(SAMPLES):
-        again = results(roundings)
-        again[: len(named)] = map(roundings.error, again, room)  # gradients may be stored in 16 bits, too
+        again = step.take(roundings)
+        again[:gradients] = map(roundings.error, again, room)  # gradients may be stored in 16 bits, too
         errors = [a.sub_(e) for a, e in zip(again, exact, strict=True)]
         squares += _squares(errors) / SAMPLES
         some = [e.flatten()[:: max(1, -(-e.numel() // ELEMENTS))] for e in errors]
         of_some += _squares(some) / SAMPLES
-        for name, short in sketch(dict(zip(names, some, strict=True))).items():
+        for name, short in sketch(dict(zip(step.names, some, strict=True))).items():
             sketches[name].append(short)
-    found = {}
-    for name, square, part in zip(names, squares.tolist(), of_some.tolist(), strict=True):
-        samples = torch.tensor(sketches[name], dtype=torch.float64)
-        products = torch.triu(samples @ samples.T, diagonal=1).square().sum().item() / math.comb(SAMPLES, 2)
-        # Errors of two samples are independent, so the mean square of their product is tr C^2.
-        dimensions = max(part**2 / products, 1.0) if products else 1.0
-        found[name] = {"error": share * math.sqrt(square), "dimensions": dimensions, "samples": SAMPLES}
-    return found
+    return {
+        name: RoundingError(share * math.sqrt(square), _dimensions(part, sketches[name]), SAMPLES)
+        for name, square, part in zip(step.names, squares.tolist(), of_some.tolist(), strict=True)
+    }
+
+
+def _some_rows(network: nn.Module, loss_fn: Loss, batches: Batches) -> tuple[Batches, float]:
+    """Returns ROWS rows of a large batch whose rows are independent, and the factor from their errors to those of all;
+    any other batch as it is, and 1."""
+    n = sum(len(x) for x, _ in batches)
+    few = [t[:8].double() if t.is_floating_point() else t[:8] for t in batches[0]]
+    if n <= ROWS or not rows_are_independent(copy.deepcopy(network).double(), loss_fn, few[0], few[1]):
+        return batches, 1.0
+    x, y = (torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in zip(*batches, strict=True))
+    return [(x[:ROWS], y[:ROWS])], math.sqrt(ROWS / n)
+
+
+def _dimensions(square: float, sketches: Sequence[Sequence[float]]) -> float:
+    """Returns the number of dimensions in which errors vary, from their mean square and their sketches.
+
+    Errors of two samples are independent, so the mean square of their product is tr C^2.
+    """
+    samples = torch.tensor(sketches, dtype=torch.float64)
+    products = torch.triu(samples @ samples.T, diagonal=1).square().sum().item() / math.comb(SAMPLES, 2)
+    return max(square**2 / products, 1.0) if products else 1.0
+
+
+class _Step:
+    """A step of a network, taken again and again from the same state.
+
+    Attributes:
+        named: the parameters that are trained.
+        names: of what the step returns, its gradients and then the floating buffers.
+    """
+
+    def __init__(self, network: nn.Module, loss_fn: Loss, batches: Batches) -> None:
+        self.network, self.loss_fn, self.batches = network, loss_fn, batches
+        self.named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self.statistics = [name for name, b in network.named_buffers() if b.is_floating_point()]
+        self.names = [*self.named, *self.statistics]
+
+    def take(self, context: AbstractContextManager[Any]) -> list[Tensor]:
+        """Returns gradients and buffers of the step; its forward is computed in ``context``."""
+        network, params = self.network, list(self.named.values())
+        state = copy.deepcopy(dict(network.named_buffers()))
+        sums: list[Tensor] = []
+        for x, y in self.batches:
+            with context:
+                output = network(x)
+            found = torch.autograd.grad(self.loss_fn(output, y) / len(self.batches), params, allow_unused=True)
+            grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, found, strict=True)]
+            sums = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
+        buffers = [network.get_buffer(name).clone() for name in self.statistics]
+        for name, before in state.items():
+            network.get_buffer(name).copy_(before)
+        return sums + buffers
 
 
 def _squares(tensors: Sequence[Tensor]) -> Tensor:
-    """``||t||^2`` of each, summed in float64."""
+    """Returns ``||t||^2`` of each tensor, summed in float64."""
     norms = [[torch.linalg.vector_norm(part, dtype=torch.float64) for (part,) in chunks(t)] for t in tensors]
     return torch.stack([torch.stack(parts).square().sum() for parts in norms]).cpu()

@@ -1,182 +1,313 @@
-"""From errors of gradients to their cause: which tensors are off, and how."""
+"""From errors of gradients to their cause: the tensors that are off, and how.
+
+Each explanation is a function that names a cause, or none. They are tried in the order of EXPLANATIONS, from what
+leaves no doubt to what only the place of the errors tells.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
+from mpcompare.precision import PRECISIONS
+from mpcompare.verdict.findings import Drive, FiniteStep, GradientError, Gradients, Layer
 from mpcompare.verdict.judge.accumulation import wrong_sum
-from mpcompare.verdict.judge.clipping import clip_mistake
+from mpcompare.verdict.judge.check import Examined
+from mpcompare.verdict.judge.clipping import clip_mistake, scales
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one tensor's gradient: ``numerics.gradient_errors``, empty if it is missing, and the limit for its error."""
+    """The error of one tensor's gradient, None if it is missing, and its limit."""
 
-    of: Mapping[str, Any]
+    of: GradientError | None
     limit: float
 
     @property
     def error(self) -> float:
-        return self.of["error"] if self.of else math.inf
+        return math.inf if self.of is None else self.of.error
 
     @property
     def failed(self) -> bool:
         return not self.error <= self.limit
 
+    @property
+    def excess(self) -> float:
+        """The error over its limit."""
+        return self.error / max(self.limit, 1e-300)
 
-def explain(
-    errors: Mapping[str, Errors],
-    numbers: Mapping[str, Any],
-    mine: Mapping[str, Any],
-    theirs: Mapping[str, Any],
-    loss_is_right: bool,
-) -> tuple[str, str]:
-    """The cause, and a sentence that goes on after "in the first step"; empty where nothing failed.
+    @property
+    def relative(self) -> float:
+        """The error over the norm of the exact gradient."""
+        return self.error / max(self.of.norm if self.of else 0.0, 1e-300)
 
-    Args:
-        errors: by tensor.
-        numbers: of the run, ``numerics.json``: its ``layers`` say whose each tensor is.
-        mine, theirs: of the pass, the run's and its reference's.
+    @property
+    def zeros(self) -> float:
+        """The share of elements that became 0, all of a gradient that is missing."""
+        return 1.0 if self.of is None else self.of.zeros
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass whose gradients are judged: of a driven backend (``drive``), or of the step after training."""
+
+    step: Gradients
+    drive: Drive | None = None
+
+    @property
+    def subnormal(self) -> float:
+        """``FiniteStep.subnormal``; 0 where it is not known."""
+        return self.step.subnormal if isinstance(self.step, FiniteStep) else 0.0
+
+
+Explanation = tuple[str, str]  # the cause, and a sentence that goes on after "in the first step"
+
+
+@dataclass(frozen=True)
+class Symptoms:
+    """Everything that tells a cause.
+
+    Attributes:
+        run: whose gradients they are.
+        errors: by tensor; at least one failed.
+        own, reference: the pass of the run, and that of its reference.
         loss_is_right: whether the loss of the pass is within its limit.
     """
-    failed = [name for name, e in errors.items() if e.failed]
-    if not failed:
+
+    run: Examined
+    errors: Mapping[str, Errors]
+    own: Pass
+    reference: Pass
+    loss_is_right: bool
+
+    @cached_property
+    def failed(self) -> list[str]:
+        return [name for name, e in self.errors.items() if e.failed]
+
+    @cached_property
+    def some(self) -> str:
+        """The names of the tensors that failed."""
+        return ", ".join(self.failed)
+
+    @cached_property
+    def off(self) -> str:
+        """The tensor that is the furthest beyond its limit, and how far off it is."""
+        worst = max(self.failed, key=lambda name: self.errors[name].excess)
+        return f"{worst} is off by {self.errors[worst].relative:.1e} of its norm"
+
+    @cached_property
+    def layers(self) -> Mapping[str, Layer]:
+        return self.run.findings.layers
+
+    @cached_property
+    def of_last(self) -> list[str]:
+        """The tensors of the last layer."""
+        last = max((self.layers[name].place for name in self.errors), default=-1)
+        return [name for name in self.errors if self.layers[name].place == last]
+
+    @cached_property
+    def roles(self) -> set[str]:
+        """The roles of the layers that failed."""
+        return {role(self.layers[name]) for name in self.failed}
+
+
+def explain(
+    run: Examined, errors: Mapping[str, Errors], own: Pass, reference: Pass, loss_is_right: bool
+) -> Explanation:
+    """Returns the cause and its sentence; both empty where nothing failed. The arguments are those of Symptoms."""
+    symptoms = Symptoms(run, errors, own, reference, loss_is_right)
+    if not symptoms.failed:
         return "", ""
-    worst = max(failed, key=lambda name: errors[name].error / max(errors[name].limit, 1e-300))
-    some = ", ".join(failed)
-    for name in failed:
-        e = errors[name].of
-        if not e or e["zeros"] == 1:
+    return next(explanation for explain_by in EXPLANATIONS if (explanation := explain_by(symptoms)))
+
+
+def _missing(s: Symptoms) -> Explanation | None:
+    for name in s.failed:
+        e = s.errors[name]
+        if e.zeros == 1:
             return "gradient missing", f"{name} has no gradient"
-        if not math.isfinite(e["error"]):
+        if not math.isfinite(e.error):
             return "overflow", f"the gradient of {name} holds inf or NaN"
-    if "micro_batches" in mine:
-        limit = math.hypot(*(e.limit for e in errors.values()))
-        if because := wrong_sum(mine["micro_batches"], limit):
-            return "accumulation", because
-    if factor := _factor(errors):
-        if mistake := clip_mistake(factor, numbers, mine, theirs):
-            return "clip", f"every gradient is {factor:.4g} times what it should be{mistake}"
-        known = _known(factor, numbers, mine)
-        near = abs(factor - 1) < math.sqrt(numbers["unit_roundoff"])  # nobody scales by that on purpose
-        if not known and near and 2 * len(failed) > len(errors):
-            because = f"every gradient is {factor:.6g} times what it should be"
-            return "loss", f"{because}: another loss (smoothed labels?), or a mean over another number"
-        if known or (loss_is_right and not near):  # gradients of another loss may be nearly proportional
-            return "gradient scaled", f"every gradient is {factor:.4g} times what it should be{known}"
-        if math.isclose(mine["loss"], factor * mine["exact_loss"], rel_tol=numbers["unit_roundoff"]):
-            return "loss", f"the loss and every gradient are {factor:.4g} times what they should be: a wrong mean"
-    elif loss_is_right and (factor := _factor({name: errors[name] for name in failed})):
-        return "gradient scaled", f"the gradients of {some} are {factor:.4g} times what they should be"
-    for name in failed:
-        if errors[name].of.get("transposed", math.inf) <= errors[name].limit:
+    return None
+
+
+def _accumulated(s: Symptoms) -> Explanation | None:
+    if s.own.step.micro_batches is None:
+        return None
+    limit = math.hypot(*(e.limit for e in s.errors.values()))
+    because = wrong_sum(s.own.step.micro_batches, limit)
+    return ("accumulation", because) if because else None
+
+
+def _scaled(s: Symptoms) -> Explanation | None:
+    """Every gradient is off by one factor; or, where the loss is right, every one that failed."""
+    factor = _factor(s.errors)
+    if not factor:
+        factor = _factor({name: s.errors[name] for name in s.failed}) if s.loss_is_right else None
+        because = f"the gradients of {s.some} are {factor or 1:.4g} times what they should be"
+        return ("gradient scaled", because) if factor else None
+    if mistake := clip_mistake(factor, s.run.findings, s.own.drive, s.reference.step):
+        return "clip", f"every gradient is {factor:.4g} times what it should be{mistake}"
+    u, loss, exact = s.run.unit_roundoff, s.own.step.loss, s.own.step.exact_loss
+    known = _known(factor, s)
+    near = abs(factor - 1) < math.sqrt(u)  # nobody scales by that on purpose
+    if not known and near and 2 * len(s.failed) > len(s.errors):
+        because = f"every gradient is {factor:.6g} times what it should be"
+        return "loss", f"{because}: another loss (smoothed labels?), or a mean over another number"
+    if known or (s.loss_is_right and not near):  # gradients of another loss may be nearly proportional
+        return "gradient scaled", f"every gradient is {factor:.4g} times what it should be{known}"
+    if math.isclose(loss, factor * exact, rel_tol=u):
+        return "loss", f"the loss and every gradient are {factor:.4g} times what they should be: a wrong mean"
+    return None
+
+
+def _transposed(s: Symptoms) -> Explanation | None:
+    for name in s.failed:
+        e = s.errors[name].of
+        if e and e.transposed is not None and e.transposed <= s.errors[name].limit:
             return "gradient transposed", f"the gradient of {name} is transposed"
-    zeros = max(failed, key=lambda name: errors[name].of["zeros"])
-    share, small = errors[zeros].of["zeros"], too_small(numbers, mine, theirs)
-    if _is_fp16(numbers) and share > 0.001:
-        return "underflow", f"{100 * share:.2g} % of the gradient of {zeros} is 0 and should not be{small}"
-    off = f"off by {errors[worst].error / max(errors[worst].of['norm'], 1e-300):.1e} of its norm"
-    if small:
-        return "underflow", f"{worst} is {off}{small}"
-    layers = numbers["layers"]
-    last = max((layers[name]["place"] for name in errors), default=-1)
-    of_last = [name for name in errors if layers[name]["place"] == last]
-    biases = [name for name in of_last if layers[name]["part"].startswith("bias")]
-    roles = {role(layers[name]) for name in failed}
-    if roles in ({"normalization"}, {"embedding"}):
-        (only,) = roles
-        return only, f"only gradients of {only} layers are wrong ({some}), {worst} is {off}"
-    normed = {layer["after"] for layer in layers.values() if role(layer) == "normalization"}
-    if all(layers[name]["layer"] in normed and errors[name].of["norm"] <= errors[name].limit for name in failed):
-        return "normalization", f"the gradients of {some} are 0 before a norm, and it passes down something else"
-    if all(layers[name]["part"].startswith("bias") for name in failed):
-        return "bias sum", f"only bias gradients are wrong ({some}), {worst} is {off}: sums over the batch"
-    if not any(errors[name].failed for name in of_last):
-        return _inside(errors, layers, f"({some}), {worst} is {off}")
-    if roles <= {""} and biases and not any(errors[name].failed for name in biases):
-        return "products", f"wrong where matrices are multiplied ({some}), {worst} is {off}: sums in 16 bits?"
-    still = [name for name, e in mine.get("buffers", {}).items() if e and e["zeros"] == 1]
-    if still:
-        because = f"gradients are wrong from the last layer on, and {', '.join(still)} did not move"
-        return "normalization", f"{because}: statistics that are not the batch's?"
-    furthest = max(errors[name].error / max(errors[name].of["norm"], 1e-300) for name in of_last)
-    if furthest > math.sqrt(numbers["unit_roundoff"]):
-        return "forward pass", f"wrong from the last layer on ({some}), by up to {furthest:.1e}: another function"
-    return "loss", f"wrong from the loss's gradient on ({some}), {worst} is {off}: softmax, or the forward pass"
+    return None
 
 
-def role(layer: Mapping[str, Any]) -> str:
-    """What a layer is there for, as far as its class or that of a module around it says so; else empty."""
-    kind = layer["kind"]
-    if "Embedding" in kind:
-        return "embedding"
-    if "Norm" in kind:
-        return "normalization"
-    if kind.removesuffix("Cell") in ("RNN", "LSTM", "GRU"):
-        return "recurrent layer"
-    return "attention" if any("Attention" in name for name in (kind, *layer["inside"])) else ""
+def _underflow(s: Symptoms) -> Explanation | None:
+    most = max(s.failed, key=lambda name: s.errors[name].zeros)
+    share, small = s.errors[most].zeros, too_small(s.run, s.own, s.reference)
+    if _underflows(s.run) and share > 0.001:
+        return "underflow", f"{100 * share:.2g} % of the gradient of {most} is 0 and should not be{small}"
+    return ("underflow", f"{s.off}{small}") if small else None
 
 
-def _inside(errors: Mapping[str, Errors], layers: Mapping[str, Any], what: str) -> tuple[str, str]:
-    """The cause where the last layer is right: from which layer on is it wrong, and what stands just above?"""
-    place = {layers[name]["layer"]: layers[name]["place"] for name in errors}
-    wrong = {layers[name]["layer"] for name, e in errors.items() if e.failed}
-    one = {layers[name]["layer"]: layers[name] for name in errors}  # of each layer one of its tensors
+def _one_role(s: Symptoms) -> Explanation | None:
+    """Only layers of one role are wrong, or gradients that are 0 before a norm."""
+    if s.roles in ({"normalization"}, {"embedding"}):
+        (only,) = s.roles
+        return only, f"only gradients of {only} layers are wrong ({s.some}), {s.off}"
+    normed = {layer.after for layer in s.layers.values() if role(layer) == "normalization"}
+
+    def vanishes(name: str) -> bool:
+        e = s.errors[name].of
+        return s.layers[name].layer in normed and e is not None and e.norm <= s.errors[name].limit
+
+    if all(map(vanishes, s.failed)):
+        return "normalization", f"the gradients of {s.some} are 0 before a norm, and it passes down something else"
+    return None
+
+
+def _bias_sums(s: Symptoms) -> Explanation | None:
+    if all(s.layers[name].part.startswith("bias") for name in s.failed):
+        return "bias sum", f"only bias gradients are wrong ({s.some}), {s.off}: sums over the batch"
+    return None
+
+
+def _below_the_last_layer(s: Symptoms) -> Explanation | None:
+    """The last layer is right: from which layer on is it wrong, and what stands just above?"""
+    if any(s.errors[name].failed for name in s.of_last):
+        return None
+    place = {s.layers[name].layer: s.layers[name].place for name in s.errors}
+    wrong = {s.layers[name].layer for name in s.failed}
+    one = {s.layers[name].layer: s.layers[name] for name in s.errors}  # of each layer one of its tensors
     top = max(wrong, key=place.__getitem__)
     right_above = [layer for layer in place if place[layer] > place[top] and layer not in wrong]
     above = min(right_above, key=place.__getitem__)
+    where = f"({s.some}), {s.off}"
     if wrong == {top} and place[top] > min(place.values()):
-        return role(one[top]) or "products", f"only {top} is wrong {what}"
-    because = f"right in {above} and wrong from {top} on {what}"
+        return role(one[top]) or "products", f"only {top} is wrong {where}"
+    because = f"right in {above} and wrong from {top} on {where}"
     if role(one[top]) == "recurrent layer":
         return "recurrent layer", f"{because}: what is passed back in time, or down"
     if role(one[top]) == role(one[above]) == "attention" and _parent(top) == _parent(above):
         return "attention", f"{because}: what is passed through the attention"
-    if role(one[above]) == "normalization" and one[above]["after"] == top:
+    if role(one[above]) == "normalization" and one[above].after == top:
         return "normalization", f"{because}: what the norm passes down"
     return "input gradient", f"{because}: what is passed down"
+
+
+def _products(s: Symptoms) -> Explanation | None:
+    biases = [name for name in s.of_last if s.layers[name].part.startswith("bias")]
+    if s.roles <= {""} and biases and not any(s.errors[name].failed for name in biases):
+        return "products", f"wrong where matrices are multiplied ({s.some}), {s.off}: sums in 16 bits?"
+    return None
+
+
+def _statistics(s: Symptoms) -> Explanation | None:
+    buffers = s.own.drive.buffers if s.own.drive else {}
+    still = [name for name, e in buffers.items() if e and e.zeros == 1]
+    if still:
+        because = f"gradients are wrong from the last layer on, and {', '.join(still)} did not move"
+        return "normalization", f"{because}: statistics that are not the batch's?"
+    return None
+
+
+def _from_the_last_layer_on(s: Symptoms) -> Explanation:
+    furthest = max(s.errors[name].relative for name in s.of_last)
+    if furthest > math.sqrt(s.run.unit_roundoff):
+        return "forward pass", f"wrong from the last layer on ({s.some}), by up to {furthest:.1e}: another function"
+    return "loss", f"wrong from the loss's gradient on ({s.some}), {s.off}: softmax, or the forward pass"
+
+
+EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
+    _missing,
+    _accumulated,
+    _scaled,
+    _transposed,
+    _underflow,
+    _one_role,
+    _bias_sums,
+    _below_the_last_layer,
+    _products,
+    _statistics,
+    _from_the_last_layer_on,
+)
+
+
+def role(layer: Layer) -> str:
+    """Returns the role of a layer, as far as its class or that of a module around it tells it; else an empty string."""
+    if "Embedding" in layer.kind:
+        return "embedding"
+    if "Norm" in layer.kind:
+        return "normalization"
+    if layer.kind.removesuffix("Cell") in ("RNN", "LSTM", "GRU"):
+        return "recurrent layer"
+    return "attention" if any("Attention" in name for name in (layer.kind, *layer.inside)) else ""
 
 
 def _parent(layer: str) -> str:
     return layer.rpartition(".")[0]
 
 
-def too_small(numbers: Mapping[str, Any], mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """A clause that goes on after another, if fp16 holds most of the activations' gradients with less than its digits,
-    and far fewer of the reference's, whose loss scale is larger."""
-    share, of_reference = (found.get("subnormal", 0.0) for found in (mine, theirs))
-    if not _is_fp16(numbers) or share <= max(0.5, 2 * of_reference):
+def too_small(run: Examined, own: Pass, reference: Pass) -> str:
+    """Returns a clause that goes on after another, if fp16 holds most of the activations' gradients with less than its
+    digits, and far fewer of the reference's, whose loss scale is larger."""
+    if not _underflows(run) or own.drive is None or own.subnormal <= max(0.5, 2 * reference.subnormal):
         return ""
-    scale = next(step["loss_scale"] for step in mine["steps"] if step["finite"])
+    scale = next(step.loss_scale for step in own.drive.steps if step.finite)
     return (
-        f": at loss scale {scale:g}, {100 * share:.3g} % of the activations' gradients are subnormal in fp16, "
-        f"of the reference's {100 * of_reference:.2g} %"
+        f": at loss scale {scale:g}, {100 * own.subnormal:.3g} % of the activations' gradients are subnormal in fp16, "
+        f"of the reference's {100 * reference.subnormal:.2g} %"
     )
 
 
-def _is_fp16(numbers: Mapping[str, Any]) -> bool:
-    """The one precision that underflows where fp32 does not."""
-    return bool(numbers["unit_roundoff"] == 2.0**-11)
+def _underflows(run: Examined) -> bool:
+    """Returns whether the precision underflows where fp32 does not."""
+    storage = PRECISIONS[run.findings.precision].storage
+    return storage.smallest_normal > PRECISIONS["fp32"].storage.smallest_normal
 
 
 def _factor(errors: Mapping[str, Errors]) -> float | None:
-    """The one factor by which every gradient is off, if that is all."""
-    found = [e for e in errors.values() if e.of and e.of["norm"]]
-    slopes = [e.of["slope"] for e in found]
-    if not slopes or min(slopes) <= 0 or not any(e.failed for e in found):
+    """Returns the one factor by which every gradient is off, if that is all."""
+    known = [(e.of, e) for e in errors.values() if e.of and e.of.norm]
+    slopes = [of.slope for of, _ in known]
+    if not slopes or min(slopes) <= 0 or not any(e.failed for _, e in known):
         return None
-    alone = all(e.of["residual"] <= max(1, slope) * e.limit for e, slope in zip(found, slopes, strict=True))
-    spread = all(
-        abs(s / slopes[0] - 1) <= 2 * (e.limit / e.of["norm"]) + 1e-6 for s, e in zip(slopes, found, strict=True)
-    )
+    alone = all(of.residual <= max(1, of.slope) * e.limit for of, e in known)
+    spread = all(abs(of.slope / slopes[0] - 1) <= 2 * (e.limit / of.norm) + 1e-6 for of, e in known)
     return slopes[0] if alone and spread else None
 
 
-def _known(factor: float, numbers: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
-    """Numbers that gradients are multiplied by, by mistake."""
-    scales = {step["loss_scale"] for step in mine.get("steps", [])} - {1.0}
-    known = {f"the loss scale {scale:g}": scale for scale in scales} | {"the batch size": numbers["batch_size"]}
+def _known(factor: float, s: Symptoms) -> str:
+    """Returns a clause that names the number by which gradients were multiplied by mistake, if it is known."""
+    known = {f"the loss scale {scale:g}": scale for scale in (scales(s.own.drive) if s.own.drive else [])}
+    known["the batch size"] = s.run.findings.recipe.batch_size
     for name, value in known.items():
         if math.isclose(factor, value, rel_tol=0.01):
             return f": {name}"

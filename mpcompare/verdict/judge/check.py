@@ -1,22 +1,24 @@
-"""What a check of the verdict is."""
+"""A check, and the case that it looks at."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
-FP32 = 2.0**-24  # unit roundoff
-Numbers = dict[str, Any]
+import pandas as pd
+
+from mpcompare.precision import PRECISIONS
+from mpcompare.verdict.findings import Findings
 
 
 @dataclass(frozen=True)
 class Check:
-    """Something that was looked at.
+    """A number and its limit.
 
     Attributes:
-        kind: one of ``checks.KINDS``.
-        name: what, and of which tensor.
-        value, limit: it passes where ``value <= limit``; NaN does not pass.
-        cause: what is wrong where it fails, in a word or two; docs/verdict.md lists them.
+        name: what was looked at, and of which tensor.
+        value, limit: the check passes where ``value <= limit``; NaN does not pass.
+        cause: a word or two for what is wrong where it fails; docs/verdict.md lists them.
         because: the same in a sentence, with its numbers.
+        kind: one of ``kinds.KINDS``.
     """
 
     name: str
@@ -29,3 +31,46 @@ class Check:
     @property
     def passed(self) -> bool:
         return self.value <= self.limit
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Training that was examined.
+
+    Attributes:
+        name: to speak of it.
+        precision: the one asked for.
+        dtypes: as observed, by ``params``, ``activations``, ``gradients``, ``loss`` and ``optimizer``.
+        findings: of the examination.
+        steps: of ``steps.csv``.
+        start: the step and the fingerprint of the weights where training continued; None: it began at the beginning.
+        timed_loss: the loss in a timed block; None where nothing was timed.
+        timed_loss_difference: the largest difference to the loss of the examined backend at the same step; None
+            likewise.
+    """
+
+    name: str
+    precision: str
+    dtypes: dict[str, str]
+    findings: Findings
+    steps: pd.DataFrame
+    start: tuple[int, str] | None = None
+    timed_loss: float | None = None
+    timed_loss_difference: float | None = None
+
+    @cached_property
+    def unit_roundoff(self) -> float:
+        """Of the precision that the findings are in."""
+        return PRECISIONS[self.findings.precision].unit_roundoff
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run beside its reference, which may be the run itself."""
+
+    run: Examined
+    reference: Examined
+
+    @property
+    def is_reference(self) -> bool:
+        return self.run is self.reference

@@ -1,16 +1,12 @@
-"""Does a run compute the same as its reference? From records only; docs/verdict.md says why these checks, and how good.
+"""Does a run compute the same as its reference? docs/verdict.md says why these checks, and how good they are."""
 
-The reference is the baseline in the same precision, or, where there is none, the first run in that precision.
-"""
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-
-from mpcompare.records import Run, write_json
-from mpcompare.report.comparable import differing, start_of
-from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.verdict.judge.checks import Check, checks, common_steps, has_gradients, not_finite
+from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.gradients import not_finite
+from mpcompare.verdict.judge.kinds import all_checks
+from mpcompare.verdict.judge.trajectories import common_steps
 
 GRADIENTS = "gradients in the first step"
 TRAINING = "training (no noise was measured)"
@@ -41,74 +37,53 @@ class Verdict:
         return f"{self.word}: {self.cause}" if self.cause else self.word
 
 
-def judge(comparison: Comparison) -> dict[str, Verdict]:
-    """The verdict on every finished run of a comparison, by the name of its folder."""
-    finished = [entry for entry in comparison.entries if entry.ok]
-    return {entry.run.name: judge_run(entry.run, _reference(entry, finished)) for entry in finished}
-
-
-def write(verdicts: Mapping[str, Verdict], path: Path) -> None:
-    """Writes ``verdict.json``: by run, what is said of it, and every check with its value and limit."""
-    found = {
-        name: {**asdict(verdict), "checks": [{**asdict(c), "passed": c.passed} for c in verdict.checks]}
-        for name, verdict in verdicts.items()
-    }
-    write_json(path, found, indent=2)
-
-
-def _reference(entry: Entry, finished: Sequence[Entry]) -> Run:
-    """The baseline, where it has the same precision; else the first run that has."""
-    precision = entry.run.result["precision"]
-    if entry.baseline and entry.baseline.result["precision"] == precision:
-        return entry.baseline
-    return next(other.run for other in finished if other.run.result["precision"] == precision)
-
-
-def judge_run(run: Run, reference: Run) -> Verdict:
-    """The verdict on ``run``; both may be the same one."""
-    if run.numerics is None or reference.numerics is None:
-        return Verdict("not examined", reference=reference.name)
-    if fields := differing(run, reference):
-        return Verdict("not comparable", fields[0], f"{fields[0]} is not that of {reference.name}", reference.name)
-    done = list(checks(run, reference))
-    unchecked = [] if run is reference else _unchecked(run, reference)
-    failed = next((check for check in done if not check.passed), None)
+def judge(run: Examined, reference: Examined) -> Verdict:
+    """Returns the verdict on ``run``; both may be the same one."""
+    case, name = Case(run, reference), reference.name
+    checks = list(all_checks(case))
+    unchecked = [] if case.is_reference else _unchecked(case)
+    failed = next((check for check in checks if not check.passed), None)
     if failed:
-        return Verdict("differs", failed.cause, failed.because, reference.name, done, unchecked)
-    if run is reference:
-        return Verdict("reference", reference=reference.name, checks=done)
+        return Verdict("differs", failed.cause, failed.because, name, checks, unchecked)
+    if case.is_reference:
+        return Verdict("reference", reference=name, checks=checks)
     if GRADIENTS in unchecked:
         if TRAINING in unchecked:
-            return Verdict("not comparable", "gradients", "neither gradients nor noise are known", reference.name, done)
+            return Verdict("not comparable", "gradients", "neither gradients nor noise are known", name, checks)
         if RESUMED in unchecked:
             because = "its gradients are not known, and training began at another point"
-            return Verdict("not comparable", "resume", because, reference.name, done)
-        return Verdict("within noise", "", "", reference.name, done, unchecked)
-    return Verdict("same", "", "", reference.name, done, unchecked)
+            return Verdict("not comparable", "resume", because, name, checks)
+        return Verdict("within noise", "", "", name, checks, unchecked)
+    return Verdict("same", "", "", name, checks, unchecked)
 
 
-def _unchecked(run: Run, reference: Run) -> list[str]:
-    mine, theirs = run.numerics or {}, reference.numerics or {}
-    passes = {"first": GRADIENTS, "overflow": "gradients after a skipped step", "last": "gradients after training"}
-    missing = [
-        what
-        for where, what in passes.items()
-        if not has_gradients(where, mine, theirs) and (where in mine or where in theirs)
-    ]
-    if not mine.get("linear", True):
+def _unchecked(case: Case) -> list[str]:
+    """Returns what could not be looked at, in words."""
+    run, reference = case.run.findings, case.reference.findings
+    missing = []
+    for what, passes in {
+        GRADIENTS: (run.first, reference.first),
+        "gradients after a skipped step": (run.overflow, reference.overflow),
+        "gradients after training": (run.last, reference.last),
+    }.items():
+        if any(passes) and not all(each and each.gradients for each in passes):
+            missing.append(what)
+    if not run.recipe.linear:
         missing.append("first change of the weights (the optimizer is not linear in the gradients)")
-    if has_gradients("last", mine) and (overflowed := not_finite(mine["last"])):
+    if overflowed := not_finite(run.last):
         missing.append(f"gradients after training that overflow ({', '.join(overflowed)})")
-    if replaced := sorted(set(theirs.get("twin", {}).values())):  # "GELU for ReLU"
-        smooth, kinked = ([words.split(" for ")[place] for words in replaced] for place in (0, 1))
-        missing.append(f"{_and(kinked)} (examined as {_and(dict.fromkeys(smooth))})")
-    if start_of(run) != start_of(reference):
+    if reference.twin:
+        kinds = sorted({(replaced.smooth, replaced.kinked) for replaced in reference.twin.values()})
+        smooth = _and(dict.fromkeys(each for each, _ in kinds))
+        missing.append(f"{_and(kinked for _, kinked in kinds)} (examined as {smooth})")
+    if case.run.start != case.reference.start:
         return [*missing, RESUMED]
-    if not theirs["noise"]:
+    if not reference.noise:
         return [*missing, TRAINING]
-    steps = common_steps(reference, run)
-    if steps < len(reference.steps):
-        missing.append(f"training from step {reference.steps['step'][steps]} on, where correct runs part")
+    steps = common_steps(case.reference, case.run)
+    if steps < len(case.reference.steps):
+        first = case.reference.steps["step"][steps]
+        missing.append(f"training from step {first} on, where correct runs part")
     return missing
 
 

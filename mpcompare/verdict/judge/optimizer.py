@@ -1,12 +1,12 @@
-"""Updates beside the optimizer's rule, and whose rule it is where they are not its."""
+"""Updates beside the optimizer's rule, and the known mistake that makes them where they are not its."""
 
 from collections.abc import Iterator
 
-from mpcompare.verdict.judge.check import Check, Numbers
+from mpcompare.verdict.findings import Findings
+from mpcompare.verdict.judge.check import Case, Check
 
-PASSES = ("first", "overflow")
-# By name in measure/other_rules.py: the cause, and how the updates are made.
-RULES = {
+# By name in verdict/examine/known_mistakes.py: the cause, and how the updates are made.
+KNOWN_MISTAKES = {
     "schedule late": ("schedule", "at the learning rate of the update before"),
     "schedule early": ("schedule", "at the learning rate of the next update"),
     "schedule counts skipped steps": ("schedule", "at a learning rate that skipped steps advance, too"),
@@ -38,32 +38,31 @@ RULES = {
 }
 
 
-def update_checks(mine: Numbers) -> Iterator[Check]:
-    """Each update beside the optimizer's rule in fp32, in units of what its roundings allow."""
-    cause, what = _other_rule(mine)
-    for where in PASSES:
-        found = mine.get(where, {})
-        for number, update in enumerate(found.get("updates", []), start=1):
+def checks(case: Case) -> Iterator[Check]:
+    """Yields each update beside the optimizer's rule in fp32, in units of what its roundings allow."""
+    cause, how = _known_mistake(case.run.findings)
+    for where, drive in case.run.findings.drives.items():
+        for number, update in enumerate(drive.updates, start=1):
             for name, e in update.items():
-                why, because = "optimizer", f"the update of {name} is {e['slope']:.6g} times what its gradients make"
-                if e["short"] > 0.5:
+                why, because = "optimizer", f"the update of {name} is {e.slope:.6g} times what its gradients make"
+                if e.short > 0.5:
                     why = "no master weights"
-                    because = f"{name} has the digits of a 16-bit number; {e['lost']:.1%} of its updates are lost"
+                    because = f"{name} has the digits of a 16-bit number; {e.lost:.1%} of its updates are lost"
                 elif cause:
-                    why, because = cause, f"the update of {name} is not the optimizer's: {what}"
-                yield Check(f"update {number} of pass {where}, {name}", e["excess"], 1, why, because)
+                    why, because = cause, f"the update of {name} is not the optimizer's: {how}"
+                yield Check(f"update {number} of pass {where}, {name}", e.excess, 1, why, because)
 
 
-def _other_rule(mine: Numbers) -> tuple[str, str]:
-    """The cause, and how the updates are made: the first rule that makes all that are wrong, in every pass. Where none
-    does, what the optimizer remembers may have the digits of 16-bit numbers."""
-    passes = [found for where in PASSES if (found := mine.get(where, {})).get("other_rules")]
-    for name, known in RULES.items():
-        if passes and all(found["other_rules"].get(name, 2.0) <= 1 for found in passes):
-            cause, made = known
+def _known_mistake(findings: Findings) -> tuple[str, str]:
+    """Returns the cause, and how the updates are made: by the first mistake that makes all that are wrong, in every
+    pass. Where none does, what the optimizer remembers may have the digits of 16-bit numbers. Empty if nothing is
+    known."""
+    wrong = [drive for drive in findings.drives.values() if drive.known_mistakes]
+    for name, (cause, made) in KNOWN_MISTAKES.items():
+        if wrong and all(drive.known_mistakes.get(name, 2.0) <= 1 for drive in wrong):
             return cause, f"it is made {made}"
-    for found in passes:
-        short = [kind for kind, share in found["digits"].items() if share > 0.5 and len(found["updates"]) > 1]
+    for drive in wrong:
+        short = [kind for kind, share in drive.digits.items() if share > 0.5 and len(drive.updates) > 1]
         if short:
             return "moments", f"what is remembered of it ({', '.join(short)}) has the digits of 16-bit numbers"
     return "", ""

@@ -1,0 +1,67 @@
+"""The verdict on each run of a comparison, and ``verdict.json``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from mpcompare.records import write_json
+from mpcompare.report.comparable import differing
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.runs import Run
+from mpcompare.verdict.judge.check import Examined
+from mpcompare.verdict.judge.verdict import Verdict, judge
+
+
+def judge_all(comparison: Comparison) -> dict[str, Verdict]:
+    """Returns the verdict on every finished run of a comparison, by the name of its folder.
+
+    The reference of a run is the baseline in the same precision, or, where there is none, the first run in that
+    precision.
+    """
+    finished = [entry for entry in comparison.entries if entry.ok]
+    return {entry.run.name: judge_run(entry.run, _reference(entry, finished)) for entry in finished}
+
+
+def _reference(entry: Entry, finished: Sequence[Entry]) -> Run:
+    precision = entry.run.result["precision"]
+    if entry.baseline and entry.baseline.result["precision"] == precision:
+        return entry.baseline
+    return next(other.run for other in finished if other.run.result["precision"] == precision)
+
+
+def judge_run(run: Run, reference: Run) -> Verdict:
+    """Returns the verdict on ``run``; both may be the same one."""
+    examined = examined_of(run)
+    beside = examined if run is reference else examined_of(reference)
+    if examined is None or beside is None:
+        return Verdict("not examined", reference=reference.name)
+    if fields := differing(run, reference):
+        return Verdict("not comparable", fields[0], f"{fields[0]} is not that of {reference.name}", reference.name)
+    return judge(examined, beside)
+
+
+def examined_of(run: Run) -> Examined | None:
+    """Returns what the judge needs of a run; None where it was not examined."""
+    if run.findings is None:
+        return None
+    result = run.result
+    loss, difference = (result.get(key) for key in ("timed_loss", "timed_loss_difference"))
+    return Examined(
+        name=run.name,
+        precision=result["precision"],
+        dtypes=result["dtypes"],
+        findings=run.findings,
+        steps=run.steps,
+        start=run.start,
+        timed_loss=None if loss is None else float(loss),  # inf and NaN are words in a record
+        timed_loss_difference=None if difference is None else float(difference),
+    )
+
+
+def write(verdicts: Mapping[str, Verdict], path: Path) -> None:
+    """Writes ``verdict.json``: by run, what is said of it, and every check with its value and limit."""
+    document = {
+        name: {**asdict(verdict), "checks": [{**asdict(c), "passed": c.passed} for c in verdict.checks]}
+        for name, verdict in verdicts.items()
+    }
+    write_json(path, document, indent=2)

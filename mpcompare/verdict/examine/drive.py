@@ -1,0 +1,258 @@
+"""A new backend, driven step by step: the passes ``first`` and ``overflow``.
+
+After each phase that changes something, the backend is asked for its gradients and its weights, which are held beside
+the oracle's, beside the optimizer's rule in fp32 arithmetic, and beside the rules of the loss scale.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.clipping import factor_of_norm
+from mpcompare.contract import Batches, Walk
+from mpcompare.dtypes import torch_dtype
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.tasks.task import Params, Task
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.effective_precision import effective_precision
+from mpcompare.verdict.examine.errors import Change, clip_errors, gradient_errors, micro_batches, update_errors
+from mpcompare.verdict.examine.known_mistakes import Update, known_mistakes, some_of
+from mpcompare.verdict.examine.oracle import Exact
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import (
+    Clip,
+    Drive,
+    Errors,
+    FiniteStep,
+    FirstUpdate,
+    Gradients,
+    NextScale,
+    Step,
+    UpdateError,
+)
+
+RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
+
+
+def drive(subject: Subject, scaling: LossScale, start: Batches, follow: Sequence[Batches], exact: Exact) -> Drive:
+    """Lets a new backend take the batch ``start`` until its gradients are finite, then the batches ``follow``.
+
+    Args:
+        scaling: the loss scale of the backend.
+        exact: the oracle's step on ``start``.
+    """
+    driver = _Driver(subject, scaling, start, exact)
+    for _ in range(RETRIES):
+        if driver.take(start) or not isinstance(scaling, DynamicLossScale):
+            break
+    for batch in follow:
+        driver.take(batch)
+    return driver.result()
+
+
+def by_rows(tensors: Mapping[str, Tensor]) -> Params:
+    """Returns a copy of each tensor that lies row by row, as the oracle's gradients do."""
+    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+
+
+def beside(loss: float, grads: Params, exact: Exact) -> Gradients:
+    """Returns loss and gradients beside the oracle's; ``grads`` is empty where none are shown."""
+    return Gradients(
+        loss=loss,
+        exact_loss=exact.loss,
+        loss_noise=exact.loss_noise,
+        gradients=gradient_errors(grads, exact.grads) if grads else {},
+        micro_batches=micro_batches(grads, exact.shares) if grads and exact.shares else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """One step as it was seen.
+
+    Attributes:
+        lr: its learning rate.
+        loss: as the backend says.
+        grads: before they were clipped; of a backend whose step is one piece, after; empty where none are shown.
+        clipped: after they were clipped.
+        before, after: the weights.
+        scale: the loss scale before the step, as the backend says.
+        skipped: as the backend says.
+        moved_early: whether weights changed before the gradients of all micro-batches were there.
+        in_one_piece: whether the step had no phases.
+    """
+
+    lr: float
+    loss: float
+    grads: Params
+    clipped: Params
+    before: Params
+    after: Params
+    scale: float
+    skipped: bool
+    moved_early: bool
+    in_one_piece: bool
+
+
+class _Driver:
+    """Takes steps with a new backend, and writes down each."""
+
+    def __init__(self, subject: Subject, scaling: LossScale, start: Batches, exact: Exact) -> None:
+        self.subject, self.task, self.start, self.exact = subject, subject.task, start, exact
+        self.backend = subject.make_backend(subject.examined, scaling)
+        self.scaling, self.replay = copy.deepcopy(scaling), subject.task.optimizer.replay()
+        self.checks, self.rates = not isinstance(scaling, NoLossScale), subject.task.new_rates()
+        self.compute_dtype = torch_dtype(subject.precision.storage)
+        self.taken: list[Step] = []
+        self.updates: list[Update] = []
+        self.update_errors: list[dict[str, UpdateError]] = []
+        self.clips: list[Clip] = []
+        self.next_scale: NextScale | None = None
+        self.finite: FiniteStep | None = None
+        self.buffers: Errors = {}
+
+    def take(self, batch: Batches) -> bool:
+        """Takes a step; returns whether its gradients were finite."""
+        taken = self._step(batch)
+        finite = _finite(taken.grads)
+        self._write_step(taken, finite)
+        self.scaling.update(not finite)
+        self.rates.count(self.checks and not finite)
+        self.next_scale = NextScale(float(self.backend.loss_scale()), self.scaling.scale)
+        if finite and not taken.skipped:
+            self._write_update(taken)
+        if finite and self.finite is None:
+            self._write_finite(taken)
+        return finite
+
+    def result(self) -> Drive:
+        """Returns everything that was written down; of updates that are wrong, the known mistakes that make them."""
+        wrong = any(not e.excess <= 1 for update in self.update_errors for e in update.values())
+        return Drive(
+            steps=self.taken,
+            updates=self.update_errors,
+            rates=[update.lr for update in self.updates],
+            clips=self.clips,
+            next_scale=self.next_scale,
+            finite=self.finite,
+            buffers=self.buffers,
+            known_mistakes=known_mistakes(self.task, self.updates, self.compute_dtype) if wrong else {},
+            digits=digits(self.backend.state_dict()["optimizer"]) if wrong else {},
+        )
+
+    def _step(self, batch: Batches) -> _Taken:
+        backend, lr = self.backend, float(self.rates.now)
+        before, scale = by_rows(backend.master_params()), float(backend.loss_scale())
+        walk = Walk(backend, batch, lr)
+        walk.through("unscale")
+        loss, grads = float(walk.loss), by_rows(backend.grads())
+        several = self.task.accumulate > 1 and not walk.in_one_piece
+        moved_early = several and _moved(before, backend.master_params())
+        walk.through("clip")
+        clipped = grads if walk.in_one_piece or self.task.clip_norm is None else by_rows(backend.grads())
+        walk.through("step")
+        after, skipped = by_rows(backend.master_params()), bool(backend.skipped)
+        walk.finish()
+        return _Taken(lr, loss, grads, clipped, before, after, scale, skipped, moved_early, walk.in_one_piece)
+
+    def _write_step(self, taken: _Taken, finite: bool) -> None:
+        step = Step(
+            finite=finite,
+            skipped=taken.skipped,
+            should_skip=self.checks and not finite,
+            moved=_moved(taken.before, taken.after),
+            moved_early=taken.moved_early,
+            finite_after_clip=finite if taken.clipped is taken.grads else _finite(taken.clipped),
+            loss_scale=taken.scale,
+            should_scale=self.scaling.scale,
+        )
+        self.taken.append(step)
+
+    def _write_update(self, taken: _Taken) -> None:
+        change = Change(taken.before, taken.after, taken.clipped, taken.lr)
+        self.update_errors.append(update_errors(self.replay, change, self.compute_dtype))
+        update = Update(
+            before=some_of(taken.before),
+            after=some_of(taken.after),
+            grads=some_of(taken.grads),
+            clipped=some_of(taken.clipped),
+            lr=taken.lr,
+            number=int(self.rates.updates) - 1,
+            steps=len(self.taken) - 1,
+        )
+        self.updates.append(update)
+        if taken.grads and self.task.clip_norm is not None:
+            shown = None if taken.in_one_piece else taken.grads
+            norm = _said_norm(self.backend)
+            clip = clip_errors(shown, taken.clipped, norm, self.task.clip_norm, self.task.clip_norm_type)
+            self.clips.append(clip)
+
+    def _write_finite(self, taken: _Taken) -> None:
+        grads = taken.grads
+        if taken.in_one_piece and (factor := _own_factor(self.backend, self.task)) < 1:
+            grads = {name: g / factor for name, g in grads.items()}
+        gradients = beside(taken.loss, grads, self.exact)
+        effective = effective_precision(self.subject, self.start, grads, gradients.gradients) if grads else None
+        self.finite = FiniteStep(
+            **vars(gradients),
+            first_update=_first_update(self.task, taken, self.exact.grads),
+            subnormal=self.exact.subnormal(self.subject.scaling.scale),
+            effective_precision=effective,
+        )
+        if self.exact.buffers and len(self.taken) == 1:
+            self.buffers = gradient_errors(self.backend.buffers(), self.exact.buffers)
+
+
+def _said_norm(backend: Any) -> float:
+    """Returns the norm that a backend says its gradients had; NaN where it says none."""
+    return math.nan if backend.grad_norm is None else float(backend.grad_norm)
+
+
+def _own_factor(backend: Any, task: Task) -> float:
+    """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that it says
+    they had."""
+    norm = _said_norm(backend)
+    return factor_of_norm(norm, task.clip_norm) if task.clip_norm is not None and norm >= 0 else 1.0
+
+
+def digits(state: Mapping[str, Params]) -> dict[str, float]:
+    """Returns, of each kind of what the optimizer remembers, the share of nonzero numbers that have no more digits than
+    fp16 or bf16."""
+    shares = {}
+    for kind, tensors in state.items():
+        values = torch.cat([t.detach().flatten() for t in tensors.values() if t.dim()] or [torch.zeros(0)])
+        if len(values := values[values != 0]):
+            exact = [(values.to(dtype).float() == values).double().mean() for dtype in (torch.float16, torch.bfloat16)]
+            shares[kind] = float(max(exact))
+    return shares
+
+
+def _finite(tensors: Mapping[str, Tensor]) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors.values())
+
+
+def _moved(before: Params, after: Mapping[str, Tensor]) -> bool:
+    return any(not numerics.same_bits(before[name], after[name]) for name in before)
+
+
+def _first_update(task: Task, taken: _Taken, exact: Mapping[str, Tensor]) -> dict[str, FirstUpdate]:
+    """Returns the change of each tensor beside the one that the oracle's gradients make."""
+    factor = numerics.clip_factor(exact, task.clip_norm, task.clip_norm_type)
+    found = {}
+    for name in exact:
+        largest, squares = [], []
+        for w, new, g in numerics.chunks(taken.before[name], taken.after[name], exact[name]):
+            w = w.double()
+            step, _ = task.optimizer.replay().step(name, g * factor, w, taken.lr)
+            decay, _ = task.optimizer.replay().step(name, torch.zeros_like(g), w, taken.lr)
+            largest.append(step.abs().max())
+            pieces = (new.double() - w - step, step, w, step - decay, g)
+            squares.append(torch.stack([torch.dot(piece, piece) for piece in pieces]))
+        error, norm, weights, gain, grad = torch.stack(squares).sum(dim=0).sqrt().tolist()
+        found[name] = FirstUpdate(error, norm, torch.stack(largest).max().item(), weights, gain / grad if grad else 0.0)
+    return found

@@ -1,0 +1,49 @@
+"""The precision that gradients show, whatever was asked for."""
+
+import torch
+
+from mpcompare.contract import Batches
+from mpcompare.dtypes import torch_dtype
+from mpcompare.precision import PRECISIONS, Precision
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.errors import gradient_errors
+from mpcompare.verdict.examine.oracle import oracle
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import Errors, relative_error
+
+TRIED = ("fp32", "fp16", "bf16")
+
+
+def effective_precision(subject: Subject, batch: Batches, grads: Params, errors: Errors) -> str:
+    """Returns the precision asked for, unless another one's oracle is far closer, and closer in every tensor: below a
+    unit next to 0 that turned on or off any may be.
+
+    Args:
+        errors: of the gradients beside the oracle of the precision asked for.
+    """
+    asked = subject.precision
+    found, error = asked, _largest(errors)
+    if not asked.is_16_bit or error <= 2 * asked.unit_roundoff:
+        return asked.name  # others need not be tried
+
+    def errors_beside(other: Precision, dtype: torch.dtype) -> Errors:
+        return gradient_errors(grads, oracle(subject, batch, other, dtype).grads)
+
+    def closer(there: Errors) -> bool:
+        each = all(relative_error(there[name]) <= relative_error(errors[name]) for name in errors)
+        return each and _largest(there) < error / 4
+
+    for other in (PRECISIONS[name] for name in TRIED):
+        if torch_dtype(other.storage) is torch_dtype(asked.storage):
+            continue
+        rough = errors_beside(other, torch.float32)  # in fp32 arithmetic it costs a quarter, and rules most of them out
+        if closer(rough) and closer(there := errors_beside(other, torch.float64)):
+            found, error = other, _largest(there)
+        elif (asked.name, other.name) == ("bf16", "fp32") and _largest(rough) >= error:
+            break  # fp16's oracle lies between the two, so it is not that one either
+    return found.name if error <= 16 * found.unit_roundoff else asked.name
+
+
+def _largest(errors: Errors) -> float:
+    """Returns the largest relative error of a tensor."""
+    return max(map(relative_error, errors.values()))

@@ -1,0 +1,159 @@
+"""Tensors beside exact ones: the errors of gradients, updates and clipped gradients, with what tells their reason."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mpcompare.tasks.optimizers import Replay
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.numerics import chunks, clip_factor, sketch, total_norm
+from mpcompare.verdict.findings import Clip, ClipFactor, Errors, GradientError, MicroBatches, UpdateError
+
+UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, relatively
+
+
+def gradient_errors(grads: Mapping[str, Tensor], exact: Params) -> Errors:
+    """Returns the error of each gradient beside the float64 ``exact``; None where the gradient is missing."""
+    return {name: gradient_error(grads[name], true) if name in grads else None for name, true in exact.items()}
+
+
+def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:
+    """Returns the error of one gradient, any shape and dtype, beside ``exact``, float64 of the same shape."""
+    product = norm2 = error2 = largest = 0.0
+    zeros = nonzeros = 0
+    for g, true in chunks(grad, exact):
+        g, true = g.double(), true.double()
+        nonzero = true != 0
+        product += torch.dot(g, true).item()
+        norm2 += torch.dot(true, true).item()
+        error2 += (g - true).square().sum().item()
+        largest = max(largest, true.abs().max().item())
+        zeros += int(((g == 0) & nonzero).sum())
+        nonzeros += int(nonzero.sum())
+    slope = product / norm2 if norm2 else 1.0
+    transposed = None
+    if grad.dim() == 2 and grad.shape[0] == grad.shape[1] > 1 and 100 * error2 > norm2:
+        transposed = (grad.t().double() - exact).norm().item()
+    return GradientError(
+        error=math.sqrt(error2),
+        norm=math.sqrt(norm2),
+        largest=largest,
+        slope=slope,
+        # g = slope exact + r with r orthogonal to exact, so ||g - exact||^2 = (slope - 1)^2 ||exact||^2 + ||r||^2.
+        residual=math.sqrt(max(error2 - (slope - 1) ** 2 * norm2, 0.0)) if math.isfinite(error2) else error2,
+        zeros=zeros / max(nonzeros, 1),
+        elements=nonzeros,
+        transposed=transposed,
+    )
+
+
+@dataclass(frozen=True)
+class Change:
+    """An update as the optimizer sees it.
+
+    Attributes:
+        before, after: the weights.
+        grads: the gradients that the optimizer is given.
+        lr: the learning rate of the step.
+    """
+
+    before: Params
+    after: Params
+    grads: Mapping[str, Tensor]
+    lr: float
+
+
+def update_errors(replay: Replay, change: Change, compute_dtype: torch.dtype) -> dict[str, UpdateError]:
+    """Returns how far a change is from what fp32 arithmetic makes of the gradients that a backend shows.
+
+    Args:
+        replay: the optimizer in float64, which takes its next step.
+        compute_dtype: the format in which the backend computes; weights that have no more digits count as ``short``.
+    """
+    return {name: _update_error(replay, name, change, compute_dtype) for name in change.grads}
+
+
+def _update_error(replay: Replay, name: str, change: Change, compute_dtype: torch.dtype) -> UpdateError:
+    excess = product = norm2 = 0.0
+    moves = lost = lost_in_fp32 = short = 0
+    for number, (w, new, g) in enumerate(chunks(change.before[name], change.after[name], change.grads[name])):
+        w, new = w.double(), new.double()
+        # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
+        s, m = replay.step(f"{name} {number}", g.double(), w, change.lr)
+        changed, right = new - w, w + s
+        excess = max(excess, update_error(w, new, s, m))
+        product += torch.dot(changed, s).item()
+        norm2 += torch.dot(s, s).item()
+        moving = s != 0
+        moves += int(moving.sum())
+        lost += int(((changed == 0) & moving).sum())
+        lost_in_fp32 += int(((right.float() == w) & moving).sum())
+        short += int((new.to(compute_dtype).float() == new).sum())
+    return UpdateError(
+        excess=excess,
+        slope=product / norm2 if norm2 else 1.0,
+        lost=lost / max(moves, 1),
+        lost_in_fp32=lost_in_fp32 / max(moves, 1),
+        short=short / max(change.before[name].numel(), 1),
+    )
+
+
+def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor) -> float:
+    """Returns the largest error of a change over its bound: one rounding of the new weight, and those of its change.
+
+    Args:
+        step, magnitude: as ``Replay.step`` returns them.
+    """
+    before, after = before.double(), after.double()
+    bound = (before + step).abs_().add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)
+    return _largest((after - before).sub_(step).abs_().div_(bound))
+
+
+def clip_errors(
+    grads: Mapping[str, Tensor] | None, clipped: Mapping[str, Tensor], norm: float, clip_norm: float, norm_type: float
+) -> Clip:
+    """Returns what clipping made of the gradients.
+
+    Args:
+        grads: before; None where they cannot be seen.
+        clipped: after.
+        norm: as the backend says.
+    """
+    after, elements = total_norm(clipped, norm_type), sum(g.numel() for g in clipped.values())
+    if grads is None:
+        return Clip(norm, after, clip_norm, norm_type, elements)
+    factors = {}
+    for name, g in grads.items():
+        before, changed = g.double().flatten(), clipped[name].double().flatten()
+        square = torch.dot(before, before).item()
+        if square:
+            slope = torch.dot(before, changed).item() / square
+            rest = (changed - slope * before).norm().item() / math.sqrt(square)
+            factors[name] = ClipFactor(slope, rest, math.sqrt(square))
+    should_norm, should_factor = total_norm(grads, norm_type), clip_factor(grads, clip_norm, norm_type)
+    return Clip(norm, after, clip_norm, norm_type, elements, should_norm, should_factor, factors)
+
+
+def micro_batches(grads: Mapping[str, Tensor], shares: Sequence[Mapping[str, Sequence[float]]]) -> MicroBatches:
+    """Returns how often each micro-batch counts in the gradients: by least squares on sketches, which are linear.
+
+    Args:
+        shares: ``Exact.shares``: each is right if it counts once.
+    """
+    names = [name for name in shares[0] if name in grads]
+    short = sketch({name: grads[name] for name in names})
+    target = torch.tensor([short[name] for name in names], dtype=torch.float64).flatten()
+    columns = [torch.tensor([share[name] for name in names], dtype=torch.float64).flatten() for share in shares]
+    matrix = torch.stack(columns, dim=1)
+    counts = torch.linalg.lstsq(matrix, target[:, None]).solution[:, 0]
+    rest, smallest = (target - matrix @ counts).norm().item(), torch.linalg.svdvals(matrix)[-1].item()
+    return MicroBatches(counts.tolist(), rest, smallest)
+
+
+def _largest(values: Tensor) -> float:
+    """Returns inf where there is a NaN: ``max`` of Python's would pass over it."""
+    largest = values.max().item()
+    return math.inf if math.isnan(largest) else largest

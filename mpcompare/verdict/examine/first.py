@@ -1,0 +1,24 @@
+"""The pass ``first``: a new backend from the initial weights, beside the float64 oracle and fp32 arithmetic."""
+
+from collections.abc import Sequence
+
+from mpcompare.contract import Batches
+from mpcompare.verdict.examine.drive import drive
+from mpcompare.verdict.examine.oracle import Exact
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import Drive
+
+
+def first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Drive:
+    """Takes the first step, and as many more as show what else an update depends on.
+
+    The second step shows another learning rate, and what the optimizer remembers; the third, how well: what it
+    remembers of one gradient has no more digits than that.
+
+    Args:
+        batches: the first ones, three at least.
+        exact: the oracle's step on the first batch.
+    """
+    task = subject.task
+    follow = batches[1:3] if task.optimizer.remembers else batches[1 : 1 + bool(task.schedule.length)]
+    return drive(subject, subject.scaling, batches[0], follow, exact)

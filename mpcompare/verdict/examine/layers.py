@@ -1,0 +1,77 @@
+"""The layers of a network as an examination needs them: the owner of each tensor, and how long sums are."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.verdict.findings import Layer
+
+
+def layers(model: nn.Module, order: Sequence[str], x: Tensor) -> dict[str, Layer]:
+    """Returns the owning layer of each parameter and buffer.
+
+    Args:
+        order: the layers in the order of their calls.
+        x: a few samples.
+    """
+    places, inputs = {name: place for place, name in enumerate(order)}, _inputs(model, x)
+    owners = {}
+    for name, _ in [*model.named_parameters(), *model.named_buffers()]:
+        layer, _, part = name.rpartition(".")
+        path = layer.split(".")
+        around = [".".join(path[:depth]) for depth in range(len(path))]
+        owners[name] = Layer(
+            layer=layer,
+            kind=type(model.get_submodule(layer)).__name__,
+            inside=[type(model.get_submodule(outer)).__name__ for outer in around],
+            part=part,
+            place=places.get(layer, -1),
+            after=inputs.get(layer, ""),
+        )
+    return owners
+
+
+def _inputs(model: nn.Module, x: Tensor) -> dict[str, str]:
+    """Returns, for each layer that is given the output of another as it is, the name of that other."""
+    model = copy.deepcopy(model)
+    made: dict[int, str] = {}
+    inputs: dict[str, str] = {}
+    kept = []  # an output that is gone could lend its id to another
+    for name, module in model.named_modules():
+        if any(True for _ in module.children()):
+            continue
+
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
+            if args and id(args[0]) in made:
+                inputs[name] = made[id(args[0])]
+            made[id(output)] = name
+            kept.append(output)
+
+        module.register_forward_hook(hook)
+    with torch.no_grad():
+        model(x)
+    return inputs
+
+
+def longest_sum(model: nn.Module, x: Tensor, rows: int) -> int:
+    """Returns about how many numbers are summed at most: those of a row of a weight, or those of one channel in a
+    batch, all its places (pixels, tokens) in all its ``rows``."""
+    few, lengths = x[:4], [rows]
+    lengths += [p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim()]
+
+    def hook(module: nn.Module, _: Any, output: Any) -> None:
+        values = output[0] if isinstance(output, tuple) else output
+        if isinstance(values, Tensor) and values.dim() > 1:
+            channels_first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
+            channels = values.shape[1 if channels_first else -1]
+            lengths.append(values.numel() // channels // len(few) * rows)
+
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        module.register_forward_hook(hook)
+    with torch.no_grad():
+        model(few)
+    return max(lengths)

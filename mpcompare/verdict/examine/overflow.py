@@ -1,0 +1,45 @@
+"""The pass ``overflow``: a new backend with a loss scale that is too large, and with an infinite input."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from mpcompare.contract import Batches
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.precision import FORMATS
+from mpcompare.verdict.examine.drive import drive
+from mpcompare.verdict.examine.oracle import Exact
+from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.findings import Drive
+
+
+def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Drive | None:
+    """Lets steps overflow, and takes some after them; None where the loss is not scaled.
+
+    Args:
+        batches: the first four.
+        exact: the oracle's step on the first batch.
+    """
+    if isinstance(subject.scaling, NoLossScale):
+        return None
+    follow = list(batches[1:])
+    (x, y), *others = batches[3]
+    if x.is_floating_point():  # in one micro-batch, if there are several: it must not be forgotten
+        follow.insert(2, [(torch.full_like(x, math.inf), y), *others])
+    return drive(subject, _too_large(subject.scaling, exact.largest), batches[0], follow, exact)
+
+
+def _too_large(scaling: LossScale, largest: float) -> LossScale:
+    """Returns the rules with the smallest scale at which the largest gradient overflows in fp16, so that the others may
+    not; a dynamic scale then backs off far enough at once, and grows again after two good steps.
+
+    Args:
+        largest: element of what a micro-batch adds to the gradients: it is computed in 16 bits, and their sum is not.
+    """
+    exponent = math.ceil(math.log2(1.05 * FORMATS["fp16"].maximum / largest)) if 0 < largest < math.inf else 16
+    scaling = at_scale(scaling, 2.0 ** min(exponent, 120))
+    if isinstance(scaling, DynamicLossScale):
+        return replace(scaling, backoff_factor=2.0**-8, growth_interval=2)
+    return scaling

@@ -1,0 +1,62 @@
+"""The pass ``reload``: a backend that loaded the state of another, beside that other."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mpcompare.contract import Batches, Stepper, take_step
+from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.findings import AfterLoad, Reload
+
+
+def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
+    """Lets a backend take a step and a new one load its state, lets both take another, and returns the differences.
+
+    A dynamic loss scale grows after two good steps here, so that its state, too, shows in the second; and the new
+    backend is made with another scale.
+    """
+    scaling = at_scale(subject.scaling, subject.scaling.scale / 256)  # so that the first step does not overflow
+    if isinstance(scaling, DynamicLossScale):
+        scaling = replace(scaling, growth_interval=2)
+    first, rates = subject.make_backend(subject.model, scaling), subject.task.new_rates()
+    Stepper(first, rates).step(batches[0])
+    if isinstance(scaling, DynamicLossScale):
+        scaling = at_scale(scaling, 4 * scaling.scale)
+    loaded = subject.make_backend(subject.model, scaling)
+    state = first.state_dict()
+    loaded.load_state_dict(copy.deepcopy(state))
+    lost = lost_entries({**state, "params": first.master_params()}, loaded.state_dict())
+    start = {name: p.detach().clone() for name, p in first.master_params().items()}
+    after = []
+    for backend in (first, loaded):
+        loss = float(take_step(backend, batches[1], rates.now))
+        after.append(AfterLoad(loss, float(backend.loss_scale())))
+    ends = [{**backend.master_params(), **backend.buffers()} for backend in (first, loaded)]
+    return Reload(
+        expected=after[0],
+        found=after[1],
+        error=numerics.distance(*ends),
+        norm=numerics.distance(start, ends[0]),
+        lost=lost,
+    )
+
+
+def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
+    """Returns the entries of a state that are not, or not bit for bit, in another: ``params``, ``buffers``,
+    ``optimizer.momentum_buffer``, ``loss_scale.growth_tracker``."""
+
+    def equal(tensors: Params, others: Params) -> bool:
+        return all(name in others and numerics.same_bits(t, others[name]) for name, t in tensors.items())
+
+    lost = [part for part in ("params", "buffers") if not equal(state[part], loaded[part])]
+    lost += [
+        f"optimizer.{kind}"
+        for kind, tensors in state["optimizer"].items()
+        if not equal(tensors, loaded["optimizer"].get(kind, {}))
+    ]
+    scales = state["loss_scale"].items()
+    return [*lost, *(f"loss_scale.{name}" for name, value in scales if loaded["loss_scale"].get(name) != value)]

@@ -1,0 +1,23 @@
+"""The loss scale of every training step, beside the one that its rules give."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpcompare.loss_scale import LossScale
+from mpcompare.verdict.findings import WrongScale
+
+
+def first_wrong_scale(scaling: LossScale, rows: Sequence[Mapping[str, Any]]) -> WrongScale | None:
+    """Returns the first training step whose loss scale does not follow from the steps that were skipped before.
+
+    Args:
+        scaling: the loss scale before the first step.
+        rows: of ``steps.csv``.
+    """
+    scaling = copy.deepcopy(scaling)
+    for row in rows:
+        if row["loss_scale"] != scaling.scale:
+            return WrongScale(row["step"], row["loss_scale"], scaling.scale)
+        scaling.update(row["skipped"])
+    return None

@@ -1,0 +1,64 @@
+"""The subject of an examination: a maker of backends, the network, and the task."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from dataclasses import replace as replaced
+
+from torch import nn
+
+from mpcompare.checkpoints import Checkpoint
+from mpcompare.contract import Backend, Batches
+from mpcompare.loss_scale import LossScale, NoLossScale, load_state
+from mpcompare.precision import Precision
+from mpcompare.shared import ALONE, Shared
+from mpcompare.tasks.task import Task
+from mpcompare.tasks.twin import Kink
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Everything that the passes of an examination need.
+
+    Attributes:
+        make_backend: makes a new backend from a network with initial weights and a loss scale, both of which it copies.
+        model: the network with its initial weights, fp32 on the device.
+        scaling: the loss scale as it starts.
+        precision: the one in which the backends compute.
+        batches: the training batches from the first on.
+        twin: the smooth twin at which the first passes are taken; None: the network itself.
+        kinks: the layers that are replaced there.
+        start: the checkpoint where training continued; None: it began at the initial weights.
+        shared: values of the whole race: the oracle of the first step is the same for all entrants.
+    """
+
+    make_backend: Callable[[nn.Module, LossScale], Backend]
+    model: nn.Module
+    scaling: LossScale
+    precision: Precision
+    task: Task
+    batches: Callable[[], Iterator[Batches]]
+    twin: nn.Module | None = None
+    kinks: Mapping[str, Kink] = field(default_factory=dict)
+    start: Checkpoint | None = None
+    shared: Shared = ALONE
+
+    @property
+    def examined(self) -> nn.Module:
+        """The network of the first passes."""
+        return self.model if self.twin is None else self.twin
+
+    @property
+    def scaling_at_start(self) -> LossScale:
+        """The loss scale before the first step of training."""
+        scaling = copy.deepcopy(self.scaling)
+        if self.start is not None:
+            load_state(scaling, self.start.state["loss_scale"])
+        return scaling
+
+
+def at_scale(scaling: LossScale, scale: float) -> LossScale:
+    """Returns the same rules from another loss scale on, as far as they allow it."""
+    if isinstance(scaling, NoLossScale):
+        return scaling
+    return replaced(scaling, init_scale=max(scale, getattr(scaling, "min_scale", 0.0), 2.0**-126))

@@ -1,0 +1,471 @@
+"""The findings of an examination: dataclasses that are ``numerics.json``.
+
+The examination makes them (examine/), the judge reads them (judge/), and neither knows the other: findings of a race,
+of a test, or of anyone else's loop are judged alike. Nothing here needs torch.
+
+Every number is of a tensor, and tensors are named as ``model.named_parameters()`` names them. A dict in which a tensor
+is missing says nothing of it; None in its place says that the backend showed none.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import cattrs
+
+LOWEST, HIGHEST = -60, 20  # exponents that are told apart: fp16 ends at -24 and 15
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """The distance of a gradient from the exact one, with what tells the reason.
+
+    Attributes:
+        error: ``||g - exact||`` (Frobenius).
+        norm: ``||exact||``.
+        largest: ``max |exact|``.
+        slope: the number that times ``exact`` is closest to g.
+        residual: the error that is left after that.
+        zeros: the share of the ``elements`` that became 0.
+        elements: the number of elements that are not 0 in ``exact``.
+        transposed: the error of the transposed gradient; None unless g is square and far off.
+    """
+
+    error: float
+    norm: float
+    largest: float
+    slope: float
+    residual: float
+    zeros: float
+    elements: int
+    transposed: float | None = None
+
+    @property
+    def relative(self) -> float:
+        """``||g - exact|| / ||exact||``; inf where g holds no number, or ``exact`` is 0 and g is not."""
+        if not self.norm:
+            return math.inf if self.error else 0.0
+        relative = self.error / self.norm
+        return relative if math.isfinite(relative) else math.inf
+
+
+Errors = dict[str, GradientError | None]
+
+
+def relative_error(error: GradientError | None) -> float:
+    """``GradientError.relative``; inf where the gradient is missing."""
+    return math.inf if error is None else error.relative
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """How often each micro-batch counts in the gradients, by least squares.
+
+    Attributes:
+        counts: a number for each micro-batch, 1 if the gradients are right.
+        rest: the norm of the part of the gradients that no counts explain, within 5 %.
+        smallest: singular value of the micro-batches' gradients: an error e of the gradients is one of at most
+            ``e / smallest`` in the counts.
+    """
+
+    counts: list[float]
+    rest: float
+    smallest: float
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Loss and gradients of one step beside exact ones.
+
+    Attributes:
+        loss: as the backend says.
+        exact_loss: in float64.
+        loss_noise: standard deviation of the loss if each stored activation is rounded once.
+        gradients: the error of each gradient; empty where the backend shows none.
+        micro_batches: None where the step has only one, or no gradients are shown.
+    """
+
+    loss: float
+    exact_loss: float
+    loss_noise: float
+    gradients: Errors = field(default_factory=dict)
+    micro_batches: MicroBatches | None = None
+
+
+@dataclass(frozen=True)
+class FirstUpdate:
+    """The first change of a tensor beside the one that the exact gradient makes.
+
+    Attributes:
+        error: norm of the difference.
+        norm, largest: the norm and the largest element of the exact change.
+        weights: norm of the tensor before.
+        gain: the number by which a rule that is linear multiplies a gradient.
+    """
+
+    error: float
+    norm: float
+    largest: float
+    weights: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class FiniteStep(Gradients):
+    """The first step of a pass whose gradients are finite.
+
+    Attributes:
+        first_update: the change that it made, by tensor.
+        subnormal: the share of the activations' gradients, times the loss scale, below fp16's normal numbers.
+        effective_precision: the precision that the gradients show; None where none are shown.
+    """
+
+    first_update: dict[str, FirstUpdate] = field(default_factory=dict)
+    subnormal: float = 0.0
+    effective_precision: str | None = None
+
+
+@dataclass(frozen=True)
+class UpdateError:
+    """The change of a tensor beside the one that fp32 arithmetic makes of the gradients that the backend shows.
+
+    Attributes:
+        excess: the largest error over its bound.
+        slope: the change over the right one.
+        lost: the share of elements that should have moved and did not.
+        lost_in_fp32: the share of them that fp32 rounds away.
+        short: the share of the new elements that have no more digits than the compute dtype.
+    """
+
+    excess: float
+    slope: float
+    lost: float
+    lost_in_fp32: float
+    short: float
+
+
+@dataclass(frozen=True)
+class ClipFactor:
+    """The effect of clipping on one gradient: ``factor`` times itself, plus a ``rest`` relative to its ``norm``."""
+
+    factor: float
+    rest: float
+    norm: float
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What clipping made of the gradients of one step.
+
+    Attributes:
+        norm: of all gradients before, as the backend says.
+        norm_after: of the clipped ones.
+        clip_norm, norm_type: as the task asks for.
+        elements: the number of all elements.
+        should_norm, should_factor: the norm before, and the factor that follows from it; None where the gradients
+            before clipping cannot be seen.
+        factors: by tensor; empty where ``should_norm`` is None.
+    """
+
+    norm: float
+    norm_after: float
+    clip_norm: float
+    norm_type: float
+    elements: int
+    should_norm: float | None = None
+    should_factor: float | None = None
+    factors: dict[str, ClipFactor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the loss scale and the weights did in one step.
+
+    Attributes:
+        finite: whether the gradients were.
+        skipped: whether the backend says that it skipped.
+        should_skip: whether the rules of the loss scale skip.
+        moved: whether a weight changed.
+        moved_early: whether one changed before the gradients of all micro-batches were there.
+        finite_after_clip: whether the clipped gradients were finite.
+        loss_scale: as the backend says, before the step.
+        should_scale: as the rules of the loss scale say.
+    """
+
+    finite: bool
+    skipped: bool
+    should_skip: bool
+    moved: bool
+    loss_scale: float
+    should_scale: float
+    moved_early: bool = False
+    finite_after_clip: bool = False
+
+
+@dataclass(frozen=True)
+class NextScale:
+    """The loss scale after the last step: as the backend says, and as its rules say."""
+
+    loss_scale: float
+    should_scale: float
+
+
+@dataclass(frozen=True)
+class Drive:
+    """A new backend that was driven for some steps.
+
+    Attributes:
+        steps: in their order.
+        updates: the updates that were taken, by tensor.
+        rates: their learning rates.
+        clips: theirs, where the task clips.
+        next_scale: after the last step.
+        finite: the first step of the first batch whose gradients are finite; None where none is.
+        buffers: after the first step, beside the oracle's; empty where that step overflows or there are none.
+        known_mistakes: by name the largest error over its bound of updates made that way; empty where the updates are
+            right.
+        digits: of what the optimizer remembers, by kind, the share of numbers that have no more digits than a 16-bit
+            format; empty where the updates are right.
+    """
+
+    steps: list[Step]
+    updates: list[dict[str, UpdateError]]
+    rates: list[float]
+    clips: list[Clip]
+    next_scale: NextScale | None
+    finite: FiniteStep | None = None
+    buffers: Errors = field(default_factory=dict)
+    known_mistakes: dict[str, float] = field(default_factory=dict)
+    digits: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def gradients(self) -> Errors:
+        """Of the finite step; empty where there is none, or it shows none."""
+        return self.finite.gradients if self.finite else {}
+
+    @property
+    def first_scale(self) -> float:
+        """The loss scale of the first step whose gradients are finite, or else of the first step; 1 without steps."""
+        return next((s.loss_scale for s in self.steps if s.finite), self.steps[0].loss_scale if self.steps else 1.0)
+
+
+@dataclass(frozen=True)
+class RoundingError:
+    """What one rounding of each result does to a tensor.
+
+    Attributes:
+        error: root mean square of ``||g - exact||``.
+        dimensions: the number of dimensions in which ``g - exact`` varies.
+        samples: how many these are estimated from.
+    """
+
+    error: float
+    dimensions: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The owner of a tensor.
+
+    Attributes:
+        layer: its name.
+        kind: its class.
+        inside: the classes of the modules around it, the outermost first.
+        part: the tensor's name in it, such as ``weight``.
+        place: among the layers in the order of their calls; -1 for one that is no layer of its own.
+        after: the layer whose output is its input as it is; empty where there is none.
+    """
+
+    layer: str
+    kind: str
+    inside: list[str]
+    part: str
+    place: int
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A layer of the network that has a kink (``kinked``, its class), and the class that stands in the twin for it."""
+
+    kinked: str
+    smooth: str
+
+
+@dataclass(frozen=True)
+class AfterLoad:
+    """The step after a state was saved: its loss, and the loss scale that follows."""
+
+    loss: float
+    loss_scale: float
+
+
+@dataclass(frozen=True)
+class Reload:
+    """A backend that loaded the state of another, beside that other, one step later.
+
+    Attributes:
+        expected: of the one that saved.
+        found: of the one that loaded.
+        error: the distance of their weights and buffers.
+        norm: how far those of the first moved in the step.
+        lost: the entries of the state that are others in the loaded backend; None in old records, which do not say.
+    """
+
+    expected: AfterLoad
+    found: AfterLoad
+    error: float
+    norm: float
+    lost: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class NoiseRun:
+    """Training once more, under changes that must not matter.
+
+    Attributes:
+        change: the changes in words.
+        losses, skipped: step by step.
+        moved: how far the weights went, as sketches.
+    """
+
+    change: str
+    losses: list[float]
+    skipped: list[bool]
+    moved: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class WrongScale:
+    """The first training step whose loss scale is not the one that its rules give."""
+
+    step: int
+    loss_scale: float
+    should_scale: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What of the task decides how its numbers are read.
+
+    Attributes:
+        batch_size: rows of a step.
+        accumulate: micro-batches of a step.
+        clip_norm: None where nothing is clipped.
+        clip_norm_type: the order of that norm.
+        linear: whether an update is linear in the gradients.
+    """
+
+    batch_size: int
+    accumulate: int = 1
+    clip_norm: float | None = None
+    clip_norm_type: float = 2.0
+    linear: bool = True
+
+
+Counts = dict[str, dict[str, list[int]]]  # by group (activations, ...) and tensor or layer: numbers by their exponent
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that examining one backend found.
+
+    Attributes:
+        precision: in which the backend was asked to compute.
+        recipe: of the task.
+        longest_sum: about how many numbers are summed at most.
+        layers: the owner of each parameter and buffer.
+        twin: the layers that were replaced in the network of the passes ``first`` and ``overflow``; empty where these
+            are of the network itself.
+        first: from the initial weights.
+        rounding: the error that one rounding of each result makes in gradients and buffers of the first step.
+        last: the step after training beside a new backend with the same weights.
+        overflow: with a loss scale that is too large; None without loss scaling.
+        reload: a state that was saved and loaded.
+        wrong_scale: None where the loss scale of each training step is right.
+        moved: how far training moved each parameter, as a sketch.
+        noise: training again; empty where the noise was not measured.
+        exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
+            they were not counted.
+    """
+
+    precision: str
+    recipe: Recipe
+    longest_sum: int
+    layers: dict[str, Layer]
+    first: Drive
+    last: Gradients
+    rounding: dict[str, RoundingError] = field(default_factory=dict)
+    twin: dict[str, Replacement] = field(default_factory=dict)
+    overflow: Drive | None = None
+    reload: Reload | None = None
+    wrong_scale: WrongScale | None = None
+    moved: dict[str, list[float]] = field(default_factory=dict)
+    noise: list[NoiseRun] = field(default_factory=list)
+    exponents: dict[str, Counts] = field(default_factory=dict)
+
+    @property
+    def drives(self) -> dict[str, Drive]:
+        """By name the passes in which a new backend was driven."""
+        return {"first": self.first, **({"overflow": self.overflow} if self.overflow else {})}
+
+
+_converter = cattrs.Converter(omit_if_default=True, detailed_validation=False)
+
+
+def to_document(findings: Findings) -> dict[str, Any]:
+    """The findings as plain values, which JSON can hold but for inf and NaN."""
+    document: dict[str, Any] = _converter.unstructure(findings)
+    return document
+
+
+def from_document(document: dict[str, Any]) -> Findings:
+    """The inverse of :func:`to_document`; reads documents of older versions, too.
+
+    Raises:
+        ValueError, TypeError or KeyError: it is no such document.
+    """
+    return _converter.structure(document if "recipe" in document else _upgraded(document), Findings)
+
+
+def _upgraded(old: dict[str, Any]) -> dict[str, Any]:
+    """Returns a document of an older version, one flat dictionary, as it would be written now."""
+    by_roundoff = {2.0**-24: "fp32", 2.0**-11: "fp16", 2.0**-8: "bf16"}
+    new = _picked(old, "longest_sum", "layers", "rounding", "moved", "noise", "exponents", "reload")
+    new["precision"] = by_roundoff[old["unit_roundoff"]]
+    new["recipe"] = _picked(old, "batch_size", "accumulate", "clip_norm", "clip_norm_type", "linear")
+    new["wrong_scale"] = old.get("policy")
+    new["twin"] = {name: _replacement(words) for name, words in old.get("twin", {}).items()}
+    new["last"] = _old_gradients(old["last"])
+    for where in ("first", "overflow"):
+        if where in old:
+            new[where] = _old_drive(old[where])
+    return new
+
+
+def _picked(old: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: old[key] for key in keys if key in old}
+
+
+def _replacement(words: str) -> dict[str, str]:
+    smooth, _, kinked = words.partition(" for ")
+    return {"kinked": kinked, "smooth": smooth}
+
+
+def _old_errors(errors: dict[str, Any]) -> dict[str, Any]:
+    return {name: error or None for name, error in errors.items()}
+
+
+def _old_gradients(old: dict[str, Any]) -> dict[str, Any]:
+    return {**old, "gradients": _old_errors(old.get("gradients", {}))}
+
+
+def _old_drive(old: dict[str, Any]) -> dict[str, Any]:
+    new: dict[str, Any] = {"updates": [], "rates": [], "clips": [], "next_scale": None}
+    new |= _picked(old, "steps", "updates", "rates", "clips", "next_scale", "digits")
+    new |= {"known_mistakes": old.get("other_rules", {}), "buffers": _old_errors(old.get("buffers", {}))}
+    if "loss" in old:
+        numbers = ("loss", "exact_loss", "loss_noise", "first_update", "subnormal", "effective_precision")
+        new["finite"] = _old_gradients(_picked(old, *numbers, "micro_batches", "gradients"))
+    return new

@@ -1,0 +1,112 @@
+"""Loss and gradients beside the oracle's: of the first step, after an overflow, and after training."""
+
+import math
+from collections.abc import Iterator
+
+from mpcompare.verdict.findings import Drive, Gradients, RoundingError
+from mpcompare.verdict.judge.causes import Errors, Pass, explain, too_small
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.limits import K, sum_error, tensor_limit
+
+AFTER_TRAINING = "after training"
+
+
+def in_the_first_step(case: Case) -> Iterator[Check]:
+    """Yields checks of the pass ``first``."""
+    yield from _of_drives(case, "in the first step", (case.run.findings.first, case.reference.findings.first), "")
+
+
+def after_a_skip(case: Case) -> Iterator[Check]:
+    """Yields checks of the pass ``overflow``."""
+    drives = (case.run.findings.overflow, case.reference.findings.overflow)
+    yield from _of_drives(case, "after a skipped step", drives, "after a skip")
+
+
+def later_steps(case: Case) -> Iterator[Check]:
+    """Yields checks of the pass ``last``."""
+    run, reference = case.run.findings.last, case.reference.findings.last
+    if not case.is_reference and run.gradients and reference.gradients:
+        yield from _checks(case, AFTER_TRAINING, (Pass(run), Pass(reference)), {}, "later steps")
+
+
+def not_finite(gradients: Gradients) -> list[str]:
+    """Returns the gradients that hold inf or NaN in what they are held beside, so that they are held beside nothing.
+
+    After training that is a new backend with the same weights, which overflows as the trained one should.
+    """
+    return [name for name, e in gradients.gradients.items() if e and not math.isfinite(e.norm)]
+
+
+def _of_drives(case: Case, where: str, drives: tuple[Drive | None, Drive | None], cause: str) -> Iterator[Check]:
+    run, reference = drives
+    if case.is_reference or not (run and reference and run.gradients and reference.gradients):
+        return
+    assert run.finite is not None
+    assert reference.finite is not None
+    passes = Pass(run.finite, run), Pass(reference.finite, reference)
+    yield from _checks(case, where, passes, case.reference.findings.rounding, cause)
+
+
+def _checks(
+    case: Case, where: str, passes: tuple[Pass, Pass], roundings: dict[str, RoundingError], cause: str
+) -> Iterator[Check]:
+    """Yields the checks of one pass.
+
+    The loss is one number, which may be right by luck: 4 standard deviations beside K times the reference's error.
+
+    Args:
+        passes: the run's and its reference's.
+        roundings: by tensor.
+        cause: of all that fails; empty where the errors tell it.
+    """
+    run, reference = (each.step for each in passes)
+    errors = _errors(case, where, passes, roundings)
+    exact = reference.exact_loss
+    loss_error = abs(run.loss - run.exact_loss)
+    loss_limit = K * abs(reference.loss - exact) + 4 * reference.loss_noise + sum_error(case.run) * abs(exact)
+    if not errors or math.isnan(loss_limit):
+        return
+    explained, because = explain(case.run, errors, *passes, loss_error <= loss_limit)
+    if cause and explained:
+        because = f"those of the first step are right, and {where} {because}"
+    for name, e in errors.items():
+        yield Check(f"gradient {where}, {name}", e.error, e.limit, cause or explained, because)
+    yield from _zeros(case, where, passes, [name for name in errors if not _vanishes(name, reference, roundings)])
+    if where == AFTER_TRAINING and not math.isfinite(run.exact_loss):
+        return
+    because = f"the loss {where} is {run.loss:.9g}, exactly {run.exact_loss:.9g}"
+    yield Check(f"loss {where}", loss_error, loss_limit, cause or "loss", because)
+
+
+def _errors(
+    case: Case, where: str, passes: tuple[Pass, Pass], roundings: dict[str, RoundingError]
+) -> dict[str, Errors]:
+    """Returns the error and the limit of each gradient; a reference that diverged is no measure."""
+    run, reference = (each.step for each in passes)
+    overflowed = not_finite(run) if where == AFTER_TRAINING else []
+    errors = {}
+    for name, e in reference.gradients.items():
+        limit = tensor_limit(case.run, e, roundings.get(name)) if e else math.nan
+        if not math.isnan(limit) and name not in overflowed:
+            errors[name] = Errors(run.gradients.get(name), limit)
+    return errors
+
+
+def _vanishes(name: str, reference: Gradients, roundings: dict[str, RoundingError]) -> bool:
+    """Returns whether a gradient is 0 but for rounding errors, like that of a bias before a batch norm."""
+    e, rounding = reference.gradients[name], roundings.get(name)
+    return e is not None and e.norm <= (rounding.error if rounding else 0.0)
+
+
+def _zeros(case: Case, where: str, passes: tuple[Pass, Pass], names: list[str]) -> Iterator[Check]:
+    """Yields how often a gradient is 0 where the oracle's is not: as often as the reference's, twice, and 9 times more
+    (Poisson, 1e-6)."""
+    run, reference = (each.step for each in passes)
+    for name in names:
+        e, own = reference.gradients[name], run.gradients.get(name)
+        assert e is not None
+        zeros = own.zeros if own else 0
+        because = f"{100 * zeros:.2g} % of the gradient of {name} {where} is 0 and should not be"
+        because += too_small(case.run, *passes)
+        limit = K * e.zeros * e.elements + 9
+        yield Check(f"zeros {where}, {name}", zeros * e.elements, limit, "underflow", because)

@@ -1,0 +1,47 @@
+"""The kinds of checks: each a number, a limit that is derived, and the cause where it does not hold.
+
+Limits come from the rounding of the precision, from the errors that the reference makes itself, or from the noise that
+it measured; none was chosen so that something passes. To add a kind, write its file and its line here.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from mpcompare.verdict.judge import (
+    buffers,
+    clipping,
+    dtypes,
+    first_change,
+    gradients,
+    loss_scale,
+    optimizer,
+    overflows,
+    resume,
+    timed_steps,
+    training,
+)
+from mpcompare.verdict.judge.check import Case, Check
+
+# In the order of their power to explain: the first that fails is the cause of what fails after it. Of the reference
+# itself, each yields what needs no other run.
+KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
+    "dtypes": dtypes.checks,
+    "policy": loss_scale.checks,
+    "gradients": gradients.in_the_first_step,
+    "buffers": buffers.checks,
+    "clip": clipping.checks,
+    "optimizer": optimizer.checks,
+    "first change": first_change.checks,
+    "later steps": gradients.later_steps,
+    "overflows": overflows.checks,
+    "after a skip": gradients.after_a_skip,
+    "resume": resume.checks,
+    "timed steps": timed_steps.checks,
+    "run": training.checks,
+}
+
+
+def all_checks(case: Case) -> Iterator[Check]:
+    """Yields all checks, kind by kind."""
+    for kind, checks in KINDS.items():
+        yield from (replace(check, kind=kind) for check in checks(case))

@@ -1,0 +1,47 @@
+"""The limits of the checks: derived from the rounding of the precision, and from the errors of the reference."""
+
+import math
+
+from scipy import special  # scipy.stats takes half a second to import
+
+from mpcompare.precision import FORMATS
+from mpcompare.verdict.findings import FirstUpdate, GradientError, RoundingError
+from mpcompare.verdict.judge.check import Examined
+
+FP32 = FORMATS["fp32"].unit_roundoff
+K = 2.0  # a run may make twice the errors of its reference: one that rounds twice as often makes 1.4 times as much
+RARE = 1e-3  # the share of values beyond a limit, where they vary at random as they are believed to
+
+
+def tensor_limit(run: Examined, reference: GradientError | FirstUpdate, rounding: RoundingError | None) -> float:
+    """Returns the limit of the error of one tensor: the most that any implementation may lose.
+
+    That is K times the reference's error, and one more rounding of its largest element (where there are few, the
+    reference's error may be small by luck). Or, where it is more, K times what one rounding of each result makes: where
+    the reference keeps in fp32 what others may round, as autocast does a transformer's stream of residuals, or where
+    its terms cancel, as in a bias before a batch norm. The square of such an error varies as a sum of squares of
+    ``dimensions`` Gaussians does (Satterthwaite, Biometrics Bulletin 2(6), 1946), and its mean is known from a few
+    samples: together they make the F distribution. And fp32 sums in another order, with a relative error like the root
+    of their length (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019).
+
+    Args:
+        rounding: of this tensor; None if it is not known.
+    """
+    u, once = run.unit_roundoff, rounding.error if rounding else 0.0
+    sums = sum_error(run) * max(reference.norm, once / u)  # relative to what is summed, which may cancel
+    if rounding and once:
+        dimensions = rounding.dimensions
+        once *= math.sqrt(float(special.fdtri(dimensions, rounding.samples * dimensions, 1 - RARE)))
+    return max(K * reference.error + u * reference.largest, K * once) + sums
+
+
+def sum_error(run: Examined) -> float:
+    """Returns the relative error of the longest sum in fp32."""
+    return math.sqrt(run.findings.longest_sum) * FP32
+
+
+def reordered_loss(run: Examined, loss: float) -> float:
+    """Returns how far the same computation with other orders of sums may move a loss: 4 standard deviations of what one
+    rounding of each activation does to it, and fp32 sums."""
+    first = run.findings.first.finite
+    return 4 * (first.loss_noise if first else 0.0) + sum_error(run) * abs(loss)

@@ -1,0 +1,39 @@
+"""The loss scale, the skipped steps, and the weights in them and before a step: exactly."""
+
+from collections.abc import Iterator
+
+from mpcompare.verdict.findings import Step
+from mpcompare.verdict.judge.check import Case, Check
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields checks of the training steps, and of each step of the passes ``first`` and ``overflow``."""
+    findings = case.run.findings
+    wrong = findings.wrong_scale
+    if wrong is None:
+        yield _scale("in training step every", 1.0, 1.0)
+    else:
+        yield _scale(f"in training step {wrong.step}", wrong.loss_scale, wrong.should_scale)
+    for name, drive in findings.drives.items():
+        for number, step in enumerate(drive.steps, start=1):
+            yield from _step(f"in step {number} of pass {name}", step)
+        if drive.next_scale:
+            yield _scale(f"after pass {name}", drive.next_scale.loss_scale, drive.next_scale.should_scale)
+
+
+def _scale(name: str, scale: float, expected: float) -> Check:
+    because = f"loss scale {scale:g} {name}, where the policy says {expected:g}"
+    return Check(f"loss scale {name}", float(scale != expected), 0, "loss scale", because)
+
+
+def _step(name: str, step: Step) -> Iterator[Check]:
+    yield _scale(name, step.loss_scale, step.should_scale)
+    gradients = f"{'finite' if step.finite else 'inf or NaN in the'} gradients {name}"
+    if step.finite_after_clip and not step.finite:
+        gradients += ", which clipping makes finite"
+    because = f"{gradients}, and it {'says' if step.skipped else 'does not say'} that it skipped"
+    yield Check(f"skip {name}", float(step.skipped != step.should_skip), 0, "skip", because)
+    because = f"{gradients}, and the weights {'changed' if step.moved else 'did not change'}"
+    yield Check(f"weights {name}", float(step.moved == step.should_skip), 0, "skip", because)
+    because = f"weights changed {name} before the gradients of all micro-batches were there"
+    yield Check(f"micro-batches {name}", float(step.moved_early), 0, "accumulation", because)

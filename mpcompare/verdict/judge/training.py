@@ -1,0 +1,50 @@
+"""The whole run: no further from the reference than one more correct run would be."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from scipy import special
+
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.limits import FP32, RARE
+from mpcompare.verdict.judge.trajectories import common_steps, loss_difference
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields checks of the losses up to the step where correct runs part, and of the weights where they do not part.
+
+    The reference and its noise runs are a sample of such runs, and a small one. Their differences grow along the one
+    direction that grows fastest, so their length is one number: the limit for one more is Student's t, with one degree
+    of freedom for each noise run, times the standard deviation of the sample, times the root of 2, for both runs vary.
+    """
+    run, reference, again = case.run, case.reference, case.reference.findings.noise
+    if case.is_reference or not again:
+        return
+    factor = math.sqrt(2) * float(special.stdtrit(len(again), 1 - RARE / 2))
+    if steps := common_steps(reference, run):
+        losses = np.array([reference.steps["loss"][:steps], *(a.losses[:steps] for a in again)], dtype=float)
+        difference, noise = loss_difference(run, reference)[:steps], float(losses.std(axis=0, ddof=1).max())
+        limit = factor * noise + 4 * FP32 * float(reference.steps["loss"].abs().iloc[:steps].max())
+        because = (
+            f"the loss is up to {difference.max():.1e} away from that of {reference.name}, which varies by {noise:.1e}"
+        )
+        yield Check("loss over the run", float(difference.max()), limit, "run", because)
+    if steps < len(reference.steps):
+        return
+    yield _weights(case, factor)
+
+
+def _weights(case: Case, factor: float) -> Check:
+    """Returns the check of all weights in one: of a bias with two numbers alone, runs may be close by luck."""
+    findings = case.reference.findings
+    sketches = [findings.moved, *(again.moved for again in findings.noise)]
+    moved = [np.concatenate([sketch[name] for name in findings.moved]) for sketch in sketches]
+    noise = math.sqrt(float(np.var(moved, axis=0, ddof=1).sum()))
+    own = np.concatenate([case.run.findings.moved[name] for name in findings.moved])
+    distance = float(np.linalg.norm(own - moved[0]))
+    first = findings.first.finite
+    rounded = math.hypot(*(e.weights for e in (first.first_update if first else {}).values()))
+    limit = factor * noise + len(case.reference.steps) * FP32 * rounded
+    because = f"the weights are {distance:.1e} away from those of {case.reference.name} after training, which vary by "
+    return Check("weights after the run", distance, limit, "run", f"{because}{noise:.1e}")

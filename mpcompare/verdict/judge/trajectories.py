@@ -1,0 +1,60 @@
+"""The losses of runs, step by step: how far apart they are, and up to which step runs can be compared."""
+
+import math
+from itertools import combinations
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+from mpcompare.verdict.judge.check import Examined
+
+
+class HasSteps(Protocol):
+    """Anything that has the rows of ``steps.csv``."""
+
+    @property
+    def steps(self) -> pd.DataFrame: ...
+
+
+def steps_of_both(a: HasSteps, b: HasSteps) -> np.ndarray:
+    """Returns the numbers of the steps that both have: a run that resumed lacks the first ones."""
+    return np.intersect1d(a.steps["step"], b.steps["step"])
+
+
+def loss_difference(a: HasSteps, b: HasSteps) -> np.ndarray:
+    """Returns ``|loss of a - loss of b|`` step by step, over :func:`steps_of_both`."""
+    both = steps_of_both(a, b)
+    first, second = (run.steps.loc[np.isin(run.steps["step"], both), "loss"].to_numpy(dtype=float) for run in (a, b))
+    return np.abs(first - second)
+
+
+def loss_noise(reference: Examined) -> np.ndarray:
+    """Returns step by step the largest difference between the losses of any two of ``reference`` and its noise runs."""
+    losses = [reference.steps["loss"].to_numpy(), *(np.array(again.losses) for again in reference.findings.noise)]
+    return np.max([np.abs(a - b) for a, b in combinations(losses, 2)], axis=0)
+
+
+def common_steps(reference: Examined, run: Examined | None = None) -> int:
+    """Returns the number of steps in which runs can be compared, before their trajectories part.
+
+    Differences between correct runs grow step by step. As long as they are small they grow alike, up to a factor, and
+    the noise says how large they may be; once they are no longer small, every run goes its own way. Halfway in digits
+    is where this is drawn: noise beyond the root of the unit roundoff, relative to the loss. A step that one skips and
+    another takes parts them too. Runs that resumed from different points have none in common.
+
+    Args:
+        run: whose skipped steps count as well; without it, those of the reference and its noise runs.
+    """
+    if run is not None and run.start != reference.start:
+        return 0
+    if not reference.findings.noise:
+        return len(reference.steps)
+    skips = [r.steps["skipped"].to_numpy(dtype=bool) for r in (reference, run) if r is not None]
+    skips += [np.array(again.skipped, dtype=bool) for again in reference.findings.noise]
+    steps = min(map(len, skips))
+    skips = [skip[:steps] for skip in skips]
+    loss = np.maximum.accumulate(np.abs(reference.steps["loss"].to_numpy(dtype=float)[:steps]))
+    parted = ~(loss_noise(reference)[:steps] <= math.sqrt(reference.unit_roundoff) * loss)
+    parted |= np.any([skip != skips[0] for skip in skips], axis=0)
+    return int(np.argmax(parted)) if parted.any() else steps

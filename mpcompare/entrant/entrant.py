@@ -15,7 +15,6 @@ from typing import Any
 
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.cost.flops import step_flops
-from mpcompare.dtypes import DTYPES
 from mpcompare.entrant import resume
 from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.inference import measure_inference
@@ -60,7 +59,7 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     evaluations = Evaluations(setup, recorder, plan.eval_every)
     rows = yield from train(
         *(stepper, stream, plan.steps, plan.warmup_steps, setup.task.clip_norm, setup.clock, recorder, evaluations),
-        monitor=Monitor(setup.task, DTYPES[setup.precision], setup.clock, plan.monitor_every),
+        monitor=Monitor(setup.task, PRECISIONS[setup.precision].storage, setup.clock, plan.monitor_every),
         begun=begun,
         saver=resume.saver_of(plan, identity, setup.device),
     )

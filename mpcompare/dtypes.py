@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mpcompare.precision import FP32, PRECISIONS, TF32, Format
+from mpcompare.precision import FP32, TF32, Format
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -41,15 +41,3 @@ def _rounded_to_tf32(values: Tensor) -> Tensor:
     last = (bits >> dropped) & 1  # the last bit that stays: halfway is rounded up where it is 1
     bits = (bits + (1 << dropped - 1) - 1 + last) & -(1 << dropped)
     return torch.where(values.isnan(), values, bits.view(torch.float32))  # some NaN have only bits that are dropped
-
-
-DTYPES = {name: torch_dtype(precision.storage) for name, precision in PRECISIONS.items()}
-
-
-def unit_roundoff(precision: str) -> float:
-    """Rounding to the precision's storage changes a number by at most this, relatively: 2^-24, 2^-11 or 2^-8."""
-    return PRECISIONS[precision].storage.unit_roundoff
-
-
-def rounded_to(values: Tensor, format: Format) -> Tensor:
-    return values.to(torch_dtype(format)).to(values.dtype)

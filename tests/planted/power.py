@@ -23,6 +23,7 @@ import planted.cnn
 import planted.gpt
 import planted.lstm
 from conftest import BACKENDS
+from mpcompare.verdict.judge.checks import KINDS
 from planted.mlp import MUTANTS
 from planted.recipe import RECIPE, planted_run
 from planted.registry import PLANTED, STEPS, TASKS
@@ -33,7 +34,6 @@ from support.judging import examined
 from verdict.test_verdict import reference
 
 from mpcompare.records import Run
-from mpcompare.verdict.judge.checks import KINDS
 from mpcompare.verdict.judge.verdict import Verdict, judge_run
 
 references: dict[str, Run] = {}

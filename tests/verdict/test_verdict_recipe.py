@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import BACKENDS, CPU_COLUMNS, make_task, slow_after
+from mpcompare.verdict.judge.updates import RULES
 from planted.power import judged_case
 from planted.recipe import RECIPE, planted_run
 from support.correct_recipe import recipe_case
@@ -19,7 +20,6 @@ from mpcompare.verdict.examine.known_mistakes import ELEMENTS, Update, other_rul
 from mpcompare.verdict.examine.oracle import exact_step
 from mpcompare.verdict.judge.accumulation import wrong_sum
 from mpcompare.verdict.judge.clipping import norm_error
-from mpcompare.verdict.judge.updates import RULES
 from mpcompare.verdict.judge.verdict import judge_run
 
 # Each in one precision by the plain command.

@@ -229,10 +229,8 @@ class Walk:
     def _by_phases(self, at_the_end: Callable[[], None]) -> Iterator[str]:
         backend, count = self.backend, len(self.batches)
         for x, y in self.batches:
-            loss = backend.forward(x, y)
-            self.loss = (
-                loss if count == 1 else self.loss + loss / count
-            )  # a new tensor: a backend may overwrite its own
+            # A sum is a new tensor: a backend may overwrite its own.
+            self.loss = backend.forward(x, y) if count == 1 else self.loss + backend.forward(x, y) / count
             yield "forward"
             backend.backward()
             yield "backward"

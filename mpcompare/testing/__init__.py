@@ -19,9 +19,10 @@ first. Where all of them hold, the backend is trained and examined as in a race,
 own implementation in the same precision.
 """
 
+from mpcompare.testing.candidate import Candidate
 from mpcompare.testing.check import check_backend
 from mpcompare.testing.examined import examined_run
 from mpcompare.testing.outcome import BrokenContract, Checked
 from mpcompare.testing.small_tasks import small_tasks
 
-__all__ = ["BrokenContract", "Checked", "check_backend", "examined_run", "small_tasks"]
+__all__ = ["BrokenContract", "Candidate", "Checked", "check_backend", "examined_run", "small_tasks"]

@@ -9,7 +9,7 @@ from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task
 from mpcompare.testing import rules
-from mpcompare.testing.column import Column
+from mpcompare.testing.candidate import Candidate
 from mpcompare.testing.outcome import BrokenContract, Checked
 from mpcompare.testing.small_tasks import small_tasks
 
@@ -35,7 +35,7 @@ def check_backend(
         options: its own, for its constructor.
 
     Returns:
-        What was checked, and what was skipped.
+        The list of what was checked, and of what was skipped.
 
     Raises:
         BrokenContract: it breaks rules (all are listed), or nothing could be checked.
@@ -51,16 +51,16 @@ def check_backend(
     found: dict[str, list[str]] = {}
     for task_name, (task, dataset) in (small_tasks() if tasks is None else tasks).items():
         for each in backend_class.PRECISIONS if precision is None else (precision,):
-            column = Column(backend_class, options, task_name, task, dataset.to(where), each, where)
+            candidate = Candidate(backend_class, task, dataset.to(where), each, options, where, task_name)
             tf32 = PRECISIONS[each].uses_tf32
             if tf32 and where.type != "cuda":
-                checked.skipped[column.name] = f"{each} needs a CUDA GPU"
+                checked.skipped[candidate.name] = f"{each} needs a CUDA GPU"
                 continue
             with machine.tf32(tf32):
-                for sentence in _check(column, checked):
-                    found.setdefault(sentence, []).append(column.name)
-    broken = [f"{sentence} ({', '.join(columns)})" for sentence, columns in found.items()]
-    if not broken and not checked.columns:
+                for sentence in _check(candidate, checked):
+                    found.setdefault(sentence, []).append(candidate.name)
+    broken = [f"{sentence} ({', '.join(candidates)})" for sentence, candidates in found.items()]
+    if not broken and not checked.candidates:
         reasons = "; ".join(dict.fromkeys(checked.skipped.values()))
         broken = [f"nothing could be checked: {reasons or 'there is no task'}"]
     if broken:
@@ -68,32 +68,32 @@ def check_backend(
     return checked
 
 
-def _check(column: Column, checked: Checked) -> Iterator[str]:
+def _check(candidate: Candidate, checked: Checked) -> Iterator[str]:
     try:
-        backend = column.new()
+        backend = candidate.new()
     except BackendUnavailable as error:
-        checked.skipped[column.name] = str(error)
+        checked.skipped[candidate.name] = str(error)
         return
     except Exception as error:
         yield f"the constructor raises {_said(error)}"
         return
-    checked.columns.append(column.name)
+    checked.candidates.append(candidate.name)
     if broken := list(rules.of_the_interface(backend)):
         yield from broken
         return
     clean = True
     for rule in rules.RULES:
-        for sentence in _all_of(rule, column, checked):
+        for sentence in _all_of(rule, candidate, checked):
             clean = False
             yield sentence
     if clean:
-        yield from _all_of(rules.verdict, column, checked)
+        yield from _all_of(rules.verdict, candidate, checked)
 
 
-def _all_of(rule: rules.Rule, column: Column, checked: Checked) -> Iterator[str]:
-    """What the rule finds; a backend that raises has broken it."""
+def _all_of(rule: rules.Rule, candidate: Candidate, checked: Checked) -> Iterator[str]:
+    """Yields what the rule finds; a backend that raises has broken it."""
     try:
-        yield from rule(column, checked)
+        yield from rule(candidate, checked)
     except Exception as error:
         yield f"{(rule.__doc__ or '').splitlines()[0].rstrip('.')}: raises {_said(error)}"
 

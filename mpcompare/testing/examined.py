@@ -1,69 +1,57 @@
-"""A run as its record would be read back: trained and examined in this process, for whoever judges it."""
+"""A run that is trained and examined in this process, as its record would be read back."""
 
-import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
-import torch
-from torch import nn
 
-from mpcompare import loss_scale
-from mpcompare.contract import Backend, Batches, Stepper
+from mpcompare.contract import Batches, Stepper
 from mpcompare.loss_scale import LossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.records import BLOCK_FIELDS, finite, numbers
 from mpcompare.report.runs import Run
-from mpcompare.tasks.data import Dataset, batches
-from mpcompare.tasks.task import Task, params_of
+from mpcompare.tasks.data import batches
+from mpcompare.tasks.task import params_of
 from mpcompare.tasks.twin import examined_twin
+from mpcompare.testing.candidate import Candidate
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.examine import examine
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import from_document, to_document
 
+T = TypeVar("T")
+
 
 def examined_run(
     name: str,
-    backend_class: Any,
-    task: Task,
-    dataset: Dataset,
-    precision: str,
-    seed: int = 0,
-    policy: LossScale | None = None,
+    candidate: Candidate,
     steps: int = 20,
     noise: int = 0,
-    device: str = "cpu",
-    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    scaling: LossScale | None = None,
 ) -> Run:
     """Trains and examines in this process; nothing is timed.
 
     Args:
         name: of the run and its backend.
-        dataset: on any device.
-        policy: the loss scale; None: what ``loss_scale=auto`` gives.
+        candidate: the backend, its task and precision.
         noise: how many more runs measure the noise: two for one that others are judged beside.
-        options: the backend's own.
+        seed: of the initial weights.
+        scaling: the loss scale; None: that of ``loss_scale=auto``.
 
     Returns:
         The run, as its record would be read back.
     """
-    task = task.over(steps)
-    model = task.new_model(seed, torch.device(device))
-    dataset = dataset.to(torch.device(device))
-    policy = policy or loss_scale.auto(precision)
-
-    def make(model: nn.Module, policy: LossScale) -> Backend:
-        return backend_class(model, task, precision, copy.deepcopy(policy), **(options or {}))
+    candidate = candidate.over(steps)
+    task, scaling, model = candidate.task, scaling or candidate.auto_scaling(), candidate.model(seed)
 
     def stream() -> Iterator[Batches]:
-        return (task.micro_batches(x, y) for x, y in batches(dataset, task.batch_size))
+        return (task.micro_batches(x, y) for x, y in batches(candidate.dataset, task.batch_size))
 
-    backend = make(model, policy)
-    stepper = Stepper(backend, task.new_rates())
+    stepper = Stepper(backend := candidate.make(model, scaling), task.new_rates())
     rows = []
     for number, batch in enumerate(islice(stream(), steps), start=1):
         scale = float(backend.loss_scale())
@@ -72,18 +60,20 @@ def examined_run(
     initial = params_of(model)
     moved = numerics.sketch({name: p - initial[name] for name, p in backend.master_params().items()})
     twin, kinks = examined_twin(model, task)
-    subject = Subject(
-        make, model, policy, PRECISIONS[precision], task, stream, twin, kinks,
-    )  # fmt: skip
-    turns = examine(subject, stepper, rows, moved, noise)
-    while True:
-        try:
-            next(turns)
-        except StopIteration as end:
-            findings = from_document(numbers(json.loads(json.dumps(finite(to_document(end.value))))))
-            break
+    subject = Subject(candidate.make, model, scaling, PRECISIONS[candidate.precision], task, stream, twin, kinks)
+    findings = _result_of(examine(subject, stepper, rows, moved, noise))
+    findings = from_document(numbers(json.loads(json.dumps(finite(to_document(findings))))))
     result = {
-        "status": "ok", "backend": name, "precision": precision, "seed": seed, "dtypes": backend.dtypes(),
+        "status": "ok", "backend": name, "precision": candidate.precision, "seed": seed, "dtypes": backend.dtypes(),
         "config": {"task": {}}, "task": "task", "batch_size": task.batch_size,
     }  # fmt: skip
     return Run(Path(name), name, result, pd.DataFrame(rows), pd.DataFrame(columns=list(BLOCK_FIELDS)), findings)
+
+
+def _result_of(generator: Generator[Any, Any, T]) -> T:
+    """Runs a generator to its end, and returns its value."""
+    while True:
+        try:
+            next(generator)
+        except StopIteration as end:
+            return end.value

@@ -1,18 +1,18 @@
-"""What a check came to."""
+"""The outcome of :func:`check_backend`."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What :func:`check_backend` did.
+    """The list of what was checked, and of what was not.
 
     Attributes:
-        columns: each task and precision that was checked, ``mlp bf16``.
-        skipped: what was not, and why: a task and precision, or one check there, ``mlp bf16, overflow``.
+        candidates: each task and precision that was checked, ``mlp bf16``.
+        skipped: by what was not checked, the reason: a task and precision, or one check there, ``mlp bf16, overflow``.
     """
 
-    columns: list[str] = field(default_factory=list)
+    candidates: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
 
 

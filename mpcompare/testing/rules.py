@@ -5,6 +5,7 @@ import inspect
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,12 @@ from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.task import Params, buffers_of, params_of
-from mpcompare.testing.column import POLICIES, Column
+from mpcompare.testing.candidate import POLICIES, Candidate
 from mpcompare.testing.examined import examined_run
 from mpcompare.testing.outcome import Checked
 from mpcompare.verdict.examine import numerics
 
-Rule = Callable[[Column, Checked], Iterator[str]]
+Rule = Callable[[Candidate, Checked], Iterator[str]]
 ANSWERS = (
     "master_params", "buffers", "grads", "loss_scale", "dtypes", "state_dict", "load_state_dict", "module_dtypes",
     "memory_model",
@@ -85,23 +86,23 @@ def _is_skipped(value: object) -> bool:
     return isinstance(value, bool) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
-def _leaves_the_model_alone(column: Column, checked: Checked) -> Iterator[str]:
+def _leaves_the_model_alone(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """It starts from the model's weights, and does not write to the model."""
-    model, as_it_was = column.model(), column.model()
-    backend = column.make(model, column.policy())
-    for what, mine, theirs in (
+    model, as_it_was = candidate.model(), candidate.model()
+    backend = candidate.make(model, candidate.policy())
+    for what, tensors, expected in (
         ("parameters", backend.master_params(), params_of(as_it_was)),
         ("buffers", backend.buffers(), buffers_of(as_it_was)),
     ):
-        if any(name in mine and not numerics.same_bits(mine[name], theirs[name]) for name in theirs):
+        if any(name in tensors and not numerics.same_bits(tensors[name], expected[name]) for name in expected):
             yield f"its first {what} are not those of the model, bit for bit"
-    for batch in column.batches(2):
-        column.step(backend, batch)
-    for what, found, expected in (
+    for batch in candidate.batches(2):
+        candidate.step(backend, batch)
+    for what, tensors, expected in (
         ("parameters", params_of(model), params_of(as_it_was)),
         ("buffers", buffers_of(model), buffers_of(as_it_was)),
     ):
-        if any(name not in found or not numerics.same_bits(found[name], expected[name]) for name in expected):
+        if any(name not in tensors or not numerics.same_bits(tensors[name], expected[name]) for name in expected):
             yield f"it writes to the {what} of the model that it was given: expected a copy"
     if any(p.grad is not None for p in model.parameters()):
         yield "it leaves gradients in the model that it was given: expected a copy"
@@ -109,39 +110,39 @@ def _leaves_the_model_alone(column: Column, checked: Checked) -> Iterator[str]:
         yield "it takes the model that it was given out of training mode: expected a copy"
 
 
-def _loss(column: Column, checked: Checked) -> Iterator[str]:
+def _loss(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """The loss is an fp32 scalar on the device, unscaled."""
-    for policy in column.accepted(StaticLossScale(256.0), NoLossScale()):
-        batch = column.batches(1)[0]
-        loss = column.step(column.make(column.model(), policy), batch)
+    for policy in candidate.accepted(StaticLossScale(256.0), NoLossScale()):
+        batch = candidate.batches(1)[0]
+        loss = candidate.step(candidate.make(candidate.model(), policy), batch)
         if not isinstance(loss, Tensor):
             yield f"the loss is a {type(loss).__name__}, expected a tensor"
             continue
-        if loss.dim() or loss.dtype is not torch.float32 or loss.device.type != column.device.type:
+        if loss.dim() or loss.dtype is not torch.float32 or loss.device.type != candidate.device.type:
             kind = f"{list(loss.shape)} {_dtype(loss)} on {loss.device.type}"
-            yield f"the loss is a tensor {kind}, expected [] fp32 on {column.device.type}"
-        exact = column.exact()
+            yield f"the loss is a tensor {kind}, expected [] fp32 on {candidate.device.type}"
+        exact = candidate.exact()
         if loss.numel() == 1 and not abs(float(loss) - exact.loss) <= 0.25 * abs(exact.loss):
             times = float(loss) / exact.loss
             yield f"the loss is {times:.3g} times the exact one at loss scale {policy.scale:g}: expected it unscaled"
 
 
-def _parameters(column: Column, checked: Checked) -> Iterator[str]:
+def _parameters(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """Master parameters and buffers have the model's names and shapes; parameters are fp32."""
-    backend, model = column.new(), column.model()
-    column.step(backend, column.batches(1)[0])
+    backend, model = candidate.new(), candidate.model()
+    candidate.step(backend, candidate.batches(1)[0])
     yield from _named("master_params()", backend.master_params(), params_of(model), torch.float32)
     yield from _named("buffers()", backend.buffers(), buffers_of(model), None)
 
 
-def _gradients(column: Column, checked: Checked) -> Iterator[str]:
+def _gradients(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """Gradients have the parameters' names and shapes, are fp32 and unscaled."""
-    exact = column.exact().grads
-    for policy in column.accepted(StaticLossScale(256.0), NoLossScale()):
-        backend = column.make(column.model(), policy)
-        grads = _first_gradients(column, backend)
+    exact = candidate.exact().grads
+    for policy in candidate.accepted(StaticLossScale(256.0), NoLossScale()):
+        backend = candidate.make(candidate.model(), policy)
+        grads = _first_gradients(candidate, backend)
         if not grads:
-            checked.skipped[f"{column.name}, gradients"] = "grads() is empty"
+            checked.skipped[f"{candidate.name}, gradients"] = "grads() is empty"
             return
         broken = list(_named("grads()", grads, exact, torch.float32))
         yield from broken
@@ -152,13 +153,15 @@ def _gradients(column: Column, checked: Checked) -> Iterator[str]:
                 yield f"grads() are {times}: expected them unscaled"
 
 
-def _policies(column: Column, checked: Checked) -> Iterator[str]:
+def _policies(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """The loss scale follows its policy, and a skipped step leaves every parameter bit for bit."""
-    stream, real = column.batches(6), column.dataset.x_train.is_floating_point()
+    stream, real = candidate.batches(6), candidate.dataset.x_train.is_floating_point()
     if not real:
-        checked.skipped[f"{column.name}, overflow"] = "its inputs are integers, of which none makes a gradient infinite"
-    for policy in column.accepted(*POLICIES):
-        backend, name = column.make(column.model(), policy), f"loss_scale={policy.name}"
+        checked.skipped[f"{candidate.name}, overflow"] = (
+            "its inputs are integers, of which none makes a gradient infinite"
+        )
+    for policy in candidate.accepted(*POLICIES):
+        backend, name = candidate.make(candidate.model(), policy), f"loss_scale={policy.name}"
         policy = copy.deepcopy(policy)
         wrong = set()
         for number, batch in enumerate(stream):
@@ -169,7 +172,7 @@ def _policies(column: Column, checked: Checked) -> Iterator[str]:
             if scale != policy.scale:
                 wrong.add(f"{name}: loss_scale() is {scale:g} where the policy says {policy.scale:g}")
                 break
-            column.step(backend, batch)
+            candidate.step(backend, batch)
             skips = overflows and not isinstance(policy, NoLossScale)
             if not _is_skipped(backend.skipped):
                 wrong.add(f"skipped is {backend.skipped!r}, expected a bool or a 0-d tensor")
@@ -187,10 +190,10 @@ def _policies(column: Column, checked: Checked) -> Iterator[str]:
         yield from sorted(wrong)
 
 
-def _answers(column: Column, checked: Checked) -> Iterator[str]:
+def _answers(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """dtypes() and memory_model() have the keys that the report reads."""
-    backend = column.new()
-    column.step(backend, column.batches(1)[0])
+    backend = candidate.new()
+    candidate.step(backend, candidate.batches(1)[0])
     dtypes = backend.dtypes()
     if set(dtypes) != set(OBSERVED) or not all(isinstance(name, str) for name in dtypes.values()):
         yield f"dtypes() is {dtypes}, expected a name for each of {', '.join(OBSERVED)}"
@@ -202,13 +205,13 @@ def _answers(column: Column, checked: Checked) -> Iterator[str]:
         yield "memory_model() has sizes that are no whole numbers of bytes"
 
 
-def _state(column: Column, checked: Checked) -> Iterator[str]:
+def _state(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """A new backend that loads a state continues bit for bit."""
-    stream = column.batches(8)
-    policy = next(column.accepted(DynamicLossScale(256.0, growth_interval=3), StaticLossScale(256.0), NoLossScale()))
-    first = column.make(column.model(), policy)
+    stream = candidate.batches(8)
+    policy = next(candidate.accepted(DynamicLossScale(256.0, growth_interval=3), StaticLossScale(256.0), NoLossScale()))
+    first = candidate.make(candidate.model(), policy)
     for batch in stream[:2]:
-        column.step(first, batch)
+        candidate.step(first, batch)
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
     file.seek(0)
@@ -216,42 +219,39 @@ def _state(column: Column, checked: Checked) -> Iterator[str]:
         "copy.deepcopy": copy.deepcopy(first.state_dict()),
         "torch.save and torch.load": torch.load(file, weights_only=False),
     }
-    expected = list(_go_on(column, first, stream[2:]))
+    expected = list(_go_on(candidate, first, stream[2:]))
     for way, state in ways.items():
-        loaded = column.make(column.model(seed=1), policy)  # other weights: what the state lacks shows
+        loaded = candidate.make(candidate.model(seed=1), policy)  # other weights: what the state lacks shows
         loaded.load_state_dict(state)
-        different = _first_difference(expected, list(_go_on(column, loaded, stream[2:])), column.device)
+        different = _first_difference(expected, list(_go_on(candidate, loaded, stream[2:])), candidate.device)
         if different:
             yield f"a backend that loads a state (by {way}) continues with {different}"
 
 
-def _two_at_once(column: Column, checked: Checked) -> Iterator[str]:
+def _two_at_once(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """Two backends of one process do not disturb each other."""
-    stream = column.batches(8)
-    alone = list(_go_on(column, column.new(), stream[:4]))
-    one, other = column.new(), column.new(seed=1)
-    found: list[dict[str, Tensor]] = []
-    for mine, theirs in zip(stream[:4], stream[4:], strict=True):
-        found += _go_on(column, one, [mine])
-        column.step(other, theirs)
-    if different := _first_difference(alone, found, column.device):
+    stream = candidate.batches(8)
+    alone = list(_go_on(candidate, candidate.new(), stream[:4]))
+    one, other = candidate.new(), candidate.new(seed=1)
+    together: list[dict[str, Tensor]] = []
+    for batch, of_the_other in zip(stream[:4], stream[4:], strict=True):
+        together += _go_on(candidate, one, [batch])
+        candidate.step(other, of_the_other)
+    if different := _first_difference(alone, together, candidate.device):
         yield f"beside another backend of the same process it computes {different}"
 
 
-def verdict(column: Column, checked: Checked) -> Iterator[str]:
+def verdict(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """It computes the same as torch's own implementation, as far as the verdict can tell."""
-    peer = next(each for each in PEERS if column.precision in each.PRECISIONS)
-    policy = column.policy()
-    train = partial(
-        examined_run, task=column.task, dataset=column.dataset, precision=column.precision, policy=policy, steps=STEPS,
-        device=column.device.type,
-    )  # fmt: skip
+    peer = next(each for each in PEERS if candidate.precision in each.PRECISIONS)
+    policy = candidate.policy()
+    train = partial(examined_run, scaling=policy, steps=STEPS)
     try:
-        reference = train("reference", peer, noise=2)
+        reference = train("reference", replace(candidate, backend_class=peer, options={}), noise=2)
     except (BackendUnavailable, InputError) as error:
-        checked.skipped[f"{column.name}, verdict"] = f"there is no reference: {error}"
+        checked.skipped[f"{candidate.name}, verdict"] = f"there is no reference: {error}"
         return
-    judged = judge_run(train("it", column.backend_class, options=column.options), reference)
+    judged = judge_run(train("it", candidate), reference)
     if judged.word not in ("same", "within noise"):
         yield f"beside {peer.__name__} the verdict is {judged}: {judged.because}"
 
@@ -261,15 +261,15 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-# ---- what they share
+# ---- helpers of several rules
 
 
-def _first_gradients(column: Column, backend: Any) -> Params:
-    return _copy(show_gradients(backend, column.batches(1)[0], column.task.optimizer.lr)[1])
+def _first_gradients(candidate: Candidate, backend: Any) -> Params:
+    return _copy(show_gradients(backend, candidate.batches(1)[0], candidate.task.optimizer.lr)[1])
 
 
 def _named(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any) -> Iterator[str]:
-    """Names, shapes and dtype of ``found`` beside those of ``expected``."""
+    """Compares names, shapes and dtype of ``found`` with those of ``expected``."""
     if missing := [name for name in expected if name not in found]:
         yield f"{what} lack {', '.join(missing)}"
     if unknown := [name for name in found if name not in expected]:
@@ -289,10 +289,10 @@ def _copy(tensors: Mapping[str, Tensor]) -> Params:
     return {name: t.detach().clone() for name, t in tensors.items()}
 
 
-def _go_on(column: Column, backend: Any, stream: list[Batches]) -> Iterator[dict[str, Tensor]]:
-    """What each step leaves: loss, loss scale, parameters and buffers."""
+def _go_on(candidate: Candidate, backend: Any, stream: list[Batches]) -> Iterator[dict[str, Tensor]]:
+    """Yields what each step leaves: loss, loss scale, parameters and buffers."""
     for batch in stream:
-        loss = column.step(backend, batch).detach().clone()
+        loss = candidate.step(backend, batch).detach().clone()
         tensors = {**_copy(backend.master_params()), **_copy(backend.buffers())}
         yield {"another loss": loss, "another loss scale": torch.tensor(float(backend.loss_scale())), **{
             f"another {name}": tensor for name, tensor in tensors.items()
@@ -300,7 +300,8 @@ def _go_on(column: Column, backend: Any, stream: list[Batches]) -> Iterator[dict
 
 
 def _first_difference(expected: list[dict[str, Tensor]], found: list[dict[str, Tensor]], device: torch.device) -> str:
-    """``another loss in step 2``; empty where there is none. On CUDA sums may be taken in another order."""
+    """Returns the first difference, as in ``another loss in step 2``; empty where there is none. On CUDA sums may be
+    taken in another order."""
     for number, (a, b) in enumerate(zip(expected, found, strict=True), start=1):
         for name, tensor in a.items():
             near = device.type == "cuda" and _near(tensor, b[name])
@@ -310,5 +311,5 @@ def _first_difference(expected: list[dict[str, Tensor]], found: list[dict[str, T
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    """Within 1e-6 of the norm."""
+    """Returns whether two tensors are equal within 1e-6 of the norm."""
     return (a.double() - b.double()).norm().item() <= 1e-6 * a.double().norm().item()

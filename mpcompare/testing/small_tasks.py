@@ -14,8 +14,8 @@ from mpcompare.tasks.text import CharGpt
 
 
 def small_tasks() -> dict[str, tuple[Task, Dataset]]:
-    """What a backend is checked on, each with 12 batches: ``mlp``, ``cnn`` and ``transformer``. They train with
-    momentum, so that the optimizer has a state."""
+    """Returns the tasks on which a backend is checked, each with 12 batches: ``mlp``, ``cnn`` and ``transformer``. They
+    train with momentum, so that the optimizer has a state."""
     optimizer = Sgd(0.1, 0.9)
     mlp = Task(partial(Mlp, 20, [24, 16], 5), "cross_entropy", optimizer, 32, 32 * 12)
     cnn = Task(_cnn, "cross_entropy", optimizer, 16, 16 * 12)
@@ -28,7 +28,8 @@ def small_tasks() -> dict[str, tuple[Task, Dataset]]:
 
 
 def _cnn() -> nn.Module:
-    """``[N, 1, 28, 28]`` to ``[N, 10]``. A bias before a batch norm has no gradient, so the convolutions have none."""
+    """Makes a network from ``[N, 1, 28, 28]`` to ``[N, 10]``. A bias before a batch
+    norm has no gradient, so the convolutions have none."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(4, 8, 3, padding=1, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
@@ -37,7 +38,7 @@ def _cnn() -> nn.Module:
 
 
 def _tokens(samples: int) -> Dataset:
-    """Ids ``[samples, 8]`` below 16, of which each is mostly three times the one before it plus 1."""
+    """Makes ids ``[samples, 8]`` below 16, of which each is mostly three times the one before it plus 1."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(16, (samples, 9), generator=generator)
     noise *= torch.rand(samples, 9, generator=generator) < 0.2

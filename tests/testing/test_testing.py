@@ -22,20 +22,20 @@ CNN = {"cnn": TASKS["cnn"]}
 @pytest.mark.parametrize(("name", "precision"), [("amp", "bf16"), ("master_weights", "bf16"), ("fp32", "fp32")])
 def test_backends_of_any_network_keep_the_contract(name, precision):
     checked = check_backend(BACKENDS[name], precision=precision)
-    assert checked.columns == [f"{task} {precision}" for task in ("mlp", "cnn", "transformer")]
+    assert checked.candidates == [f"{task} {precision}" for task in ("mlp", "cnn", "transformer")]
     assert list(checked.skipped) == [f"transformer {precision}, overflow"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["amp", "master_weights"])
 def test_they_keep_it_in_all_their_precisions(name):
-    assert len(check_backend(BACKENDS[name]).columns) == 6
+    assert len(check_backend(BACKENDS[name]).candidates) == 6
 
 
 @pytest.mark.parametrize("name", ["scratch", "fused"])
 def test_backends_of_mlps_keep_the_contract_and_the_other_tasks_are_skipped(name):
     checked = check_backend(BACKENDS[name])
-    assert checked.columns == ["mlp fp16", "mlp bf16", "mlp fp32"]
+    assert checked.candidates == ["mlp fp16", "mlp bf16", "mlp fp32"]
     assert "trains MLPs" in checked.skipped["cnn bf16"]
     assert checked.skipped["mlp tf32"] == "tf32 needs a CUDA GPU"
 
@@ -44,13 +44,13 @@ def test_backends_of_mlps_keep_the_contract_and_the_other_tasks_are_skipped(name
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "amp_compile"])
 def test_the_backends_of_this_project_keep_the_contract_on_cuda(name):
-    assert check_backend(BACKENDS[name], device="cuda").columns
+    assert check_backend(BACKENDS[name], device="cuda").candidates
 
 
 def test_a_step_in_one_piece_keeps_the_contract(recorded_graphs):
     checked = check_backend(BACKENDS["amp_graph"], precision="bf16", tasks=MLP)
-    assert checked.columns == ["mlp bf16"]
-    assert check_backend(BACKENDS["fused"], precision="bf16", tasks=MLP, graph=True).columns == ["mlp bf16"]
+    assert checked.candidates == ["mlp bf16"]
+    assert check_backend(BACKENDS["fused"], precision="bf16", tasks=MLP, graph=True).candidates == ["mlp bf16"]
 
 
 class WritesIntoTheModel(Fp32):
@@ -266,7 +266,7 @@ def test_all_broken_rules_are_listed_each_once():
 
 
 def test_an_option_is_handed_to_the_constructor_and_a_wrong_one_is_named():
-    assert check_backend(BACKENDS["scratch"], precision="bf16", tasks=MLP, engine="torch").columns == ["mlp bf16"]
+    assert check_backend(BACKENDS["scratch"], precision="bf16", tasks=MLP, engine="torch").candidates == ["mlp bf16"]
     with pytest.raises(BrokenContract, match="verdict is differs"):
         check_backend(BACKENDS["scratch"], precision="fp16", tasks=MLP, softmax="fp16")
     with pytest.raises(BrokenContract, match="option sped was given, and the constructor does not take it"):
@@ -276,4 +276,4 @@ def test_an_option_is_handed_to_the_constructor_and_a_wrong_one_is_named():
 def test_a_precision_that_it_does_not_have_is_an_input_error():
     with pytest.raises(InputError, match="precision=fp16: backend=Fp32 accepts one of auto, fp32"):
         check_backend(Fp32, precision="fp16")
-    assert check_backend(Fp32, precision="auto", tasks=MLP).columns == ["mlp fp32"]
+    assert check_backend(Fp32, precision="auto", tasks=MLP).candidates == ["mlp fp32"]

@@ -1,8 +1,8 @@
-"""One backend on one task in one precision, and what is asked of it again and again."""
+"""One backend on one task in one precision, and the questions that several rules ask of it."""
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -18,6 +18,7 @@ from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.oracle import Exact, exact_step
 
+CPU = torch.device("cpu")
 POLICIES: tuple[LossScale, ...] = (
     NoLossScale(),
     StaticLossScale(256.0),
@@ -26,16 +27,16 @@ POLICIES: tuple[LossScale, ...] = (
 
 
 @dataclass(frozen=True)
-class Column:
+class Candidate:
     """A backend on one task in one precision."""
 
     backend_class: Any
-    options: Mapping[str, Any]
-    task_name: str
     task: Task
-    dataset: Dataset
+    dataset: Dataset  # on the device
     precision: str
-    device: torch.device
+    options: Mapping[str, Any] = field(default_factory=dict)
+    device: torch.device = CPU
+    task_name: str = "task"
 
     @property
     def name(self) -> str:
@@ -48,18 +49,22 @@ class Column:
         return self.backend_class(model, self.task, self.precision, copy.deepcopy(policy), **self.options)
 
     def batches(self, count: int) -> list[Batches]:
-        """Of so many steps, each as its micro-batches."""
+        """Returns the batches of so many steps, each as its micro-batches."""
         stream = islice(batches(self.dataset, self.task.batch_size), count)
         return [self.task.micro_batches(x, y) for x, y in stream]
 
     def step(self, backend: Any, batch: Batches) -> Tensor:
-        """A step at the task's learning rate."""
+        """Takes a step at the task's learning rate, and returns the loss."""
         return Stepper(backend, self.task.new_rates()).step(batch)
 
     def policy(self) -> LossScale:
-        """The one that ``loss_scale=auto`` gives, or the first other that the backend accepts; raises InputError."""
+        """Returns the loss scale of ``loss_scale=auto``, or the first other one that the backend accepts.
+
+        Raises:
+            InputError: the backend accepts none.
+        """
         refused: InputError | None = None
-        for policy in (loss_scale.auto(self.precision), *POLICIES):
+        for policy in (self.auto_scaling(), *POLICIES):
             try:
                 self.make(self.model(), policy)
             except InputError as error:
@@ -69,11 +74,19 @@ class Column:
         assert refused is not None
         raise refused
 
+    def over(self, steps: int) -> "Candidate":
+        """Returns the same candidate in a run of so many steps, which a schedule may be spread over."""
+        return replace(self, task=self.task.over(steps))
+
+    def auto_scaling(self) -> LossScale:
+        """Returns the loss scale of ``loss_scale=auto``."""
+        return loss_scale.auto(self.precision)
+
     def new(self, seed: int = 0) -> Any:
         return self.make(self.model(seed), self.policy())
 
     def accepted(self, *policies: LossScale) -> Iterator[LossScale]:
-        """Those that the backend does not refuse with an InputError."""
+        """Yields those that the backend does not refuse with an InputError."""
         for policy in policies:
             try:
                 self.make(self.model(), policy)
@@ -82,5 +95,5 @@ class Column:
             yield policy
 
     def exact(self) -> Exact:
-        """The first step in float64."""
+        """Returns the first step in float64."""
         return exact_step(self.model(), self.task.loss_fn, self.batches(1)[0], PRECISIONS[self.precision])

@@ -1,0 +1,51 @@
+"""The structure of the code: no circle of imports, and functions that fit on a screen."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LINES, PARAMETERS = 60, 7
+# Functions with more parameters, and the reason.
+MANY = {
+    # One argument for each of the operator's schema in csrc/ops.cpp, where they are named as here.
+    "mpcompare/native/ops.py": {"__call__", "native_gemm", "torch_gemm", "sgd", "adam", "update_scale"},
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+FILES = sorted(path for folder in ("mpcompare", "scripts", "hydra_plugins") for path in (ROOT / folder).rglob("*.py"))
+
+
+def functions(path: Path) -> Iterator[Function]:
+    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, Function))
+
+
+def parameters(function: Function) -> int:
+    """Returns how many there are, without ``self`` and ``cls``."""
+    given = function.args
+    names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg) if a]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_functions_are_short_and_take_few_parameters(path):
+    excused = MANY.get(str(path.relative_to(ROOT)), set())
+    for function in functions(path):
+        lines = (function.end_lineno or 0) - function.lineno + 1
+        assert lines <= LINES, f"{function.name} has {lines} lines"
+        assert parameters(function) <= PARAMETERS or function.name in excused, f"{function.name} takes too many"
+
+
+def test_excuses_are_used():
+    for path, names in MANY.items():
+        many = {f.name for f in functions(ROOT / path) if parameters(f) > PARAMETERS}
+        assert many == names, path
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = grimp.build_graph("mpcompare")
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            assert not graph.chain_exists(importer=imported, imported=module), f"{module} and {imported} form a circle"

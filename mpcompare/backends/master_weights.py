@@ -13,7 +13,6 @@ residual streams in 16 bits that autocast promotes to fp32.
 """
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,45 +29,8 @@ from mpcompare.backends.torch_model import (
 from mpcompare.contract import MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.precision import DTYPES
+from mpcompare.tasks.cast import cast_module
 from mpcompare.tasks.task import Params, Task, buffers_of
-
-STAY_IN_FP32 = (
-    nn.modules.batchnorm._NormBase,  # batch and instance norms
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.LocalResponseNorm,
-    nn.Embedding,
-    nn.EmbeddingBag,
-)
-
-
-def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters and floating buffers to ``dtype`` in place, but those of ``STAY_IN_FP32``, whose inputs are cast
-    to fp32 and whose outputs to ``dtype``. Tied parameters stay tied."""
-
-    def to_fp32(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(a.float() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
-
-    def to_16_bits(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return output.to(dtype)
-
-    owners = [(id(p), isinstance(m, STAY_IN_FP32)) for m in model.modules() for p in m.parameters(recurse=False)]
-    # A weight that is tied to an embedding's is an operand of a product too, which needs it in 16 bits.
-    kept = {p for p, stays in owners if stays} - {p for p, stays in owners if not stays}
-    for module in model.modules():
-        if isinstance(module, STAY_IN_FP32):
-            module.register_forward_pre_hook(to_fp32)
-            module.register_forward_hook(to_16_bits)
-            continue
-        for p in module.parameters(recurse=False):
-            if id(p) not in kept:
-                p.data = p.data.to(dtype)
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                setattr(module, name, buffer.to(dtype))
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # cuDNN wants its weights in one piece
 
 
 class MasterWeights:

@@ -8,6 +8,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from mpcompare.backends.memory_models.autograd import autograd_peak
+from mpcompare.backends.memory_models.mlp import of_mlp
 from mpcompare.backends.torch_model import (
     TorchModel,
     clip_gradients,
@@ -17,7 +19,6 @@ from mpcompare.backends.torch_model import (
     share_of_step,
 )
 from mpcompare.contract import MemoryModel
-from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import DTYPES
@@ -95,4 +96,4 @@ class Amp(TorchModel):
         return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale, without the wait of get_scale()
 
     def memory_model(self) -> MemoryModel:
-        return memory.of_mlp(memory.autograd_peak, self.model, self.task, self.precision)
+        return of_mlp(autograd_peak, self.model, self.task, self.precision)

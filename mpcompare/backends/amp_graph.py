@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.memory_models.autograd import amp_graph_peak
+from mpcompare.backends.memory_models.mlp import of_mlp
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
 from mpcompare.contract import Batches, MemoryModel, State
-from mpcompare.cost import memory
 from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.native import graph
 from mpcompare.precision import DTYPES
@@ -82,4 +83,4 @@ class AmpGraph(TorchModel):
         self.graph = graph.StepGraph(self._whole_step)  # a captured one updates the momentum that was replaced
 
     def memory_model(self) -> MemoryModel:
-        return memory.of_mlp(memory.amp_graph_peak, self.model, self.task, self.precision)
+        return of_mlp(amp_graph_peak, self.model, self.task, self.precision)

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
+from mpcompare.backends.memory_models.fused import fused_peak
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
-from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.native import flat, ops
@@ -311,4 +311,4 @@ class Fused:
             self.params[name].copy_(master)
 
     def memory_model(self) -> MemoryModel:
-        return memory.fused_peak(self.mlp, self.precision)
+        return fused_peak(self.mlp, self.precision)

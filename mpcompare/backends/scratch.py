@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
+from mpcompare.backends.memory_models.scratch import scratch_peak
 from mpcompare.contract import MemoryModel, ModuleDtypes, State
-from mpcompare.cost import memory
 from mpcompare.errors import check_choice, check_flag
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.native import ops
@@ -262,4 +262,4 @@ class Scratch:
         if self.engine != "native":
             return {}
         fp32_masters = self.masters["W1"].dtype is torch.float32
-        return memory.scratch_peak(self.mlp, self.precision, fp32_masters, self.softmax)
+        return scratch_peak(self.mlp, self.precision, fp32_masters, self.softmax)

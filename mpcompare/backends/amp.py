@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.memory_models.autograd import autograd_peak
-from mpcompare.backends.memory_models.mlp import of_mlp
+from mpcompare.backends.memory_models.mlp import peak_of_mlp
 from mpcompare.backends.torch_model import (
     TorchModel,
     clip_gradients,
@@ -96,4 +96,4 @@ class Amp(TorchModel):
         return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale, without the wait of get_scale()
 
     def memory_model(self) -> MemoryModel:
-        return of_mlp(autograd_peak, self.model, self.task, self.precision)
+        return peak_of_mlp(autograd_peak, self.model, self.task, self.precision)

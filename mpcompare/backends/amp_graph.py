@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
-from mpcompare.backends.memory_models.autograd import amp_graph_peak
-from mpcompare.backends.memory_models.mlp import of_mlp
+from mpcompare.backends.memory_models.autograd import captured_peak
+from mpcompare.backends.memory_models.mlp import peak_of_mlp
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
 from mpcompare.contract import Batches, MemoryModel, State
 from mpcompare.loss_scale import LossScale, StaticLossScale
@@ -83,4 +83,4 @@ class AmpGraph(TorchModel):
         self.graph = graph.StepGraph(self._whole_step)  # a captured one updates the momentum that was replaced
 
     def memory_model(self) -> MemoryModel:
-        return of_mlp(amp_graph_peak, self.model, self.task, self.precision)
+        return peak_of_mlp(captured_peak, self.model, self.task, self.precision)

@@ -5,7 +5,7 @@ import copy
 from torch import Tensor, nn
 
 from mpcompare.backends.memory_models.autograd import autograd_peak
-from mpcompare.backends.memory_models.mlp import of_mlp
+from mpcompare.backends.memory_models.mlp import peak_of_mlp
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
 from mpcompare.contract import MemoryModel
 from mpcompare.errors import InputError
@@ -54,4 +54,4 @@ class Fp32(TorchModel):
         return 1.0
 
     def memory_model(self) -> MemoryModel:
-        return of_mlp(autograd_peak, self.model, self.task, self.precision)
+        return peak_of_mlp(autograd_peak, self.model, self.task, self.precision)

@@ -1,14 +1,15 @@
-"""The analytic memory model: which tensors must be live at the peak of a step, by kind, name and size in bytes.
+"""The kit of an analytic memory model: the tensors that are live at the peak of a step, by kind, name and bytes.
 
-A step is replayed as the sequence of its allocations and frees; the peak is the fullest moment. It counts what the
-framework's allocator hands out. What a matrix product computes in is its library's choice, so it is measured: on a GPU
-cuBLAS has it from the same allocator, and it joins the model as the kind "workspace" (train.py); packing buffers of a
-CPU GEMM lie outside and stand beside it.
+A model replays a step as the sequence of its allocations and frees, and the peak is the fullest moment. It counts what
+the framework's allocator hands out. A matrix product takes as much room to compute in as its library chooses, so that
+is measured: on a GPU cuBLAS takes it from the same allocator, and it joins the model as the kind "workspace"
+(entrant/memory.py); the packing buffers of a CPU GEMM lie outside, and stand beside the model. The models themselves
+belong to the backends (backends/memory_models).
 """
 
 from mpcompare.contract import MemoryModel
 
-# In the order of a figure: what a step finds, what it keeps for the next, what comes and goes in it.
+# In the order of a figure: what a step is given, what it keeps for the next, what comes and goes in it.
 TENSOR_KINDS = (
     "inputs",
     "master params",
@@ -22,23 +23,29 @@ TENSOR_KINDS = (
 
 
 def allocated_bytes(model: MemoryModel) -> int:
-    """What the allocator must have handed out at the peak."""
+    """Returns the sum over all tensors of a model: the bytes that the allocator hands out at the peak."""
     return sum(sum(tensors.values()) for tensors in model.values())
 
 
 class Ledger:
-    """Live tensors, each under a name of its own; :attr:`peak` is the breakdown of the fullest moment so far."""
+    """The live tensors of a step that is replayed, each under a name of its own.
+
+    Attributes:
+        peak: the fullest moment so far, ``{kind: {name: bytes}}``, the kinds in the order of ``TENSOR_KINDS``.
+    """
 
     def __init__(self) -> None:
         self._live: dict[str, tuple[str, int]] = {}
         self._fullest: dict[str, tuple[str, int]] = {}
 
     def alloc(self, kind: str, name: str, elements: int, itemsize: int) -> None:
+        """Adds a tensor of so many elements, each of ``itemsize`` bytes."""
         self._live[name] = (kind, elements * itemsize)
         if _total(self._live) > _total(self._fullest):
             self._fullest = dict(self._live)
 
     def free(self, *names: str) -> None:
+        """Drops tensors; a name that is not live is passed over."""
         for name in names:
             self._live.pop(name, None)
 

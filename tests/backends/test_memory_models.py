@@ -26,17 +26,6 @@ MEASURED = [c for c in CPU_COLUMNS if c != ("amp", "fp16") and c[0] not in ("amp
 OPTIMIZERS = [Sgd(0.1), Sgd(0.1, 0.9), Sgd(0.1, 0.9, nesterov=True, weight_decay=0.1), Adam(weight_decay=0.1), AdamW()]
 
 
-def test_ledger_keeps_the_fullest_moment_by_kind():
-    ledger = memory.Ledger()
-    ledger.alloc("gradients", "dW", 3, 4)
-    ledger.alloc("inputs", "x", 10, 2)
-    ledger.alloc("gradients", "db", 1, 4)
-    ledger.free("dW", "db")
-    ledger.alloc("activations", "z", 2, 4)
-    assert ledger.peak == {"inputs": {"x": 20}, "gradients": {"dW": 12, "db": 4}}
-    assert list(ledger.peak) == ["inputs", "gradients"]  # in the order of TENSOR_KINDS
-
-
 def test_kinds_tell_autocast_from_a_backend_that_keeps_its_own_copies():
     # The widest layer is the last, so the peak is at its relu, where the weights before it are still needed.
     task = make_task(hidden=[16, 64], momentum=0.9, batch_size=512)

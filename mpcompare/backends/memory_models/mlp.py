@@ -1,4 +1,4 @@
-"""The parts that the memory models of an MLP's step share."""
+"""The parts that the memory models of an MLP's step share. Names and shapes are those of :mod:`mpcompare.tasks.mlp`."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,17 +13,18 @@ from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Task
 
 
-def of_mlp(
-    model_of: Callable[[PlainMlp, str], MemoryModel], model: nn.Module, task: Task, precision: str
+def peak_of_mlp(
+    peak_of: Callable[[PlainMlp, str], MemoryModel], model: nn.Module, task: Task, precision: str
 ) -> MemoryModel:
-    """``model_of`` where the task is a plain MLP; nothing for other networks, which are measured only."""
+    """Returns ``peak_of(mlp, precision)`` where the task is a plain MLP; {} for other networks, which have no model."""
     try:
-        return model_of(plain_mlp(model, task), precision)
+        return peak_of(plain_mlp(model, task), precision)
     except BackendUnavailable:
         return {}
 
 
-def inputs(task: PlainMlp) -> Ledger:
+def ledger_with_inputs(task: PlainMlp) -> Ledger:
+    """Returns a ledger that holds a batch, all of its micro-batches: fp32 inputs, and int64 classes or fp32 targets."""
     ledger = Ledger()
     rows = task.rows * task.accumulate
     ledger.alloc("inputs", "x", rows * task.in_features, 4)
@@ -34,37 +35,41 @@ def inputs(task: PlainMlp) -> Ledger:
     return ledger
 
 
-def inputs_and_masters(task: PlainMlp, itemsize: int = 4) -> Ledger:
-    ledger = inputs(task)
+def ledger_before_a_step(task: PlainMlp, itemsize: int = 4) -> Ledger:
+    """Returns a ledger that holds all that is live before a step: the batch, the master parameters and the optimizer's
+    state, the last two with ``itemsize`` bytes an element. Where micro-batches are accumulated, the fp32 sums of their
+    gradients are among it: they are live from the first micro-batch on, and the peak is in a later one.
+    """
+    ledger = ledger_with_inputs(task)
     for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
         ledger.alloc("master params", f"master W{layer}", fan_in * fan_out, itemsize)
         ledger.alloc("master params", f"master b{layer}", fan_out, itemsize)
-        for kind in remembered(task):
+        for kind in state_kinds(task):
             ledger.alloc("optimizer state", f"{kind} W{layer}", fan_in * fan_out, itemsize)
             ledger.alloc("optimizer state", f"{kind} b{layer}", fan_out, itemsize)
+    if task.accumulate > 1:
+        for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
+            ledger.alloc("gradients", f"sum of dW{layer}", fan_in * fan_out, 4)
+            ledger.alloc("gradients", f"sum of db{layer}", fan_out, 4)
     return ledger
 
 
-def remembered(task: PlainMlp) -> list[str]:
-    """What the optimizer keeps of each parameter, a number for every element."""
+def state_kinds(task: PlainMlp) -> list[str]:
+    """Returns the names of the tensors that the optimizer keeps of each parameter, in the parameter's shape."""
     return [kind for kind, value in task.optimizer.initial_state(torch.empty(1)).items() if value.dim()]
 
 
-def alloc_sums(m: Ledger, task: PlainMlp) -> None:
-    """The fp32 sums of the gradients of earlier micro-batches."""
-    for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
-        m.alloc("gradients", f"sum of dW{layer}", fan_in * fan_out, 4)
-        m.alloc("gradients", f"sum of db{layer}", fan_out, 4)
+def alloc_update(ledger: Ledger, task: PlainMlp, adam_temporaries: int) -> None:
+    """Adds the fp32 temporaries of the largest weight's update; torch updates tensor by tensor.
 
-
-def alloc_update(m: Ledger, task: PlainMlp, adam_temporaries: int) -> None:
-    """What comes and goes while the largest weight is updated, tensor by tensor."""
+    ``adam_temporaries``: how many of the weight's size Adam has at a time.
+    """
     rule, largest = task.optimizer, max(fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes))
     if not isinstance(rule, AdamW) and rule.weight_decay:
-        m.alloc("gradients", "gradient and decay", largest, 4)
+        ledger.alloc("gradients", "gradient and decay", largest, 4)
     if isinstance(rule, Sgd):
         if rule.nesterov:
-            m.alloc("optimizer state", "nesterov's sum", largest, 4)
+            ledger.alloc("optimizer state", "nesterov's sum", largest, 4)
         return
     for number in range(adam_temporaries):
-        m.alloc("optimizer state", f"sqrt(v), {number + 1}", largest, 4)
+        ledger.alloc("optimizer state", f"sqrt(v), {number + 1}", largest, 4)

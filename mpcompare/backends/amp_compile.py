@@ -91,6 +91,8 @@ class AmpCompile(TorchModel):
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
         self.optimizer.register_step_post_hook(self._stepped)
         self.skipped: bool | Tensor = False
+        # On CUDA inductor runs what it compiled once as it is, and captures it in the next call.
+        self.warmup_steps = 2 if self.device_type == "cuda" else 0
 
     def _stepped(self, *_: object) -> None:
         self.skipped = getattr(self.optimizer, "found_inf", False)  # GradScaler takes it away again after the step

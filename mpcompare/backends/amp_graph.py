@@ -25,6 +25,7 @@ class AmpGraph(TorchModel):
     """The step of ``amp`` on micro-batches and a learning rate that always lie at the same places."""
 
     PRECISIONS = ("fp16", "bf16")
+    warmup_steps = graph.WARMUP
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         device = next(model.parameters()).device

@@ -33,7 +33,7 @@ from mpcompare.loss_scale import LossScale
 from mpcompare.native import flat, ops
 from mpcompare.native.build import BuildError
 from mpcompare.native.device_scale import DeviceLossScale
-from mpcompare.native.graph import StepGraph, require_cuda
+from mpcompare.native.graph import WARMUP, StepGraph, require_cuda
 from mpcompare.precision import DTYPES, dtype_name
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
@@ -83,6 +83,7 @@ class Fused:
         except BuildError as error:
             raise BackendUnavailable(f"backend=fused needs the native operators: {error}") from error
         graphed = device.type == "cuda" if graph == "auto" else graph is True
+        self.warmup_steps = WARMUP if graphed else 0
         if graphed:
             self.graph = StepGraph(self._step)
             self.train_step = self._replay
@@ -309,6 +310,9 @@ class Fused:
         for name, master in self.masters.items():
             master.copy_(params[name])
             self.params[name].copy_(master)
+
+    def workspaces(self) -> dict[str, int]:
+        return ops.workspaces(self.loss.device.type)
 
     def memory_model(self) -> MemoryModel:
         return fused_peak(self.mlp, self.precision)

@@ -258,6 +258,9 @@ class Scratch:
                 remembered[kind].copy_(values[name]) if name in values else remembered[kind].zero_()
         load_state(self.scaling, state["loss_scale"])
 
+    def workspaces(self) -> dict[str, int]:
+        return ops.workspaces(self.masters["W1"].device.type) if self.engine == "native" else {}
+
     def memory_model(self) -> MemoryModel:
         if self.engine != "native":
             return {}

@@ -241,6 +241,12 @@ def lt_workspace_bytes() -> int:
     return torch.ops.mpcompare.lt_workspace_bytes()
 
 
+def workspaces(device_type: str) -> dict[str, int]:
+    """Returns the bytes that products hold to compute in, by the name of the workspace; empty where there are none."""
+    held = {"packing buffers": workspace_bytes()} if device_type == "cpu" else {"cublasLt": lt_workspace_bytes()}
+    return {name: size for name, size in held.items() if size}
+
+
 def unsupported_products() -> int:
     """How many kinds of products cublasLt could not do, on a GPU; cuBLAS did them, and bias and relu apart."""
     return torch.ops.mpcompare.lt_unsupported_products()

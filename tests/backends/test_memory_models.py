@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpcompare.contract import Stepper
 from mpcompare.cost import memory
-from mpcompare.entrant.memory import _first_steps
+from mpcompare.entrant.memory import first_steps
 from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.native import flat, ops
@@ -48,7 +48,7 @@ def measured_and_modelled(name, task, initial, precision, x, y):
 
     def run():
         backend = BACKENDS[name](initial, task, precision, NoLossScale())
-        made.append(_first_steps(Stepper(backend, task.new_rates()), task.micro_batches(x, y)))
+        made.append(first_steps(Stepper(backend, task.new_rates()), task.micro_batches(x, y)))
         return made
 
     return meter.peak_memory(CPU, run).bytes, made[0].memory_model()

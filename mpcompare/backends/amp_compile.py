@@ -13,7 +13,7 @@ import torch._inductor
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
-from mpcompare.backends.layer_dtypes.compiled import watch_graphs
+from mpcompare.backends.layer_dtypes.compiled import layer_dtypes_of_compiled_step
 from mpcompare.backends.torch_model import (
     TorchModel,
     clip_gradients,
@@ -133,7 +133,7 @@ class AmpCompile(TorchModel):
         def loss_of(model: nn.Module) -> Tensor:
             return forward_and_loss(model, self.task.loss_fn, x, y, self.device_type, self.compute_dtype)[0]
 
-        return watch_graphs(self.model, self.master_params(), loss_of, OPTIONS)
+        return layer_dtypes_of_compiled_step(self.model, self.master_params(), loss_of, OPTIONS)
 
     def memory_model(self) -> MemoryModel:
         return {}  # what inductor keeps and what it computes again is its own choice

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
+from mpcompare.backends.layer_dtypes.by_hand import layer_dtypes_of_mlp
 from mpcompare.backends.memory_models.fused import fused_peak
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.errors import InputError
@@ -284,7 +284,7 @@ class Fused:
         take_step(self, [(x, y)] * self.task.accumulate, self.rule.lr)
         z = [*(z.dtype for z in self.z), self.logits.dtype]
         loss = {"input": z[-1], "output": self.loss.dtype}  # what lies between them is inside of one operator
-        return mlp_dtypes(self.mlp, self.masters, self.params, z, self.scaled_grads, loss)
+        return layer_dtypes_of_mlp(self.mlp, self.masters, self.params, z, self.scaled_grads, loss)
 
     def state_dict(self) -> State:
         optimizer = {kind: self.mlp.named(views) for kind, views in self.remembered.items()}

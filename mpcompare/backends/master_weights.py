@@ -13,11 +13,12 @@ residual streams in 16 bits that autocast promotes to fp32.
 """
 
 import copy
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.modules import watch
+from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.torch_model import (
     copy_into,
     load_optimizer_state,
@@ -111,7 +112,8 @@ class MasterWeights:
         return observed_dtypes(masters, self.optimizer, self.observed)
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        return watch(self.model, self.masters, lambda: take_step(self, [(x, y)], self.task.optimizer.lr))
+        step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
+        return layer_dtypes_of_step(self.model, self.masters, step)
 
     def state_dict(self) -> State:
         return {

@@ -28,7 +28,7 @@ On CUDA it is one ``cublasGemmEx`` call, csrc/cuda/gemm.cu; on a CPU it is csrc/
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
+from mpcompare.backends.layer_dtypes.by_hand import layer_dtypes_of_mlp
 from mpcompare.backends.memory_models.scratch import scratch_peak
 from mpcompare.contract import MemoryModel, ModuleDtypes, State
 from mpcompare.errors import check_choice, check_flag
@@ -236,7 +236,7 @@ class Scratch:
         softmax = {"input": z[-1], "computes": self.dlogits.dtype, "output": loss.dtype, "backward": self.dlogits.dtype}
         self.backward()
         grads, self.scaled_grads = self.scaled_grads, {}
-        return mlp_dtypes(self.mlp, self.masters, params, z, grads, softmax)
+        return layer_dtypes_of_mlp(self.mlp, self.masters, params, z, grads, softmax)
 
     def state_dict(self) -> State:
         return {

@@ -1,12 +1,13 @@
 """What backends that train a torch module with torch's optimizers answer alike, outside the timed region."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.modules import watch
+from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.contract import BackendUnavailable, ModuleDtypes, State, take_step
 from mpcompare.precision import dtype_name
 from mpcompare.tasks.task import Params, Task, buffers_of, params_of
@@ -42,7 +43,8 @@ class TorchModel:
         return observed_dtypes(self.model, self.optimizer, self.observed)
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        return watch(self.model, self.master_params(), lambda: take_step(self, [(x, y)], self.task.optimizer.lr))
+        step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
+        return layer_dtypes_of_step(self.model, self.master_params(), step)
 
     def state_dict(self) -> State:
         return {

@@ -50,6 +50,30 @@ class Part(NamedTuple):
     grad: Tensor
 
 
+def is_graphed(graph: bool | str, device: torch.device) -> bool:
+    """Whether the option ``graph`` (true, false, auto) makes the step a CUDA graph on this device.
+
+    Raises:
+        InputError: another value.
+        BackendUnavailable: a graph is asked for, and there are none on this device.
+    """
+    if graph == "auto":
+        return device.type == "cuda"
+    if not isinstance(graph, bool):
+        raise InputError("backend.graph", graph, "expected one of auto, true, false")
+    if graph:
+        require_cuda(device, "backend.graph=true")
+    return graph
+
+
+def load_operators(device: torch.device) -> None:
+    """Raises BackendUnavailable where the native operators cannot be built."""
+    try:
+        ops.load(device.type)
+    except BuildError as error:
+        raise BackendUnavailable(f"backend=fused needs the native operators: {error}") from error
+
+
 class Fused:
     """Manual mixed precision with fused native operators; the same contract and the same rules as ``scratch``.
 
@@ -70,73 +94,85 @@ class Fused:
         graph: bool | str = "auto",
     ) -> None:
         self.mlp = plain_mlp(model, task, "backend=fused")
-        params, self.precision = self.mlp.by_hand(dict(model.named_parameters())), precision
-        device, dtype, n, sizes = params["W1"].device, DTYPES[precision], self.mlp.rows, self.mlp.sizes
+        self.task, self.rule, self.precision = task, self.mlp.optimizer, precision
+        params = self.mlp.by_hand(dict(model.named_parameters()))
+        self.device, self.dtype = params["W1"].device, DTYPES[precision]
         if engine == "torch":
             raise InputError("engine", engine, "backend=fused accepts one of auto, native")
-        if graph != "auto" and not isinstance(graph, bool):
-            raise InputError("backend.graph", graph, "expected one of auto, true, false")
-        if graph is True:
-            require_cuda(device, "backend.graph=true")
-        try:
-            ops.load(device.type)
-        except BuildError as error:
-            raise BackendUnavailable(f"backend=fused needs the native operators: {error}") from error
-        graphed = device.type == "cuda" if graph == "auto" else graph is True
+        graphed = is_graphed(graph, self.device)
+        load_operators(self.device)
         self.warmup_steps = WARMUP if graphed else 0
         if graphed:
             self.graph = StepGraph(self._step)
             self.train_step = self._replay
         self.loss_of = ops.cross_entropy if self.mlp.loss == "cross_entropy" else ops.mse
-        self.task, self.rule = task, self.mlp.optimizer
-        self.layers = range(1, len(sizes))  # 1 .. L
-        self.scaling = DeviceLossScale(loss_scale, device)
+        self.layers = range(1, len(self.mlp.sizes))  # 1 .. L
+        self.scaling = DeviceLossScale(loss_scale, self.device)
         self.skipped = self.scaling.found_inf
+        self._lay_out_parameters()
+        self._set_masters(params)
+        self._lay_out_batch(graphed)
+        self._lay_out_scalars()
+        self.micro_batches = 0  # of this step so far
 
-        def buffer(dtype: torch.dtype, begin: int = 0) -> Tensor:
-            return torch.zeros(flat.elements(sizes) - begin, dtype=dtype, device=device)
-
-        low, masters = dtype is not torch.float32, buffer(torch.float32)
-        copies = buffer(dtype) if low else masters
-        # What the optimizer remembers, element by element as the masters, and how many updates it took.
+    def _lay_out_parameters(self) -> None:
+        """Makes all that is laid out as the parameters are: masters, copies, optimizer state, gradients."""
+        sizes, low = self.mlp.sizes, self.dtype is not torch.float32
+        self.flat_masters = masters = self._buffer(torch.float32)
+        self.flat_copies = copies = self._buffer(self.dtype) if low else masters
         kinds = [kind for kind, value in self.rule.initial_state(masters[:0]).items() if value.dim()]
-        remembered = {kind: buffer(torch.float32) for kind in kinds}
-        self.updates, self.lr = torch.zeros((), device=device), torch.zeros((), device=device)
+        remembered = {kind: self._buffer(torch.float32) for kind in kinds}
         self.parts: list[Part] = []
-        if low and task.accumulate == 1:
+        if low and self.task.accumulate == 1:
             W1 = flat.sections(sizes)["W1"][1]
-            grads = buffer(dtype, W1)
+            grads = self._buffer(self.dtype, W1)
             self.scaled_grads = {"W1": flat.views(copies, sizes)["W1"], **flat.views(grads, sizes, W1)}
             for where, grad in ((slice(None, W1), copies[:W1]), (slice(W1, None), grads)):
                 state = {kind: tensor[where] for kind, tensor in remembered.items()}
                 self.parts.append(Part(masters[where], state, copies[where], grad))
         else:
-            self.grads_of_one = buffer(dtype)
-            self.sums = buffer(torch.float32) if task.accumulate > 1 else self.grads_of_one
+            self.grads_of_one = self._buffer(self.dtype)
+            self.sums = self._buffer(torch.float32) if self.task.accumulate > 1 else self.grads_of_one
             self.scaled_grads = flat.views(self.grads_of_one, sizes)
             self.parts.append(Part(masters, remembered, None, self.sums))
         self.masters, self.params = flat.views(masters, sizes), flat.views(copies, sizes)
         self.remembered = {kind: flat.views(tensor, sizes) for kind, tensor in remembered.items()}
-        self.flat_masters, self.flat_copies = masters, copies
-        self._set_masters(params)
-        self.micro_batches = 0  # of this step so far
 
-        # A batch lies where it is given, unless it is cast or a graph reads it, always from the same place.
-        self.casts = low or graphed
+    def _buffer(self, dtype: torch.dtype, begin: int = 0) -> Tensor:
+        """Returns zeros for all parameters from the element ``begin`` on."""
+        return torch.zeros(flat.elements(self.mlp.sizes) - begin, dtype=dtype, device=self.device)
+
+    def _lay_out_batch(self, graphed: bool) -> None:
+        """Makes the activations, and a place for the batch. It lies where it is given, unless it is cast, or a graph
+        reads it, always from the same place."""
+        sizes = self.mlp.sizes
+        self.casts = graphed or self.dtype is not torch.float32
         self.inputs = [
-            (flat.matrix(n, sizes[0], dtype, device), self.mlp.empty_targets(device))
-            for _ in range(task.accumulate if graphed else 0)
+            (self._rows(sizes[0]), self.mlp.empty_targets(self.device))
+            for _ in range(self.task.accumulate if graphed else 0)
         ]
-        z0 = flat.matrix(n if self.casts and not graphed else 0, sizes[0], dtype, device)
-        self.z = [z0, *(flat.matrix(n, width, dtype, device) for width in sizes[1:-1])]  # z_0 .. z_{L-1}
-        self.logits, self.dlogits = (flat.matrix(n, sizes[-1], dtype, device) for _ in range(2))
+        z0 = self._rows(sizes[0]) if self.casts and not graphed else torch.empty(0)
+        self.z = [z0, *(self._rows(width) for width in sizes[1:-1])]  # z_0 .. z_{L-1}
+        self.logits, self.dlogits = self._rows(sizes[-1]), self._rows(sizes[-1])
         self.y = torch.empty(0)
-        self.loss, self.mean_loss = torch.zeros((), device=device), torch.zeros((), device=device)
-        self.norm = torch.zeros((), dtype=torch.float64, device=device)
-        self.grad_norm = torch.zeros((), device=device) if task.clip_norm is not None else None
-        self.clip_factor = torch.ones((), device=device) if task.clip_norm is not None else None
-        self.unread = torch.zeros((), device=device)  # clip() finds what unscale() has found already
-        self.zero, self.one, self.minus_one = (torch.full((), value, device=device) for value in (0.0, 1.0, -1.0))
+
+    def _rows(self, width: int) -> Tensor:
+        """Returns zeros ``[n, width]``, a row for each sample of a micro-batch."""
+        return flat.matrix(self.mlp.rows, width, self.dtype, self.device)
+
+    def _lay_out_scalars(self) -> None:
+        """Makes the numbers of a step that stay on the device."""
+        clips = self.task.clip_norm is not None
+        self.updates, self.lr = self._scalar(0), self._scalar(0)
+        self.loss, self.mean_loss = self._scalar(0), self._scalar(0)
+        self.norm = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.grad_norm = self._scalar(0) if clips else None
+        self.clip_factor = self._scalar(1) if clips else None
+        self.unread = self._scalar(0)  # clip() finds what unscale() has found already
+        self.zero, self.one, self.minus_one = self._scalar(0), self._scalar(1), self._scalar(-1)
+
+    def _scalar(self, value: float) -> Tensor:
+        return torch.full((), value, dtype=torch.float32, device=self.device)
 
     @property
     def engine(self) -> str:

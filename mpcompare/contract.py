@@ -13,9 +13,9 @@ as many micro-batches: forward and backward are called once for each, the other 
 piece (a CUDA graph, a compiled step, somebody else's engine) is offered as ``train_step(batches, lr)`` instead.
 
 The harness owns the data, the schedule, the clock and the records; a backend owns its parameters and how it computes.
-There is no base class: the constructor is the same, and so are the names and the order of the methods. Where two
-backends do something differently it is written twice, because the difference is what is compared. The answers that all
-backends on a torch module share are written once, in ``backends/torch_model.py``.
+There is no base class: the constructor is the same, and so are the names and the order of the methods. The differences
+between backends are what is compared, so each backend spells out its own way. The answers that all backends on a torch
+module share are written once, in ``backends/torch_model.py``.
 
 To add a backend: copy the file that is closest to ``mpcompare/backends/X.py``, add ``conf/backend/X.yaml`` with its
 ``_target_``, and a row to the table of backends in the README. Every other key of that YAML is an option: a keyword
@@ -166,8 +166,8 @@ class Phased(Protocol):
         """Divides the gradients by the loss scale, in fp32, and looks for inf and NaN."""
 
     def clip(self) -> None:
-        """Where the task clips: multiplies all gradients by ``min(1, clip_norm / (norm + 1e-6))``, and sets
-        ``grad_norm``."""
+        """Multiplies all gradients by ``min(1, clip_norm / (norm + 1e-6))`` and sets ``grad_norm``; does nothing where
+        the task does not clip."""
 
     def step(self, lr: float | Tensor) -> None:
         """Updates the fp32 master parameters, or skips; sets ``skipped``.

@@ -1,4 +1,4 @@
-"""Plain FP32 as torch users write it: the baseline of what mixed precision buys."""
+"""Plain FP32 as torch users write it: the baseline of every gain by mixed precision."""
 
 import copy
 

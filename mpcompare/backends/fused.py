@@ -1,6 +1,6 @@
 """The mathematics of ``scratch``, step for step, in as few passes over memory and as few launches as possible.
 
-Read ``scratch`` first. What differs is where the work happens:
+Read ``scratch`` first. Here the same work happens elsewhere:
 
     bias and relu                  in the store of the forward product
     softmax, loss, its gradient    one pass over the logits, in forward()
@@ -10,13 +10,13 @@ Read ``scratch`` first. What differs is where the work happens:
     unscale, clip, SGD or Adam,    one pass over the parameters, in step(); the copies are ready for the next forward()
     16-bit copies
 
-The search stays a pass of its own, and the optimizer out of the product that makes dW: a gradient overflows where it
-is rounded to 16 bits, as torch.amp's does, and no weight may change before every gradient is known to be finite.
+The search stays a pass of its own, and the optimizer stays out of the product that makes dW: a gradient overflows
+where it is rounded to 16 bits, as with torch.amp, and no weight may change before every gradient is known to be finite.
 
-Whether to skip, by how much to clip, and the next loss scale, are decided on the device: Python never waits. On a GPU
-the whole step is one CUDA graph. All buffers are made once, the parameters' as flat.py says. dW_1 lies where the 16-bit
-W_1 was, which the step is done with by then; step() makes W_1 anew. Only where micro-batches follow is W_1 needed
-again: then gradients have a buffer of their own, and another in fp32 for their sums.
+The device decides whether to skip, by how much to clip, and the next loss scale: Python never waits. On a GPU the whole
+step is one CUDA graph. All buffers are made once, those of the parameters as native/flat.py lays them out. dW_1 lies
+where the 16-bit W_1 was, because nothing reads W_1 any more by then; step() makes W_1 anew. If micro-batches follow,
+W_1 is needed again: gradients then have a buffer of their own, and another in fp32 for their sums.
 """
 
 import math
@@ -41,8 +41,8 @@ from mpcompare.tasks.task import Params, Task
 
 
 class Part(NamedTuple):
-    """Tensors that belong together, element by element: fp32 masters, what the optimizer remembers of them, their
-    copies in the compute dtype (None: they are made elsewhere), and the scaled gradients."""
+    """Tensors that belong together, element by element: fp32 masters, the optimizer's state, the scaled gradients, and
+    copies of the masters in the compute dtype (None: they are made elsewhere)."""
 
     master: Tensor
     state: Params
@@ -51,10 +51,10 @@ class Part(NamedTuple):
 
 
 def is_graphed(graph: bool | str, device: torch.device) -> bool:
-    """Whether the option ``graph`` (true, false, auto) makes the step a CUDA graph on this device.
+    """Returns whether the option ``graph`` (true, false, auto) makes the step a CUDA graph on this device.
 
     Raises:
-        InputError: another value.
+        InputError: ``graph`` has another value.
         BackendUnavailable: a graph is asked for, and there are none on this device.
     """
     if graph == "auto":
@@ -77,8 +77,7 @@ def load_operators(device: torch.device) -> None:
 class Fused:
     """Manual mixed precision with fused native operators; the same contract and the same rules as ``scratch``.
 
-    ``graph``: whether the whole step is one CUDA graph; ``auto``: on a GPU. It is taken by ``train_step()`` then, which
-    there is in no other case.
+    ``graph`` makes the whole step one CUDA graph; ``auto`` does so on a GPU. Only then is there a ``train_step()``.
     """
 
     PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
@@ -113,10 +112,11 @@ class Fused:
         self._set_masters(params)
         self._lay_out_batch(graphed)
         self._lay_out_scalars()
-        self.micro_batches = 0  # of this step so far
+        self.micro_batches = 0  # those of this step so far
 
     def _lay_out_parameters(self) -> None:
-        """Makes all that is laid out as the parameters are: masters, copies, optimizer state, gradients."""
+        """Makes the buffers that have an element for each of the parameters': masters, copies, optimizer state,
+        gradients."""
         sizes, low = self.mlp.sizes, self.dtype is not torch.float32
         self.flat_masters = masters = self._buffer(torch.float32)
         self.flat_copies = copies = self._buffer(self.dtype) if low else masters
@@ -168,7 +168,7 @@ class Fused:
         self.norm = torch.zeros((), dtype=torch.float64, device=self.device)
         self.grad_norm = self._scalar(0) if clips else None
         self.clip_factor = self._scalar(1) if clips else None
-        self.unread = self._scalar(0)  # clip() finds what unscale() has found already
+        self.unread = self._scalar(0)  # clip() finds inf and NaN again, as unscale() did
         self.zero, self.one, self.minus_one = self._scalar(0), self._scalar(1), self._scalar(-1)
 
     def _scalar(self, value: float) -> Tensor:
@@ -176,7 +176,8 @@ class Fused:
 
     @property
     def engine(self) -> str:
-        """Says so where products had no fused path: cublasLt has no algorithm for them, so cuBLAS did them."""
+        """``native``, and the number of kinds of products that cublasLt has no algorithm for, so that cuBLAS computed
+        them without fusion."""
         eager = self.loss.is_cuda and ops.unsupported_products()
         return f"native, {eager} eager" if eager else "native"
 
@@ -210,7 +211,7 @@ class Fused:
     def unscale(self) -> None:
         self.micro_batches = 0
         if self.clip_factor is not None:
-            self.clip_factor.fill_(1)  # until clip() knows it: grads() says what they are now
+            self.clip_factor.fill_(1)  # until clip() has it: grads() is valid from here on
         self.scaling.check(*(part.grad for part in self.parts))
 
     def clip(self) -> None:
@@ -238,7 +239,7 @@ class Fused:
                     momentum=rule.momentum, nesterov=rule.nesterov, weight_decay=rule.weight_decay,
                 )  # fmt: skip
         else:
-            self.updates.add_(1).sub_(found_inf)  # those that are skipped do not count
+            self.updates.add_(1).sub_(found_inf)  # a step that is skipped does not count
             for master, state, copies, grad in self.parts:
                 ops.adam(
                     master, state["exp_avg"], state["exp_avg_sq"], copies, grad, self.lr, self.updates, scale,
@@ -252,7 +253,7 @@ class Fused:
         self.scaling.update()
 
     def _replay(self, batches: Batches, lr: float | Tensor) -> Tensor:
-        """``train_step()``: batch and rate go where the graph reads them, and the graph does the rest."""
+        """The ``train_step()`` of a graph: copies batch and learning rate to where it reads them, and replays it."""
         for (z0, held), (x, y) in zip(self.inputs, batches, strict=True):
             z0.copy_(x.flatten(1))
             held.copy_(y)
@@ -261,7 +262,7 @@ class Fused:
         return self.loss if self.task.accumulate == 1 else self.mean_loss
 
     def _step(self) -> None:
-        """What the graph holds."""
+        """Takes the step that the graph holds."""
         self.mean_loss.zero_()
         for z0, y in self.inputs:
             self.z[0], self.y = z0, y
@@ -296,7 +297,7 @@ class Fused:
             da = self.z[1] if len(self.z) > 1 else self.dlogits
             W1 = self.params["W1"]
             dW1 = flat.matrix(len(W1), W1.shape[1], W1.dtype, W1.device)
-            ops.weight_grad(self.z[0], da, dW1)  # once more, the same bits: step() may have made W_1 of it
+            ops.weight_grad(self.z[0], da, dW1)  # again, with the same bits: step() may have overwritten it with W_1
             scaled = {**self.scaled_grads, "W1": dW1}
         inv_scale = self.scaling.used_scale.double().reciprocal().float()
         grads = {name: g.float() * inv_scale for name, g in scaled.items()}
@@ -319,7 +320,7 @@ class Fused:
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         take_step(self, [(x, y)] * self.task.accumulate, self.rule.lr)
         z = [*(z.dtype for z in self.z), self.logits.dtype]
-        loss = {"input": z[-1], "output": self.loss.dtype}  # what lies between them is inside of one operator
+        loss = {"input": z[-1], "output": self.loss.dtype}  # all between the two is inside one operator
         return layer_dtypes_of_mlp(self.mlp, self.masters, self.params, z, self.scaled_grads, loss)
 
     def state_dict(self) -> State:

@@ -62,7 +62,7 @@ class MasterWeights:
         (self.loss * (self.scaling.scale / self.task.accumulate)).backward()
         grads = {name: p.grad for name, p in self.params.items() if p.grad is not None}
         self.observed["gradients"] = min((g.dtype for g in grads.values()), key=lambda dtype: dtype.itemsize)
-        for name, g in grads.items():  # summed in fp32: in 16 bits those of later micro-batches would be rounded away
+        for name, g in grads.items():  # summed in fp32: 16 bits would round later micro-batches away
             master = self.masters[name]
             master.grad = g.float() if master.grad is None else master.grad.add_(g)
             self.params[name].grad = None
@@ -92,7 +92,7 @@ class MasterWeights:
         self.scaling.update(self.found_inf)
         self.optimizer.zero_grad(set_to_none=True)
 
-    # What the harness asks, outside the step.
+    # The harness asks for the following outside of the step.
 
     def master_params(self) -> Params:
         return {name: master.detach() for name, master in self.masters.items()}
@@ -107,7 +107,7 @@ class MasterWeights:
         return self.scaling.scale
 
     def dtypes(self) -> dict[str, str]:
-        # params are what the optimizer updates
+        # "params" are the tensors that the optimizer updates.
         masters = nn.ParameterDict({name.replace(".", "/"): p for name, p in self.masters.items()})
         return observed_dtypes(masters, self.optimizer, self.observed)
 

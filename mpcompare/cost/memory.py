@@ -17,8 +17,8 @@ TENSOR_KINDS = (
     "compute copies",  # 16-bit weights that a backend keeps for itself
     "cast cache",  # 16-bit weights that autocast keeps
     "activations",  # the 16-bit copy of the inputs among them
-    "gradients",  # of activations and of weights
-    "workspace",  # of cuBLAS, on a GPU
+    "gradients",  # both those of activations and those of weights
+    "workspace",  # on a GPU, that of cuBLAS
 )
 
 

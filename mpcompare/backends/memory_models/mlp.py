@@ -37,8 +37,8 @@ def ledger_with_inputs(task: PlainMlp) -> Ledger:
 
 def ledger_before_a_step(task: PlainMlp, itemsize: int = 4) -> Ledger:
     """Returns a ledger that holds all that is live before a step: the batch, the master parameters and the optimizer's
-    state, the last two with ``itemsize`` bytes an element. Where micro-batches are accumulated, the fp32 sums of their
-    gradients are among it: they are live from the first micro-batch on, and the peak is in a later one.
+    state, the last two with ``itemsize`` bytes an element. With accumulation it also holds the fp32 sums of the
+    micro-batches' gradients: they are live from the first micro-batch on, and the peak is in a later one.
     """
     ledger = ledger_with_inputs(task)
     for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):

@@ -10,10 +10,10 @@ from omegaconf import DictConfig
 
 
 class SideBySide(Launcher):
-    """Every job in a process of its own; those that differ only in how they compute take turns."""
+    """A launcher that runs each job in a process of its own; jobs that are compared with each other take turns."""
 
     def __init__(self, silence_limit_s: float) -> None:
-        """``silence_limit_s``: an entrant without a sign of life for so many seconds is taken for hung."""
+        """Takes an entrant for hung that gives no sign of life for ``silence_limit_s`` seconds."""
         self.silence_limit_s = silence_limit_s
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:

@@ -1,4 +1,4 @@
-"""READ FIRST. The contract: a training step is six phases, and a backend is one column of this table.
+"""READ FIRST. The contract: a training step is six phases, and a backend is a class with a method for each.
 
     phase           fp32              amp                              scratch
     forward(x, y)   plain module      autocast                         cast masters -> params, gemms, loss in fp32
@@ -9,18 +9,17 @@
     update()        zero_grad         scaler.update(), zero_grad       grow or back off, drop the gradients
 
 The harness calls them in this order and nothing else inside the timed region. With ``task.accumulate`` a batch comes in
-as many micro-batches: forward and backward are called once for each, the other phases once a step. An implementation
-that is one piece (a CUDA graph, a compiled step, an engine of somebody else's) offers ``train_step(batches, lr)``
-instead of the phases.
+as many micro-batches: forward and backward are called once for each, the other phases once a step. A step that is one
+piece (a CUDA graph, a compiled step, somebody else's engine) is offered as ``train_step(batches, lr)`` instead.
 
 The harness owns the data, the schedule, the clock and the records; a backend owns its parameters and how it computes.
-There is no base class: same constructor, same method names in the same order. What two backends do differently is the
-comparison, and is written twice. What backends on a torch module answer alike is written once, in
-``backends/torch_model.py``.
+There is no base class: the constructor is the same, and so are the names and the order of the methods. The differences
+between backends are what is compared, so each backend spells out its own way. The answers that all backends on a torch
+module share are written once, in ``backends/torch_model.py``.
 
 To add a backend: copy the file that is closest to ``mpcompare/backends/X.py``, add ``conf/backend/X.yaml`` with its
-``_target_``, and a row to the table of backends in the README. Every other key of that file is an option: a keyword
-argument of the backend's constructor. One in a package of its own needs a class and an entry point:
+``_target_``, and a row to the table of backends in the README. Every other key of that YAML is an option: a keyword
+argument of the backend's constructor. A backend in a package of its own needs a class and an entry point:
 see ``mpcompare/testing``.
 """
 
@@ -43,15 +42,15 @@ Batches = Sequence[tuple[Tensor, Tensor]]  # the micro-batches of one step, inpu
 
 
 class State(TypedDict):
-    """Everything that the next step depends on, in the form that all backends share: what one saved, another can load.
+    """Everything that the next step depends on, in a form that all backends share: one loads what another has saved.
 
     Attributes:
         params: the fp32 parameters that the optimizer updates, under the names of ``model.named_parameters()``.
-        buffers: the network's, under the names of ``model.named_buffers()``.
-        optimizer: what it remembers of each parameter, under torch's names: ``{"exp_avg": {"layer1.weight": ...}}``
-            (``momentum_buffer`` of SGD; ``exp_avg``, ``exp_avg_sq`` and ``step``, a 0-d fp32 tensor, of Adam); empty
+        buffers: the network's buffers, under the names of ``model.named_buffers()``.
+        optimizer: its tensors for each parameter, under torch's names: ``{"exp_avg": {"layer1.weight": ...}}``
+            (``momentum_buffer`` for SGD; ``exp_avg``, ``exp_avg_sq`` and ``step``, a 0-d fp32 tensor, for Adam); empty
             before the first update.
-        loss_scale: ``scale``, ``growth_tracker`` and ``overflows_left``, as far as the policy has them.
+        loss_scale: ``scale``, ``growth_tracker`` and ``overflows_left``, as far as the loss scale has them.
     """
 
     params: Params
@@ -65,14 +64,20 @@ class Backend(Protocol):
 
     Attributes:
         PRECISIONS: accepted values of ``precision``; the first is the default where it does not depend on the device.
-        engine: what computes the matrix products: ``torch``, or ``native`` for this project's own operators.
+        engine: the library that computes the matrix products, for the record: ``torch``, or ``native`` for this
+            project's own operators.
         skipped: whether the last step left the parameters alone because its gradients held inf or NaN: a bool,
             or a 0-d tensor on the device that is not 0 then (reading it may wait).
         grad_norm: norm of the last step's unscaled gradients, all of them together, before it was clipped: a number, or
             a 0-d tensor on the device; None where nothing is clipped.
 
-    Two more may be left out. ``warmup_steps``, an int: the number of first steps that are not as all later ones, such
-    as those before a graph is captured. ``workspaces()``: bytes that its products hold beside tensors, by name.
+    A backend may leave out two more members; :func:`warmup_steps` and :func:`workspaces` ask for them.
+
+        warmup_steps: an int, how many first steps of a new backend run in another way than all later ones, such as
+            those before a graph is captured. No step is timed before they and one more are over. 0 where left out.
+        workspaces(): ``{name: bytes}``, the memory beside tensors in which its matrix products compute, as measured so
+            far and without zeros. On a GPU it is part of the allocator's peak, on a CPU it lies outside of it. Empty
+            where left out.
     """
 
     PRECISIONS: ClassVar[tuple[str, ...]]
@@ -88,76 +93,81 @@ class Backend(Protocol):
                 here, never written.
             task: loss, optimizer, batch size, accumulation, clipping.
             precision: one of ``PRECISIONS``, resolved (never ``auto``).
-            loss_scale: a fresh policy, owned by this backend from now on.
-            options: this backend's own, by name and with defaults; most have none.
+            loss_scale: a fresh loss scale, owned by this backend from now on.
+            options: this backend's own, by name and with defaults; most backends have none.
 
         Raises:
-            InputError: a combination that this backend cannot do.
+            InputError: this backend cannot do this combination.
             BackendUnavailable: something optional is missing, or this kind of network cannot be trained.
         """
 
     def master_params(self) -> Params:
-        """The fp32 parameters that the optimizer updates, under the names of ``model.named_parameters()``."""
+        """Returns the fp32 parameters that the optimizer updates, under the names of ``model.named_parameters()``."""
 
     def buffers(self) -> Params:
-        """The network's buffers after the last step (running statistics), under ``model.named_buffers()``'s names."""
+        """Returns the network's buffers after the last step (running statistics), under the names of
+        ``model.named_buffers()``."""
 
     def grads(self) -> Params:
-        """The unscaled fp32 gradients of the step, named as the parameters; valid from ``unscale()`` to ``update()``,
-        and after ``train_step()`` until the next one. From ``clip()`` on they are the clipped ones. Empty where they
-        cannot be seen."""
+        """Returns the unscaled fp32 gradients of the step, named as the parameters. They are valid from ``unscale()``
+        to ``update()``, and after ``train_step()`` until the next one; from ``clip()`` on they are the clipped ones.
+        Empty where they cannot be seen."""
 
     def loss_scale(self) -> float | Tensor:
-        """The scale that the next step will use: a number, or a 0-d tensor on the device (reading it may wait)."""
+        """Returns the scale of the next step: a number, or a 0-d tensor on the device (reading it may wait)."""
 
     def dtypes(self) -> dict[str, str]:
-        """Observed in the last step, not requested: dtypes of params, activations, gradients, loss, optimizer."""
+        """Returns the dtypes of params, activations, gradients, loss and optimizer, as observed in the last step and
+        not as requested."""
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        """Where each precision runs: what one step with a batch is seen to do in each layer, in the order of their
-        calls. Asked of a backend that does nothing else. Empty where it cannot be looked into.
+        """Takes a step with a batch, and returns the dtypes that are seen in each layer. Called on a backend that is
+        used for nothing else.
 
         Returns:
-            ``{layer: row}``, the layer under its name in the module, and ``(loss)``. Of a row ``kind`` is the module's
-            class; the others are dtypes, ``+`` between several, ``-`` where there is none: ``master``, the weight that
-            the optimizer updates; ``weight``, the one that the layer holds; ``input`` and ``output``; ``computes`` and
-            ``backward``, its arithmetic in forward and in backward; ``gradient``, that of the loss by ``output``.
+            ``{layer: row}`` in the order in which the layers are called, each under its name in the module, and a row
+            ``(loss)``; empty where the step cannot be looked into. In a row, ``kind`` is the module's class. All else
+            are dtypes, ``+`` between several, ``-`` where there is none: ``master`` of the weight that the optimizer
+            updates, ``weight`` of the one that the layer holds, ``input`` and ``output`` of the layer, ``computes`` and
+            ``backward`` of its arithmetic in forward and in backward, ``gradient`` of the loss's gradient with respect
+            to ``output``.
         """
 
     def state_dict(self) -> State:
-        """Everything that the next step depends on. Its tensors may be the backend's own, which the next step
+        """Returns everything that the next step depends on. The tensors may be the backend's own, which the next step
         changes."""
 
     def load_state_dict(self, state: State) -> None:
-        """Continues from a :class:`State`, bit for bit, and keeps no tensor of it. One from a backend without loss
-        scaling says nothing of the scale: then it stays as it is."""
+        """Continues from a :class:`State`, bit for bit, and keeps no tensor of it. A state from a backend without loss
+        scaling has no scale; this backend's scale then stays as it is."""
 
     def memory_model(self) -> MemoryModel:
-        """Bytes of every tensor that is live at a step's peak: ``{kind: {tensor: bytes}}``, the kinds those of
-        ``mpcompare.cost.memory.TENSOR_KINDS``; empty if unknown."""
+        """Returns the bytes of every tensor that is live at a step's peak, ``{kind: {tensor: bytes}}``. The kinds are
+        those of ``mpcompare.cost.memory.TENSOR_KINDS``. Empty if unknown."""
 
 
 class Phased(Protocol):
     """A backend that lets itself be looked into.
 
     Attributes:
-        IDLE_PHASES: those of ``PHASES`` that hold no work here: none is needed, or another phase does it.
+        IDLE_PHASES: the phases that hold no work here, because none is needed or another phase does it.
     """
 
     IDLE_PHASES: tuple[str, ...]
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean loss of a micro-batch, an fp32 scalar on the device, unscaled."""
+        """Returns the mean loss of a micro-batch, an fp32 scalar on the device, unscaled."""
 
     def backward(self) -> None:
-        """Gradients of the scaled loss over ``task.accumulate``; those of further micro-batches are added, in fp32."""
+        """Computes the gradients of the scaled loss over ``task.accumulate``, and adds them, in fp32, to those of the
+        step's earlier micro-batches."""
 
     def unscale(self) -> None:
         """Divides the gradients by the loss scale, in fp32, and looks for inf and NaN."""
 
     def clip(self) -> None:
-        """Where the task clips: multiplies all gradients by ``min(1, clip_norm / (norm + 1e-6))``, and sets
-        ``grad_norm``."""
+        """Multiplies all gradients by ``min(1, clip_norm / (norm + 1e-6))`` and sets ``grad_norm``; does nothing where
+        the task does not clip."""
 
     def step(self, lr: float | Tensor) -> None:
         """Updates the fp32 master parameters, or skips; sets ``skipped``.
@@ -175,7 +185,7 @@ class WholeStep(Protocol):
     """A backend whose step is one piece."""
 
     def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
-        """A whole step; returns the mean loss of its micro-batches, an fp32 scalar on the device, unscaled."""
+        """Takes a whole step and returns the mean loss of its micro-batches, an fp32 scalar on the device, unscaled."""
 
 
 def in_one_piece(backend: Any) -> bool:
@@ -184,16 +194,16 @@ def in_one_piece(backend: Any) -> bool:
 
 
 class Walk:
-    """One training step of a backend, phase by phase. To iterate is to take the step:
+    """One training step of a backend, phase by phase. Iterating takes the step:
 
         for phase in Walk(backend, batches, lr):
             clock.mark()
 
-    yields the name of each phase when it is done: ``forward`` and ``backward`` once a micro-batch, the others once. A
-    backend that offers ``train_step`` yields ``WHOLE_STEP``, once.
+    The iterator yields the name of each phase when it is done: ``forward`` and ``backward`` once a micro-batch, the
+    others once. For a backend that offers ``train_step`` it yields ``WHOLE_STEP``, once.
 
     Attributes:
-        in_one_piece: as the function of this name says.
+        in_one_piece: whether the step has no phases.
         loss: the mean of the losses of the micro-batches so far, an fp32 scalar on the device.
     """
 
@@ -210,7 +220,7 @@ class Walk:
         return self._phases
 
     def through(self, phase: str) -> None:
-        """Goes on until ``phase`` is done; in one piece, to the end."""
+        """Goes on until ``phase`` is done; to the end where the step is in one piece."""
         for done in self._phases:
             if done == phase:
                 return
@@ -229,7 +239,7 @@ class Walk:
     def _by_phases(self, at_the_end: Callable[[], None]) -> Iterator[str]:
         backend, count = self.backend, len(self.batches)
         for x, y in self.batches:
-            # A sum is a new tensor: a backend may overwrite its own.
+            # The sum is a new tensor, because a backend may overwrite its own loss in the next forward.
             self.loss = backend.forward(x, y) if count == 1 else self.loss + backend.forward(x, y) / count
             yield "forward"
             backend.backward()
@@ -261,7 +271,7 @@ class Stepper:
         self.backend, self.rates = backend, rates
 
     def walk(self, batches: Batches) -> Walk:
-        """The next step, phase by phase; the rates count it when it is done."""
+        """Returns the next step, to be taken phase by phase; the rates count it when it is done."""
         return Walk(self.backend, batches, self.rates.now, lambda: self.rates.count(self.backend.skipped))
 
     def step(self, batches: Batches) -> Tensor:
@@ -270,9 +280,10 @@ class Stepper:
 
 
 def show_gradients(backend: Any, batches: Batches, lr: float | Tensor) -> tuple[Tensor, Params]:
-    """Takes a step up to where its gradients can be seen, which in one piece is all of it.
+    """Takes a step up to the point where its gradients can be seen, which is the end of a step in one piece.
 
-    Returns the loss and the gradients, which the rest of the step may overwrite.
+    Returns:
+        The loss and the gradients. The next steps, and the rest of this one, may overwrite them.
     """
     walk = Walk(backend, batches, lr)
     walk.through("unscale")
@@ -280,21 +291,21 @@ def show_gradients(backend: Any, batches: Batches, lr: float | Tensor) -> tuple[
 
 
 def warmup_steps(backend: Any) -> int:
-    """The number of first steps that are not as all later ones: those before a graph is captured, say."""
+    """Returns how many first steps of a new backend run in another way than all later ones; 0 where it does not say."""
     return getattr(backend, "warmup_steps", 0)
 
 
 def workspaces(backend: Any) -> dict[str, int]:
-    """Bytes that the backend's own products hold beside tensors, by name; empty where it does not say."""
+    """Returns the bytes beside tensors in which a backend's products compute, by name; empty where it does not say."""
     return backend.workspaces() if hasattr(backend, "workspaces") else {}
 
 
 def idle_phases(backend: Any, task: Task) -> tuple[str, ...]:
-    """The phases that hold no work: a backend's own, and ``clip`` where the task clips nothing."""
+    """Returns the phases that hold no work: those that the backend names, and ``clip`` where the task clips nothing."""
     return (*backend.IDLE_PHASES, *(() if task.clip_norm else ("clip",)))
 
 
 def options_of(make_backend: type[Backend]) -> list[str]:
-    """The names of a backend's own options: what its constructor takes beyond what all backends take."""
+    """Returns the names of a backend's options: its constructor's arguments beyond those that all backends take."""
     common = inspect.signature(Backend.__init__).parameters
     return [name for name in inspect.signature(make_backend).parameters if name not in common]

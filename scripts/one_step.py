@@ -8,9 +8,8 @@ import argparse
 import torch
 from backend_of import make_backend, mnist_mlp
 
-from mpcompare.contract import Stepper
+from mpcompare.contract import Stepper, warmup_steps
 from mpcompare.instruments import machine
-from mpcompare.native.graph import WARMUP
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import batches
 from mpcompare.tasks.data.generated import digits
@@ -29,8 +28,9 @@ def main() -> None:
     task = mnist_mlp(args.batch, args.hidden)
     backend = make_backend(args.backend, precision, task.new_model(0, device), task, graph=False)
     stepper = Stepper(backend, task.new_rates())
-    stream = batches(digits(0, args.batch * (WARMUP + 2)).to(device), args.batch)
-    for _ in range(WARMUP + 1):  # the last captures a graph
+    before = max(3, warmup_steps(backend) + 1)  # compiles, searches algorithms, captures a graph
+    stream = batches(digits(0, args.batch * (before + 1)).to(device), args.batch)
+    for _ in range(before):
         stepper.step([next(stream)])
     batch = next(stream)
     if device.type == "cuda":

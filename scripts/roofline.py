@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
-from mpcompare.contract import PHASES, BackendUnavailable, Stepper, in_one_piece
+from mpcompare.contract import PHASES, BackendUnavailable, Stepper, in_one_piece, warmup_steps
 from mpcompare.cost import work
 from mpcompare.cost.work import Work
 from mpcompare.entrant import timing
@@ -32,7 +32,6 @@ from mpcompare.errors import InputError
 from mpcompare.instruments import clock as measure
 from mpcompare.instruments import machine
 from mpcompare.native import ops
-from mpcompare.native.graph import WARMUP
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.mlp import plain_mlp
@@ -83,7 +82,7 @@ def phase_rows(
     backend, mlp = make_backend(name, precision, model, task, **changes), plain_mlp(model, task)
     stepper = Stepper(backend, task.new_rates())
     stream, clock = ([batch] for batch in batches(dataset, task.batch_size)), measure.clock(device)
-    timing.time_block(stepper, stream, WARMUP + 1, clock)  # compiles, captures
+    timing.time_block(stepper, stream, max(3, warmup_steps(backend) + 1), clock)  # compiles, searches, captures
     steps = timing.try_block(stepper, stream, BLOCK_S, clock).steps
     whole = float(np.median([timing.time_block(stepper, stream, steps, clock)[0] for _ in range(5)]))
     found = row("phase", label, "whole step", whole, work.step(mlp, precision), roof, precision)

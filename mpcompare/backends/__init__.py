@@ -1,1 +1,1 @@
-"""One file a backend, one column of the comparison each."""
+"""The backends: one file each, and one row of the comparison."""

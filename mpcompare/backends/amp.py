@@ -8,6 +8,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from mpcompare.backends.memory_models.autograd import autograd_peak
+from mpcompare.backends.memory_models.mlp import peak_of_mlp
 from mpcompare.backends.torch_model import (
     TorchModel,
     clip_gradients,
@@ -17,7 +19,6 @@ from mpcompare.backends.torch_model import (
     share_of_step,
 )
 from mpcompare.contract import MemoryModel
-from mpcompare.cost import memory
 from mpcompare.dtypes import torch_dtype
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
@@ -26,7 +27,11 @@ from mpcompare.tasks.task import Task
 
 
 def grad_scaler(policy: LossScale, device: str) -> torch.amp.GradScaler:
-    """The ``GradScaler`` of the same rules; with no loss scaling a disabled one, as the recipe has it."""
+    """Returns the ``GradScaler`` of the same rules; without loss scaling a disabled one, as the recipe has it.
+
+    Raises:
+        InputError: ``policy`` has a floor or hysteresis, and GradScaler has neither.
+    """
     if isinstance(policy, NoLossScale):
         return torch.amp.GradScaler(device, enabled=False)
     if isinstance(policy, DynamicLossScale):
@@ -41,7 +46,7 @@ def grad_scaler(policy: LossScale, device: str) -> torch.amp.GradScaler:
             backoff_factor=policy.backoff_factor,
             growth_interval=policy.growth_interval,
         )
-    return torch.amp.GradScaler(device, init_scale=policy.init_scale)  # kept static by update(new_scale)
+    return torch.amp.GradScaler(device, init_scale=policy.init_scale)  # update(new_scale) keeps it static
 
 
 class Amp(TorchModel):
@@ -58,9 +63,9 @@ class Amp(TorchModel):
         self.model = copy.deepcopy(model)
         self.optimizer = task.optimizer.make(self.model.parameters())
         self.scaler = grad_scaler(loss_scale, self.device_type)
-        # GradScaler.update() takes the next scale where it is not to choose one.
+        # A static scale is given to GradScaler.update(), which would choose one of its own.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
-        self.optimizer.register_step_post_hook(self._stepped)  # GradScaler calls step() or leaves it out
+        self.optimizer.register_step_post_hook(self._stepped)  # GradScaler leaves step() out to skip
         self.skipped = False
 
     def _stepped(self, *_: object) -> None:
@@ -93,7 +98,7 @@ class Amp(TorchModel):
         self.optimizer.zero_grad(set_to_none=True)
 
     def loss_scale(self) -> Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale, without the wait of get_scale()
+        return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale; get_scale() would wait
 
     def memory_model(self) -> MemoryModel:
-        return memory.of_mlp(memory.autograd_peak, self.model, self.task, self.precision)
+        return peak_of_mlp(autograd_peak, self.model, self.task, self.precision)

@@ -1,7 +1,7 @@
-"""``amp`` with forward, loss and their backward by ``torch.compile(mode="max-autotune")``, and fused SGD.
+"""``amp`` with forward, loss and their backward by ``torch.compile(mode="max-autotune")``, and a fused optimizer.
 
-On CUDA the mode also replays forward and backward as CUDA graphs of its own. Which kernels win its races differs from
-one compilation to the next, and with them the last bits.
+On CUDA the mode also replays forward and backward as CUDA graphs of its own. It takes the kernels that it has timed as
+the fastest, and so another compilation may take others, with other last bits.
 https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 """
 
@@ -13,7 +13,7 @@ import torch._inductor
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
-from mpcompare.backends.layer_dtypes.compiled import watch_graphs
+from mpcompare.backends.layer_dtypes.compiled import layer_dtypes_of_compiled_step
 from mpcompare.backends.torch_model import (
     TorchModel,
     clip_gradients,
@@ -29,34 +29,35 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Task
 
-# What mode="max-autotune" sets, since a mode and options exclude each other, and no tables of candidates on stderr.
+# The options of mode="max-autotune", since a mode and options exclude each other, and two more that keep tables of
+# candidate kernels off stderr.
 OPTIONS = {
     **torch._inductor.list_mode_options("max-autotune"),
     "autotune_num_choices_displayed": 0,
     "max_autotune_report_choices_stats": False,
 }
-# Shapes and precisions that one process may compile, 8 unless it is said. With fullgraph one more is an error; without
-# it dynamo would go on eagerly.
+# One process may compile so many shapes and precisions, where dynamo's default is 8. One more is an error with
+# fullgraph; without it dynamo would go on eagerly.
 torch._dynamo.config.recompile_limit = 64
-logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of a CUDA toolkit without a GPU
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns of a toolkit without a GPU
 
 
 def forward_and_loss(
     model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor, device_type: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Loss and output. The module is an argument, so that another one of the same shape is not compiled anew."""
+    """Returns loss and output. The module is an argument, so that another one of its shape is not compiled anew."""
     with torch.autocast(device_type, dtype=dtype):
         output = model(x)
         return loss_fn(output, y), output.detach()
 
 
 whole_graph = torch.compile(forward_and_loss, fullgraph=True, dynamic=False, options=OPTIONS)
-# Dynamo leaves recurrent layers to torch, as it does for everyone: unrolled, an LSTM of 64 steps compiles for minutes.
+# Dynamo leaves recurrent layers to torch by default: unrolled, an LSTM of 64 steps would compile for minutes.
 broken_at_recurrent_layers = torch.compile(forward_and_loss, dynamic=False, options=OPTIONS)
 
 
 def require_compiler(device_type: str) -> None:
-    """Raises BackendUnavailable where inductor has nothing to compile with; compiles nothing."""
+    """Raises BackendUnavailable where inductor has no compiler; compiles nothing."""
     from torch._inductor import cpp_builder, exc
     from torch.utils._triton import has_triton
 
@@ -72,7 +73,8 @@ def require_compiler(device_type: str) -> None:
 
 
 class AmpCompile(TorchModel):
-    """``amp`` whose forward and loss are one compiled function, backward with it; the optimizer skips on the device."""
+    """``amp`` with forward and loss as one compiled function, which brings its backward. The optimizer is fused, and
+    skips a step on the device."""
 
     PRECISIONS = ("fp16", "bf16")
     IDLE_PHASES: tuple[str, ...] = ()
@@ -88,16 +90,18 @@ class AmpCompile(TorchModel):
         self.model = copy.deepcopy(model)
         self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
         self.scaler = grad_scaler(loss_scale, self.device_type)
-        # GradScaler.update() takes the next scale where it is not to choose one.
+        # A static scale is given to GradScaler.update(), which would choose one of its own.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
         self.optimizer.register_step_post_hook(self._stepped)
         self.skipped: bool | Tensor = False
+        # On CUDA inductor runs a compiled function once as it is, and captures it in the next call.
+        self.warmup_steps = 2 if self.device_type == "cuda" else 0
 
     def _stepped(self, *_: object) -> None:
-        self.skipped = getattr(self.optimizer, "found_inf", False)  # GradScaler takes it away again after the step
+        self.skipped = getattr(self.optimizer, "found_inf", False)  # GradScaler removes it after the step
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        torch.compiler.cudagraph_mark_step_begin()  # from here on the last step's loss and gradients are overwritten
+        torch.compiler.cudagraph_mark_step_begin()  # the last step's loss and gradients may go
         self.loss, output = self.forward_and_loss(
             self.model, self.task.loss_fn, x, y, self.device_type, self.compute_dtype
         )
@@ -123,16 +127,16 @@ class AmpCompile(TorchModel):
         self.optimizer.zero_grad(set_to_none=True)
 
     def loss_scale(self) -> Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale, without the wait of get_scale()
+        return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale; get_scale() would wait
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         if self.forward_and_loss is broken_at_recurrent_layers:
-            return {}  # there is no graph that holds the whole step
+            return {}  # no graph holds the whole step
 
         def loss_of(model: nn.Module) -> Tensor:
             return forward_and_loss(model, self.task.loss_fn, x, y, self.device_type, self.compute_dtype)[0]
 
-        return watch_graphs(self.model, self.master_params(), loss_of, OPTIONS)
+        return layer_dtypes_of_compiled_step(self.model, self.master_params(), loss_of, OPTIONS)
 
     def memory_model(self) -> MemoryModel:
-        return {}  # what inductor keeps and what it computes again is its own choice
+        return {}  # inductor chooses which tensors it keeps and which it computes again

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.memory_models.autograd import captured_peak
+from mpcompare.backends.memory_models.mlp import peak_of_mlp
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
 from mpcompare.contract import Batches, MemoryModel, State
-from mpcompare.cost import memory
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.native import graph
@@ -22,9 +23,10 @@ from mpcompare.tasks.task import Task
 
 
 class AmpGraph(TorchModel):
-    """The step of ``amp`` on micro-batches and a learning rate that always lie at the same places."""
+    """The step of ``amp``, on copies of micro-batches and learning rate that always lie at the same places."""
 
     PRECISIONS = ("fp16", "bf16")
+    warmup_steps = graph.WARMUP
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         device = next(model.parameters()).device
@@ -35,20 +37,20 @@ class AmpGraph(TorchModel):
         self.model = copy.deepcopy(model)
         self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
         self.scaler = grad_scaler(loss_scale, self.device_type)
-        # GradScaler.update() takes the next scale where it is not to choose one.
+        # A static scale is given to GradScaler.update(), which would choose one of its own.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
         self.optimizer.register_step_post_hook(self._stepped)
         self.lr = torch.full((), task.optimizer.lr, device=device)
         set_lr(self.optimizer, self.lr)
-        self.batches: Batches = []  # made when the shapes of a micro-batch are known
+        self.batches: Batches = []  # copies, made when the shapes are known
         self.graph = graph.StepGraph(self._whole_step)
         self.skipped: bool | Tensor = False
 
     def _stepped(self, *_: object) -> None:
-        self.skipped = getattr(self.optimizer, "found_inf", False)  # GradScaler takes it away again after the step
+        self.skipped = getattr(self.optimizer, "found_inf", False)  # GradScaler removes it after the step
 
     def _whole_step(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)  # not at the end: grads() shows them until the next step
+        self.optimizer.zero_grad(set_to_none=True)  # not at the end: until here grads() shows them
         total: Any = 0.0
         for x, y in self.batches:
             with torch.autocast(self.device_type, dtype=self.compute_dtype):
@@ -56,7 +58,7 @@ class AmpGraph(TorchModel):
                 loss = self.task.loss_fn(output, y)
             loss = share_of_step(self.task, loss)
             self.scaler.scale(loss).backward()
-            total = total + loss.detach()  # with its graph it would keep autograd on the stream of this step
+            total = total + loss.detach()  # detached: its graph would keep autograd on this step's stream
         self.observed = {"activations": output.dtype, "loss": loss.dtype, "gradients": gradient_dtype(self.model)}
         self.scaler.unscale_(self.optimizer)
         self.grad_norm = clip_gradients(self.task, self.model)
@@ -67,20 +69,20 @@ class AmpGraph(TorchModel):
     def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
         if [x.shape for x, _ in self.batches] != [x.shape for x, _ in batches]:
             self.batches = [(torch.empty_like(x), torch.empty_like(y)) for x, y in batches]
-        for mine, theirs in zip(self.batches, batches, strict=True):
-            for held, tensor in zip(mine, theirs, strict=True):
-                held.copy_(tensor)
+        for (static_x, static_y), (x, y) in zip(self.batches, batches, strict=True):
+            static_x.copy_(x)
+            static_y.copy_(y)
         self.lr.fill_(lr)
         self.graph()
         return self.loss
 
     def loss_scale(self) -> Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale, without the wait of get_scale()
+        return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale; get_scale() would wait
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        set_lr(self.optimizer, self.lr)  # torch's optimizer has put a copy in its place
-        self.graph = graph.StepGraph(self._whole_step)  # a captured one updates the momentum that was replaced
+        set_lr(self.optimizer, self.lr)  # loading has replaced it in torch's optimizer
+        self.graph = graph.StepGraph(self._whole_step)  # the captured one updates the old momentum
 
     def memory_model(self) -> MemoryModel:
-        return memory.of_mlp(memory.amp_graph_peak, self.model, self.task, self.precision)
+        return peak_of_mlp(captured_peak, self.model, self.task, self.precision)

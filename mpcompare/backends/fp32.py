@@ -1,12 +1,13 @@
-"""Plain FP32 as torch users write it: the baseline of what mixed precision buys."""
+"""Plain FP32 as torch users write it: the baseline of every gain by mixed precision."""
 
 import copy
 
 from torch import Tensor, nn
 
+from mpcompare.backends.memory_models.autograd import autograd_peak
+from mpcompare.backends.memory_models.mlp import peak_of_mlp
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
 from mpcompare.contract import MemoryModel
-from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.tasks.task import Task
@@ -53,4 +54,4 @@ class Fp32(TorchModel):
         return 1.0
 
     def memory_model(self) -> MemoryModel:
-        return memory.of_mlp(memory.autograd_peak, self.model, self.task, self.precision)
+        return peak_of_mlp(autograd_peak, self.model, self.task, self.precision)

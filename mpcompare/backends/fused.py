@@ -1,6 +1,6 @@
 """The mathematics of ``scratch``, step for step, in as few passes over memory and as few launches as possible.
 
-Read ``scratch`` first. What differs is where the work happens:
+Read ``scratch`` first. Here the same work happens elsewhere:
 
     bias and relu                  in the store of the forward product
     softmax, loss, its gradient    one pass over the logits, in forward()
@@ -10,13 +10,13 @@ Read ``scratch`` first. What differs is where the work happens:
     unscale, clip, SGD or Adam,    one pass over the parameters, in step(); the copies are ready for the next forward()
     16-bit copies
 
-The search stays a pass of its own, and the optimizer out of the product that makes dW: a gradient overflows where it
-is rounded to 16 bits, as torch.amp's does, and no weight may change before every gradient is known to be finite.
+The search stays a pass of its own, and the optimizer stays out of the product that makes dW: a gradient overflows
+where it is rounded to 16 bits, as with torch.amp, and no weight may change before every gradient is known to be finite.
 
-Whether to skip, by how much to clip, and the next loss scale, are decided on the device: Python never waits. On a GPU
-the whole step is one CUDA graph. All buffers are made once, the parameters' as flat.py says. dW_1 lies where the 16-bit
-W_1 was, which the step is done with by then; step() makes W_1 anew. Only where micro-batches follow is W_1 needed
-again: then gradients have a buffer of their own, and another in fp32 for their sums.
+The device decides whether to skip, by how much to clip, and the next loss scale: Python never waits. On a GPU the whole
+step is one CUDA graph. All buffers are made once, those of the parameters as native/flat.py lays them out. dW_1 lies
+where the 16-bit W_1 was, because nothing reads W_1 any more by then; step() makes W_1 anew. If micro-batches follow,
+W_1 is needed again: gradients then have a buffer of their own, and another in fp32 for their sums.
 """
 
 import math
@@ -25,16 +25,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
+from mpcompare.backends.layer_dtypes.by_hand import layer_dtypes_of_mlp
+from mpcompare.backends.memory_models.fused import fused_peak
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
-from mpcompare.cost import memory
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.native import flat, ops
 from mpcompare.native.build import BuildError
 from mpcompare.native.device_scale import DeviceLossScale
-from mpcompare.native.graph import StepGraph, require_cuda
+from mpcompare.native.graph import WARMUP, StepGraph, require_cuda
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
@@ -42,8 +42,8 @@ from mpcompare.tasks.task import Params, Task
 
 
 class Part(NamedTuple):
-    """Tensors that belong together, element by element: fp32 masters, what the optimizer remembers of them, their
-    copies in the compute dtype (None: they are made elsewhere), and the scaled gradients."""
+    """Tensors that belong together, element by element: fp32 masters, the optimizer's state, the scaled gradients, and
+    copies of the masters in the compute dtype (None: they are made elsewhere)."""
 
     master: Tensor
     state: Params
@@ -51,11 +51,34 @@ class Part(NamedTuple):
     grad: Tensor
 
 
+def is_graphed(graph: bool | str, device: torch.device) -> bool:
+    """Returns whether the option ``graph`` (true, false, auto) makes the step a CUDA graph on this device.
+
+    Raises:
+        InputError: ``graph`` has another value.
+        BackendUnavailable: a graph is asked for, and there are none on this device.
+    """
+    if graph == "auto":
+        return device.type == "cuda"
+    if not isinstance(graph, bool):
+        raise InputError("backend.graph", graph, "expected one of auto, true, false")
+    if graph:
+        require_cuda(device, "backend.graph=true")
+    return graph
+
+
+def load_operators(device: torch.device) -> None:
+    """Raises BackendUnavailable where the native operators cannot be built."""
+    try:
+        ops.load(device.type)
+    except BuildError as error:
+        raise BackendUnavailable(f"backend=fused needs the native operators: {error}") from error
+
+
 class Fused:
     """Manual mixed precision with fused native operators; the same contract and the same rules as ``scratch``.
 
-    ``graph``: whether the whole step is one CUDA graph; ``auto``: on a GPU. It is taken by ``train_step()`` then, which
-    there is in no other case.
+    ``graph`` makes the whole step one CUDA graph; ``auto`` does so on a GPU. Only then is there a ``train_step()``.
     """
 
     PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
@@ -71,77 +94,91 @@ class Fused:
         graph: bool | str = "auto",
     ) -> None:
         self.mlp = plain_mlp(model, task, "backend=fused")
-        params, self.precision = self.mlp.by_hand(dict(model.named_parameters())), precision
-        device, n, sizes = params["W1"].device, self.mlp.rows, self.mlp.sizes
-        dtype = torch_dtype(PRECISIONS[precision].storage)
+        self.task, self.rule, self.precision = task, self.mlp.optimizer, precision
+        params = self.mlp.by_hand(dict(model.named_parameters()))
+        self.device, self.dtype = params["W1"].device, torch_dtype(PRECISIONS[precision].storage)
         if engine == "torch":
             raise InputError("engine", engine, "backend=fused accepts one of auto, native")
-        if graph != "auto" and not isinstance(graph, bool):
-            raise InputError("backend.graph", graph, "expected one of auto, true, false")
-        if graph is True:
-            require_cuda(device, "backend.graph=true")
-        try:
-            ops.load(device.type)
-        except BuildError as error:
-            raise BackendUnavailable(f"backend=fused needs the native operators: {error}") from error
-        graphed = device.type == "cuda" if graph == "auto" else graph is True
+        graphed = is_graphed(graph, self.device)
+        load_operators(self.device)
+        self.warmup_steps = WARMUP if graphed else 0
         if graphed:
             self.graph = StepGraph(self._step)
             self.train_step = self._replay
         self.loss_of = ops.cross_entropy if self.mlp.loss == "cross_entropy" else ops.mse
-        self.task, self.rule = task, self.mlp.optimizer
-        self.layers = range(1, len(sizes))  # 1 .. L
-        self.scaling = DeviceLossScale(loss_scale, device)
+        self.layers = range(1, len(self.mlp.sizes))  # 1 .. L
+        self.scaling = DeviceLossScale(loss_scale, self.device)
         self.skipped = self.scaling.found_inf
+        self._lay_out_parameters()
+        self._set_masters(params)
+        self._lay_out_batch(graphed)
+        self._lay_out_scalars()
+        self.micro_batches = 0  # those of this step so far
 
-        def buffer(dtype: torch.dtype, begin: int = 0) -> Tensor:
-            return torch.zeros(flat.elements(sizes) - begin, dtype=dtype, device=device)
-
-        low, masters = PRECISIONS[precision].is_16_bit, buffer(torch.float32)
-        copies = buffer(dtype) if low else masters
-        # What the optimizer remembers, element by element as the masters, and how many updates it took.
+    def _lay_out_parameters(self) -> None:
+        """Makes the buffers that have an element for each of the parameters': masters, copies, optimizer state,
+        gradients."""
+        sizes, low = self.mlp.sizes, PRECISIONS[self.precision].is_16_bit
+        self.flat_masters = masters = self._buffer(torch.float32)
+        self.flat_copies = copies = self._buffer(self.dtype) if low else masters
         kinds = [kind for kind, value in self.rule.initial_state(masters[:0]).items() if value.dim()]
-        remembered = {kind: buffer(torch.float32) for kind in kinds}
-        self.updates, self.lr = torch.zeros((), device=device), torch.zeros((), device=device)
+        remembered = {kind: self._buffer(torch.float32) for kind in kinds}
         self.parts: list[Part] = []
-        if low and task.accumulate == 1:
+        if low and self.task.accumulate == 1:
             W1 = flat.sections(sizes)["W1"][1]
-            grads = buffer(dtype, W1)
+            grads = self._buffer(self.dtype, W1)
             self.scaled_grads = {"W1": flat.views(copies, sizes)["W1"], **flat.views(grads, sizes, W1)}
             for where, grad in ((slice(None, W1), copies[:W1]), (slice(W1, None), grads)):
                 state = {kind: tensor[where] for kind, tensor in remembered.items()}
                 self.parts.append(Part(masters[where], state, copies[where], grad))
         else:
-            self.grads_of_one = buffer(dtype)
-            self.sums = buffer(torch.float32) if task.accumulate > 1 else self.grads_of_one
+            self.grads_of_one = self._buffer(self.dtype)
+            self.sums = self._buffer(torch.float32) if self.task.accumulate > 1 else self.grads_of_one
             self.scaled_grads = flat.views(self.grads_of_one, sizes)
             self.parts.append(Part(masters, remembered, None, self.sums))
         self.masters, self.params = flat.views(masters, sizes), flat.views(copies, sizes)
         self.remembered = {kind: flat.views(tensor, sizes) for kind, tensor in remembered.items()}
-        self.flat_masters, self.flat_copies = masters, copies
-        self._set_masters(params)
-        self.micro_batches = 0  # of this step so far
 
-        # A batch lies where it is given, unless it is cast or a graph reads it, always from the same place.
-        self.casts = low or graphed
+    def _buffer(self, dtype: torch.dtype, begin: int = 0) -> Tensor:
+        """Returns zeros for all parameters from the element ``begin`` on."""
+        return torch.zeros(flat.elements(self.mlp.sizes) - begin, dtype=dtype, device=self.device)
+
+    def _lay_out_batch(self, graphed: bool) -> None:
+        """Makes the activations, and a place for the batch. It lies where it is given, unless it is cast, or a graph
+        reads it, always from the same place."""
+        sizes = self.mlp.sizes
+        self.casts = graphed or self.dtype is not torch.float32
         self.inputs = [
-            (flat.matrix(n, sizes[0], dtype, device), self.mlp.empty_targets(device))
-            for _ in range(task.accumulate if graphed else 0)
+            (self._rows(sizes[0]), self.mlp.empty_targets(self.device))
+            for _ in range(self.task.accumulate if graphed else 0)
         ]
-        z0 = flat.matrix(n if self.casts and not graphed else 0, sizes[0], dtype, device)
-        self.z = [z0, *(flat.matrix(n, width, dtype, device) for width in sizes[1:-1])]  # z_0 .. z_{L-1}
-        self.logits, self.dlogits = (flat.matrix(n, sizes[-1], dtype, device) for _ in range(2))
+        z0 = self._rows(sizes[0]) if self.casts and not graphed else torch.empty(0)
+        self.z = [z0, *(self._rows(width) for width in sizes[1:-1])]  # z_0 .. z_{L-1}
+        self.logits, self.dlogits = self._rows(sizes[-1]), self._rows(sizes[-1])
         self.y = torch.empty(0)
-        self.loss, self.mean_loss = torch.zeros((), device=device), torch.zeros((), device=device)
-        self.norm = torch.zeros((), dtype=torch.float64, device=device)
-        self.grad_norm = torch.zeros((), device=device) if task.clip_norm is not None else None
-        self.clip_factor = torch.ones((), device=device) if task.clip_norm is not None else None
-        self.unread = torch.zeros((), device=device)  # clip() finds what unscale() has found already
-        self.zero, self.one, self.minus_one = (torch.full((), value, device=device) for value in (0.0, 1.0, -1.0))
+
+    def _rows(self, width: int) -> Tensor:
+        """Returns zeros ``[n, width]``, a row for each sample of a micro-batch."""
+        return flat.matrix(self.mlp.rows, width, self.dtype, self.device)
+
+    def _lay_out_scalars(self) -> None:
+        """Makes the numbers of a step that stay on the device."""
+        clips = self.task.clip_norm is not None
+        self.updates, self.lr = self._scalar(0), self._scalar(0)
+        self.loss, self.mean_loss = self._scalar(0), self._scalar(0)
+        self.norm = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.grad_norm = self._scalar(0) if clips else None
+        self.clip_factor = self._scalar(1) if clips else None
+        self.unread = self._scalar(0)  # clip() finds inf and NaN again, as unscale() did
+        self.zero, self.one, self.minus_one = self._scalar(0), self._scalar(1), self._scalar(-1)
+
+    def _scalar(self, value: float) -> Tensor:
+        return torch.full((), value, dtype=torch.float32, device=self.device)
 
     @property
     def engine(self) -> str:
-        """Says so where products had no fused path: cublasLt has no algorithm for them, so cuBLAS did them."""
+        """``native``, and the number of kinds of products that cublasLt has no algorithm for, so that cuBLAS computed
+        them without fusion."""
         eager = self.loss.is_cuda and ops.unsupported_products()
         return f"native, {eager} eager" if eager else "native"
 
@@ -175,7 +212,7 @@ class Fused:
     def unscale(self) -> None:
         self.micro_batches = 0
         if self.clip_factor is not None:
-            self.clip_factor.fill_(1)  # until clip() knows it: grads() says what they are now
+            self.clip_factor.fill_(1)  # until clip() has it: grads() is valid from here on
         self.scaling.check(*(part.grad for part in self.parts))
 
     def clip(self) -> None:
@@ -203,7 +240,7 @@ class Fused:
                     momentum=rule.momentum, nesterov=rule.nesterov, weight_decay=rule.weight_decay,
                 )  # fmt: skip
         else:
-            self.updates.add_(1).sub_(found_inf)  # those that are skipped do not count
+            self.updates.add_(1).sub_(found_inf)  # a step that is skipped does not count
             for master, state, copies, grad in self.parts:
                 ops.adam(
                     master, state["exp_avg"], state["exp_avg_sq"], copies, grad, self.lr, self.updates, scale,
@@ -217,7 +254,7 @@ class Fused:
         self.scaling.update()
 
     def _replay(self, batches: Batches, lr: float | Tensor) -> Tensor:
-        """``train_step()``: batch and rate go where the graph reads them, and the graph does the rest."""
+        """The ``train_step()`` of a graph: copies batch and learning rate to where it reads them, and replays it."""
         for (z0, held), (x, y) in zip(self.inputs, batches, strict=True):
             z0.copy_(x.flatten(1))
             held.copy_(y)
@@ -226,7 +263,7 @@ class Fused:
         return self.loss if self.task.accumulate == 1 else self.mean_loss
 
     def _step(self) -> None:
-        """What the graph holds."""
+        """Takes the step that the graph holds."""
         self.mean_loss.zero_()
         for z0, y in self.inputs:
             self.z[0], self.y = z0, y
@@ -261,7 +298,7 @@ class Fused:
             da = self.z[1] if len(self.z) > 1 else self.dlogits
             W1 = self.params["W1"]
             dW1 = flat.matrix(len(W1), W1.shape[1], W1.dtype, W1.device)
-            ops.weight_grad(self.z[0], da, dW1)  # once more, the same bits: step() may have made W_1 of it
+            ops.weight_grad(self.z[0], da, dW1)  # again, with the same bits: step() may have overwritten it with W_1
             scaled = {**self.scaled_grads, "W1": dW1}
         inv_scale = self.scaling.used_scale.double().reciprocal().float()
         grads = {name: g.float() * inv_scale for name, g in scaled.items()}
@@ -284,8 +321,8 @@ class Fused:
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         take_step(self, [(x, y)] * self.task.accumulate, self.rule.lr)
         z = [*(z.dtype for z in self.z), self.logits.dtype]
-        loss = {"input": z[-1], "output": self.loss.dtype}  # what lies between them is inside of one operator
-        return mlp_dtypes(self.mlp, self.masters, self.params, z, self.scaled_grads, loss)
+        loss = {"input": z[-1], "output": self.loss.dtype}  # all between the two is inside one operator
+        return layer_dtypes_of_mlp(self.mlp, self.masters, self.params, z, self.scaled_grads, loss)
 
     def state_dict(self) -> State:
         optimizer = {kind: self.mlp.named(views) for kind, views in self.remembered.items()}
@@ -312,5 +349,8 @@ class Fused:
             master.copy_(params[name])
             self.params[name].copy_(master)
 
+    def workspaces(self) -> dict[str, int]:
+        return ops.workspaces(self.loss.device.type)
+
     def memory_model(self) -> MemoryModel:
-        return memory.fused_peak(self.mlp, self.precision)
+        return fused_peak(self.mlp, self.precision)

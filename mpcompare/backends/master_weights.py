@@ -13,12 +13,12 @@ residual streams in 16 bits that autocast promotes to fp32.
 """
 
 import copy
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.modules import watch
+from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.torch_model import (
     copy_into,
     load_optimizer_state,
@@ -31,45 +31,8 @@ from mpcompare.contract import MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.cast import cast_module
 from mpcompare.tasks.task import Params, Task, buffers_of
-
-STAY_IN_FP32 = (
-    nn.modules.batchnorm._NormBase,  # batch and instance norms
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.LocalResponseNorm,
-    nn.Embedding,
-    nn.EmbeddingBag,
-)
-
-
-def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters and floating buffers to ``dtype`` in place, but those of ``STAY_IN_FP32``, whose inputs are cast
-    to fp32 and whose outputs to ``dtype``. Tied parameters stay tied."""
-
-    def to_fp32(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(a.float() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
-
-    def to_16_bits(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return output.to(dtype)
-
-    owners = [(id(p), isinstance(m, STAY_IN_FP32)) for m in model.modules() for p in m.parameters(recurse=False)]
-    # A weight that is tied to an embedding's is an operand of a product too, which needs it in 16 bits.
-    kept = {p for p, stays in owners if stays} - {p for p, stays in owners if not stays}
-    for module in model.modules():
-        if isinstance(module, STAY_IN_FP32):
-            module.register_forward_pre_hook(to_fp32)
-            module.register_forward_hook(to_16_bits)
-            continue
-        for p in module.parameters(recurse=False):
-            if id(p) not in kept:
-                p.data = p.data.to(dtype)
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                setattr(module, name, buffer.to(dtype))
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # cuDNN wants its weights in one piece
 
 
 class MasterWeights:
@@ -100,7 +63,7 @@ class MasterWeights:
         (self.loss * (self.scaling.scale / self.task.accumulate)).backward()
         grads = {name: p.grad for name, p in self.params.items() if p.grad is not None}
         self.observed["gradients"] = min((g.dtype for g in grads.values()), key=lambda dtype: dtype.itemsize)
-        for name, g in grads.items():  # summed in fp32: in 16 bits those of later micro-batches would be rounded away
+        for name, g in grads.items():  # summed in fp32: 16 bits would round later micro-batches away
             master = self.masters[name]
             master.grad = g.float() if master.grad is None else master.grad.add_(g)
             self.params[name].grad = None
@@ -130,7 +93,7 @@ class MasterWeights:
         self.scaling.update(self.found_inf)
         self.optimizer.zero_grad(set_to_none=True)
 
-    # What the harness asks, outside the step.
+    # The harness asks for the following outside of the step.
 
     def master_params(self) -> Params:
         return {name: master.detach() for name, master in self.masters.items()}
@@ -145,12 +108,13 @@ class MasterWeights:
         return self.scaling.scale
 
     def dtypes(self) -> dict[str, str]:
-        # params are what the optimizer updates
+        # "params" are the tensors that the optimizer updates.
         masters = nn.ParameterDict({name.replace(".", "/"): p for name, p in self.masters.items()})
         return observed_dtypes(masters, self.optimizer, self.observed)
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        return watch(self.model, self.masters, lambda: take_step(self, [(x, y)], self.task.optimizer.lr))
+        step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
+        return layer_dtypes_of_step(self.model, self.masters, step)
 
     def state_dict(self) -> State:
         return {

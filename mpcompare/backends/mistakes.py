@@ -18,8 +18,8 @@ from mpcompare.tasks.optimizers import Adam, AdamW
 
 
 class ClipsBeforeUnscale(Scratch):
-    """The norm is that of the scaled gradients: it is ``loss_scale`` times too large, and what is left of them, too
-    small by as much."""
+    """The norm is taken of the scaled gradients: it is ``loss_scale`` times too large, and the gradients are clipped to
+    ``clip_norm / loss_scale``."""
 
     def unscale(self) -> None:
         clip_norm = self.task.clip_norm
@@ -32,7 +32,7 @@ class ClipsBeforeUnscale(Scratch):
 
 
 class ClipsEachTensor(Scratch):
-    """Each gradient is clipped by a norm of its own: the direction of the step is another one."""
+    """Each gradient is clipped by a norm of its own: the step goes in another direction."""
 
     def clip(self) -> None:
         clip_norm, norms = self.task.clip_norm, []
@@ -53,7 +53,7 @@ class SumsTheLoss(Scratch):
 
 
 class UnscalesEachMicroBatch(Scratch):
-    """What was accumulated is unscaled after each micro-batch, that of the first ones again and again."""
+    """The accumulated gradients are unscaled after each micro-batch: those of the first one again and again."""
 
     def backward(self) -> None:
         super().backward()
@@ -107,27 +107,27 @@ class Resumed(Scratch):
             self.load_state_dict(self.saved(copy.deepcopy(self.state_dict())))
 
     def saved(self, state: State) -> State:
-        """What is in the checkpoint."""
+        """Returns the state as the checkpoint holds it."""
         return state
 
 
 class ResumedWithoutScale(Resumed):
-    """The loss scale begins anew, and so does the search for one that does not overflow: steps are skipped again."""
+    """The loss scale begins anew, and with it the search for one that does not overflow: steps are skipped again."""
 
     def saved(self, state: State) -> State:
         return {**state, "loss_scale": self.first["loss_scale"]}
 
 
 class ResumedWithoutMoments(Resumed):
-    """What the optimizer remembered is gone: momentum begins at 0, Adam takes its first, largest steps again."""
+    """The optimizer's state is gone: momentum begins at 0, and Adam takes its first, largest steps again."""
 
     def saved(self, state: State) -> State:
         return {**state, "optimizer": {}}
 
 
 class ResumedFromCopies(Resumed):
-    """The checkpoint holds the 16-bit weights: the masters lose the digits for which they were kept in fp32. That this
-    happens once is within the noise of a run, and cannot be seen in its loss."""
+    """The checkpoint holds the 16-bit weights: the masters lose the digits for which they were kept in fp32. Once in a
+    run this is within the noise, and the loss does not show it."""
 
     def saved(self, state: State) -> State:
         return {**state, "params": {name: p.to(self.compute_dtype).float() for name, p in state["params"].items()}}

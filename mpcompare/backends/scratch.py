@@ -14,11 +14,11 @@ Precision Training", arXiv 1710.03740, section 3); each is marked below where it
 The network: z_0 = x, a_l = z_{l-1} W_l + b_l, z_l = relu(a_l), output = a_L. A name starting with d is the gradient of
 the scaled loss with respect to what follows: dW1 is dLoss/dW_1. Shapes: n rows of a batch, W_l is [in, out].
 
-What a step does beside them, in the order in which it must be done: the gradients of several micro-batches are added
-(``task.accumulate``), unscaled, clipped (``task.clip_norm``), and given to the optimizer. Each waits for the one before
-it: a norm of scaled gradients is ``loss_scale`` times too large, and an optimizer that has seen an inf keeps it.
+A step does more, in an order that is fixed: the gradients of several micro-batches are added (``task.accumulate``),
+unscaled, clipped (``task.clip_norm``), and given to the optimizer. Each waits for the one before it: a norm of scaled
+gradients is ``loss_scale`` times too large, and an optimizer that has seen an inf keeps it.
 
-Each technique can be taken away, to see what it is good for: ``master_params=False``, ``loss_scale=none``,
+Each technique can be taken away, to see its use: ``master_params=False``, ``loss_scale=none``,
 ``accumulate_dtype`` and ``softmax`` other than fp32 (python -m mpcompare +experiment=ablations).
 
 The matrix product is ``gemm(A, B, C, trans_a, trans_b, alpha, beta)``: C = alpha op(A) op(B) + beta C, summed in fp32.
@@ -28,9 +28,9 @@ On CUDA it is one ``cublasGemmEx`` call, csrc/cuda/gemm.cu; on a CPU it is csrc/
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
+from mpcompare.backends.layer_dtypes.by_hand import layer_dtypes_of_mlp
+from mpcompare.backends.memory_models.scratch import scratch_peak
 from mpcompare.contract import MemoryModel, ModuleDtypes, State
-from mpcompare.cost import memory
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import check_choice, check_flag
 from mpcompare.loss_scale import LossScale, load_state, state_of
@@ -80,7 +80,7 @@ def sgd(rule: Sgd, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
 def adam(rule: Adam | AdamW, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
     """``w = w - lr m / (sqrt(v) + eps)`` of the means m of g and v of g^2 (Kingma and Ba, arXiv 1412.6980).
 
-    Why mixed precision keeps m and v in fp32, as it does the masters:
+    Mixed precision keeps m and v in fp32, as it does the masters:
     v = beta2 v + (1 - beta2) g^2 moves by a thousandth of itself in a step (beta2 = 0.999), and the gap between two
     bf16 neighbours is 1/128 of them: in bf16 v would never change again. And g^2 of a gradient of 1e-5 is 1e-10, below
     the smallest fp16 number, and so is eps = 1e-8: in fp16 the step would be m / (0 + 0).
@@ -193,7 +193,7 @@ class Scratch:
         if self.task.clip_norm is None:
             return
         norms = [torch.linalg.vector_norm(g, self.task.clip_norm_type) for g in self.unscaled.values()]
-        self.grad_norm = torch.linalg.vector_norm(torch.stack(norms), self.task.clip_norm_type)  # of all as one vector
+        self.grad_norm = torch.linalg.vector_norm(torch.stack(norms), self.task.clip_norm_type)  # all as one vector
         factor = (self.task.clip_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_'s
         for g in self.unscaled.values():
             g.mul_(factor)  # one factor for all: the direction stays
@@ -213,7 +213,7 @@ class Scratch:
         self.scaling.update(self.found_inf)  # (2) grow after many good steps, back off after an overflow
         del self.unscaled
 
-    # What the harness asks, outside the step.
+    # The harness asks for the following outside of the step.
 
     def master_params(self) -> Params:
         return self.mlp.named({name: p.float() for name, p in self.masters.items()})
@@ -239,7 +239,7 @@ class Scratch:
         softmax = {"input": z[-1], "computes": self.dlogits.dtype, "output": loss.dtype, "backward": self.dlogits.dtype}
         self.backward()
         grads, self.scaled_grads = self.scaled_grads, {}
-        return mlp_dtypes(self.mlp, self.masters, params, z, grads, softmax)
+        return layer_dtypes_of_mlp(self.mlp, self.masters, params, z, grads, softmax)
 
     def state_dict(self) -> State:
         return {
@@ -261,8 +261,11 @@ class Scratch:
                 remembered[kind].copy_(values[name]) if name in values else remembered[kind].zero_()
         load_state(self.scaling, state["loss_scale"])
 
+    def workspaces(self) -> dict[str, int]:
+        return ops.workspaces(self.masters["W1"].device.type) if self.engine == "native" else {}
+
     def memory_model(self) -> MemoryModel:
         if self.engine != "native":
             return {}
         fp32_masters = self.masters["W1"].dtype is torch.float32
-        return memory.scratch_peak(self.mlp, self.precision, fp32_masters, self.softmax)
+        return scratch_peak(self.mlp, self.precision, fp32_masters, self.softmax)

@@ -1,4 +1,4 @@
-"""FP32 whose matrix products round their operands to TF32: what a GPU gains without any mixed precision."""
+"""FP32 whose matrix products round their operands to TF32: the gain of a GPU without any mixed precision."""
 
 from torch import nn
 

@@ -1,12 +1,13 @@
-"""What backends that train a torch module with torch's optimizers answer alike, outside the timed region."""
+"""The answers that backends on a torch module and torch's optimizers share, all outside of the timed region."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.modules import watch
+from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.contract import BackendUnavailable, ModuleDtypes, State, take_step
 from mpcompare.dtypes import dtype_name
 from mpcompare.precision import FP16, PRECISIONS
@@ -17,10 +18,10 @@ class TorchModel:
     """The answers of a backend that holds its fp32 parameters in ``model``.
 
     Attributes:
-        task: what is trained.
-        model: the network, a copy of the backend's own.
-        optimizer: of its parameters.
-        observed: dtypes of the last step by what they are of: activations (the output), loss, gradients.
+        task: loss, optimizer, batch size, accumulation, clipping.
+        model: the network, a copy that belongs to the backend.
+        optimizer: updates the parameters of ``model``.
+        observed: dtypes of the last step, of ``activations`` (the output), ``loss`` and ``gradients``.
     """
 
     engine = "torch"
@@ -43,7 +44,8 @@ class TorchModel:
         return observed_dtypes(self.model, self.optimizer, self.observed)
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        return watch(self.model, self.master_params(), lambda: take_step(self, [(x, y)], self.task.optimizer.lr))
+        step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
+        return layer_dtypes_of_step(self.model, self.master_params(), step)
 
     def state_dict(self) -> State:
         return {
@@ -62,14 +64,14 @@ class TorchModel:
 
 
 def share_of_step(task: Task, loss: Tensor) -> Tensor:
-    """What a micro-batch adds to the step's loss, which is the mean over the whole batch."""
+    """Returns a micro-batch's share of the step's loss, which is the mean over the whole batch."""
     return loss / task.accumulate if task.accumulate > 1 else loss
 
 
 def clip_gradients(task: Task, model: nn.Module) -> Tensor | None:
-    """``torch.nn.utils.clip_grad_norm_`` where the task clips. Returns the norm before.
+    """Calls ``torch.nn.utils.clip_grad_norm_`` where the task clips. Returns the norm before, an fp32 scalar.
 
-    A norm of inf makes every gradient 0 or NaN, which is as well: GradScaler has seen the inf and skips the step.
+    A norm of inf makes every gradient 0 or NaN, without harm: GradScaler has seen the inf and skips the step.
     """
     if task.clip_norm is None:
         return None
@@ -77,44 +79,45 @@ def clip_gradients(task: Task, model: nn.Module) -> Tensor | None:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float | Tensor) -> None:
-    """The rate of the next step, as torch's schedulers set it."""
+    """Sets the learning rate of the next step, as torch's schedulers do."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
-def copy_into(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+def copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Writes ``values`` into the tensors of the same names."""
     with torch.no_grad():
-        for name, tensor in mine.items():
-            tensor.copy_(theirs[name])
+        for name, tensor in tensors.items():
+            tensor.copy_(values[name])
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> dict[str, Params]:
-    """``State["optimizer"]``: what torch's optimizer remembers, by kind and name of parameter."""
-    found: dict[str, Params] = {}
+    """Returns the state of torch's optimizer as ``State["optimizer"]`` has it: by kind and name of parameter."""
+    state: dict[str, Params] = {}
     for name, p in params.items():
         for kind, value in optimizer.state.get(p, {}).items():
-            if value is not None:  # the momentum of a parameter that had no gradient yet
-                found.setdefault(kind, {})[name] = value if isinstance(value, Tensor) else torch.tensor(float(value))
-    return found
+            if value is not None:  # None: momentum of a parameter without a gradient so far
+                state.setdefault(kind, {})[name] = value if isinstance(value, Tensor) else torch.tensor(float(value))
+    return state
 
 
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter], state: Mapping[str, Params]
 ) -> None:
-    """The inverse of :func:`optimizer_state`."""
+    """Loads what :func:`optimizer_state` returns."""
     numbers = {p: i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
-    mine: dict[int, dict[str, Any]] = {}
+    by_number: dict[int, dict[str, Any]] = {}
     for kind, values in state.items():
         for name, value in values.items():
             if params[name] in numbers:
-                # Counts of updates lie on the CPU, unless torch takes them to the device itself.
+                # torch keeps counts of updates on the CPU, and moves them itself where it needs them on the device.
                 value = value.detach().clone() if kind != "step" else value.detach().cpu().clone()
-                mine.setdefault(numbers[params[name]], {})[kind] = value
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": mine})
+                by_number.setdefault(numbers[params[name]], {})[kind] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": by_number})
 
 
 def scaler_state(scaler: torch.amp.GradScaler) -> dict[str, float]:
-    """``State["loss_scale"]`` of a GradScaler."""
+    """Returns the state of a GradScaler as ``State["loss_scale"]`` has it; empty where it is disabled."""
     if not scaler.is_enabled():
         return {}
     state = scaler.state_dict()
@@ -122,31 +125,31 @@ def scaler_state(scaler: torch.amp.GradScaler) -> dict[str, float]:
 
 
 def load_scaler_state(scaler: torch.amp.GradScaler, state: Mapping[str, float]) -> None:
-    """The inverse of :func:`scaler_state`."""
+    """Loads what :func:`scaler_state` returns."""
     if scaler.is_enabled() and "scale" in state:
         tracker = int(state.get("growth_tracker", 0))
         scaler.load_state_dict({**scaler.state_dict(), "scale": state["scale"], "_growth_tracker": tracker})
 
 
 def gradient_dtype(model: nn.Module) -> torch.dtype:
-    """Of the first parameter that has a gradient."""
+    """Returns the dtype of the gradient of the first parameter that has one."""
     return next(p.grad.dtype for p in model.parameters() if p.grad is not None)
 
 
 def observed_dtypes(
     model: nn.Module, optimizer: torch.optim.Optimizer, observed: dict[str, torch.dtype]
 ) -> dict[str, str]:
-    """``observed``, and the dtypes of the parameters and of the optimizer's state. Plain SGD has no state: it computes
-    in the parameters' dtype."""
+    """Returns the names of the ``observed`` dtypes, and of those of the parameters and of the optimizer's state. Plain
+    SGD has no state: it computes in the parameters' dtype."""
     weight = next(p for p in model.parameters() if p.requires_grad)
     updated = next(iter(optimizer.param_groups[0]["params"]))
     state = [value for value in optimizer.state[updated].values() if isinstance(value, Tensor) and value.dim()]
-    found = {"params": weight.dtype, **observed, "optimizer": (state or [updated])[0].dtype}
-    return {name: dtype_name(dtype) for name, dtype in found.items()}
+    dtypes = {"params": weight.dtype, **observed, "optimizer": (state or [updated])[0].dtype}
+    return {name: dtype_name(dtype) for name, dtype in dtypes.items()}
 
 
 def require_kernels(model: nn.Module, device_type: str, precision: str, backend: str) -> None:
-    """Raises BackendUnavailable where torch has no kernel: its recurrent layers have no fp16 on a CPU (torch 2.15:
+    """Raises BackendUnavailable where torch has no kernel: its recurrent layers have none in fp16 on a CPU (torch 2.15:
     "could not create a primitive descriptor for the LSTM forward propagation primitive")."""
     if device_type == "cpu" and PRECISIONS[precision].storage == FP16:
         for name, module in model.named_modules():

@@ -1,1 +1,1 @@
-"""What a step costs on paper: memory, arithmetic and traffic."""
+"""The cost of a step on paper: memory, arithmetic and traffic."""

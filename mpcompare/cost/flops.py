@@ -9,8 +9,9 @@ from mpcompare.tasks.losses import Loss
 
 
 def step_flops(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> int | None:
-    """Floating point operations of the products (linear, convolution, recurrence, attention) of forward and backward of
-    a batch: a product of M x K by K x N is 2 M N K. None where the module cannot run without memory."""
+    """Returns the floating point operations of the matrix products (linear, convolution, recurrence, attention) in
+    forward and backward of a batch, or None where the module cannot run on tensors without memory. A product of M x K
+    by K x N has 2 M N K."""
     try:
         network = copy.deepcopy(model).to("meta")
         with FlopCounterMode(display=False) as counter:

@@ -1,7 +1,8 @@
-"""What must be done at least: arithmetic and memory traffic of each operation and phase, from shapes alone.
+"""The least work of a step: arithmetic and memory traffic of each operation and phase, from shapes alone.
 
-Each input is read once and each output is written once, whatever a cache could save or an implementation repeats. So
-time over these counts is an achieved rate, and the larger of flops / (flop/s) and bytes / (byte/s) a floor.
+Each input counts as read once and each output as written once, whatever a cache could save or an implementation
+repeats. So these counts over a measured time are an achieved rate, and the larger of flops / (flop/s) and
+bytes / (byte/s) is a floor of the time.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from mpcompare.tasks.optimizers import Sgd
 
 @dataclass(frozen=True)
 class Work:
+    """Floating point operations, and bytes that go to and from memory."""
+
     flops: int
     bytes: int
 
     @property
     def intensity(self) -> float:
-        """Flops a byte."""
+        """Floating point operations a byte."""
         return self.flops / self.bytes
 
     def __add__(self, other: "Work") -> "Work":
@@ -27,17 +30,17 @@ class Work:
 
 
 def gemm(M: int, K: int, N: int, size: int) -> Work:
-    """``[M, K] [K, N] -> [M, N]``, elements of ``size`` bytes."""
+    """Returns the work of ``[M, K] [K, N] -> [M, N]``, with elements of ``size`` bytes."""
     return Work(2 * M * K * N, size * (M * K + K * N + M * N))
 
 
 def linear(n: int, fan_in: int, fan_out: int, size: int) -> Work:
-    """``relu(x W + b)``."""
+    """Returns the work of ``relu(x W + b)``: ``[n, in] [in, out] -> [n, out]``."""
     return gemm(n, fan_in, fan_out, size) + Work(2 * n * fan_out, size * fan_out)
 
 
 def linear_backward(n: int, fan_in: int, fan_out: int, size: int) -> Work:
-    """``dW = z^T da``, then ``da W^T`` where ``z > 0`` in place of ``z``, and its column sums."""
+    """Returns the work of ``dW = z^T da``, then ``da W^T`` where ``z > 0`` in place of ``z``, and its column sums."""
     products = 4 * n * fan_in * fan_out
     read_once = n * fan_out + fan_in * fan_out + n * fan_in
     written = fan_in * fan_out + n * fan_in + fan_in
@@ -45,24 +48,28 @@ def linear_backward(n: int, fan_in: int, fan_out: int, size: int) -> Work:
 
 
 def cross_entropy(n: int, classes: int, size: int) -> Work:
-    """Softmax, loss and gradient: max, subtract, exp, sum, scale of each logit; classes are int64."""
+    """Returns the work of softmax, loss and gradient: max, subtract, exp, sum, scale of each logit; classes are
+    int64."""
     return Work(5 * n * classes, 2 * size * n * classes + 8 * n)
 
 
 def sgd(params: int, size: int, momentum: bool = False) -> Work:
-    """``master -= lr g / scale`` of fp32 masters from gradients of ``size`` bytes."""
+    """Returns the work of ``master -= lr g / scale``, with fp32 masters and gradients of ``size`` bytes."""
     return Work((5 if momentum else 3) * params, (8 + size + (8 if momentum else 0)) * params)
 
 
 def adam(params: int, size: int) -> Work:
-    """The same by Adam, with both moments: a multiplication, division, sum or root each."""
+    """Returns the work of an update by Adam, with both moments; each multiplication, division, sum and root counts as
+    one."""
     return Work(15 * params, (24 + size) * params)
 
 
 def phases(task: PlainMlp, precision: str) -> dict[str, Work]:
-    """The phases of a step: what lies between two of them goes through memory, what one makes and uses up does not.
+    """Returns the work of the phases of a step. Tensors that one phase hands to another go through memory, tensors that
+    a phase makes and uses up do not.
 
-    The last three are one here: how they share the way from 16-bit gradients to new weights differs by backend.
+    The phases from unscale to update are one here, because backends divide the way from 16-bit gradients to new weights
+    between them differently.
     """
     n, size = task.rows * task.accumulate, PRECISIONS[precision].storage.bytes
     weights = [fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes)]
@@ -71,7 +78,7 @@ def phases(task: PlainMlp, precision: str) -> dict[str, Work]:
     targets = 8 * n if task.loss == "cross_entropy" else 4 * outputs
     products = 2 * n * sum(weights)
     after_first = params - weights[0] - task.sizes[1]
-    repeated = task.accumulate * size  # parameters, and gradients, go through memory once a micro-batch
+    repeated = task.accumulate * size  # parameters and gradients go through memory once a micro-batch
     sums = Work(task.accumulate * params, (8 + size) * task.accumulate * params) if task.accumulate > 1 else Work(0, 0)
     if isinstance(task.optimizer, Sgd):
         update = sgd(params, size if task.accumulate == 1 else 4, task.optimizer.momentum > 0)
@@ -90,5 +97,5 @@ def phases(task: PlainMlp, precision: str) -> dict[str, Work]:
 
 
 def step(task: PlainMlp, precision: str) -> Work:
-    """A whole step as its phases split it."""
+    """Returns the work of a whole step, the sum over its phases."""
     return sum(phases(task, precision).values(), Work(0, 0))

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.master_weights import cast_module
 from mpcompare.contract import State
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import Scores, score
@@ -32,6 +31,7 @@ from mpcompare.instruments import machine, meter
 from mpcompare.instruments.clock import Clock
 from mpcompare.precision import PRECISIONS, preferred
 from mpcompare.shared import Shared
+from mpcompare.tasks.cast import cast_module
 from mpcompare.tasks.task import with_values
 
 MIN_BATCHES = 3  # timed ones of each way, also where the time is spent after the first

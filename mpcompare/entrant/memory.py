@@ -1,30 +1,32 @@
-"""How much must be live? A few steps of a fresh backend under the memory meter, beside the analytic model."""
+"""The memory that a step needs: a few steps of a fresh backend under the memory meter, beside the analytic model."""
 
 from typing import Any
 
-from mpcompare.contract import Backend, Batches, Stepper
+from mpcompare.contract import Backend, Batches, Stepper, warmup_steps, workspaces
 from mpcompare.cost import memory
 from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import meter
-from mpcompare.native import ops
-from mpcompare.native.graph import WARMUP
+
+MIN_STEPS = 3  # the second one runs with everything that outlives the first
 
 
 def measure_memory(setup: Setup) -> dict[str, Any]:
-    """The peak of a fresh backend's first steps, and what its model says of it."""
+    """Returns the peak of a fresh backend's first steps, and the backend's own model of it."""
     batch = next(setup.batches())
     batch_bytes = sum(x.nbytes + y.nbytes for x, y in batch)
     backends: list[Backend] = []
 
     def run() -> list[Backend]:
-        backends.append(_first_steps(setup.new_stepper(), batch))
+        backends.append(first_steps(setup.new_stepper(), batch))
         return backends
 
     peak = meter.peak_memory(setup.device, run)
-    model = backends[0].memory_model()
-    workspaces = _workspaces(setup, peak)
-    if model and setup.device.type == "cuda" and workspaces:  # there they are part of the peak
-        model = {**model, "workspace": workspaces}
+    model, workspace = backends[0].memory_model(), workspaces(backends[0])
+    if setup.device.type == "cuda":
+        if peak.workspace_bytes:
+            workspace = {"cuBLAS": peak.workspace_bytes, **workspace}
+        if model and workspace:  # on a GPU they are part of the peak
+            model = {**model, "workspace": workspace}
     return {
         "batch_bytes": batch_bytes,
         "peak_memory_bytes": peak.bytes + batch_bytes,
@@ -33,22 +35,12 @@ def measure_memory(setup: Setup) -> dict[str, Any]:
         "memory_by_op": peak.by_op,
         "memory_reserved_bytes": peak.reserved_bytes,
         "graph_pool_bytes": peak.graph_pool_bytes,
-        "workspace_bytes": sum(workspaces.values()),
+        "workspace_bytes": sum(workspace.values()),
     }
 
 
-def _workspaces(setup: Setup, peak: meter.Peak) -> dict[str, int]:
-    """Bytes that matrix products hold to compute in, by who asked for them: a library's choice, so never predicted."""
-    native = setup.engine.startswith("native")
-    if setup.device.type == "cpu":
-        found = {"packing buffers": ops.workspace_bytes() if native else 0}
-    else:
-        found = {"cuBLAS": peak.workspace_bytes or 0, "cublasLt": ops.lt_workspace_bytes() if native else 0}
-    return {name: size for name, size in found.items() if size}
-
-
-def _first_steps(stepper: Stepper, batch: Batches) -> Backend:
-    """The second step runs with everything that outlives the first; the third is where graphs are captured."""
-    for _ in range(WARMUP + 1):
+def first_steps(stepper: Stepper, batch: Batches) -> Backend:
+    """Takes the first steps of a backend: those of its warm-up and one more. Returns the backend."""
+    for _ in range(max(MIN_STEPS, warmup_steps(stepper.backend) + 1)):
         stepper.step(batch)
     return stepper.backend

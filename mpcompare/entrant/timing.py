@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpcompare.contract import PHASES, State, Stepper, idle_phases, in_one_piece
+from mpcompare.contract import PHASES, State, Stepper, idle_phases, in_one_piece, warmup_steps
 from mpcompare.entrant.setup import Setup, Stream
 from mpcompare.entrant.training import keep
 from mpcompare.instruments import meter
 from mpcompare.instruments.bystanders import Rest, Watch
-from mpcompare.instruments.clock import Clock, CudaClock, settle
-from mpcompare.native.graph import WARMUP
+from mpcompare.instruments.clock import Clock, settle
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.race.turns import Finish, Order, Progress, Time, Turn
 from mpcompare.records import Recorder
@@ -38,10 +37,12 @@ class Trial:
 
     Attributes:
         steps: of a timed block.
+        untimed: steps before it that are not timed.
         losses: of the untimed steps before a block, of its own, and of one more after it.
     """
 
     steps: int
+    untimed: int
     losses: list[float]
 
 
@@ -58,9 +59,10 @@ def try_block(stepper: Stepper, stream: Stream, block_s: float, clock: Clock) ->
             break
         steps *= 2
     steps = max(1, round(steps * block_s * 1e3 / block_ms))
-    total = untimed_steps(steps, clock) + steps + 1
+    untimed = untimed_steps(steps, stepper.backend)
+    total = untimed + steps + 1
     losses += [keep(stepper.step(batch)) for batch in islice(stream, max(total - len(losses), 0))]
-    return Trial(steps, [float(loss) for loss in losses[:total]])
+    return Trial(steps, untimed, [float(loss) for loss in losses[:total]])
 
 
 def take_turns(
@@ -75,7 +77,7 @@ def take_turns(
     """
     blocks, difference, watch, rest = [], 0.0, Watch(setup.device), Rest()
     order = yield Turn(text=text)
-    untimed = untimed_steps(trial.steps, setup.clock)
+    untimed = trial.untimed
     while isinstance(order, Time):
         between = rest.stop()
         padding, stepper, stream = _padding(setup.device), fresh(setup, trained), setup.batches()
@@ -109,10 +111,10 @@ def fresh(setup: Setup, trained: Trained) -> Stepper:
     return setup.stepper_at(trained.state, trained.updates)
 
 
-def untimed_steps(steps: int, clock: Clock) -> int:
-    """Steps before a block of ``steps``: after another's turn caches are cold, and fresh pages are not mapped yet; on
-    CUDA a fresh backend also captures its graphs, in its third step at the latest."""
-    return max(WARMUP + 1 if isinstance(clock, CudaClock) else 1, steps // 4)
+def untimed_steps(steps: int, backend: Any) -> int:
+    """Returns how many steps a fresh backend takes before a block of ``steps``: after another's turn caches are cold,
+    and fresh pages are not mapped yet; and all of the backend's warm-up is over, such as the capture of a graph."""
+    return max(warmup_steps(backend) + 1, steps // 4)
 
 
 def _padding(device: torch.device) -> Tensor:
@@ -144,8 +146,8 @@ def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task
         ``phase_ms``, the median of each phase over all steps, None where it holds no work; ``phase_overhead``, what the
         clock between the phases costs relative to bare steps, in blocks that take turns.
     """
-    time_block(stepper, stream, untimed_steps(steps, clock), clock)
     backend = stepper.backend
+    time_block(stepper, stream, untimed_steps(steps, backend), clock)
     if in_one_piece(backend):
         bare = [time_block(stepper, stream, steps, clock)[0] for _ in range(PHASE_BLOCKS)]
         return {"phase_ms": {WHOLE_STEP: float(np.median(bare))}, "phase_overhead": 0.0}

@@ -1,1 +1,1 @@
-"""The native operators, and what steps built on them share."""
+"""The native operators, and the parts that steps built on them share."""

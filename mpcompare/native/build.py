@@ -1,9 +1,8 @@
-"""Builds the native operators of csrc/ on first use, and keeps them.
+"""Builds the native operators of csrc/ on first use, and keeps the libraries.
 
 A build lands in the cache folder under a key of everything that it depends on: sources, flags, compiler, torch version
 and, because of ``-march=native``, the CPU. It happens in a folder of its own and is moved into place whole, so a build
-that is killed does no harm. Of several processes that need the same library at a time, one builds it and the others
-wait.
+that is killed does no harm. If several processes need the same library at a time, one builds it and the others wait.
 """
 
 import fcntl
@@ -27,7 +26,7 @@ import torch
 from mpcompare.paths import CSRC, cache_dir
 
 log = logging.getLogger(__name__)
-# The stable ABI to build for, torch 2.11: a library built with newer headers still loads there.
+# The stable ABI of torch 2.11: a library that is built with newer headers still loads there.
 ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 
 
@@ -37,7 +36,7 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a library is built: ``[*compiler, *arguments, "-o", file]``."""
+    """A library's name and the command that builds it: ``[*compiler, *arguments, "-o", file]``."""
 
     name: str
     compiler: list[str]
@@ -45,7 +44,8 @@ class Recipe:
 
 
 def cpu_recipe() -> Recipe:
-    """The CPU part, with the schemas. With g++, ``-fopenmp`` shares the OpenMP runtime that torch has loaded.
+    """Returns the recipe of the CPU part, which holds the schemas. With g++, ``-fopenmp`` takes the OpenMP runtime that
+    torch has loaded.
 
     Raises:
         BuildError: there is no C++ compiler.
@@ -61,9 +61,9 @@ def cpu_recipe() -> Recipe:
 
 
 def cuda_recipe(arch: str) -> Recipe:
-    """The CUDA part for an ``arch`` such as ``sm_90``; no GPU is needed to compile.
+    """Returns the recipe of the CUDA part for an ``arch`` such as ``sm_90``; no GPU is needed to compile.
 
-    cuBLAS and the CUDA runtime are those of torch's own packages, or the toolkit's where torch came without them.
+    cuBLAS and the CUDA runtime come from torch's own packages, or from the toolkit where torch came without them.
 
     Raises:
         BuildError: torch has no CUDA, or there is no nvcc of its major version.
@@ -71,7 +71,7 @@ def cuda_recipe(arch: str) -> Recipe:
     if torch.version.cuda is None:
         raise BuildError(f"torch {torch.__version__} is a build without CUDA")
     torch_dir, major = Path(torch.__file__).parent, torch.version.cuda.split(".")[0]
-    nvidia = torch_dir.parent / "nvidia" / f"cu{major}"  # where pip puts the CUDA packages that torch depends on
+    nvidia = torch_dir.parent / "nvidia" / f"cu{major}"  # pip puts the CUDA packages of torch there
     nvcc = _find(
         "nvcc", "CUDACXX", [str(nvidia / "bin" / "nvcc"), "nvcc"], f"pip install 'nvidia-cuda-nvcc=={major}.*'"
     )
@@ -123,7 +123,7 @@ def build(recipe: Recipe) -> Path:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Waits until no other process is in here. The lock of a process that is killed ends with it."""
+    """Waits until no other process holds ``folder``, then holds it. The lock of a process that is killed ends, too."""
     with (folder / "lock").open("w") as file:
         with suppress(OSError):  # a file system without locks: each builds for itself
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -131,7 +131,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """Exit code and what it said on stderr. On Ctrl-C the compiler ends too, with the programs that it runs in turn."""
+    """Returns exit code and stderr. On Ctrl-C the compiler ends too, and the programs that it has started."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=pipe, text=True, start_new_session=True
@@ -145,7 +145,7 @@ def _run(command: list[str]) -> tuple[int, str]:
 
 
 def cache_key(recipe: Recipe) -> str:
-    """Hash of everything that the result depends on."""
+    """Returns a hash of everything that the library depends on."""
     parts = [*recipe.compiler, _version(recipe.compiler), *recipe.arguments, torch.__version__, sys.platform, _cpu()]
     digest = hashlib.sha256("\0".join(parts).encode())
     for source in sorted(path for path in CSRC.rglob("*") if path.suffix in (".cpp", ".hpp", ".cu")):
@@ -154,7 +154,12 @@ def cache_key(recipe: Recipe) -> str:
 
 
 def _find(what: str, variable: str, names: list[str], hint: str = "install one") -> list[str]:
-    """The command that ``variable`` names, with its arguments (``ccache g++``), or else the first of ``names``."""
+    """Returns the command that the environment's ``variable`` names, with its arguments (``ccache g++``), or else the
+    first of ``names`` that is installed.
+
+    Raises:
+        BuildError: there is none; ``what`` and ``hint`` are part of the message.
+    """
     chosen = os.environ.get(variable, "").split()
     for words in [chosen] if chosen else [[name] for name in names]:
         if path := shutil.which(words[0]):
@@ -168,14 +173,14 @@ def _version(compiler: list[str]) -> str:
 
 
 def _reason(stderr: str) -> str:
-    """The first line that says what is wrong."""
+    """Returns the first line of ``stderr`` that names an error."""
     lines = stderr.splitlines()
     telling = [line for line in lines if re.search(r"error|cannot find|undefined", line)]
     return (telling or lines or ["no output"])[0]
 
 
 def _cpu() -> str:
-    """What ``-march=native`` looks at."""
+    """Returns the description of the CPU on which ``-march=native`` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The loss scale of a step that never asks the host: a policy of loss_scale.py whose numbers lie on the device."""
+"""The loss scale of a step that never asks the host: the rules of loss_scale.py, with their numbers on the device."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,12 @@ from mpcompare.native import ops
 
 
 class DeviceLossScale:
-    """The same rules, bit for bit, by the native operators.
+    """A loss scale by the native operators, with the same rules and the same bits.
 
     Attributes:
-        scale: fp32 scalar, of the next step.
-        used_scale: fp32 scalar, of the last one: its gradients are divided by it.
-        found_inf: fp32 scalar, not 0 where the last step's gradients held inf or NaN.
+        scale: the scale of the next step, an fp32 scalar.
+        used_scale: the scale of the last step, an fp32 scalar: the gradients are divided by it.
+        found_inf: not 0 where the last step's gradients held inf or NaN, an fp32 scalar.
     """
 
     def __init__(self, policy: LossScale, device: torch.device) -> None:
@@ -29,7 +29,8 @@ class DeviceLossScale:
         )
 
     def check(self, *scaled_grads: Tensor) -> None:
-        """Sets ``found_inf``; without loss scaling nothing is checked, as without a ``GradScaler``."""
+        """Sets ``found_inf`` and ``used_scale``. Without loss scaling no gradient is checked, as without a
+        ``GradScaler``."""
         self.used_scale.copy_(self.scale)
         if isinstance(self.policy, NoLossScale):
             return
@@ -48,12 +49,12 @@ class DeviceLossScale:
             )  # fmt: skip
 
     def state(self) -> dict[str, float]:
-        """What the next step depends on, in the words of the policy; reading it waits for the device."""
+        """Returns the values that the next step depends on, under the names of loss_scale.py; waits for the device."""
         known = state_of(self.policy)
         return {name: getattr(self, name).item() for name in known}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """The inverse of :meth:`state`. What a state does not say stays as it is."""
+        """Loads what :meth:`state` returns. A value that is not in ``state`` stays as it is."""
         for name in state_of(self.policy):
             if name in state:
                 getattr(self, name).fill_(state[name])

@@ -1,7 +1,7 @@
-"""All parameters in one buffer, so that a pass over all of them is one launch, laid out as matrix products like it.
+"""All parameters in one buffer, so that a pass over all of them is one launch, in a layout that suits matrix products.
 
-Rows start a multiple of 16 bytes apart and tensors a multiple of 256 in 16 bits: below that the fastest kernels of
-cuBLAS do not apply. What lies between them is padding, which is 0 and stays 0.
+In 16 bits rows start a multiple of 16 bytes apart and tensors a multiple of 256 bytes: the fastest kernels of cuBLAS
+need that. The elements between them are padding, which is 0 and stays 0.
 """
 
 from itertools import pairwise
@@ -19,27 +19,28 @@ def _up(count: int, multiple: int) -> int:
 
 
 def row_elements(columns: int) -> int:
-    """From the start of a row to the next."""
+    """Returns the elements from the start of a row to the start of the next."""
     return _up(columns, ROW)
 
 
 def sections(sizes: tuple[int, ...]) -> dict[str, tuple[int, int]]:
-    """Start and length in elements, padding included, of ``W1 b1 W2 b2 ...`` in their order."""
-    found, start = {}, 0
+    """Returns start and length in elements, padding included, of ``W1 b1 W2 b2 ...`` in their order."""
+    places, start = {}, 0
     for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
         for name, count in ((f"W{layer}", fan_in * row_elements(fan_out)), (f"b{layer}", fan_out)):
-            found[name] = start, _up(count, SECTION)
-            start += found[name][1]
-    return found
+            places[name] = start, _up(count, SECTION)
+            start += places[name][1]
+    return places
 
 
 def elements(sizes: tuple[int, ...]) -> int:
-    """Of the whole buffer."""
+    """Returns the elements of the whole buffer."""
     return sum(length for _, length in sections(sizes).values())
 
 
 def views(flat: Tensor, sizes: tuple[int, ...], begin: int = 0) -> Params:
-    """The parameters by name, those before element ``begin`` left out, where the buffer starts at that element."""
+    """Returns the parameters ``W1, b1, ...`` as views of ``flat``, which begins at the element ``begin`` of the whole
+    buffer; the parameters before that element are left out."""
     params: Params = {}
     for name, (start, _) in sections(sizes).items():
         layer = int(name[1:])
@@ -52,5 +53,5 @@ def views(flat: Tensor, sizes: tuple[int, ...], begin: int = 0) -> Params:
 
 
 def matrix(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero matrix ``[rows, columns]`` of its own with such rows."""
+    """Returns a zero matrix ``[rows, columns]`` outside of the buffer, whose rows are padded in the same way."""
     return torch.zeros(rows, row_elements(columns), dtype=dtype, device=device)[:, :columns]

@@ -16,10 +16,10 @@ WARMUP = 2  # steps before the capture: libraries start, algorithms are searched
 
 
 class StepGraph:
-    """Calls ``step`` as it is ``WARMUP`` times, then captures it, and from then on replays what was captured.
+    """Calls ``step`` as it is ``WARMUP`` times, then captures it, and replays the capture from then on.
 
-    A replay repeats the same kernels on the same addresses, so ``step`` takes its inputs from tensors that stay and
-    leaves its results in such, never waits for the device, and lets the host decide nothing that may change.
+    A replay repeats the same kernels on the same addresses. So ``step`` takes its inputs from tensors that stay, leaves
+    its results in tensors that stay, never waits for the device, and decides nothing on the host that may change.
     """
 
     def __init__(self, step: Callable[[], None]) -> None:
@@ -47,12 +47,12 @@ def warm_up(step: Callable[[], None]) -> None:
 
 
 def capture(step: Callable[[], None]) -> Callable[[], None]:
-    """Records ``step`` without running it; returns what runs it."""
+    """Records ``step`` without running it; returns a function that runs it."""
     graph = torch.cuda.CUDAGraph()
     gc.collect()
     with without_gc():
-        # torch keeps a workspace for cuBLAS for each stream. Let this graph have one in its own memory: that of an
-        # earlier graph goes with it.
+        # torch keeps a workspace for cuBLAS for each stream. It is cleared so that this graph gets one in its own
+        # memory: an earlier graph's workspace is freed with that graph.
         if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
             torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(graph, stream=side_stream()):
@@ -62,13 +62,13 @@ def capture(step: Callable[[], None]) -> Callable[[], None]:
 
 @functools.cache
 def side_stream() -> torch.cuda.Stream:
-    """One for all: each stream that multiplies costs a workspace, 32 MiB on Hopper."""
+    """Returns the stream that all captures share: each stream that multiplies costs a workspace, 32 MiB on Hopper."""
     return torch.cuda.Stream()
 
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """The garbage collector waits: if it destroyed an older graph now, the capture would fail (pytorch PR 161037)."""
+    """Keeps the garbage collector waiting: a capture fails if an older graph is destroyed in it (pytorch PR 161037)."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -79,6 +79,6 @@ def without_gc() -> Iterator[None]:
 
 
 def require_cuda(device: torch.device, backend: str) -> None:
-    """Raises BackendUnavailable where there are no graphs."""
+    """Raises BackendUnavailable where there are no CUDA graphs."""
     if device.type != "cuda":
         raise BackendUnavailable(f"{backend} needs a CUDA GPU: its step is a CUDA graph, this run is on {device.type}")

@@ -51,7 +51,7 @@ def native_gemm(
 ) -> None:
     """:class:`Gemm` by ``torch.ops.mpcompare.gemm``; raises RuntimeError where shapes, dtypes or strides are off.
 
-    ``fp16_sums``: all in fp16, sums too; on a GPU only.
+    ``fp16_sums``: operands, result and also the sums are fp16; on a GPU only.
     """
     torch.ops.mpcompare.gemm(a, b, out, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, fp16_sums=fp16_sums)
 
@@ -66,13 +66,14 @@ def torch_gemm(
     alpha: float = 1.0,
     beta: float = 0.0,
 ) -> None:
-    """:class:`Gemm` in plain torch: operands widened to fp32, so the same numerics, at the speed of an fp32 product."""
+    """:class:`Gemm` in plain torch: operands are widened to fp32, which gives the same numerics at the speed of an fp32
+    product."""
     product = (a.t() if trans_a else a).float() @ (b.t() if trans_b else b).float()
     _store(product, out, alpha, beta)
 
 
 def _store(product: Tensor, out: Tensor, alpha: float, beta: float) -> None:
-    """``out = alpha product + beta out`` of an fp32 ``product``; ``beta = 0`` never reads ``out``."""
+    """Stores ``out = alpha product + beta out`` of an fp32 ``product``; ``beta = 0`` never reads ``out``."""
     out.copy_(alpha * product if beta == 0 else alpha * product + beta * out.float())
 
 
@@ -90,12 +91,12 @@ def low_gemm(
     beta: float = 0.0,
     accumulate: torch.dtype,
 ) -> None:
-    """:class:`Gemm` but for its accumulation, which is as tensor cores with 16-bit accumulators have it: products are
-    summed in fp32 by the BLOCK, and each such sum is added to a total in ``accumulate``, rounded every time."""
+    """:class:`Gemm` with the accumulation of tensor cores that have 16-bit accumulators: BLOCK products at a time are
+    summed in fp32, and each such sum is added to a total in the dtype ``accumulate``, rounded every time."""
     a, b = (a.t() if trans_a else a).float(), (b.t() if trans_b else b).float()
     total = torch.zeros_like(out, dtype=accumulate)
     for of_a, of_b in zip(a.split(BLOCK, dim=1), b.split(BLOCK), strict=True):
-        total.add_(of_a @ of_b)  # fp32 + 16 bits is added in fp32, then rounded
+        total.add_(of_a @ of_b)  # torch adds fp32 and 16 bits in fp32, then rounds
     _store(total.float(), out, alpha, beta)
 
 
@@ -116,8 +117,11 @@ def linear_backward(da: Tensor, w: Tensor, z: Tensor, dw: Tensor, dbias: Tensor)
 
 
 def _choices() -> dict[str, bool]:
-    """What torch allows on a GPU: ``search``, to find the fastest algorithm by timing, since another run might find
-    another, with other bits; ``tf32``, to round fp32 operands."""
+    """Returns torch's settings for products on a GPU.
+
+    ``search`` finds the fastest algorithm by timing; another run may find another one, with other bits. ``tf32`` rounds
+    fp32 operands to TF32.
+    """
     return {
         "search": not torch.are_deterministic_algorithms_enabled(),
         "tf32": torch.backends.cuda.matmul.allow_tf32,
@@ -145,13 +149,14 @@ def grad_norm(x: Tensor, loss_scale: Tensor, found_inf: Tensor, norm: Tensor, *,
     ``|x / loss_scale|`` so far. ``norm`` is an fp64 scalar, which the caller zeroes before the first gradient; the same
     bits in every call and for every number of threads.
 
-    Where there is no loss scaling, and so no skip, ``found_inf`` must be a scalar that no optimizer reads."""
+    Without loss scaling no step is skipped, and ``found_inf`` must be a scalar that no optimizer reads."""
     torch.ops.mpcompare.grad_norm(x, loss_scale, found_inf, norm, infinity=infinity)
 
 
 def clip_factor(norm: Tensor, factor: Tensor, *, max_norm: float, infinity: bool = False) -> None:
-    """What ``torch.nn.utils.clip_grad_norm_`` multiplies gradients with: ``factor = min(1, max_norm / (total + 1e-6))``
-    into an fp32 scalar, ``total`` from what :func:`grad_norm` has left in ``norm``. NaN stays NaN."""
+    """Writes the factor by which ``torch.nn.utils.clip_grad_norm_`` multiplies gradients into an fp32 scalar:
+    ``factor = min(1, max_norm / (total + 1e-6))``, with the ``total`` norm of the gradients from what :func:`grad_norm`
+    has left in ``norm``. NaN stays NaN."""
     total = norm if infinity else norm.sqrt()
     factor.copy_((max_norm / (total + 1e-6)).clamp(max=1))
 
@@ -170,9 +175,10 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> None:
-    """A step of ``torch.optim.SGD`` with ``clip grad / loss_scale`` unless ``found_inf``; in any case ``params`` is
-    ``master``, rounded, afterwards, also where it lies in ``grad``: one pass over memory. Scalars are fp32, on the
-    device."""
+    """Takes a step of ``torch.optim.SGD`` with ``clip grad / loss_scale`` unless ``found_inf``: one pass over memory.
+
+    In any case ``params`` is afterwards ``master``, rounded; it may lie in the memory of ``grad``. Scalars are fp32, on
+    the device."""
     torch.ops.mpcompare.sgd(
         master, velocity, params, grad, lr, loss_scale, found_inf, clip, momentum=momentum, nesterov=nesterov,
         weight_decay=weight_decay,
@@ -197,8 +203,9 @@ def adam(
     weight_decay: float = 0.0,
     decoupled: bool = True,
 ) -> None:
-    """As :func:`sgd`, a step of ``torch.optim.AdamW``, or of ``torch.optim.Adam`` where not ``decoupled``. ``step`` is
-    the number of updates, this one included: the caller counts them, those that are skipped not."""
+    """Takes a step of ``torch.optim.AdamW``, or of ``torch.optim.Adam`` where not ``decoupled``, as :func:`sgd` does.
+
+    ``step`` is the number of updates, this one included. The caller counts them, and does not count skipped steps."""
     torch.ops.mpcompare.adam(
         master, exp_avg, exp_avg_sq, params, grad, lr, step, loss_scale, found_inf, clip, beta1=beta1, beta2=beta2,
         eps=eps, weight_decay=weight_decay, decoupled=decoupled,
@@ -217,7 +224,8 @@ def update_scale(
     min_scale: float,
     hysteresis: int,
 ) -> None:
-    """``DynamicLossScale.update`` of an fp32 and two int32 scalars on the device, in place."""
+    """Calls ``DynamicLossScale.update`` on the device: ``loss_scale``, an fp32 scalar, and ``growth_tracker`` and
+    ``overflows_left``, int32 scalars, are changed in place."""
     torch.ops.mpcompare.update_scale(
         loss_scale, growth_tracker, overflows_left, found_inf, growth_factor=growth_factor,
         backoff_factor=backoff_factor, growth_interval=growth_interval, min_scale=min_scale, hysteresis=hysteresis,
@@ -225,35 +233,45 @@ def update_scale(
 
 
 def workspace_bytes() -> int:
-    """Bytes in which the CPU operators keep packed operands, over all threads: beside torch's allocator, and kept from
-    call to call at the size of the largest; 0 before the first product."""
-    # Asked of torch, not of the cache of load(): it is torch that knows what is loaded.
+    """Returns the bytes of the buffers in which the CPU operators pack operands, over all threads. They lie outside of
+    torch's allocator, and stay at the size of the largest product so far; 0 before the first one."""
+    # torch is asked, and not the cache of load(), because torch knows which operators are loaded.
     return torch.ops.mpcompare.workspace_bytes() if hasattr(torch.ops.mpcompare, "workspace_bytes") else 0
 
 
 def uses_amx() -> bool:
-    """Whether bf16 products on this CPU use AMX tiles; False before the operators are loaded."""
+    """Returns whether bf16 products on this CPU use AMX tiles; False before the operators are loaded."""
     return hasattr(torch.ops.mpcompare, "amx") and torch.ops.mpcompare.amx() == 1
 
 
 def lt_workspace_bytes() -> int:
-    """The largest workspace that a product by cublasLt has taken from torch's allocator, on a GPU, while it ran."""
+    """Returns the bytes of the largest workspace that a product by cublasLt has taken from torch's allocator while it
+    ran, on a GPU."""
     return torch.ops.mpcompare.lt_workspace_bytes()
 
 
+def workspaces(device_type: str) -> dict[str, int]:
+    """Returns the bytes that products hold to compute in, by the name of the workspace; empty where there are none."""
+    held = {"packing buffers": workspace_bytes()} if device_type == "cpu" else {"cublasLt": lt_workspace_bytes()}
+    return {name: size for name, size in held.items() if size}
+
+
 def unsupported_products() -> int:
-    """How many kinds of products cublasLt could not do, on a GPU; cuBLAS did them, and bias and relu apart."""
+    """Returns how many kinds of products cublasLt could not do, on a GPU; cuBLAS did them, and bias and relu were
+    separate."""
     return torch.ops.mpcompare.lt_unsupported_products()
 
 
 def select_gemm(
     engine: str, device: torch.device, dtype: torch.dtype, accumulate: torch.dtype = torch.float32
 ) -> tuple[str, Gemm]:
-    """The engine that will be used and its gemm for operands of ``dtype``.
+    """Returns the engine that will be used, and its gemm for operands of ``dtype``.
 
-    One that sums in less than fp32 is plain torch, but for fp16 on a GPU, whose tensor cores can do it.
+    A gemm that sums in less than fp32 is plain torch, except for fp16 on a GPU, whose tensor cores can do it. ``auto``
+    takes ``torch``, with a warning, if the native operators cannot be built.
 
-    ``native`` raises InputError where it cannot be built; ``auto`` then takes ``torch``, with a warning that says so.
+    Raises:
+        InputError: there is no such engine, it cannot sum in ``accumulate``, or ``native`` cannot be built.
     """
     check_choice("engine", engine, ENGINES)
     fp16_sums = accumulate is dtype is torch.float16 and device.type == "cuda"
@@ -312,7 +330,7 @@ def _gpu_arch() -> str:
 
 
 def _fake_gemm(a: Tensor, b: Tensor, out: Tensor, *, trans_a: bool = False, trans_b: bool = False, **_: float) -> None:
-    """Shape rules for torch.compile; the operator writes ``out`` and returns nothing."""
+    """Checks shapes for torch.compile; the operator writes ``out`` and returns nothing."""
     M, K = a.t().shape if trans_a else a.shape
     K_b, N = b.t().shape if trans_b else b.shape
     torch._check(K_b == K and out.shape == (M, N), lambda: "gemm: shapes do not match")

@@ -1,1 +1,1 @@
-"""What is trained: a torch module, its loss, its optimizer and its data."""
+"""The tasks: a torch module, its loss, its optimizer, its schedule and its data."""

@@ -1,4 +1,4 @@
-"""A hash that says whether tensors are bit for bit the same."""
+"""A hash of tensors, equal where they are bit for bit the same."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """First 16 hex digits of the SHA-256 over names, shapes, dtypes and bytes: equal means bit for bit equal."""
+    """Returns the first 16 hex digits of the SHA-256 over names, shapes, dtypes and bytes."""
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

@@ -9,7 +9,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of logits ``[n, c]`` for classes ``[n]``, or of ``[n, t, c]`` for ``[n, t]``: classes last."""
+    """Returns the mean cross-entropy of logits ``[n, c]`` for classes ``[n]``, or of ``[n, t, c]`` for ``[n, t]``."""
     if y.is_floating_point():
         raise TypeError("targets are real numbers, and cross_entropy takes classes")
     if output.shape[:-1] != y.shape:
@@ -18,7 +18,7 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 
 
 def mse(output: Tensor, y: Tensor) -> Tensor:
-    """Mean squared error over all elements of two tensors of one shape."""
+    """Returns the mean squared error over all elements of two tensors of one shape."""
     if not y.is_floating_point():
         raise TypeError("targets are classes, and mse takes real numbers")
     if output.shape != y.shape:

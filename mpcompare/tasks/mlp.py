@@ -1,4 +1,4 @@
-"""The multi-layer perceptron, as a torch module and as those backends see it that compute it by hand.
+"""The multi-layer perceptron, as a torch module and as the backends see it that compute it by hand.
 
     z_0 = x        a_l = z_{l-1} W_l + b_l        z_l = relu(a_l)  for l < L        output = a_L
 
@@ -46,7 +46,7 @@ class Mlp(nn.Sequential):
                 linear.bias.uniform_(-bound, bound)
             layers[f"layer{layer}"] = linear
             layers[f"relu{layer}"] = nn.ReLU()
-        layers.popitem()  # the output has none
+        layers.popitem()  # the output has no relu
         super().__init__(layers)
 
 
@@ -58,7 +58,7 @@ class PlainMlp:
         layers: names of the linear layers in the module, first to last.
         sizes: widths of all layers, input and output included.
         loss: ``cross_entropy`` (targets are int64 classes ``[n]``) or ``mse`` (fp32 ``[n, out]``).
-        rows: of a micro-batch, what forward and backward see at once.
+        rows: the samples of a micro-batch, which forward and backward see at once.
         accumulate, optimizer: as in the task.
     """
 
@@ -82,8 +82,8 @@ class PlainMlp:
         return self.sizes[-1]
 
     def by_hand(self, named: Mapping[str, Tensor]) -> Params:
-        """``layer1.weight, layer1.bias, ...`` as ``W1`` (a view, transposed), ``b1``, ... What is missing there is
-        missing here."""
+        """Returns ``layer1.weight, layer1.bias, ...`` as ``W1`` (a view, transposed), ``b1``, ...; leaves out the names
+        that are not in ``named``."""
         params = {}
         for number, name in enumerate(self.layers, start=1):
             for key, value in ((f"W{number}", f"{name}.weight"), (f"b{number}", f"{name}.bias")):
@@ -92,7 +92,8 @@ class PlainMlp:
         return params
 
     def named(self, by_hand: Mapping[str, Tensor]) -> Params:
-        """The inverse of :meth:`by_hand`; ``weight`` is a view of ``W``."""
+        """Returns ``W1, b1, ...`` as ``layer1.weight`` (a view, transposed), ``layer1.bias``, ...: the inverse of
+        :meth:`by_hand`."""
         params = {}
         for number, name in enumerate(self.layers, start=1):
             for key, value in ((f"W{number}", f"{name}.weight"), (f"b{number}", f"{name}.bias")):
@@ -101,7 +102,7 @@ class PlainMlp:
         return params
 
     def empty_targets(self, device: torch.device) -> Tensor:
-        """Room for a batch's targets: int64 classes ``[n]``, or fp32 ``[n, out]``."""
+        """Returns room for the targets of a micro-batch: int64 classes ``[n]``, or fp32 ``[n, out]``."""
         if self.loss == "cross_entropy":
             return torch.empty(self.rows, dtype=torch.int64, device=device)
         return torch.empty(self.rows, self.out_features, device=device)
@@ -111,7 +112,7 @@ def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
     """Reads a task as a :class:`PlainMlp`: a flat ``nn.Sequential`` of Linear, ReLU, Linear, ..., Flatten before it.
 
     Raises:
-        BackendUnavailable: it is none; the message says what ``who`` trains.
+        BackendUnavailable: the task is no such MLP; the message names the tasks that ``who`` trains.
     """
     only = f"{who} trains MLPs (Linear, ReLU, ..., Linear) with cross_entropy or mse, and SGD, Adam or AdamW"
     children = [(name, m) for name, m in model.named_children() if not isinstance(m, nn.Flatten)]
@@ -138,7 +139,7 @@ def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
 
 
 def is_plain_mlp(model: nn.Module, task: Task) -> bool:
-    """Whether :func:`plain_mlp` reads it."""
+    """Returns whether :func:`plain_mlp` can read the task."""
     try:
         plain_mlp(model, task)
     except BackendUnavailable:

@@ -1,4 +1,4 @@
-"""The optimizers: each as torch's own, and as a replay in float64 beside which the updates of a backend are held.
+"""The optimizers: each as torch's own, and as a replay in float64, with which the updates of a backend are compared.
 
 The learning rate of a step is the optimizer's times the factor of the schedule (:mod:`mpcompare.tasks.schedules`).
 Whoever drives a backend passes it to the step, and to the replay.
@@ -21,28 +21,28 @@ from mpcompare.errors import InputError, check_flag, check_number
 
 
 class Replay(Protocol):
-    """An optimizer in float64, tensor by tensor, on the gradients that a backend says it has."""
+    """An optimizer in float64, tensor by tensor, on the gradients that a backend shows."""
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        """The next update of the weight ``name``. A step that is skipped is no update.
+        """Takes the next update of the weight ``name``. A step that is skipped is no update.
 
         Args:
             grad, weight: float64, the weight as it is before the update.
             lr: learning rate of this step.
 
         Returns:
-            ``change``, what is to be added to the weight, and ``magnitude``, the sum of the absolute values of what it
-            is made of, times how often fp32 rounds them at most: ``2^-24 magnitude`` is the error that fp32 may make in
-            the change, and comes to the one of rounding the new weight.
+            ``change``, the difference between the new weight and the old one; and ``magnitude``, the sum of the
+            absolute values of the change's terms, times the number of times that fp32 rounds them at most. So fp32 may
+            be off by ``2^-24 magnitude`` in the change, and by the rounding of the new weight beside that.
         """
 
 
 class Optimizer(Protocol):
-    """What updates the weights, by rules and names of ``torch.optim``."""
+    """The rule by which weights are updated, with the names of ``torch.optim``."""
 
     @property
     def lr(self) -> float:
-        """Learning rate, of which the schedule takes a multiple."""
+        """The learning rate, of which the schedule takes a multiple."""
 
     @property
     def remembers(self) -> bool:
@@ -50,17 +50,18 @@ class Optimizer(Protocol):
 
     @property
     def linear(self) -> bool:
-        """Whether an update is linear in the gradients: then it is as wrong as they are."""
+        """Whether an update is linear in the gradients, so that its relative error is theirs."""
 
     def initial_state(self, like: Tensor) -> dict[str, Tensor]:
-        """What is remembered of a parameter before its first update, by torch's names: tensors of its shape and dtype,
-        and ``step``, a 0-d fp32 tensor on the CPU, the number of updates."""
+        """Returns the optimizer's state of a parameter before its first update, by torch's names: tensors of its shape
+        and dtype, and ``step``, the number of updates, a 0-d fp32 tensor on the CPU."""
 
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.Optimizer:
-        """Of torch's own; ``fused``: one kernel, which skips on the device where a ``GradScaler`` says so."""
+        """Returns torch's optimizer. ``fused`` makes it one kernel, which skips a step on the device where a
+        ``GradScaler`` says so."""
 
     def replay(self) -> Replay:
-        """A new replay, before the first step."""
+        """Returns a new replay, before the first step."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ class Sgd:
     """``g = g + weight_decay w; v = momentum v + g; w = w - lr v``, as ``torch.optim.SGD`` has it.
 
     Attributes:
-        lr: finite.
+        lr: above 0, finite.
         momentum: in [0, 1), 0 for none.
         nesterov: ``w = w - lr (g + momentum v)`` instead (Sutskever et al., ICML 2013).
         weight_decay: finite, 0 for none.
 
     Raises:
-        InputError: another value, or ``nesterov`` without ``momentum``.
+        InputError: an attribute has another value, or ``nesterov`` is without ``momentum``.
     """
 
     lr: float = 1e-3
@@ -105,7 +106,7 @@ class Sgd:
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.SGD:
         params = list(params)
         optimizer = torch.optim.SGD(params, **asdict(self), fused=fused or None)
-        if fused and self.momentum:  # it makes buffers of its own in the first step, and skipping that never fills them
+        if fused and self.momentum:  # it would make them in the first step, and leave them unfilled if that is skipped
             for p in params:
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return optimizer
@@ -117,9 +118,9 @@ class Sgd:
 class SgdReplay:
     """:class:`Sgd` in float64.
 
-    fp32 rounds a gradient once between what is shown and what is used, and twice with lr (lr itself, the product). The
-    decay, Nesterov's sum and momentum are a constant, a product and a sum, three roundings each; momentum's come again
-    in each step after the first, to what v was.
+    fp32 rounds a gradient once between the place where a backend shows it and the place where it uses it, and twice
+    with lr (lr itself, the product). The decay, Nesterov's sum and momentum are a constant, a product and a sum, three
+    roundings each. Those of momentum come again in each step after the first, for the v of the step before.
     """
 
     def __init__(self, rule: Sgd) -> None:
@@ -142,7 +143,7 @@ class SgdReplay:
 
 
 class _Means:
-    """What :class:`Adam` and :class:`AdamW` answer alike; neither is a kind of the other."""
+    """The answers that :class:`Adam` and :class:`AdamW` share; neither is a kind of the other."""
 
     betas: tuple[float, float]
 
@@ -160,17 +161,17 @@ class _Means:
 
 @dataclass(frozen=True)
 class Adam(_Means):
-    """``w = w - lr m / (sqrt(v) + eps)`` with m and v means of g and g^2 over the updates, older ones counting less, as
-    ``torch.optim.Adam`` has it (Kingma and Ba, arXiv 1412.6980).
+    """``w = w - lr m / (sqrt(v) + eps)``, as ``torch.optim.Adam`` has it (Kingma and Ba, arXiv 1412.6980); m and v are
+    means of g and g^2 over the updates, in which older ones count less.
 
     Attributes:
-        lr: finite.
-        betas: how much of m and of v an update keeps, two numbers in [0, 1).
-        eps: above 0; without it a weight that has no gradient would become 0 / 0.
+        lr: above 0, finite.
+        betas: the parts of m and of v that an update keeps, two numbers in [0, 1).
+        eps: above 0; without it a weight without a gradient would be updated by 0 / 0.
         weight_decay: finite, 0 for none; ``weight_decay w`` is added to g, and so becomes part of m and v.
 
     Raises:
-        InputError: another value.
+        InputError: an attribute has another value.
     """
 
     lr: float = 1e-3
@@ -220,17 +221,17 @@ class AdamReplay:
 
     An error ``e M`` of m and one of ``e S`` of sqrt(v) become one of ``e lr (M / c1 + |m| / c1 S / sqrt(c2) / d) / d'``
     in the change, with the d' that the second error leaves of d: ``m' / d' - m / d = (m' - m - (d' - d) m / d) / d'``.
-    Where no decay cancels a gradient S is sqrt(v), and that is hardly more than ``2 e lr M / c1 / d``. Where one does,
-    and beta2 is so small that v forgets the ones before, d' may be as small as eps. How many roundings is e?
+    If no decay cancels a gradient, S is sqrt(v), and that is hardly more than ``2 e lr M / c1 / d``. If one does, and
+    beta2 is so small that v forgets the ones before, d' may be as small as eps. The number of roundings e is:
 
-    - Each update rounds what m and v were up to 4 times (``m + (1 - beta1) (g - m)``: the difference, the constant, the
+    - Each update rounds the old m and v up to 4 times (``m + (1 - beta1) (g - m)``: the difference, the constant, the
       product, the sum; where beta1 is below 1/2 that would round more of m than is kept), and sqrt halves the error of
       v: 4 t for m, 2 t for v.
-    - g is rounded once between what is shown and what is used, and 3 times with the decay: 4 for m. g^2 has twice as
+    - g is rounded once between being shown and being used, and 3 times with the decay: 4 for m. g^2 has twice as
       many, which sqrt halves: 4 for v.
     - The constant lr / c1, the product with it and the division by d: 3 for m. sqrt, the constant sqrt(c2), the
       division by it, eps and the sum with it: 5 for v. So 4 t + 8 is enough for both.
-    - c is a difference of numbers next to 1. Where beta and beta^t are fp32 numbers, as in a step that is captured or
+    - c is a difference of numbers next to 1. If beta and beta^t are fp32 numbers, as in a step that is captured or
       compiled (``capturable=True`` in torch), c is off by up to ``(t + 1) u``. That is ``(t + 1) / c1`` more for m, and
       half of ``(t + 1) / c2``, of which sqrt is taken, for v.
     - Below 2^-126 fp32 rounds to multiples of a constant, or to 0: ``u 2^-102`` in M, and its root ``u 2^-39`` in S.
@@ -270,16 +271,17 @@ class AdamReplay:
         return change, magnitude
 
     def corrections(self, t: int) -> tuple[float, float]:
-        """What m and v are divided by in update ``t``, 1 for the first: both start at 0, and are too small at first."""
+        """Returns the divisors of m and v in update ``t``, 1 for the first: both start at 0, and are too small at
+        first."""
         return 1 - self.rule.betas[0] ** t, 1 - self.rule.betas[1] ** t
 
     def denominator(self, v: Tensor, c2: float) -> Tensor:
-        """Of ``v``, which is divided by ``c2`` already."""
+        """Returns ``d`` of a ``v`` that is divided by ``c2`` already."""
         return v.sqrt() + self.rule.eps
 
 
 def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor, Tensor]:
-    """The gradient with the coupled decay in it, and the sum of the absolute values of both."""
+    """Returns the gradient with the coupled decay in it, and the sum of the absolute values of both."""
     if not weight_decay:
         return grad, grad.abs()
     return grad + weight_decay * weight, grad.abs() + weight_decay * weight.abs()
@@ -291,7 +293,7 @@ def _check_weight_decay(weight_decay: object) -> None:
 
 
 def _check_adam(rule: Adam | AdamW) -> None:
-    """Raises InputError for what is no Adam; of the betas, a list as YAML has it, it makes a pair of floats."""
+    """Raises InputError where an attribute is out of its range. Makes ``betas``, a list in YAML, a pair of floats."""
     check_number("task.optimizer.lr", rule.lr, above=0)
     check_number("task.optimizer.eps", rule.eps, above=0)
     _check_weight_decay(rule.weight_decay)

@@ -1,4 +1,4 @@
-"""The learning rate of each step: the schedule at the number of updates that were taken."""
+"""The learning rate of each step, which the schedule gives by the number of updates before it."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,11 @@ class Rates:
     """Learning rates of one run, step by step.
 
     A skipped step is no update, so it does not advance the schedule: else the warm-up would pass while the loss scale
-    is still searched. Where only a GPU knows whether a step was skipped, the count and the rate stay there, too, and
-    nothing waits.
+    is still searched. If only a GPU knows whether a step was skipped, count and rate stay on the GPU, and nothing waits
+    for them.
 
     Attributes:
-        updates: how many were taken: a number, or a 0-d int64 tensor on the device.
+        updates: how many updates were taken: a number, or a 0-d int64 tensor on the device.
     """
 
     def __init__(self, lr: float, schedule: Schedule, updates: int = 0) -> None:
@@ -24,7 +24,7 @@ class Rates:
 
     @property
     def now(self) -> float | Tensor:
-        """Of the next step."""
+        """The learning rate of the next step: a number, or a 0-d fp32 tensor on the device."""
         if not isinstance(self.updates, Tensor):
             return self.lr * self.schedule.factor(self.updates)
         if self.table is None:

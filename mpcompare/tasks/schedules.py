@@ -1,4 +1,4 @@
-"""The schedules: which multiple of the optimizer's learning rate each update is taken at."""
+"""The schedules: the learning rate of each update, as a multiple of the optimizer's."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ class Schedule(Protocol):
 
     @property
     def length(self) -> int:
-        """After so many updates the factor stays as it is."""
+        """The number of updates after which the factor stays as it is."""
 
     def factor(self, updates: int) -> float:
-        """The factor of the update before which ``updates`` were taken, 0 for the first."""
+        """Returns the factor of the next update after so many ``updates``; the first update is ``factor(0)``."""
 
     def over(self, total: int) -> "Schedule":
-        """The schedule of a run of ``total`` steps: what it was not told to take, it takes all of."""
+        """Returns the schedule of a run of ``total`` steps: a length that was left open becomes ``total``."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Constant:
 
 @dataclass(frozen=True)
 class Warmup:
-    """Linear from ``1 / steps`` to 1, which the update number ``steps`` is the first to have; then constant (Goyal et
-    al., arXiv 1706.02677).
+    """Linear from ``1 / steps`` at the first update to 1 at the update number ``steps``, then constant (Goyal et al.,
+    arXiv 1706.02677).
 
     Attributes:
         steps: at least 1.
 
     Raises:
-        InputError: another value.
+        InputError: an attribute has another value.
     """
 
     steps: int
@@ -68,8 +68,8 @@ class Warmup:
 
 @dataclass(frozen=True)
 class Cosine:
-    """:class:`Warmup` over ``warmup_steps``, then half a cosine from 1 to ``min_factor``, at which it stays from
-    ``steps`` on (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
+    """:class:`Warmup` over ``warmup_steps``, then half a cosine from 1 to ``min_factor``; from ``steps`` on it stays
+    there (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
 
     Attributes:
         steps: updates from the first to the end of the cosine, warm-up included; None: all steps of the run.
@@ -77,7 +77,7 @@ class Cosine:
         min_factor: in [0, 1).
 
     Raises:
-        InputError: another value.
+        InputError: an attribute has another value.
     """
 
     steps: int | None = None
@@ -99,7 +99,7 @@ class Cosine:
         return self.steps or 0
 
     def factor(self, updates: int) -> float:
-        """As above. ``steps`` must be known: see :meth:`over`."""
+        """Returns the factor after so many ``updates``. ``steps`` must be known: see :meth:`over`."""
         if self.steps is None:
             raise ValueError("a Cosine without steps is one over(total) steps")
         if updates < self.warmup_steps:

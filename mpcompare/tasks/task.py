@@ -21,17 +21,17 @@ Params = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, the same for every backend.
+    """A network and its training, the same for every backend.
 
     Attributes:
         model: makes the network, an ``nn.Module`` that is called with a batch's inputs ``[n, ...]``, with initial
             weights from torch's global generator.
         loss: ``cross_entropy`` or ``mse`` (:mod:`mpcompare.tasks.losses`), or a callable of output and targets that
             returns a scalar.
-        optimizer: what updates the weights (:mod:`mpcompare.tasks.optimizers`).
-        batch_size: rows of a batch, all that one update sees. Only whole batches are used.
+        optimizer: the rule that updates the weights (:mod:`mpcompare.tasks.optimizers`).
+        batch_size: samples of a batch, all that one update sees. Only whole batches are used.
         schedule: the learning rate of each update (:mod:`mpcompare.tasks.schedules`).
-        accumulate: in how many micro-batches, of equal size, a batch is computed; their gradients are added.
+        accumulate: the number of micro-batches, of equal size, in which a batch is computed; their gradients are added.
         clip_norm: the largest norm that all gradients together may have; None: nothing is clipped.
         clip_norm_type: 2, or inf: the largest element.
         samples: training samples to make where the data set is generated; real data sets have their own number.
@@ -70,34 +70,35 @@ class Task:
 
     @property
     def loss_fn(self) -> Loss:
-        """``(output, targets) -> scalar``."""
+        """The loss as a function, ``(output, targets) -> scalar``."""
         return LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
 
     @property
     def micro_batch_size(self) -> int:
-        """Rows that forward and backward see at once."""
+        """The number of samples that forward and backward see at once."""
         return self.batch_size // self.accumulate
 
     def micro_batches(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """A batch as its micro-batches, which are views of it."""
+        """Returns a batch as its micro-batches, which are views of it."""
         rows = self.micro_batch_size
         return list(zip(x.split(rows), y.split(rows), strict=True))
 
     def over(self, updates: int) -> "Task":
-        """The same task in a run of so many updates, which a schedule may be spread over."""
+        """Returns the same task in a run of so many updates, over which its schedule is spread."""
         return replace(self, schedule=self.schedule.over(updates))
 
     def new_rates(self, updates: int = 0) -> Rates:
-        """The learning rates from the update number ``updates`` on."""
+        """Returns the learning rates of a run in which so many ``updates`` were taken."""
         return Rates(self.optimizer.lr, self.schedule, updates)
 
     def new_model(self, seed: int, device: torch.device) -> nn.Module:
-        """The network with its initial weights, fp32, in training mode.
+        """Returns the network with its initial weights, fp32, in training mode.
 
-        They are drawn on the CPU whatever the device, so that every backend on every device starts from the same bits.
+        The weights are drawn on the CPU whatever the device, so that every backend on every device starts from the same
+        bits.
 
         Raises:
-            InputError: what ``model`` makes is no module, or one that cannot be compared.
+            InputError: ``model`` makes no module, or one that cannot be compared.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -124,7 +125,7 @@ class Task:
 
 
 def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of ``model`` with other parameters and buffers."""
+    """Returns a copy of ``model`` with the values of ``params`` and ``buffers``, as far as they are given."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for named, values in ((model.named_parameters(), params), (model.named_buffers(), buffers)):
@@ -135,17 +136,17 @@ def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping
 
 
 def params_of(model: nn.Module) -> Params:
-    """The parameters themselves, detached."""
+    """Returns the parameters themselves, detached."""
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
 def buffers_of(model: nn.Module) -> Params:
-    """The buffers themselves, detached."""
+    """Returns the buffers themselves, detached."""
     return {name: b.detach() for name, b in model.named_buffers()}
 
 
 def try_out(model: nn.Module, task: Task, x: Tensor, y: Tensor, data: str) -> None:
-    """Calls a copy of the network and the loss on a few samples: what cannot work is said before anything is computed.
+    """Calls a copy of the network and the loss on a few samples, so that a task that cannot work fails before training.
 
     Args:
         x, y: all training samples of the data set named ``data``.

@@ -47,11 +47,11 @@ class CharGpt(nn.Module):
     """Ids ``[N, T]``, T at most ``length``, to the logits of each next id ``[N, T, vocabulary]``: a small GPT.
 
     Args:
-        vocabulary: how many ids there are.
-        length: for how many tokens there are positions.
-        width: of the stream of residuals; a multiple of ``heads``.
-        heads: of the attention.
-        blocks: how many of them.
+        vocabulary: number of ids.
+        length: number of tokens that have a position.
+        width: channels of the residual stream; a multiple of ``heads``.
+        heads: number of attention heads.
+        blocks: number of blocks.
         tied: whether the last layer's weights are the embedding's, one parameter for both.
     """
 

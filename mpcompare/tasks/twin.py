@@ -1,8 +1,8 @@
-"""A network's smooth twin: the same layers, and where they have a kink one without.
+"""A network's smooth twin: the same layers, and in place of a layer with a kink one without.
 
 A kink turns a rounding into a jump: a unit next to 0 turns on or off, another pixel becomes the largest. Measured on a
-CNN with ReLU and MaxPool, every gradient of torch.amp is 20 to 60 unit roundoffs from float64, of its twin with GELU
-and AvgPool 1.2 to 1.8. What a backend does wrong is found beside the second.
+CNN with ReLU and MaxPool, the gradients of torch.amp lie 20 to 60 unit roundoffs from float64; on its twin with GELU
+and AvgPool they lie 1.2 to 1.8. A backend's own errors show on the twin.
 """
 
 import copy
@@ -32,11 +32,10 @@ class Kink:
 
 
 def examined_twin(model: nn.Module, task: Task) -> tuple[nn.Module | None, dict[str, Kink]]:
-    """Returns the twin at which a network is examined, and the layers that were replaced there; None where the network
-    is examined itself.
+    """Returns the twin on which a network is examined, and the replacements in it; None where it is examined itself.
 
-    That is so where it has no kinks, and for a plain MLP: those that compute it by hand know relu and nothing smooth,
-    and beside an oracle that starts from rounded weights and inputs its kinks do little.
+    A network without kinks is examined itself, and so is a plain MLP: the backends that compute it by hand know relu
+    and nothing smooth, and its kinks do little where the oracle starts from rounded weights and inputs.
     """
     if is_plain_mlp(model, task):
         return None, {}
@@ -45,7 +44,7 @@ def examined_twin(model: nn.Module, task: Task) -> tuple[nn.Module | None, dict[
 
 
 def smooth_twin(model: nn.Module) -> tuple[nn.Module, dict[str, Kink]]:
-    """Returns a copy of ``model`` with the same weights whose modules have no kinks.
+    """Returns a copy of ``model`` with the same weights, whose modules have no kinks.
 
     Functions that a ``forward`` calls by itself, such as ``torch.relu``, stay as they are.
 

@@ -123,14 +123,14 @@ def test_a_graph_is_seen_before_it_is_captured(device):
     assert row(graph, "layer2") == "fp32 bf16 bf16 bf16 bf16 bf16"
 
 
-def test_watching_changes_no_bit():
+def test_showing_dtypes_changes_no_bit():
     """Nor does it leave anything behind."""
-    watched, other = (Amp(GPT.new_model(0, torch.device("cpu")), GPT, "bf16", NoLossScale()) for _ in range(2))
-    watched.module_dtypes(*batch_of(GPT))
+    shown, other = (Amp(GPT.new_model(0, torch.device("cpu")), GPT, "bf16", NoLossScale()) for _ in range(2))
+    shown.module_dtypes(*batch_of(GPT))
     take_step(other, *batch_of(GPT))
-    for name, p in watched.master_params().items():
+    for name, p in shown.master_params().items():
         assert torch.equal(p, other.master_params()[name])
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in watched.model.modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in shown.model.modules())
 
 
 class Shared(nn.Module):

@@ -134,8 +134,19 @@ def test_a_block_takes_as_long_as_it_should_and_its_losses_are_kept():
     trial = try_block(stepper(Phases(clock)), BATCHES, 0.45, clock)
     assert trial.steps == 450 / 9
     untimed = 50 // 4
+    assert trial.untimed == untimed
     assert trial.losses == list(range(1, untimed + 50 + 2))  # of all its steps, and of one after it
-    assert try_block(stepper(Phases(clock)), BATCHES, 1e-6, clock).steps == 1
+    short = try_block(stepper(Phases(clock)), BATCHES, 1e-6, clock)
+    assert (short.steps, short.untimed) == (1, 1)
+
+
+def test_a_block_begins_when_the_backend_is_warm():
+    clock = SaidClock()
+    backend = Phases(clock)
+    backend.warmup_steps = 2  # as those before the capture of a graph, which is the third step
+    trial = try_block(stepper(backend), BATCHES, 1e-6, clock)
+    assert (trial.steps, trial.untimed) == (1, 3)
+    assert trial.losses == [1, 2, 3, 4, 5]
 
 
 def test_the_clock_of_a_cpu_is_the_walls():

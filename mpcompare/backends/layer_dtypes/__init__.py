@@ -1,1 +1,1 @@
-"""Where does each precision run? A backend watches one of its own steps, outside of the timed region."""
+"""The dtypes in which each layer runs, seen in one step of a backend, outside of the timed region."""

@@ -1,9 +1,9 @@
-"""Where does each precision run in a compiled function? Its graphs as inductor gets them.
+"""The dtypes in which each layer of a compiled step runs, read from the graphs that inductor is given.
 
-Hooks do not work inside of a graph. Each of its nodes knows the dtype of its value and the modules that it comes from,
-those of backward by the forward node that they differentiate. The two graphs are what inductor starts from, casts and
-decompositions included. What it makes of them is not seen: pointwise operations that it fuses stay in fp32 in between
-(torch._inductor.config.emulate_precision_casts), where the graph rounds.
+Hooks do not work inside of a graph. Each of its nodes knows the dtype of its value and the modules that it comes from;
+a node of backward knows them by the forward node that it differentiates. The two graphs are what inductor starts from,
+casts and decompositions included. The kernels that it makes of them are not seen: pointwise operations that it fuses
+stay in fp32 in between (torch._inductor.config.emulate_precision_casts), where the graph rounds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,24 +15,26 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import compile_fx
 from torch.fx import Graph, GraphModule, Node
 
-from mpcompare.backends.layer_dtypes.modules import LOSS, Seen, arithmetic
+from mpcompare.backends.layer_dtypes.table import LOSS, LayerDtypes, arithmetic
 from mpcompare.contract import ModuleDtypes
 
 
-def watch_graphs(
+def layer_dtypes_of_compiled_step(
     model: nn.Module, masters: Mapping[str, Tensor], step: Callable[..., Tensor], options: dict[str, Any]
 ) -> ModuleDtypes:
-    """What inductor is asked to do in the forward and backward of ``step``; the graphs are run as they are.
+    """Compiles ``step`` and returns the dtypes in the graphs of its forward and backward, which are run as they are:
+    the table of :meth:`mpcompare.contract.Backend.module_dtypes`.
 
     Args:
-        model: with the weights that it computes with.
-        masters: what the optimizer updates, under the names of the parameters.
-        step: ``step(model)``, the loss. Compiled under its own name, it is never looked up where the step is timed.
-        options: of inductor.
+        model: the module with the weights that it computes with.
+        masters: the parameters that the optimizer updates, under the names of the model's.
+        step: ``step(model)`` returns the loss. It is compiled under its own name, so that what is compiled here is
+            never looked up where the step is timed.
+        options: inductor's options.
     """
     graphs: list[Graph] = []
     held = {id(t) for t in (*model.parameters(), *model.buffers())}
-    state: set[str] = set()  # the names of the placeholders that are parameters and buffers
+    state: set[str] = set()  # the names of the placeholders that stand for parameters and buffers
 
     def keep(graph: GraphModule, _: Sequence[Any], **__: Any) -> Any:
         graphs.append(graph.graph)
@@ -45,12 +47,12 @@ def watch_graphs(
     loss = torch.compile(step, fullgraph=True, dynamic=False, backend=compiler)(model)
     loss.backward()
     forward, backward = graphs
-    seen, modules = Seen(), {str(id(module)): name for name, module in model.named_modules()}
-    _read_forward([node for node in forward.nodes if not _is_backward(node)], modules, state, seen)
+    dtypes, modules = LayerDtypes(), {str(id(module)): name for name, module in model.named_modules()}
+    _read_forward([node for node in forward.nodes if not _is_backward(node)], modules, state, dtypes)
     # The forward graph also holds what backward needs and can be computed early.
-    _read_backward([node for node in [*backward.nodes, *forward.nodes] if _is_backward(node)], modules, seen)
-    seen.add(LOSS, "output", [loss.dtype])
-    return seen.table(model, masters)
+    _read_backward([node for node in [*backward.nodes, *forward.nodes] if _is_backward(node)], modules, dtypes)
+    dtypes.add(LOSS, "output", [loss.dtype])
+    return dtypes.table(model, masters)
 
 
 def _is_backward(node: Node) -> bool:
@@ -58,36 +60,38 @@ def _is_backward(node: Node) -> bool:
 
 
 def _stack(node: Node, modules: Mapping[str, str]) -> list[str]:
-    """The modules that a node comes from, the outermost first; the loss for one that comes from none."""
+    """Returns the modules that a node comes from, the outermost first; ``[LOSS]`` where it comes from none."""
     stack = node.meta.get("fwd_nn_module_stack" if _is_backward(node) else "nn_module_stack") or {}
     known = (modules.get(key.partition("@")[0]) for key in stack)  # module@1: its second call
     return [name for name in known if name is not None] or [LOSS]
 
 
 def _dtypes(nodes: Iterable[Node]) -> set[torch.dtype]:
-    """Of the tensors among the values of ``nodes``, but scalars."""
+    """Returns the dtypes of the tensors among the values of ``nodes``, without scalars."""
     values = [node.meta.get("val") for node in nodes]
     return {value.dtype for value in values if isinstance(value, Tensor) and value.dim()}
 
 
-def _read_forward(nodes: Sequence[Node], modules: Mapping[str, str], state: set[str], seen: Seen) -> None:
-    """A module's inputs come from nodes that are not its own and hold no state; its outputs go to such nodes."""
-    called = [n for n in nodes if n.op == "call_function" and n.target is not torch.ops.aten.copy_.default]  # state's
+def _read_forward(nodes: Sequence[Node], modules: Mapping[str, str], state: set[str], dtypes: LayerDtypes) -> None:
+    """Adds the dtypes of forward. A module's inputs come from nodes that are not its own and hold no state; its
+    outputs go to nodes that are not its own."""
+    # A copy_ writes a buffer of the module, and is part of no layer's arithmetic.
+    called = [n for n in nodes if n.op == "call_function" and n.target is not torch.ops.aten.copy_.default]
     stacks = {node: _stack(node, modules) for node in called}
     for node, stack in stacks.items():
         for name in stack:
             given = [n for n in node.all_input_nodes if n.name not in state and name not in stacks.get(n, ())]
-            if name != LOSS or any(n in stacks for n in given):  # of the loss not the targets
-                seen.add(name, "input", _dtypes(given))
+            if name != LOSS or any(n in stacks for n in given):  # the loss's targets are no input
+                dtypes.add(name, "input", _dtypes(given))
             if any(name not in stacks.get(user, [name]) for user in node.users):
-                seen.add(name, "output", _dtypes([node]))
-        seen.add(stack[-1], "computes", arithmetic(node.target, _dtypes(node.all_input_nodes)))
+                dtypes.add(name, "output", _dtypes([node]))
+        dtypes.add(stack[-1], "computes", arithmetic(node.target, _dtypes(node.all_input_nodes)))
 
 
-def _read_backward(nodes: Sequence[Node], modules: Mapping[str, str], seen: Seen) -> None:
-    """The gradient of a module's output comes from backward nodes that are not its own. Behind the loss, a node of no
-    module adds the gradients from several users of a tensor: it is in those modules in which all of them are.
-    Constants are shared and come from none."""
+def _read_backward(nodes: Sequence[Node], modules: Mapping[str, str], dtypes: LayerDtypes) -> None:
+    """Adds the dtypes of backward. The gradient of a module's output comes from backward nodes that are not its own.
+    Behind the loss, a node that comes from no module adds the gradients from several users of a tensor: it counts to
+    the modules that all of them come from. Constants are shared and come from no module."""
     stacks: dict[Node, list[str]] = {}
     in_loss = True
     for node in nodes:
@@ -101,5 +105,5 @@ def _read_backward(nodes: Sequence[Node], modules: Mapping[str, str], seen: Seen
             continue
         for name in stack:
             given = [n for n in node.all_input_nodes if n.all_input_nodes and name not in stacks.get(n, [name])]
-            seen.add(name, "gradient", (dtype for dtype in _dtypes(given) if dtype.is_floating_point))
-        seen.add(stack[-1], "backward", arithmetic(node.target, _dtypes(node.all_input_nodes)))
+            dtypes.add(name, "gradient", (dtype for dtype in _dtypes(given) if dtype.is_floating_point))
+        dtypes.add(stack[-1], "backward", arithmetic(node.target, _dtypes(node.all_input_nodes)))

@@ -1,10 +1,10 @@
-"""Where does each precision run? One step of a torch module, layer by layer, in the dtypes in which it happens.
+"""The dtypes in which each layer of a torch module runs, seen in one step.
 
-Hooks see what a layer is given and what it hands on. A dispatch mode sees the operators themselves, below autograd and
-autocast: under autocast a linear layer that is given fp32 is seen to multiply bf16.
+Hooks see the tensors that a layer is given and hands on. A dispatch mode sees the operators themselves, below autograd
+and autocast: under autocast a linear layer that is given fp32 is seen to multiply bf16.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,95 +12,23 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mpcompare.backends.layer_dtypes.table import LOSS, LayerDtypes, arithmetic, floating
 from mpcompare.contract import ModuleDtypes
-from mpcompare.dtypes import dtype_name
-from mpcompare.tasks.mlp import PlainMlp
-from mpcompare.tasks.task import Params
-
-LOSS = "(loss)"  # the row of all that lies between the network's output and its gradient
-WHAT = ("master", "weight", "input", "computes", "output", "gradient", "backward")
-aten = torch.ops.aten
-# Operators that fill, copy and cast, and so compute nothing; views are left out as well.
-MOVES = {
-    *(aten._to_copy, aten.copy_, aten.copy, aten.clone, aten.lift_fresh, aten._unsafe_view, aten.cat, aten.stack),
-    *(aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.full, aten.fill_),
-    *(aten.zeros, aten.zeros_like, aten.new_zeros, aten.zero_, aten.ones, aten.ones_like, aten.full_like),
-    torch.ops.prims.convert_element_type,
-}
 
 
-def arithmetic(op: Any, operands: Iterable[torch.dtype]) -> set[torch.dtype]:
-    """The dtypes in which an operator computes: those of its operands, of a pointwise one the widest, to which torch
-    promotes the others. Empty if it computes nothing. What a kernel keeps inside, such as fp32 sums of 16-bit products,
-    nobody sees from outside.
-
-    Args:
-        operands: dtypes of its tensors, but scalars.
-    """
-    if not isinstance(op, torch._ops.OpOverload) or op.is_view or op.overloadpacket in MOVES:
-        return set()
-    found = {dtype for dtype in operands if dtype.is_floating_point}
-    pointwise = torch.Tag.pointwise in op.tags
-    return {max(found, key=lambda dtype: dtype.itemsize)} if pointwise and found else found
-
-
-def floating(values: Any) -> list[Tensor]:
-    """The floating tensors in ``values``, but scalars, which take on the others' dtype."""
-    return [t for t in tree_leaves(values) if isinstance(t, Tensor) and t.is_floating_point() and t.dim()]
-
-
-def joined(dtypes: Iterable[torch.dtype]) -> str:
-    """``fp32``; ``fp32+bf16`` where there are several; ``-`` where there is none."""
-    each = sorted(set(dtypes), key=lambda dtype: (-dtype.itemsize, str(dtype)))
-    return "+".join(map(dtype_name, each)) or "-"
-
-
-class Seen:
-    """Sets of dtypes by layer and by what they are of, in the order in which the layers are called first."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, dict[str, set[torch.dtype]]] = {}
-
-    def add(self, layer: str, what: str, dtypes: Iterable[torch.dtype] = ()) -> None:
-        self.rows.setdefault(layer, {}).setdefault(what, set()).update(dtypes)
-
-    def table(self, model: nn.Module, masters: Mapping[str, Tensor]) -> ModuleDtypes:
-        """As the contract has it: a row for each layer, for a module of layers that computes something itself, and for
-        the loss.
-
-        Args:
-            model: the module that was seen, with the weights that it computes with.
-            masters: what the optimizer updates, under the names of the parameters.
-        """
-        modules = dict(model.named_modules())
-        found: ModuleDtypes = {}
-        for name, row in self.rows.items():
-            module = modules.get(name)
-            if module is not None and any(True for _ in module.children()) and not row.get("computes"):
-                continue
-            own = {} if module is None else dict(module.named_parameters(name, recurse=False))
-            found[name] = {
-                "kind": "loss" if module is None else type(module).__name__,
-                "master": joined(masters[p].dtype for p in own if p in masters),
-                "weight": joined(p.dtype for p in own.values()),
-                **{what: joined(row.get(what, ())) for what in WHAT[2:]},
-            }
-        return found
-
-
-class Watch(TorchDispatchMode):
-    """Sees one step of ``model`` while it is entered; ``seen`` is what it has seen."""
+class LayerDtypesMode(TorchDispatchMode):
+    """Notes in ``dtypes`` the dtypes of one step of ``model``, which is taken while the mode is entered."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.seen = Seen()
+        self.dtypes = LayerDtypes()
         self.inside: list[tuple[str, int]] = []  # the modules that are being called, and autograd's count before each
         self.node_of: str | None = None  # the layer whose backward is running
         self.in_loss = False
-        self.claimed: set[Any] = set()  # nodes of the autograd graph that are known to be a layer's
+        self.claimed: set[Any] = set()  # the nodes of the autograd graph whose layer is known
         self.modules = list(model.named_modules())
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "LayerDtypesMode":
         self.handles = []
         for name, module in self.modules:
             # Before a backend's own hooks, and after them: casts there are part of the layer. Also after an exception,
@@ -116,19 +44,19 @@ class Watch(TorchDispatchMode):
             handle.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = arithmetic(func, (t.dtype for t in floating((args, kwargs))))
+        computed_in = arithmetic(func, (t.dtype for t in floating((args, kwargs))))
         if self.inside:  # also in backward, where a checkpoint computes forward again
-            self.seen.add(self.inside[-1][0], "computes", found)
+            self.dtypes.add(self.inside[-1][0], "computes", computed_in)
         elif self.node_of is not None:
-            self.seen.add(self.node_of, "backward", found)
+            self.dtypes.add(self.node_of, "backward", computed_in)
         elif self.in_loss:
-            self.seen.add(LOSS, "computes" if torch.is_grad_enabled() else "backward", found)
+            self.dtypes.add(LOSS, "computes" if torch.is_grad_enabled() else "backward", computed_in)
         return func(*args, **(kwargs or {}))
 
     def _called(self, name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            self.seen.add(name, "input", (t.dtype for t in given))
+            self.dtypes.add(name, "input", (t.dtype for t in given))
             self.inside.append((name, torch.autograd._get_sequence_nr()))
 
         return hook
@@ -137,27 +65,27 @@ class Watch(TorchDispatchMode):
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             before = self.inside.pop()[1]
             outputs = floating(output)
-            self.seen.add(name, "output", (t.dtype for t in outputs))
+            self.dtypes.add(name, "output", (t.dtype for t in outputs))
             for tensor in outputs:
                 if tensor.requires_grad:
                     tensor.register_hook(self._gradient(name))
                     self._claim(name, tensor.grad_fn, before)
             if name == "":
                 self.in_loss = True
-                self.seen.add(LOSS, "input", (t.dtype for t in outputs))
+                self.dtypes.add(LOSS, "input", (t.dtype for t in outputs))
 
         return hook
 
     def _gradient(self, name: str) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
             self.in_loss = False
-            self.seen.add(name, "gradient", [gradient.dtype])
+            self.dtypes.add(name, "gradient", [gradient.dtype])
 
         return hook
 
     def _claim(self, name: str, node: Any, before: int) -> None:
-        """Marks the nodes that were made since ``before`` and lead to ``node``, but those of layers inside: their
-        backward is the layer's."""
+        """Counts the backward of ``node``, and of the nodes made since ``before`` that lead to it, to the layer
+        ``name``. Nodes of the layers inside it are claimed already."""
         waiting, met = [node], set()
         while waiting:
             node = waiting.pop()
@@ -177,47 +105,15 @@ class Watch(TorchDispatchMode):
         return hook
 
 
-def watch(model: nn.Module, masters: Mapping[str, Tensor], step: Callable[[], Tensor]) -> ModuleDtypes:
-    """What ``step``, a training step of ``model`` that returns the loss, is seen to do.
+def layer_dtypes_of_step(model: nn.Module, masters: Mapping[str, Tensor], step: Callable[[], Tensor]) -> ModuleDtypes:
+    """Takes ``step``, a training step of ``model`` that returns the loss, and returns the dtypes that were seen in it:
+    the table of :meth:`mpcompare.contract.Backend.module_dtypes`.
 
     Args:
-        model: with the weights that it computes with.
-        masters: what the optimizer updates, under the names of the parameters.
+        model: the module with the weights that it computes with.
+        masters: the parameters that the optimizer updates, under the names of the model's.
     """
-    with Watch(model) as observer:
+    with LayerDtypesMode(model) as mode:
         loss = step()
-    observer.seen.add(LOSS, "output", [loss.dtype])
-    return observer.seen.table(model, masters)
-
-
-def mlp_dtypes(
-    mlp: PlainMlp,
-    masters: Params,
-    params: Params,
-    z: Sequence[torch.dtype],
-    grads: Params,
-    loss: Mapping[str, torch.dtype],
-) -> ModuleDtypes:
-    """The rows of an MLP by hand, from the tensors of a step; relu is part of its layer.
-
-    Args:
-        masters, params: ``W1, b1, ...``: what the optimizer updates, and the copies that are multiplied.
-        z: of what is given to each layer, and of the output.
-        grads: as the products made them; that of a bias is a sum of its layer's ``da``, in the dtype of that.
-        loss: the row of the loss, as far as it is seen.
-    """
-    rows: ModuleDtypes = {}
-    for number, layer in enumerate(mlp.layers, start=1):
-        W, given, da = params[f"W{number}"].dtype, z[number - 1], grads[f"b{number}"].dtype
-        row = {
-            "master": [masters[f"W{number}"].dtype, masters[f"b{number}"].dtype],
-            "weight": [W, params[f"b{number}"].dtype],
-            "input": [given],
-            "computes": [given, W],
-            "output": [z[number]],
-            "gradient": [da],
-            "backward": [given, W, da],
-        }
-        rows[layer] = {"kind": "Linear", **{what: joined(dtypes) for what, dtypes in row.items()}}
-    known = {what: joined([loss[what]] if what in loss else []) for what in WHAT}
-    return {**rows, LOSS: {"kind": "loss", **known}}
+    mode.dtypes.add(LOSS, "output", [loss.dtype])
+    return mode.dtypes.table(model, masters)

@@ -1,7 +1,7 @@
-"""The data sets. Each is a function of the seed, whose other arguments stand in ``conf/data``.
+"""The data sets. Each is a function of the seed; its other arguments stand in ``conf/data``.
 
-Every data set carries why it was taken and a fingerprint of what is trained on; where one stands in for another, the
-log says so loudly.
+Every data set carries the reason why it was taken and a fingerprint of its samples. If one stands in for another,
+the log says so loudly.
 """
 
 from mpcompare.tasks.data.dataset import Dataset, batches

@@ -24,14 +24,14 @@ SOURCE = Source(
     mirror="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     script="import sys; from torchvision.datasets import CIFAR10; CIFAR10(root=sys.argv[1], download=True)",
 )
-MEAN = (0.4914, 0.4822, 0.4465)  # of red, green and blue in [0, 1] over the training images
+MEAN = (0.4914, 0.4822, 0.4465)  # red, green and blue in [0, 1], over the training images
 STD = (0.2470, 0.2435, 0.2616)
 
 
 def cifar10(seed: int, samples: int, root: str | None = None, download_limit_s: float = 15) -> Dataset:
-    """CIFAR-10, fp32 ``[N, 3, 32, 32]``, where it is on disk or can be downloaded within ``download_limit_s`` seconds.
+    """Returns CIFAR-10, fp32 ``[N, 3, 32, 32]``, where it is on disk or downloads within ``download_limit_s`` seconds.
 
-    Elsewhere ``samples`` synthetic images of that shape.
+    Elsewhere it returns ``samples`` synthetic images of that shape.
 
     Raises:
         InputError: a file on disk is not CIFAR-10's.
@@ -55,6 +55,6 @@ def _read(root: Path, reason: str) -> Dataset:
 
 
 def _normalise(pixels: Tensor) -> Tensor:
-    """uint8 ``[N, height, width, 3]`` to fp32 ``[N, 3, height, width]``, in place where it can: there are 600 MB."""
+    """Maps uint8 ``[N, height, width, 3]`` to fp32 ``[N, 3, height, width]``, in place where possible: it is 600 MB."""
     x = pixels.permute(0, 3, 1, 2).float().contiguous().div_(255)
     return x.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))

@@ -15,7 +15,7 @@ class Dataset:
     """Training and held-out samples.
 
     Attributes:
-        name, reason: which data set, and why this one.
+        name, reason: the data set's name, and the reason why it was taken.
         x_train, x_test: ``[N, ...]`` of any shape: fp32 values (images are ``[N, channels, height, width]``), or int64
             ids of tokens (``[N, T]``).
         y_train, y_test: int64 classes ``[N]``, or ``[N, T]`` with one for every token; or fp32 targets ``[N, ...]``.
@@ -29,22 +29,22 @@ class Dataset:
     y_test: Tensor
 
     def to(self, device: torch.device) -> "Dataset":
-        """The same data on ``device``."""
+        """Returns the same data on ``device``."""
         moved = {name: getattr(self, name).to(device) for name in ("x_train", "y_train", "x_test", "y_test")}
         return replace(self, **moved)
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all samples: equal means bit for bit the same data."""
+        """A hash of all samples, equal where the data are bit for bit the same."""
         return fingerprint({n: getattr(self, n) for n in ("x_train", "y_train", "x_test", "y_test")})
 
 
 def batches(dataset: Dataset, batch_size: int, served: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Whole batches in order, over and over; a remainder shorter than a batch is left out.
+    """Yields whole batches in order, over and over; a remainder shorter than a batch is left out.
 
     Args:
         batch_size: at most the number of samples.
-        served: how many batches come before the first one here.
+        served: the number of batches that were served before; the first batch here is the one after them.
     """
     in_all = len(dataset.x_train) // batch_size
     for number in itertools.count(served):

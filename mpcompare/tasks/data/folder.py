@@ -7,7 +7,7 @@ from mpcompare.paths import data_root
 
 
 def find_root(root: object) -> tuple[str, Path]:
-    """The folder as it was named, and as it is; None means ``paths.data_root``.
+    """Returns the folder as it was named, and its path; None stands for ``paths.data_root``.
 
     Raises:
         InputError: ``root`` is no name, or names a file.

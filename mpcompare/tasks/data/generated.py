@@ -11,7 +11,7 @@ from mpcompare.tasks.data.dataset import Dataset
 
 
 def digits(seed: int, samples: int) -> Dataset:
-    """scikit-learn's handwritten digits (1,797 images of 8 x 8), upsampled and augmented.
+    """Returns scikit-learn's handwritten digits (1,797 images of 8 x 8), upsampled and augmented.
 
     Images are fp32 ``[samples, 1, 28, 28]`` with pixels in [-1, 1], labels int64 ``[samples]``.
     Held out: the last 297 images, as they are. Training samples cycle through the first 1,500, each with a shift of up
@@ -39,17 +39,17 @@ def digits(seed: int, samples: int) -> Dataset:
 
 
 def _resample(images: Tensor, affine: Tensor) -> Tensor:
-    """``[N, 1, 8, 8]`` pixels in [0, 1] through ``affine`` ``[N, 2, 3]`` to ``[N, 1, 28, 28]`` in [-1, 1]."""
+    """Maps ``[N, 1, 8, 8]`` pixels in [0, 1] by ``affine`` ``[N, 2, 3]`` to ``[N, 1, 28, 28]`` in [-1, 1]."""
     grid = F.affine_grid(affine, [len(images), 1, 28, 28], align_corners=False)
     sampled = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return (sampled - 0.5) / 0.5
 
 
 def synthetic(seed: int, samples: int, in_features: int, out_features: int, loss: str) -> Dataset:
-    """Normal inputs ``[samples, in_features]`` and what a seeded random two-layer network makes of them.
+    """Returns normal inputs ``[samples, in_features]``, and targets from a seeded random two-layer network.
 
-    There is much to learn in it. Targets are the network's outputs, fp32 ``[samples, out_features]``, for the loss
-    ``mse``, and the largest output's index, int64 ``[samples]``, for ``cross_entropy``. An eighth as many samples are
+    The targets are the network's outputs, fp32 ``[samples, out_features]``, for the loss ``mse``, and the largest
+    output's index, int64 ``[samples]``, for ``cross_entropy``. So there is much to learn. An eighth as many samples are
     held out.
     """
     for name, value in (("samples", samples), ("in_features", in_features), ("out_features", out_features)):
@@ -67,7 +67,7 @@ def synthetic(seed: int, samples: int, in_features: int, out_features: int, loss
 
 
 def synthetic_images(seed: int, samples: int) -> Dataset:
-    """Colour images of ten classes: fp32 ``[samples, 3, 32, 32]``, mean 0 and variance 1; labels int64 ``[samples]``.
+    """Returns colour images of ten classes: fp32 ``[samples, 3, 32, 32]``, mean 0, variance 1; int64 labels.
 
     Each class is a smooth pattern drawn from ``seed``; an image is its class's pattern in a random strength, shifted by
     up to 4 pixels, under noise. An eighth as many images are held out.

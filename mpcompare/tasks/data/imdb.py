@@ -1,4 +1,4 @@
-"""Film reviews and whether they praise (Maas et al., 2011): the folder ``aclImdb`` as Stanford publishes it."""
+"""Film reviews that praise or blame (Maas et al., 2011): the folder ``aclImdb`` as Stanford publishes it."""
 
 import re
 from collections import Counter
@@ -22,16 +22,16 @@ _CLASSES = ("neg", "pos")  # 0 and 1
 def imdb(
     seed: int, root: str | None = None, length: int = 256, vocabulary: int = 10000, samples: int | None = None
 ) -> Dataset:
-    """Reviews as ids of their words, int64 ``[N, length]``, and 0 (they blame) or 1 (they praise), int64 ``[N]``.
+    """Returns reviews as ids of their words, int64 ``[N, length]``, and 0 (blame) or 1 (praise), int64 ``[N]``.
 
     Words are in lower case. The most frequent ones of the training part have ids (in alphabetical order where equally
     many); the others are ``UNKNOWN``. Only a review's first ``length`` words are taken, and a shorter one is followed
     by ``PADDING``.
 
     Args:
-        seed: of the order of the reviews.
-        root: holds ``aclImdb``, or is it; None: ``paths.data_root``.
-        vocabulary: how many ids there are, the two that are no word included.
+        seed: draws the order of the reviews.
+        root: the folder that holds ``aclImdb``, or ``aclImdb`` itself; None: ``paths.data_root``.
+        vocabulary: number of ids, the two that are no word included.
         samples: at most so many reviews of each part, drawn with ``seed``; None: all of them.
 
     Raises:
@@ -55,7 +55,7 @@ def imdb(
 
 
 def _reviews(root: str, folder: Path, part: str) -> list[Path]:
-    """The files of one class of one part, sorted by name."""
+    """Returns the files of one class of one part, sorted by name."""
     inside = folder / "aclImdb" / part
     if not inside.is_dir():
         raise InputError(

@@ -23,10 +23,10 @@ SOURCE = Source(
 
 
 def mnist(seed: int, root: str | None = None) -> Dataset:
-    """MNIST from ``root`` (None: ``paths.data_root``), downloaded there if it is missing: fp32 ``[N, 1, 28, 28]``.
+    """Returns MNIST, fp32 ``[N, 1, 28, 28]``, from ``root`` (None: ``paths.data_root``); downloads it if it is missing.
 
     Raises:
-        InputError: it cannot be had, or a file is not MNIST's.
+        InputError: it cannot be downloaded, or a file is not MNIST's.
     """
     root, folder = find_root(root)
     if SOURCE.on_disk(folder):
@@ -37,7 +37,7 @@ def mnist(seed: int, root: str | None = None) -> Dataset:
 
 
 def auto(seed: int, samples: int, root: str | None = None, download_limit_s: float = 15) -> Dataset:
-    """MNIST where it is on disk or can be downloaded within ``download_limit_s`` seconds, else ``samples`` digits."""
+    """Returns MNIST where it is on disk or downloads within ``download_limit_s`` seconds, else ``samples`` digits."""
     return take_or_stand_in(
         SOURCE,
         _read,

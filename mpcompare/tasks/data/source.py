@@ -1,4 +1,4 @@
-"""The files of a public data set: whether they are on disk, whether they are whole, and how torchvision gets them."""
+"""The files of a public data set: they are looked for on disk, checked, and downloaded by torchvision."""
 
 import hashlib
 import http.client
@@ -27,11 +27,11 @@ class Source:
     """A data set's files.
 
     Attributes:
-        name: of the data set.
-        folder: where the files lie below ``data.root``.
-        md5: of each file, by its name.
+        name: the data set's name.
+        folder: the files' folder below ``data.root``.
+        md5: the checksum of each file, by its name.
         mirror: an address that answers where a download can work.
-        script: Python that downloads into the folder ``sys.argv[1]``.
+        script: Python code that downloads into the folder ``sys.argv[1]``.
     """
 
     name: str
@@ -41,7 +41,8 @@ class Source:
     script: str
 
     def on_disk(self, root: Path) -> bool:
-        """Whether ``root`` means to hold the data: where any file is there, a missing or broken one is an error."""
+        """Returns whether ``root`` holds any of the files. Then a missing or broken file is an error, and no reason to
+        download."""
         return any((root / self.folder / name).exists() for name in self.md5)
 
     def check(self, root: Path) -> None:
@@ -61,10 +62,10 @@ class Source:
                 )
 
     def parts(self, root: Path, name: str) -> list[Any]:
-        """The training and the test part by torchvision's class ``name``.
+        """Returns the training and the test part by torchvision's class ``name``.
 
         Raises:
-            InputError: a file is not there or not whole, or torchvision does not work with this torch.
+            InputError: a file is missing or broken, or torchvision does not work with this torch.
         """
         self.check(root)
         try:
@@ -74,10 +75,11 @@ class Source:
         return [getattr(datasets, name)(root=str(root), train=train, download=False) for train in (True, False)]
 
     def download(self, root: Path, limit_s: float) -> str | None:
-        """Downloads the files to ``root``; returns why not, or None.
+        """Downloads the files to ``root``; returns the reason why that failed, or None.
 
-        First a probe, so that a machine without internet loses 3 seconds at most; then the download in a process that
-        can be ended, into a folder beside, moved into place file by file, so that no half file is ever taken for data.
+        A probe comes first, so that a machine without internet loses 3 seconds at most. The download runs in a process
+        that can be ended, into a folder beside, and is moved into place file by file, so that no half file is ever
+        taken for data.
         """
         if failure := _probe(self.mirror):
             return failure
@@ -107,12 +109,12 @@ def take_or_stand_in(
     option: str,
     loudly: str,
 ) -> Dataset:
-    """The data set where it is on disk or can be downloaded within ``download_limit_s`` seconds, else the stand-in.
+    """Returns the data set where it is on disk or downloads within ``download_limit_s`` seconds, else the stand-in.
 
     Args:
         read: makes the data set of the folder and of the reason why it was taken.
-        option: how it was asked for, ``data=auto``; the log says after it what was taken.
-        loudly: what the stand-in is, and what it is not.
+        option: the override that asked for it, ``data=auto``, as the log names it.
+        loudly: the stand-in's name for the log, which says that it is not the data set.
     """
     check_number("data.download_limit_s", download_limit_s, above=0)
     root, folder = find_root(root)
@@ -129,7 +131,7 @@ def take_or_stand_in(
 
 
 def _probe(address: str) -> str:
-    """Why ``address`` does not answer within 3 seconds, or an empty text."""
+    """Returns the reason why ``address`` does not answer within 3 seconds, or an empty text."""
     failure = ["no answer within 3 s"]
 
     def open_it() -> None:
@@ -146,7 +148,7 @@ def _probe(address: str) -> str:
 
 
 def torchvision_mismatch(error: Exception) -> InputError:
-    """The error for a torchvision that was built for another torch, or is missing: torchvision fails at import then."""
+    """Returns the error for a torchvision that fails at import: it was built for another torch, or is missing."""
     from importlib import metadata
 
     try:

@@ -13,7 +13,7 @@ ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 
 
 def topics(seed: int, length: int = 64, held_out: float = 0.1) -> Dataset:
-    """Windows of ``length`` characters and, for each character, the next one: int64 ids ``[N, length]`` both.
+    """Returns windows of ``length`` characters and, for each character, the next one: int64 ids ``[N, length]`` both.
 
     The windows lie side by side, without overlap. The last ``held_out`` of the text is held out; the windows before it
     come in an order drawn from ``seed``. The text differs between versions of Python, and so does the fingerprint.
@@ -35,7 +35,7 @@ def topics(seed: int, length: int = 64, held_out: float = 0.1) -> Dataset:
 
 
 def encode(text: str) -> Tensor:
-    """Places in ``ALPHABET`` of the text's characters, int64 ``[len(text)]``."""
+    """Returns the places of the text's characters in ``ALPHABET``, int64 ``[len(text)]``."""
     place = {character: i for i, character in enumerate(ALPHABET)}
     other = place["?"]
     return torch.tensor([place.get(character, other) for character in text])

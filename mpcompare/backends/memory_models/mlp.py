@@ -1,0 +1,75 @@
+"""The parts that the memory models of an MLP's step share. Names and shapes are those of :mod:`mpcompare.tasks.mlp`."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from mpcompare.contract import BackendUnavailable, MemoryModel
+from mpcompare.cost.memory import Ledger
+from mpcompare.tasks.mlp import PlainMlp, plain_mlp
+from mpcompare.tasks.optimizers import AdamW, Sgd
+from mpcompare.tasks.task import Task
+
+
+def peak_of_mlp(
+    peak_of: Callable[[PlainMlp, str], MemoryModel], model: nn.Module, task: Task, precision: str
+) -> MemoryModel:
+    """Returns ``peak_of(mlp, precision)`` where the task is a plain MLP; {} for other networks, which have no model."""
+    try:
+        return peak_of(plain_mlp(model, task), precision)
+    except BackendUnavailable:
+        return {}
+
+
+def ledger_with_inputs(task: PlainMlp) -> Ledger:
+    """Returns a ledger that holds a batch, all of its micro-batches: fp32 inputs, and int64 classes or fp32 targets."""
+    ledger = Ledger()
+    rows = task.rows * task.accumulate
+    ledger.alloc("inputs", "x", rows * task.in_features, 4)
+    if task.loss == "cross_entropy":
+        ledger.alloc("inputs", "y", rows, 8)
+    else:
+        ledger.alloc("inputs", "y", rows * task.out_features, 4)
+    return ledger
+
+
+def ledger_before_a_step(task: PlainMlp, itemsize: int = 4) -> Ledger:
+    """Returns a ledger that holds all that is live before a step: the batch, the master parameters and the optimizer's
+    state, the last two with ``itemsize`` bytes an element. With accumulation it also holds the fp32 sums of the
+    micro-batches' gradients: they are live from the first micro-batch on, and the peak is in a later one.
+    """
+    ledger = ledger_with_inputs(task)
+    for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
+        ledger.alloc("master params", f"master W{layer}", fan_in * fan_out, itemsize)
+        ledger.alloc("master params", f"master b{layer}", fan_out, itemsize)
+        for kind in state_kinds(task):
+            ledger.alloc("optimizer state", f"{kind} W{layer}", fan_in * fan_out, itemsize)
+            ledger.alloc("optimizer state", f"{kind} b{layer}", fan_out, itemsize)
+    if task.accumulate > 1:
+        for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
+            ledger.alloc("gradients", f"sum of dW{layer}", fan_in * fan_out, 4)
+            ledger.alloc("gradients", f"sum of db{layer}", fan_out, 4)
+    return ledger
+
+
+def state_kinds(task: PlainMlp) -> list[str]:
+    """Returns the names of the tensors that the optimizer keeps of each parameter, in the parameter's shape."""
+    return [kind for kind, value in task.optimizer.initial_state(torch.empty(1)).items() if value.dim()]
+
+
+def alloc_update(ledger: Ledger, task: PlainMlp, adam_temporaries: int) -> None:
+    """Adds the fp32 temporaries of the largest weight's update; torch updates tensor by tensor.
+
+    ``adam_temporaries``: how many of the weight's size Adam has at a time.
+    """
+    rule, largest = task.optimizer, max(fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes))
+    if not isinstance(rule, AdamW) and rule.weight_decay:
+        ledger.alloc("gradients", "gradient and decay", largest, 4)
+    if isinstance(rule, Sgd):
+        if rule.nesterov:
+            ledger.alloc("optimizer state", "nesterov's sum", largest, 4)
+        return
+    for number in range(adam_temporaries):
+        ledger.alloc("optimizer state", f"sqrt(v), {number + 1}", largest, 4)

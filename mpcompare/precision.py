@@ -22,7 +22,7 @@ class Format:
     NaN in place of the largest.
 
     Attributes:
-        mantissa_bits: those that are stored, without the leading 1.
+        mantissa_bits: the stored ones, without the leading 1.
         bytes: the size of a number in memory. A TF32 number is an fp32 one whose last 13 bits a product ignores.
     """
 
@@ -79,7 +79,7 @@ class Precision:
 
     @property
     def unit_roundoff(self) -> float:
-        """That of the operand format with the fewest digits."""
+        """The unit roundoff of the operand format with the fewest digits."""
         return max(operand.unit_roundoff for operand in (self.weight, self.activation, self.gradient))
 
     @property

@@ -35,7 +35,7 @@ from mpcompare.instruments.bystanders import Watch
 from mpcompare.native import build, flat, ops
 from mpcompare.precision import PRECISIONS
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16")  # that the operators multiply
+DTYPES = ("fp32", "tf32", "fp16", "bf16")  # the precisions of the products
 
 
 def cpu_peaks() -> dict[str, float]:

@@ -26,7 +26,7 @@ class Monitor:
 
     Attributes:
         every: each so many steps; None: none.
-        format: of the scaled gradients (:func:`~mpcompare.entrant.shares.gradient_shares`).
+        format: the one in which a step stores its gradients (:func:`~mpcompare.entrant.shares.gradient_shares`).
     """
 
     task: Task

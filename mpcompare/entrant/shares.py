@@ -18,7 +18,7 @@ def gradient_shares(grads: Mapping[str, Tensor], scale: float, format: Format) -
     Args:
         grads: unscaled, fp32, inf and NaN included; any number of elements, but not none.
         scale: what they were multiplied by when they were computed: the loss scale.
-        format: of the gradients that the step computes. fp16 is subnormal below 2^-14, bf16 and fp32 below 2^-126.
+        format: the one in which the step stores its gradients; fp16 is subnormal below 2^-14, the others below 2^-126.
 
     Returns:
         ``grad_zero``, exactly 0, for whatever reason: too small for the format, or a unit that relu turned off;

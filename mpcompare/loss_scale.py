@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.errors import InputError, check_number, check_whole
+from mpcompare.precision import PRECISIONS
 
 
 def any_non_finite(grads: Iterable[Tensor]) -> bool:
@@ -119,7 +120,7 @@ class DynamicLossScale(StaticLossScale):
 
 
 LossScale = NoLossScale | StaticLossScale | DynamicLossScale
-
+BY_NAME: dict[str, type[LossScale]] = {each.name: each for each in (NoLossScale, StaticLossScale, DynamicLossScale)}
 
 STATE = ("scale", "growth_tracker", "overflows_left")
 
@@ -139,5 +140,6 @@ def load_state(policy: LossScale, state: Mapping[str, float]) -> None:
 
 
 def auto(precision: str) -> LossScale:
-    """Dynamic for fp16, whose range is narrow; none for bf16, tf32 and fp32, which share fp32's range."""
-    return DynamicLossScale() if precision == "fp16" else NoLossScale()
+    """Returns the precision's own policy with its defaults: dynamic for fp16, whose range is narrow; none where the
+    range is fp32's."""
+    return BY_NAME[PRECISIONS[precision].loss_scale]()

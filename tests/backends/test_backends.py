@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from mpcompare.backends import scratch
 from mpcompare.contract import BackendUnavailable
-from mpcompare.dtypes import DTYPES
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.native import ops
@@ -413,7 +412,3 @@ def test_fused_has_no_torch_engine_and_says_what_it_lacks(monkeypatch):
     monkeypatch.setattr(ops, "load", broken)
     with pytest.raises(BackendUnavailable, match="backend=fused needs the native operators: no C\\+\\+ compiler"):
         make_backend("fused", make_task(), "bf16", CPU)
-
-
-def test_dtypes_table_is_complete():
-    assert set(DTYPES) == {"fp32", "tf32", "fp16", "bf16"}

@@ -15,7 +15,6 @@ from typing import Any
 
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.cost.flops import step_flops
-from mpcompare.dtypes import DTYPES
 from mpcompare.entrant import resume
 from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.inference import measure_inference
@@ -27,6 +26,7 @@ from mpcompare.entrant.timing import Trained, fresh, take_turns, time_phases, tr
 from mpcompare.entrant.training import train
 from mpcompare.instruments import heap, meter
 from mpcompare.instruments.clock import percentiles, settle
+from mpcompare.precision import PRECISIONS
 from mpcompare.race.turns import Progress, Turn, Turns
 from mpcompare.records import Recorder
 from mpcompare.shared import ALONE, Shared
@@ -57,7 +57,7 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     evaluations = Evaluations(setup, recorder, plan.eval_every)
     rows = yield from train(
         *(stepper, stream, plan.steps, plan.warmup_steps, setup.task.clip_norm, setup.clock, recorder, evaluations),
-        monitor=Monitor(setup.task, DTYPES[setup.precision], setup.clock, plan.monitor_every),
+        monitor=Monitor(setup.task, PRECISIONS[setup.precision].storage, setup.clock, plan.monitor_every),
         begun=begun,
         saver=resume.saver_of(plan, identity, setup.device),
     )

@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mpcompare.contract import Batches, Stepper
 from mpcompare.entrant.shares import gradient_shares, lost_share, moving
 from mpcompare.instruments.clock import Clock
+from mpcompare.precision import Format
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.numerics import total_norm
 from mpcompare.verdict.reading import factor_of_norm
@@ -26,11 +26,11 @@ class Monitor:
 
     Attributes:
         every: each so many steps; None: none.
-        compute_dtype: the format that gradients are held against (:func:`~mpcompare.entrant.shares.gradient_shares`).
+        format: the one in which a step stores its gradients (:func:`~mpcompare.entrant.shares.gradient_shares`).
     """
 
     task: Task
-    compute_dtype: torch.dtype
+    format: Format
     clock: Clock
     every: int | None
 
@@ -58,7 +58,7 @@ class Monitor:
         unclipped = self._unclipped(backend.grad_norm) if whole else 1.0
         seen: dict[str, Any] = {}
         if grads and unclipped:
-            seen = gradient_shares(grads, scale / unclipped, self.compute_dtype)
+            seen = gradient_shares(grads, scale / unclipped, self.format)
         if grads and self.task.clip_norm is None:
             seen["grad_norm"] = total_norm(grads, 2.0)
         del grads

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mpcompare.precision import Format
 from mpcompare.tasks.task import Params
 
 
-def gradient_shares(grads: Mapping[str, Tensor], scale: float, dtype: torch.dtype) -> dict[str, float]:
+def gradient_shares(grads: Mapping[str, Tensor], scale: float, format: Format) -> dict[str, float]:
     """Which part of all elements is what, as the format sees them that a step computes in.
 
     A backend shows its gradients unscaled and in fp32. What underflows are the scaled ones, so these are looked at: for
@@ -17,15 +18,14 @@ def gradient_shares(grads: Mapping[str, Tensor], scale: float, dtype: torch.dtyp
     Args:
         grads: unscaled, fp32, inf and NaN included; any number of elements, but not none.
         scale: what they were multiplied by when they were computed: the loss scale.
-        dtype: that the step computes in: fp16, bf16 or fp32. fp16 is subnormal below 2^-14, the others below 2^-126.
+        format: the one in which the step stores its gradients; fp16 is subnormal below 2^-14, the others below 2^-126.
 
     Returns:
         ``grad_zero``, exactly 0, for whatever reason: too small for the format, or a unit that relu turned off;
         ``grad_subnormal``, not 0 and held with fewer digits than the others; ``grad_nonfinite``, inf or NaN.
     """
-    limits = torch.finfo(dtype)
     # Between the largest subnormal number and the smallest normal one: a scale that is no power of 2 was rounded.
-    smallest = limits.smallest_normal * (1 - limits.eps / 2)
+    smallest = format.smallest_normal * (1 - format.unit_roundoff)
     counts = torch.zeros(3, dtype=torch.int64, device=next(iter(grads.values())).device)
     for g in grads.values():
         size = g.abs() * scale

@@ -25,6 +25,7 @@ from mpcompare.entrant.shares import gradient_shares, lost_share, moving
 from mpcompare.errors import InputError
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale
+from mpcompare.precision import BF16, FP16, FP32
 from mpcompare.race.turns import Train
 from mpcompare.records import MONITORED, Recorder, read_run
 from mpcompare.tasks.data.generated import digits
@@ -34,17 +35,17 @@ INF, NAN = math.inf, math.nan
 
 
 @pytest.mark.parametrize(
-    ("dtype", "values", "scale", "zero", "subnormal", "nonfinite"),
+    ("format", "values", "scale", "zero", "subnormal", "nonfinite"),
     [
-        (torch.float16, [0.0, -0.0, 2.0**-24, -(2.0**-14), 1.0, INF, -INF, NAN], 1.0, 2, 1, 3),
-        (torch.float16, [2.0**-34, 2.0**-25, 2.0**-24, 2.0**-24, 1.0], 1024.0, 0, 2, 0),  # normal from 2^-24 on
-        (torch.bfloat16, [2.0**-24, 2.0**-126, 2.0**-127, 0.0], 1.0, 1, 1, 0),
-        (torch.float32, [2.0**-24, 2.0**-126, 2.0**-149, 0.0], 1.0, 1, 1, 0),
+        (FP16, [0.0, -0.0, 2.0**-24, -(2.0**-14), 1.0, INF, -INF, NAN], 1.0, 2, 1, 3),
+        (FP16, [2.0**-34, 2.0**-25, 2.0**-24, 2.0**-24, 1.0], 1024.0, 0, 2, 0),  # normal from 2^-24 on
+        (BF16, [2.0**-24, 2.0**-126, 2.0**-127, 0.0], 1.0, 1, 1, 0),
+        (FP32, [2.0**-24, 2.0**-126, 2.0**-149, 0.0], 1.0, 1, 1, 0),
     ],
 )
-def test_shares_of_constructed_gradients(dtype, values, scale, zero, subnormal, nonfinite):
+def test_shares_of_constructed_gradients(format, values, scale, zero, subnormal, nonfinite):
     grads = {"a": torch.tensor(values[:2]).reshape(1, 2), "b": torch.tensor(values[2:])}
-    shares = gradient_shares(grads, scale, dtype)
+    shares = gradient_shares(grads, scale, format)
     assert shares == {
         "grad_zero": zero / len(values),
         "grad_subnormal": subnormal / len(values),
@@ -56,7 +57,7 @@ def test_shares_of_constructed_gradients(dtype, values, scale, zero, subnormal, 
 def test_what_was_subnormal_before_it_was_unscaled_is_told_whatever_the_scale(scale):
     every = torch.arange(2**15 - 2**10, dtype=torch.int16).view(torch.float16)  # all that are finite and not negative
     unscaled = every.float() * (1 / scale)
-    assert gradient_shares({"g": unscaled}, scale, torch.float16) == {
+    assert gradient_shares({"g": unscaled}, scale, FP16) == {
         "grad_zero": 1 / len(every), "grad_subnormal": 1023 / len(every), "grad_nonfinite": 0.0,
     }  # fmt: skip
 
@@ -177,12 +178,12 @@ def test_without_fp32_masters_far_more_updates_are_lost(tmp_path):
     assert none["lost_updates"].min() > 0.5
 
 
-def look(cls, task, compute_dtype=torch.float16):
+def look(cls, task, format=FP16):
     backend = cls(task.new_model(0, torch.device("cpu")), task, "fp32", NoLossScale())
     stepper, data = Stepper(backend, task.new_rates()), digits(0, 96)
     batch = [(data.x_train[:32], data.y_train[:32])]
     clock = CpuClock()
-    monitor = Monitor(task, compute_dtype, clock, 1)
+    monitor = Monitor(task, format, clock, 1)
     seen = [monitor.step(stepper, batch) for _ in range(3)]
     return [shares for _, shares, _ in seen], [pieces for _, _, pieces in seen], clock.read()
 

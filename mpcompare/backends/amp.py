@@ -18,9 +18,10 @@ from mpcompare.backends.torch_model import (
 )
 from mpcompare.contract import MemoryModel
 from mpcompare.cost import memory
-from mpcompare.dtypes import DTYPES
+from mpcompare.dtypes import torch_dtype
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.task import Task
 
 
@@ -53,7 +54,7 @@ class Amp(TorchModel):
         self.task, self.precision = task, precision
         self.device_type = next(model.parameters()).device.type
         require_kernels(model, self.device_type, precision, "amp")
-        self.compute_dtype = DTYPES[precision]
+        self.compute_dtype = torch_dtype(PRECISIONS[precision].storage)
         self.model = copy.deepcopy(model)
         self.optimizer = task.optimizer.make(self.model.parameters())
         self.scaler = grad_scaler(loss_scale, self.device_type)

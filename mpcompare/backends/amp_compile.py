@@ -23,8 +23,9 @@ from mpcompare.backends.torch_model import (
     share_of_step,
 )
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes
-from mpcompare.dtypes import DTYPES
+from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, StaticLossScale
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Task
 
@@ -81,7 +82,7 @@ class AmpCompile(TorchModel):
         self.device_type = next(model.parameters()).device.type
         require_compiler(self.device_type)
         require_kernels(model, self.device_type, precision, "amp_compile")
-        self.compute_dtype = DTYPES[precision]
+        self.compute_dtype = torch_dtype(PRECISIONS[precision].storage)
         recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self.forward_and_loss = broken_at_recurrent_layers if recurrent else whole_graph
         self.model = copy.deepcopy(model)

@@ -14,9 +14,10 @@ from mpcompare.backends.amp import grad_scaler
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
 from mpcompare.contract import Batches, MemoryModel, State
 from mpcompare.cost import memory
-from mpcompare.dtypes import DTYPES
+from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.native import graph
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.task import Task
 
 
@@ -30,7 +31,7 @@ class AmpGraph(TorchModel):
         graph.require_cuda(device, "backend=amp_graph")
         self.task, self.precision = task, precision
         self.device_type = device.type
-        self.compute_dtype = DTYPES[precision]
+        self.compute_dtype = torch_dtype(PRECISIONS[precision].storage)
         self.model = copy.deepcopy(model)
         self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
         self.scaler = grad_scaler(loss_scale, self.device_type)

@@ -28,13 +28,14 @@ from torch import Tensor, nn
 from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.cost import memory
-from mpcompare.dtypes import DTYPES, dtype_name
+from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.native import flat, ops
 from mpcompare.native.build import BuildError
 from mpcompare.native.device_scale import DeviceLossScale
 from mpcompare.native.graph import StepGraph, require_cuda
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
@@ -71,7 +72,8 @@ class Fused:
     ) -> None:
         self.mlp = plain_mlp(model, task, "backend=fused")
         params, self.precision = self.mlp.by_hand(dict(model.named_parameters())), precision
-        device, dtype, n, sizes = params["W1"].device, DTYPES[precision], self.mlp.rows, self.mlp.sizes
+        device, n, sizes = params["W1"].device, self.mlp.rows, self.mlp.sizes
+        dtype = torch_dtype(PRECISIONS[precision].storage)
         if engine == "torch":
             raise InputError("engine", engine, "backend=fused accepts one of auto, native")
         if graph != "auto" and not isinstance(graph, bool):
@@ -95,7 +97,7 @@ class Fused:
         def buffer(dtype: torch.dtype, begin: int = 0) -> Tensor:
             return torch.zeros(flat.elements(sizes) - begin, dtype=dtype, device=device)
 
-        low, masters = dtype is not torch.float32, buffer(torch.float32)
+        low, masters = PRECISIONS[precision].is_16_bit, buffer(torch.float32)
         copies = buffer(dtype) if low else masters
         # What the optimizer remembers, element by element as the masters, and how many updates it took.
         kinds = [kind for kind, value in self.rule.initial_state(masters[:0]).items() if value.dim()]

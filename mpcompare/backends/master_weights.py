@@ -28,8 +28,9 @@ from mpcompare.backends.torch_model import (
     set_lr,
 )
 from mpcompare.contract import MemoryModel, ModuleDtypes, State, take_step
-from mpcompare.dtypes import DTYPES
+from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, load_state, state_of
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.task import Params, Task, buffers_of
 
 STAY_IN_FP32 = (
@@ -80,7 +81,7 @@ class MasterWeights:
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         require_kernels(model, next(model.parameters()).device.type, precision, "master_weights")
-        self.task, self.scaling, self.compute_dtype = task, loss_scale, DTYPES[precision]
+        self.task, self.scaling, self.compute_dtype = task, loss_scale, torch_dtype(PRECISIONS[precision].storage)
         self.masters = {name: nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
         self.model = copy.deepcopy(model)
         cast_module(self.model, self.compute_dtype)

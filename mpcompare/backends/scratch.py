@@ -31,10 +31,11 @@ from torch import Tensor, nn
 from mpcompare.backends.layer_dtypes.modules import mlp_dtypes
 from mpcompare.contract import MemoryModel, ModuleDtypes, State
 from mpcompare.cost import memory
-from mpcompare.dtypes import DTYPES, dtype_name
+from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import check_choice, check_flag
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.native import ops
+from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
@@ -122,9 +123,11 @@ class Scratch:
         self.mlp = plain_mlp(model, task, "backend=scratch")  # names and widths of the layers
         params = self.mlp.by_hand(dict(model.named_parameters()))  # W1 [in, out], b1 [out], W2, b2, ...
         self.precision, self.softmax = precision, softmax
-        self.compute_dtype, self.loss_dtype = DTYPES[precision], DTYPES[softmax]
+        self.compute_dtype = torch_dtype(PRECISIONS[precision].storage)
+        self.loss_dtype = torch_dtype(FORMATS[softmax])
         device = params["W1"].device
-        self.engine, self.gemm = ops.select_gemm(engine, device, self.compute_dtype, DTYPES[accumulate_dtype])  # (3)
+        accumulate = torch_dtype(FORMATS[accumulate_dtype])
+        self.engine, self.gemm = ops.select_gemm(engine, device, self.compute_dtype, accumulate)  # (3)
         self.loss_of = cross_entropy if self.mlp.loss == "cross_entropy" else mse
         self.task, self.rule = task, self.mlp.optimizer
         self.layers = range(1, len(self.mlp.sizes))  # 1 .. L

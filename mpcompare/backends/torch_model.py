@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mpcompare.backends.layer_dtypes.modules import watch
 from mpcompare.contract import BackendUnavailable, ModuleDtypes, State, take_step
 from mpcompare.dtypes import dtype_name
+from mpcompare.precision import FP16, PRECISIONS
 from mpcompare.tasks.task import Params, Task, buffers_of, params_of
 
 
@@ -147,10 +148,10 @@ def observed_dtypes(
 def require_kernels(model: nn.Module, device_type: str, precision: str, backend: str) -> None:
     """Raises BackendUnavailable where torch has no kernel: its recurrent layers have no fp16 on a CPU (torch 2.15:
     "could not create a primitive descriptor for the LSTM forward propagation primitive")."""
-    if device_type == "cpu" and precision == "fp16":
+    if device_type == "cpu" and PRECISIONS[precision].storage == FP16:
         for name, module in model.named_modules():
             if isinstance(module, nn.RNNBase):
                 raise BackendUnavailable(
-                    f"backend={backend} precision=fp16: torch's CPU {type(module).__name__} has no fp16 "
+                    f"backend={backend} precision={precision}: torch's CPU {type(module).__name__} has no fp16 "
                     f"(layer {name or 'itself'}); bf16 and fp32 work"
                 )

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from mpcompare.contract import BackendUnavailable, MemoryModel
-from mpcompare.dtypes import DTYPES
 from mpcompare.native import flat
+from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.tasks.mlp import PlainMlp, plain_mlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Task
@@ -126,8 +126,8 @@ def autograd_peak(task: PlainMlp, precision: str) -> MemoryModel:
     Autograd keeps each layer's input and each relu's output, relu is not in place, and autocast keeps the 16-bit copies
     of the weights until the forward ends.
     """
-    n, sizes, size = task.rows, task.sizes, DTYPES[precision].itemsize
-    last, low = len(sizes) - 1, size < 4
+    n, sizes, size = task.rows, task.sizes, PRECISIONS[precision].storage.bytes
+    last, low = len(sizes) - 1, PRECISIONS[precision].is_16_bit
     m = _inputs_and_masters(task)
     if task.accumulate > 1:
         _alloc_sums(m, task)
@@ -192,9 +192,9 @@ def amp_graph_peak(task: PlainMlp, precision: str) -> MemoryModel:
 
 def scratch_peak(task: PlainMlp, precision: str, master_params: bool = True, softmax: str = "fp32") -> MemoryModel:
     """The peak of backend scratch: relu and its mask work in place: two activations are live at a time, not three."""
-    n, sizes, size = task.rows, task.sizes, DTYPES[precision].itemsize
-    last, low = len(sizes) - 1, size < 4
-    loss_size, cast = DTYPES[softmax].itemsize, DTYPES[softmax] is not DTYPES[precision]
+    n, sizes, size = task.rows, task.sizes, PRECISIONS[precision].storage.bytes
+    last, low = len(sizes) - 1, PRECISIONS[precision].is_16_bit
+    loss_size, cast = FORMATS[softmax].bytes, FORMATS[softmax] != PRECISIONS[precision].storage
     m = _inputs_and_masters(task, 4 if master_params else size)
     if task.accumulate > 1:
         _alloc_sums(m, task)
@@ -243,8 +243,8 @@ def fused_peak(task: PlainMlp, precision: str) -> MemoryModel:
     dW_1 lies where the 16-bit W_1 was, unless micro-batches are accumulated. On CUDA, what linear_backward takes for a
     layer of many outputs (dz, the size of z), and a graph's copy of an fp32 batch, come on top.
     """
-    n, sizes, size = task.rows, task.sizes, DTYPES[precision].itemsize
-    last, low = len(sizes) - 1, size < 4
+    n, sizes, size = task.rows, task.sizes, PRECISIONS[precision].storage.bytes
+    last, low = len(sizes) - 1, PRECISIONS[precision].is_16_bit
     m = _inputs(task)
     for name, (_, length) in flat.sections(sizes).items():
         m.alloc("master params", f"master {name}", length, 4)

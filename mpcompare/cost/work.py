@@ -7,7 +7,7 @@ time over these counts is an achieved rate, and the larger of flops / (flop/s) a
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mpcompare.dtypes import DTYPES
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.mlp import PlainMlp
 from mpcompare.tasks.optimizers import Sgd
 
@@ -64,7 +64,7 @@ def phases(task: PlainMlp, precision: str) -> dict[str, Work]:
 
     The last three are one here: how they share the way from 16-bit gradients to new weights differs by backend.
     """
-    n, size = task.rows * task.accumulate, DTYPES[precision].itemsize
+    n, size = task.rows * task.accumulate, PRECISIONS[precision].storage.bytes
     weights = [fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes)]
     params, hidden = sum(weights) + sum(task.sizes[1:]), n * sum(task.hidden)
     inputs, outputs = n * task.in_features, n * task.out_features

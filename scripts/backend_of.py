@@ -12,6 +12,7 @@ from mpcompare.contract import Backend, BackendUnavailable
 from mpcompare.instruments import machine
 from mpcompare.loss_scale import auto
 from mpcompare.paths import CONF
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.data import Dataset, generated, mnist
 from mpcompare.tasks.mlp import Mlp
 from mpcompare.tasks.optimizers import Sgd
@@ -47,5 +48,5 @@ def make_backend(name: str, precision: str, model: nn.Module, task: Task, **chan
         configured: Any = OmegaConf.to_container(compose("config", [f"backend={name}"]).backend, resolve=True)
     cls = hydra.utils.get_class(configured.pop("_target_"))
     options = {key: changes.get(key, value) for key, value in configured.items()}
-    machine.set_tf32(precision == "tf32")
+    machine.set_tf32(PRECISIONS[precision].uses_tf32)
     return cls(model, task, precision, auto(precision), **options)

@@ -29,10 +29,13 @@ from torch import Tensor
 
 from mpcompare.cost import work
 from mpcompare.cost.work import Work
-from mpcompare.dtypes import DTYPES
+from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import machine
 from mpcompare.instruments.bystanders import Watch
 from mpcompare.native import build, flat, ops
+from mpcompare.precision import PRECISIONS
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16")  # the precisions of the products
 
 
 def cpu_peaks() -> dict[str, float]:
@@ -53,7 +56,7 @@ def measured_peaks(device: torch.device) -> dict[str, float]:
     """GFLOP/s by dtype."""
     if device.type == "cpu":
         return cpu_peaks()
-    return {dtype: matmul_flops(device, dtype, 8192) / 1e9 for dtype in ("fp32", "tf32", "fp16", "bf16")}
+    return {dtype: matmul_flops(device, dtype, 8192) / 1e9 for dtype in DTYPES}
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,9 @@ def products(n: int, h: int, dtype: str, device: torch.device, torch_limit: floa
 def _product(name: str, shape: tuple[int, int, int, str], dtype: str, device: torch.device, torch_limit: float) -> Case:
     M, K, N, trans = shape
     trans_a, trans_b = trans[0] == "T", trans[1] == "T"
-    a = torch.randn((K, M) if trans_a else (M, K), device=device).to(DTYPES[dtype])
-    b = torch.randn((N, K) if trans_b else (K, N), device=device).to(DTYPES[dtype])
+    stored = torch_dtype(PRECISIONS[dtype].storage)
+    a = torch.randn((K, M) if trans_a else (M, K), device=device).to(stored)
+    b = torch.randn((N, K) if trans_b else (K, N), device=device).to(stored)
     out, theirs = torch.empty(M, N, dtype=a.dtype, device=device), torch.empty(M, N, dtype=a.dtype, device=device)
     left, right = a.t() if trans_a else a, b.t() if trans_b else b
     with_torch = device.type != "cpu" or dtype != "fp16" or torch_limit > 2 * M * N * K / 1e9
@@ -97,11 +101,12 @@ def _product(name: str, shape: tuple[int, int, int, str], dtype: str, device: to
 
 def fused(n: int, h: int, dtype: str, device: torch.device) -> list[Case]:
     """The operators of a step of backend fused, with rows as it lays them out."""
+    storage = PRECISIONS[dtype].storage
 
     def random(rows: int, columns: int) -> Tensor:
-        return flat.matrix(rows, columns, DTYPES[dtype], device).copy_(torch.randn(rows, columns, device=device))
+        return flat.matrix(rows, columns, torch_dtype(storage), device).copy_(torch.randn(rows, columns, device=device))
 
-    size = DTYPES[dtype].itemsize
+    size = storage.bytes
     x, W1, z, dz, dW1 = random(n, 784), random(784, h), random(n, h), random(n, h), random(784, h)
     W2, da, logits, dlogits, dW2 = random(h, 10), random(n, 10), random(n, 10), random(n, 10), random(h, 10)
     b1, b2, db1, db2 = (torch.randn(width, device=device).to(x.dtype) for width in (h, 10, h, 10))
@@ -152,7 +157,7 @@ def optimizers(count: int, dtype: str, device: torch.device) -> list[Case]:
     def random() -> Tensor:
         return torch.randn(count, device=device)
 
-    grads = random().to(DTYPES[dtype])
+    grads = random().to(torch_dtype(PRECISIONS[dtype].storage))
     low, size = grads.itemsize < 4, grads.itemsize
     copies = torch.empty_like(grads) if low else None
     master, velocity, square, norm = random(), random(), random().square(), torch.zeros((), device=device).double()
@@ -188,7 +193,7 @@ def optimizers(count: int, dtype: str, device: torch.device) -> list[Case]:
 
 def bench(case: Case, device: torch.device, rounds: int) -> dict[str, object]:
     """Both in turns, a block each a round."""
-    with machine.tf32(case.dtype == "tf32"):
+    with machine.tf32(PRECISIONS[case.dtype].uses_tf32):
         mine_calls = calls_for(case.ours, device)  # the first call packs, allocates and faults pages in
         other_calls = calls_for(case.theirs, device) if case.theirs else 0
         times = [
@@ -230,13 +235,16 @@ def main() -> None:
     ops.load(device.type)
     machine.set_tf32(False)
     before, rows, clocks = measured_peaks(device), [], []
-    for dtype in ("fp32", *(("tf32",) if on_gpu else ()), "fp16", "bf16"):
+    for dtype in DTYPES:
+        tf32 = PRECISIONS[dtype].uses_tf32
+        if tf32 and not on_gpu:
+            continue
         groups: list[Callable[[], list[Case]]] = []  # made when it is their turn: one group's tensors at a time
         if "products" in args.only:
             groups.append(partial(products, args.batch, args.hidden, dtype, device, args.torch_limit))
-            if on_gpu and dtype != "tf32":
+            if on_gpu and not tf32:
                 groups.append(partial(fused, args.batch, args.hidden, dtype, device))
-        if "optimizers" in args.only and dtype != "tf32":
+        if "optimizers" in args.only and not tf32:
             groups += [partial(optimizers, count, dtype, device) for count in args.params]
         for case in chain.from_iterable(make() for make in groups):
             watch = Watch(device)

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from mpcompare.dtypes import DTYPES
+from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import clock as measure
 from mpcompare.instruments import machine
+from mpcompare.precision import PRECISIONS
 
 
 def seconds(call: Callable[[], object], device: torch.device, calls: int = 1) -> float:
@@ -34,9 +35,10 @@ def median_seconds(call: Callable[[], object], device: torch.device, blocks: int
 
 def matmul_flops(device: torch.device, precision: str, size: int) -> float:
     """Flop/s of ``[size, size] [size, size]``; never of zeros, which are faster."""
-    a, b = (torch.randn(size, size, device=device).to(DTYPES[precision]) for _ in range(2))
+    known = PRECISIONS[precision]
+    a, b = (torch.randn(size, size, device=device).to(torch_dtype(each)) for each in (known.activation, known.weight))
     out = torch.empty_like(a)
-    with machine.tf32(precision == "tf32"):
+    with machine.tf32(known.uses_tf32):
         return 2 * size**3 / median_seconds(lambda: torch.mm(a, b, out=out), device)
 
 

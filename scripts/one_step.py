@@ -11,7 +11,7 @@ from backend_of import make_backend, mnist_mlp
 from mpcompare.contract import Stepper
 from mpcompare.instruments import machine
 from mpcompare.native.graph import WARMUP
-from mpcompare.precision import resolve_precision
+from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import batches
 from mpcompare.tasks.data.generated import digits
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=8192)
     args = parser.parse_args()
     device = machine.select_device(args.device)
-    precision = resolve_precision(args.precision, ("fp16", "bf16", "fp32", "tf32"), device, args.backend)
+    precision = resolve_precision(args.precision, tuple(PRECISIONS), device, args.backend)
     task = mnist_mlp(args.batch, args.hidden)
     backend = make_backend(args.backend, precision, task.new_model(0, device), task, graph=False)
     stepper = Stepper(backend, task.new_rates())

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 from backend_of import DATA, load, make_backend, mnist_mlp
-from bench_ops import Case, fused, products
+from bench_ops import DTYPES, Case, fused, products
 from ceilings import copy_bytes, matmul_flops, median_seconds
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -33,12 +33,11 @@ from mpcompare.instruments import clock as measure
 from mpcompare.instruments import machine
 from mpcompare.native import ops
 from mpcompare.native.graph import WARMUP
-from mpcompare.precision import resolve_precision
+from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.task import Task
 
-ALL = ("fp32", "tf32", "fp16", "bf16")
 BLOCK_S = 0.1
 # Okabe and Ito's palette for backends, shapes for phases: either tells them apart without the other.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
@@ -47,7 +46,7 @@ MARKERS = {"forward": "o", "backward": "s", "unscale to update": "^", "whole ste
 
 def ceilings(device: torch.device, size: int, megabytes: int) -> dict[str, float]:
     """Flop/s by precision, and bytes/s under ``copy``."""
-    precisions = [p for p in ALL if device.type == "cuda" or p in ("fp32", "bf16")]  # torch's fp16 is scalar on a CPU
+    precisions = DTYPES if device.type == "cuda" else ("fp32", "bf16")  # torch's fp16 is scalar on a CPU
     found = {p: matmul_flops(device, p, size) for p in precisions}
     found.setdefault("fp16", found["fp32"])  # what a CPU multiplies fp16 with
     return {**found, "copy": copy_bytes(device, megabytes)}
@@ -168,7 +167,7 @@ def _near(a: dict[str, Any], b: dict[str, Any], factor: float) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--precision", choices=("auto", *ALL), default="auto")
+    parser.add_argument("--precision", choices=("auto", *DTYPES), default="auto")
     parser.add_argument("--backends", nargs="+", default=["fused", "scratch", "amp"])
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=8192)
@@ -180,11 +179,11 @@ def main() -> None:
     args = parser.parse_args()
 
     device = machine.select_device(args.device)
-    precision = resolve_precision(args.precision, ALL, device, "any")
+    precision = resolve_precision(args.precision, DTYPES, device, "any")
     on_gpu = device.type == "cuda"
     ops.load(device.type)
     roof = ceilings(device, args.size or (8192 if on_gpu else 2048), args.megabytes or (4096 if on_gpu else 256))
-    machine.set_tf32(precision == "tf32")
+    machine.set_tf32(PRECISIONS[precision].uses_tf32)
     cases = products(args.batch, args.hidden, precision, device, 0) + fused(args.batch, args.hidden, precision, device)
     rows = op_rows(cases, device, roof)
     del cases
@@ -207,13 +206,13 @@ def main() -> None:
     reached = [
         {"kind": "ceiling", "name": f"product, {p}", "precision": p, "TFLOP/s": roof[p] / 1e12}
         for p in roof
-        if p in ALL
+        if p in DTYPES
     ]
     reached.append({"kind": "ceiling", "name": "copy", "TB/s": roof["copy"] / 1e12})
     everything = pd.concat([pd.DataFrame(reached), table])[list(table.columns)]
     everything.to_csv(args.csv, index=False)
     print(title)
-    products_said = ", ".join(f"{p} {roof[p] / 1e12:.4g}" for p in ALL if p in roof)
+    products_said = ", ".join(f"{p} {roof[p] / 1e12:.4g}" for p in DTYPES if p in roof)
     print(f"ceilings: product of large matrices in TFLOP/s: {products_said}; copy {roof['copy'] / 1e12:.3g} TB/s")
     shown = table[["backend", "name", "ms", "intensity", "TFLOP/s", "TB/s", "share of roof"]]
     print(shown.to_string(index=False, float_format=lambda value: f"{value:.3g}"))

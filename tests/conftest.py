@@ -27,7 +27,9 @@ from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.backends.scratch import Scratch
 from mpcompare.backends.tf32 import Tf32
 from mpcompare.contract import Backend, in_one_piece, options_of, show_gradients
+from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, NoLossScale
+from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.tasks.mlp import Mlp, PlainMlp, plain_mlp
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
@@ -45,7 +47,7 @@ BACKENDS: dict[str, type[Backend]] = {
     "fused": Fused, "master_weights": MasterWeights,
 }  # fmt: skip
 # Every backend in every precision, but TF32, which the harness allows and not the backend.
-CUDA_COLUMNS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if p != "tf32"]
+CUDA_COLUMNS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if not PRECISIONS[p].uses_tf32]
 CPU_COLUMNS = [(name, p) for name, p in CUDA_COLUMNS if name != "amp_compile"]  # compiles for seconds: test_peers.py
 
 
@@ -58,7 +60,7 @@ def columns(on_cpu: list[tuple[str, str]], quick: Collection[tuple[str, str]] | 
 
 
 each_column = columns(CPU_COLUMNS)
-UNIT_ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+DTYPES = {name: torch_dtype(FORMATS[name]) for name in ("fp32", "fp16", "bf16")}  # of the native operators
 
 
 # Small tests, and the processes that they start, are quickest on one thread: two wait for each other in every small

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from mpcompare.backends.master_weights import cast_module
 from mpcompare.contract import State
-from mpcompare.dtypes import DTYPES
+from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import Scores, score
 from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import machine, meter
 from mpcompare.instruments.clock import Clock
-from mpcompare.precision import resolve_precision
+from mpcompare.precision import PRECISIONS, preferred
 from mpcompare.shared import Shared
 from mpcompare.tasks.task import with_values
 
@@ -88,13 +88,14 @@ def ways(precision: str, device: torch.device) -> dict[str, Callable[[nn.Module]
     Args:
         precision: of the run, resolved.
     """
-    bits = precision if precision in ("fp16", "bf16") else resolve_precision("auto", ("fp16", "bf16"), device, "")
+    trained = PRECISIONS[precision]
+    bits = (trained if trained.is_16_bit else preferred(device)).storage
     found: dict[str, Callable[[nn.Module], Way]] = {
-        f"autocast {bits}": partial(autocast, dtype=DTYPES[bits]),
-        f"{bits} weights": partial(cast_weights, dtype=DTYPES[bits]),
+        f"autocast {bits.name}": partial(autocast, dtype=torch_dtype(bits)),
+        f"{bits.name} weights": partial(cast_weights, dtype=torch_dtype(bits)),
         "fp32": lambda network: Way(network, network),
     }
-    if precision == "tf32":
+    if trained.uses_tf32:
         found["tf32"] = lambda network: Way(network, network, tf32=True)
     return found
 

@@ -14,7 +14,7 @@ from mpcompare.entrant.plan import Plan
 from mpcompare.instruments import machine
 from mpcompare.instruments.clock import Clock, clock
 from mpcompare.loss_scale import LossScale
-from mpcompare.precision import resolve_precision
+from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.records import Recorder
 from mpcompare.shared import Shared
 from mpcompare.tasks.data import Dataset, batches
@@ -69,7 +69,7 @@ def set_up(plan: Plan, recorder: Recorder, shared: Shared) -> Setup:
     device = machine.select_device(plan.device)
     precision = resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device, plan.backend)
     loss_scale = plan.loss_scale(precision) if callable(plan.loss_scale) else plan.loss_scale
-    machine.set_tf32(precision == "tf32")
+    machine.set_tf32(PRECISIONS[precision].uses_tf32)
     task = plan.task.over(plan.total)
     model = task.new_model(plan.seed, device)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from mpcompare.contract import BackendUnavailable
 from mpcompare.instruments import machine
-from mpcompare.precision import resolve_precision
+from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task
 from mpcompare.testing import rules
@@ -52,10 +52,11 @@ def check_backend(
     for task_name, (task, dataset) in (small_tasks() if tasks is None else tasks).items():
         for each in backend_class.PRECISIONS if precision is None else (precision,):
             column = Column(backend_class, options, task_name, task, dataset.to(where), each, where)
-            if each == "tf32" and where.type != "cuda":
-                checked.skipped[column.name] = "tf32 needs a CUDA GPU"
+            tf32 = PRECISIONS[each].uses_tf32
+            if tf32 and where.type != "cuda":
+                checked.skipped[column.name] = f"{each} needs a CUDA GPU"
                 continue
-            with machine.tf32(each == "tf32"):
+            with machine.tf32(tf32):
                 for sentence in _check(column, checked):
                     found.setdefault(sentence, []).append(column.name)
     broken = [f"{sentence} ({', '.join(columns)})" for sentence, columns in found.items()]

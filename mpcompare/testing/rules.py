@@ -33,6 +33,7 @@ ANSWERS = (
 )  # fmt: skip
 OBSERVED = ("params", "activations", "gradients", "loss", "optimizer")  # the keys of dtypes()
 STEPS = 8  # of the training that is judged
+PEERS: tuple[Any, ...] = (Fp32, Tf32, Amp)  # torch's own implementations
 
 
 def of_the_class(backend_class: Any, options: Mapping[str, Any]) -> Iterator[str]:
@@ -239,7 +240,7 @@ def _two_at_once(column: Column, checked: Checked) -> Iterator[str]:
 
 def verdict(column: Column, checked: Checked) -> Iterator[str]:
     """It computes the same as torch's own implementation, as far as the verdict can tell."""
-    peer = {"fp32": Fp32, "tf32": Tf32}.get(column.precision, Amp)
+    peer = next(each for each in PEERS if column.precision in each.PRECISIONS)
     policy = column.policy()
     train = partial(
         examined_run, task=column.task, dataset=column.dataset, precision=column.precision, policy=policy, steps=STEPS,

@@ -4,7 +4,6 @@ import pytest
 import torch
 from conftest import (
     BACKENDS,
-    UNIT_ROUNDOFF,
     each_column,
     finish_step,
     make_backend,
@@ -20,10 +19,10 @@ from hypothesis import strategies as st
 from mpcompare.backends import scratch
 from mpcompare.contract import BackendUnavailable
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
+from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, auto
 from mpcompare.native import ops
 from mpcompare.native.build import BuildError
-from mpcompare.precision import resolve_precision
+from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.oracle import exact_step
@@ -33,7 +32,7 @@ PEER = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}  # torch's own implementat
 
 
 def loss_and_grads(name, task, precision, device, x, y, engine="native", seed=0):
-    scale = StaticLossScale(1024.0) if precision == "fp16" else NoLossScale()
+    scale = NoLossScale() if PRECISIONS[precision].loss_scale == "none" else StaticLossScale(1024.0)
     backend = make_backend(name, task, precision, device, scale, engine, seed)
     loss, grads = step_to_gradients(backend, x, y)
     return loss.item(), {name: g.double() for name, g in grads.items()}
@@ -65,7 +64,7 @@ def assert_as_good_as_peer(name, task, precision, device, engine, seed):
     loss, grads = loss_and_grads(name, task, precision, device, x, y, engine, seed)
     peer_loss, peer_grads = loss_and_grads(PEER[precision], task, precision, device, x, y, seed=seed)
 
-    u16 = 0.0 if precision == "fp32" else 2 * UNIT_ROUNDOFF[precision]
+    u16 = 2 * PRECISIONS[precision].unit_roundoff if PRECISIONS[precision].is_16_bit else 0.0
     floor = u16 + (task.batch_size + sum(mlp_of(task).sizes)) * 2.0**-24
     assert abs(loss - exact.loss) <= 2 * abs(peer_loss - exact.loss) + floor * abs(exact.loss)
     magnitude = sum_of_magnitudes(model, task.loss_fn, x, y)
@@ -284,7 +283,7 @@ def test_activations_stay_in_compute_dtype_inside_scratch(device):
 @each_column
 def test_training_learns_a_batch_by_heart(device, name, precision):
     task = make_task(lr=0.3, hidden=[64], momentum=0.9)
-    backend = make_backend(name, task, precision, device, DynamicLossScale() if precision == "fp16" else None)
+    backend = make_backend(name, task, precision, device, auto(precision))
     x, y = make_batch(task, device)
     losses = [take_step(backend, x, y).item() for _ in range(60)]
     assert losses[0] > 1.4  # log 5 = 1.6, knowing nothing of 5 classes

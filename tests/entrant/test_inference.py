@@ -18,7 +18,7 @@ from torch import nn
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.contract import Stepper
-from mpcompare.dtypes import DTYPES, unit_roundoff
+from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant import inference
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.evaluation import evaluate, score
@@ -26,6 +26,7 @@ from mpcompare.entrant.inference import Way, autocast, cast_weights, measure_inf
 from mpcompare.entrant.setup import set_up
 from mpcompare.errors import InputError
 from mpcompare.instruments.clock import CpuClock
+from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.race.turns import Finish, Time, Train
 from mpcompare.records import Recorder, find_runs
 from mpcompare.report import inference as table
@@ -81,13 +82,13 @@ def test_each_way_is_as_exact_as_its_rounding_and_fp32_as_evaluating(tmp_path, d
     size = x.flatten(1).abs()
     for layer in (m for m in network.modules() if isinstance(m, nn.Linear)):
         size = size @ layer.weight.detach().abs().T + layer.bias.detach().abs()
-    bound = 9 * unit_roundoff(bits) * size.max().item()
+    bound = 9 * PRECISIONS[bits].unit_roundoff * size.max().item()
     best, second = exact.topk(2, dim=1).values.unbind(1)
     unsure = ((best - second) < 2 * bound).float().mean().item()
     for name, make in (("autocast", autocast), ("weights", cast_weights)):
         (way,) = (row for key, row in found.items() if name in key)
-        output = make(network, DTYPES[bits])(x)
-        assert output.dtype == DTYPES[bits]
+        output = make(network, torch_dtype(FORMATS[bits]))(x)
+        assert output.dtype == torch_dtype(FORMATS[bits])
         assert (output.float() - exact).abs().max().item() < bound
         assert abs(way["test_accuracy"] - trained.scores["test_accuracy"]) <= unsure
         assert way["test_accuracy"] == (output.argmax(1) == y).float().mean().item() or unsure > 0

@@ -13,11 +13,12 @@ import native.test_ops as gemms
 import native.test_optimizer_ops as optimizers
 import pytest
 import torch
-from conftest import UNIT_ROUNDOFF, make_backend, make_batch, make_task
+from conftest import DTYPES, make_backend, make_batch, make_task
 from support import emulator
 
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale
 from mpcompare.native import build, ops
+from mpcompare.precision import PRECISIONS
 
 pytestmark = pytest.mark.skipif(
     not (emulator.NVIDIA / "cublasLt.h").exists(), reason="needs the headers of a CUDA build of torch"
@@ -293,13 +294,14 @@ def test_fp16_sums():
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
-@pytest.mark.parametrize("precision", list(UNIT_ROUNDOFF))
+@pytest.mark.parametrize("precision", list(DTYPES))
 def test_fused_trains_as_with_the_cpu_operators_and_its_second_step_can_be_captured(built, precision, loss):
     task = make_task(hidden=[24, 15], loss=loss, momentum=0.9)
     x, y = make_batch(task, CPU)
+    scaled = PRECISIONS[precision].loss_scale == "dynamic"
 
     def train():
-        policy = DynamicLossScale(2.0**18, growth_interval=2) if precision == "fp16" else NoLossScale()
+        policy = DynamicLossScale(2.0**18, growth_interval=2) if scaled else NoLossScale()
         backend = make_backend("fused", task, precision, CPU, policy)
         for step in range(8):
             emulator.switch("capturing").value = step > 0
@@ -316,9 +318,9 @@ def test_fused_trains_as_with_the_cpu_operators_and_its_second_step_can_be_captu
         expected = list(train())
     assert [rest for _, *rest in emulated] == [rest for _, *rest in expected]
     assert [loss for loss, *_ in emulated] == pytest.approx(
-        [loss for loss, *_ in expected], rel=8 * UNIT_ROUNDOFF[precision]
+        [loss for loss, *_ in expected], rel=8 * PRECISIONS[precision].unit_roundoff
     )
-    assert len({skipped for _, skipped, _ in expected}) == (2 if precision == "fp16" else 1)
+    assert len({skipped for _, skipped, _ in expected}) == (2 if scaled else 1)
 
 
 CPU_OPERATORS = torch.ops.mpcompare

@@ -1,7 +1,7 @@
 """The operators around gemm, against float64.
 
 Bounds follow from the roundings alone: u = 2^-24 for each fp32 operation (exp and log: 2 units in the last place, 4 u),
-then UNIT_ROUNDOFF of the dtype stored, or half its smallest subnormal.
+then the unit roundoff of the dtype stored, or half its smallest subnormal.
 """
 
 import math
@@ -9,20 +9,21 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import UNIT_ROUNDOFF
+from conftest import DTYPES
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mpcompare.dtypes import DTYPES
+from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.native import ops
 from mpcompare.native.device_scale import DeviceLossScale
+from mpcompare.precision import FORMATS, FP32
 
 CPU = torch.device("cpu")
 U = 2.0**-24
-HALF_SUBNORMAL = {"fp32": 2.0**-150, "fp16": 2.0**-25, "bf16": 2.0**-134}
-NORMAL_MIN = 2.0**-126  # of fp32; below, a relative error says nothing
-DTYPE = pytest.mark.parametrize("dtype", list(UNIT_ROUNDOFF))
+HALF_SUBNORMAL = FP32.smallest_subnormal / 2
+NORMAL_MIN = FP32.smallest_normal  # below, a relative error says nothing
+DTYPE = pytest.mark.parametrize("dtype", list(DTYPES))
 
 
 pytestmark = pytest.mark.usefixtures("two_threads")
@@ -36,10 +37,6 @@ def built(request):
         ops.load(request.getfixturevalue("device").type)
 
 
-def name_of(x):
-    return next(name for name, dtype in DTYPES.items() if dtype == x.dtype)
-
-
 def randn(*shape, dtype="fp32", device=CPU, seed=0, scale=1.0):
     values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
     return values.to(device, DTYPES[dtype])
@@ -47,13 +44,14 @@ def randn(*shape, dtype="fp32", device=CPU, seed=0, scale=1.0):
 
 def assert_within(got, exact, fp32_error):
     """``got`` is within fp32_error of ``exact`` before it was rounded to its dtype; overflow is inf."""
-    stored = name_of(got)
+    stored = FORMATS[dtype_name(got.dtype)]
     rounded = exact.to(got.dtype)
     low, high = (exact - fp32_error).to(got.dtype), (exact + fp32_error).to(got.dtype)
     sure = ~exact.isfinite() | (low.isinf() == high.isinf())  # else fp32's error decides whether it overflows
     assert torch.equal(got.isinf()[sure], rounded.isinf()[sure]), "inf elsewhere"
     assert torch.equal(got.isnan(), rounded.isnan()), "NaN elsewhere"
-    bound = fp32_error * 1.01 + UNIT_ROUNDOFF[stored] * exact.abs() + HALF_SUBNORMAL[stored]  # 1.01: second order terms
+    bound = fp32_error * 1.01 + stored.unit_roundoff * exact.abs()  # 1.01: second order terms
+    bound += stored.smallest_subnormal / 2
     finite = rounded.isfinite() & got.isfinite()
     error = (got.double() - exact).abs()
     assert (error <= bound)[finite].all(), f"{(error / bound)[finite].max():.2f} times the bound"
@@ -96,7 +94,7 @@ def test_linear_against_float64(device, dtype, relu, wide_out):
 
 
 @given(
-    n=st.integers(1, 90), ins=st.integers(1, 300), outs=st.integers(1, 90), dtype=st.sampled_from(list(UNIT_ROUNDOFF)),
+    n=st.integers(1, 90), ins=st.integers(1, 300), outs=st.integers(1, 90), dtype=st.sampled_from(list(DTYPES)),
     relu=st.booleans(), pad=st.integers(1, 3),
 )  # fmt: skip
 def test_linear_of_rows_further_apart_writes_nothing_between_them(n, ins, outs, dtype, relu, pad):
@@ -212,7 +210,7 @@ def test_linear_backward_does_not_let_a_masked_nan_through(device):
 
 
 @given(
-    n=st.integers(1, 90), ins=st.integers(1, 90), outs=st.integers(1, 90), dtype=st.sampled_from(list(UNIT_ROUNDOFF)),
+    n=st.integers(1, 90), ins=st.integers(1, 90), outs=st.integers(1, 90), dtype=st.sampled_from(list(DTYPES)),
     pad=st.integers(1, 3),
 )  # fmt: skip
 def test_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad):
@@ -323,7 +321,7 @@ def test_cross_entropy_of_more_rows_than_a_grid_holds(device):
     check_cross_entropy(randn(20_001, 3, device=device), labels(20_001, 3, device), "fp32")
 
 
-@given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(UNIT_ROUNDOFF)), wide=st.booleans(),
+@given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(DTYPES)), wide=st.booleans(),
        log_scale=st.integers(-4, 20), spread=st.floats(0, 30))  # fmt: skip
 def test_cross_entropy_of_any_shape(n, c, dtype, wide, log_scale, spread):
     logits = randn(n, c, dtype="fp32" if wide else dtype, scale=spread)
@@ -410,7 +408,7 @@ def check_mse(output, y, dtype, loss_scale=1.0):
     (exact_loss * loss_scale).backward()
     doutput, dbias, loss = run_mse(output, y, dtype, loss_scale)
     assert_within(loss, exact_loss.detach(), (x.numel() + 3) * U * exact_loss.detach())
-    assert_within(doutput, x.grad, 3 * U * x.grad.abs() + HALF_SUBNORMAL["fp32"])
+    assert_within(doutput, x.grad, 3 * U * x.grad.abs() + HALF_SUBNORMAL)
     check_column_sums(dbias, doutput)
 
 
@@ -429,7 +427,7 @@ def test_mse_of_more_elements_than_a_grid_holds(device):
     check_mse(randn(*shape, device=device), randn(*shape, device=device, seed=1), "bf16", 64.0)
 
 
-@given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(UNIT_ROUNDOFF)), wide=st.booleans(),
+@given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(DTYPES)), wide=st.booleans(),
        log_scale=st.integers(-4, 24))  # fmt: skip
 def test_mse_of_any_shape(n, c, dtype, wide, log_scale):
     check_mse(randn(n, c, dtype="fp32" if wide else dtype), randn(n, c, seed=1), dtype, 2.0**log_scale)

@@ -26,6 +26,7 @@ from mpcompare.checkpoints import CHECKPOINTS, load
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.plan import Plan
 from mpcompare.loss_scale import DynamicLossScale, auto
+from mpcompare.precision import PRECISIONS
 from mpcompare.race.turns import Train
 from mpcompare.records import Recorder
 from mpcompare.tasks.data.generated import digits
@@ -40,11 +41,12 @@ COLUMNS = [("amp", "bf16"), ("scratch", "fp16"), ("fused", "fp16"), ("fp32", "fp
 def plan_of(name: str, precision: str) -> Plan:
     data = digits(0, 320)
     task = make_task(in_features=784, out_features=10)
+    scaled = PRECISIONS[precision].loss_scale == "dynamic"
     policy = DynamicLossScale(2.0**24, growth_interval=5)  # overflows, and grows
     return Plan(
         backend=name, make_backend=BACKENDS[name], options={},
         task=replace(task, optimizer=AdamW(0.01), schedule=Cosine(warmup_steps=5), clip_norm=1.0),
-        load_data=lambda seed: data, loss_scale=policy if precision == "fp16" else auto, precision=precision,
+        load_data=lambda seed: data, loss_scale=policy if scaled else auto, precision=precision,
         device="cpu", seed=0, steps=STEPS, warmup_steps=0, deterministic=False, block_s=0.002, examine=False, noise=0,
         is_baseline=False, checkpoint_every=1,
     )  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mpcompare.precision import BF16, FP16, PRECISIONS
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.figures.judged import Judged
 from mpcompare.report.figures.speed import COLOURS, DASHES, WIDTH, grid, nothing
@@ -15,11 +16,13 @@ from mpcompare.verdict.reading import HIGHEST, LOWEST
 
 CURVES = 7  # as many as there are colours
 EXPONENTS = np.arange(LOWEST, HIGHEST + 1)
-# Of fp16, log2: below the first a number rounds to 0, below the second it is subnormal, from the third on it is inf.
-ZERO, SUBNORMAL, INFINITE = -25.0, -14.0, 16.0
-# Unit roundoff u, log2. Half the gap beside a normal weight w is between u |w| / 2 and u |w|, and an update below it is
-# lost: what lies below u is the most that can be, for of what lies between u / 2 and u only a part is.
-ROUNDOFF = {"fp32": -24.0, "fp16": -11.0, "bf16": -8.0}
+# Limits of fp16, log2: a number rounds to 0 below the first, is subnormal below the second, and inf from the third on.
+ZERO, SUBNORMAL = math.log2(FP16.smallest_subnormal / 2), math.log2(FP16.smallest_normal)
+INFINITE = float(math.ceil(math.log2(FP16.maximum)))
+# Unit roundoff u of the formats that weights are stored in, log2. Half the gap beside a normal weight w is between
+# u |w| / 2 and u |w|, and an update below it is lost: what lies below u is the most that can be, for of what lies
+# between u / 2 and u only a part is.
+ROUNDOFF = {each.storage.name: math.log2(each.storage.unit_roundoff) for each in PRECISIONS.values()}
 Counts = Mapping[str, Sequence[int]]  # by layer or parameter: numerics.exponents
 Exponents = Mapping[str, Counts]  # by step, "first" and "last"
 PANELS = ("activations", "gradients of activations", "gradients of weights")  # groups of numerics.json
@@ -143,7 +146,8 @@ def _formats(axes: Axes, scale: float, low: float, high: float) -> None:
         words, greys = ("rounds to 0", "subnormal", "normal", "inf"), ("0.75", "0.9", "white", "0.75")
         for left, right, word, grey in zip(edges, edges[1:], words, greys, strict=False):
             _segment(axes, row, left, right, word, grey)
-    bf16 = r"normal: from $2^{-126}$ to $2^{128}$, as fp32's"
+    end = math.ceil(math.log2(BF16.maximum))
+    bf16 = f"normal: from {_power(BF16.smallest_normal)} to $2^{{{end}}}$, as fp32's"
     _segment(axes, len(rows), low, high, bf16, "white")
     axes.set_yticks(range(len(rows) + 1), [*rows, "bf16"], fontsize=8)
     axes.set_ylim(len(rows) + 0.5, -0.5)
@@ -274,7 +278,7 @@ def update_ratio(comparisons: Sequence[Comparison], judged: Sequence[Sequence[Ju
         counts = _of_group(run, "updates")
         names, left_out = choose(_named(run, counts["first"]))
         low, high = _range([_only(counts, names)], min(ROUNDOFF.values()), 0.0)
-        axes.axvspan(low, ROUNDOFF["fp16"], color="0.93", zorder=0, linewidth=0)
+        axes.axvspan(low, ROUNDOFF[FP16.name], color="0.93", zorder=0, linewidth=0)
         for precision, limit in ROUNDOFF.items():
             axes.axvline(limit, color="black", linestyle="--", linewidth=0.8)
             side = {"fp16": "right", "bf16": "left"}.get(precision, "center")

@@ -1,4 +1,4 @@
-"""One step of the default task, phase by phase, between cudaProfilerStart and cudaProfilerStop: for ncu and nsys.
+"""Takes one step of the default task, phase by phase, between cudaProfilerStart and cudaProfilerStop, for ncu and nsys.
 
 ncu --profile-from-start off --clock-control none python scripts/one_step.py [fused] [--precision auto]
 """
@@ -30,7 +30,7 @@ def main() -> None:
     backend = make_backend(args.backend, precision, task.new_model(0, device), task, graph=False)
     stepper = Stepper(backend, task.new_rates())
     stream = batches(digits(0, args.batch * (WARMUP + 2)).to(device), args.batch)
-    for _ in range(WARMUP + 1):  # the last captures a graph
+    for _ in range(WARMUP + 1):  # the last one captures the graph
         stepper.step([next(stream)])
     batch = next(stream)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-// What all elements of a step of Adam share, the same code for every device.
+// The formula of Adam's update, and its numbers that all elements share. CPU and CUDA compile the same code.
 #pragma once
 #include "both.hpp"
 
@@ -11,10 +11,11 @@ struct AdamRule {
   bool decoupled;  // torch.optim.AdamW, else torch.optim.Adam
 };
 
-// beta old + (1 - beta) now, as old + (1 - beta) (now - old): beta2 = 0.999, rounded to fp32, would make v too large by
-// 1.3e-5 in the end. That rounds as much of old as there is, so where beta keeps little of it, now is what is added to.
+// The running mean beta old + (1 - beta) now. For beta >= 1/2 it is computed as old + (1 - beta) (now - old), because
+// beta2 = 0.999, rounded to fp32, would make v too large by 1.3e-5 in the long run. The roundings of that form are
+// relative to old, so a small beta, which keeps little of old, takes the form now + beta (old - now).
 struct Mean {
-  float beta, rest;  // 1 - beta
+  float beta, rest;  // rest = 1 - beta
 
   template <class V>
   MPCOMPARE_BOTH V of(V old, V now) const {
@@ -24,7 +25,7 @@ struct Mean {
 
 MPCOMPARE_BOTH inline Mean mean(double beta) { return {static_cast<float>(beta), static_cast<float>(1.0 - beta)}; }
 
-// For each element, with t the number of this step:
+// The update of each element, with t the number of the update:
 //   g += coupled w      m = first.of(m, g)      v = second.of(v, g^2)
 //   w = keep w - size m / (sqrt(v) of_root + eps)
 struct AdamStep {

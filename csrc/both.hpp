@@ -1,4 +1,4 @@
-// Marks what is compiled for a GPU too, where nvcc compiles it.
+// MPCOMPARE_BOTH marks functions that nvcc compiles for host and GPU; other compilers ignore it.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,12 +1,12 @@
 // The contracts of the operators around gemm, checked once for every device.
 //
 // T, the compute dtype, is fp32, fp16 or bf16. Matrices are row-major, and their rows may be further apart than their
-// length (see gemm.hpp); all else, and y, is contiguous. Arithmetic and sums are fp32 or better, and every result is
-// rounded once. Nothing may be empty, and what is written may not reach into any other argument. What a step decides
-// (lr, step, loss_scale, found_inf, clip: fp32 scalars) lies on the device: a host that reads it waits.
+// length (see gemm.hpp); all other arguments, and y, are contiguous. Arithmetic and sums are fp32 or better, and every
+// result is rounded once. No argument may be empty, and no output may overlap another argument. The values that a step
+// decides (lr, step, loss_scale, found_inf, clip: fp32 scalars) lie on the device; a host that reads one waits.
 //
 // linear           x [n, in] T, w [in, out] T, bias [out] T -> out [n, out] T or fp32
-//                    out = x w + bias, or relu of that
+//                    out = x w + bias, or relu(x w + bias)
 //
 // weight_grad      z [n, in] T, da [n, out] T -> dw [in, out] T
 //                    dw = z^T da
@@ -14,26 +14,27 @@
 // linear_backward  da [n, out] T, w [in, out] T, z [n, in] T in place -> dw [in, out] T, dbias [in] T
 //                    dw = z^T da of the old z      z_ij = z_ij <= 0 ? 0 : (da w^T)_ij
 //                    dbias_j = sum_i z_ij of the new, rounded z
-//                    Where z is NaN the gradient passes, as in torch.
+//                    The gradient passes where z is NaN, as in torch.
 //
 // cross_entropy    logits [n, c] T or fp32, y [n] int64, loss_scale -> dlogits [n, c] T, dbias [c] T, loss [] fp32
 //                    loss = mean_i(log sum_j exp(logits_ij) - logits_i,y_i)
-//                    dlogits = (softmax(logits) - onehot(y)) loss_scale / n      dbias_j = sum_i dlogits_ij, rounded ones
+//                    dlogits = (softmax(logits) - onehot(y)) loss_scale / n, rounded      dbias_j = sum_i dlogits_ij
 //                    A label outside [0, c) is an error on a CPU, before anything is written. A GPU cannot raise one
-//                    without a host sync: there the loss and that row's gradient are NaN.
+//                    without a host sync, so there the loss and the gradient of that row are NaN.
 //
 // mse              output [n, c] T or fp32, y [n, c] fp32, loss_scale -> doutput [n, c] T, dbias [c] T, loss [] fp32
 //                    loss = mean_ij (output - y)^2      doutput = 2 (output - y) loss_scale / (n c)      dbias as above
 //
-// non_finite       x T of any shape -> found_inf = 1 where x holds inf or NaN, else found_inf stays as it is
+// non_finite       x T of any shape -> found_inf = 1 if x holds inf or NaN; otherwise found_inf stays as it is
 //
-// grad_norm        x T of any shape, loss_scale -> found_inf as non_finite; norm, an fp64 scalar
+// grad_norm        x T of any shape, loss_scale -> found_inf as in non_finite; norm, an fp64 scalar
 //                    norm += sum_i (x_i / loss_scale)^2, or with infinity norm = max(norm, max_i |x_i / loss_scale|)
-//                    Squares and sums are fp64. The largest of NaN and anything is NaN. Over all gradients of a step, from
-//                    norm = 0, this is the square of torch.nn.utils.get_total_norm, or with infinity that norm itself.
+//                    Squares and sums are fp64. The maximum of NaN and any number is NaN. Calls for all gradients of a
+//                    step, from norm = 0 on, yield the square of torch.nn.utils.get_total_norm, or with infinity that
+//                    norm itself.
 //
 // sgd              master fp32, velocity fp32 or none, params T or none, grad T, lr, loss_scale, found_inf, clip or none;
-//                  master, velocity, params and grad of any shape, equally many elements; params may be grad itself
+//                  master, velocity, params and grad have any shape and equally many elements; params may be grad
 //                    unless found_inf:  g = clip grad / loss_scale + weight_decay master
 //                                       v = momentum v + g      d = nesterov ? g + momentum v : v
 //                                       master = master - lr d
@@ -41,14 +42,14 @@
 //                    Without velocity d = g, and momentum must be 0. The division is by 1 / loss_scale, rounded to
 //                    fp32, as in torch.amp.GradScaler.
 //
-// adam             as sgd, with exp_avg (m) and exp_avg_sq (v) fp32 in the place of velocity, and step: the number of
-//                  updates, this one included
+// adam             as sgd, with exp_avg (m) and exp_avg_sq (v) fp32 in place of velocity, and with step, the number
+//                  of updates, this one included
 //                    unless found_inf:  g = clip grad / loss_scale, + weight_decay master unless decoupled
 //                                       m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //                                       master = master (1 - lr weight_decay) if decoupled
 //                                       master -= lr / (1 - beta1^step) m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 //                    in any case        params = master, rounded
-//                    What does not depend on the element is computed in fp64 and rounded once: see adam.hpp.
+//                    The numbers that all elements share are computed in fp64 and rounded once: see adam.hpp.
 //
 // update_scale     loss_scale in place, growth_tracker and overflows_left int32 scalars in place, found_inf
 //                    DynamicLossScale.update of mpcompare/loss_scale.py
@@ -68,7 +69,7 @@ using Arguments = std::vector<Argument>;
 
 struct LossShape {
   int64_t n, c;
-  int64_t ld, ldg;  // elements from one row to the next, of the output and of its gradient
+  int64_t ld, ldg;  // elements from one row to the next in the output and in its gradient
 };
 
 template <class T>
@@ -131,7 +132,7 @@ inline void check_apart(const char* op, Argument x, Argument y) {
   STD_TORCH_CHECK(!overlap(x.tensor, y.tensor), op, ": ", x.name, " must not overlap ", y.name);
 }
 
-// All on one device, and no argument reaches into one that is written.
+// Checks that all tensors are on one device and that no argument overlaps a written one.
 inline void check_memory(const char* op, const Arguments& written, const Arguments& read) {
   const Argument& first = written.front();
   for (const Arguments* list : {&written, &read})
@@ -145,7 +146,7 @@ inline void check_memory(const char* op, const Arguments& written, const Argumen
   }
 }
 
-// The product x w.
+// Returns the shape of the product x w.
 inline GemmShape check_linear(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& out) {
   const char* op = "linear";
   for (const Argument& m : Arguments{{"x", x}, {"w", w}, {"out", out}}) check_matrix(op, m);
@@ -161,7 +162,7 @@ inline GemmShape check_linear(const Tensor& x, const Tensor& w, const Tensor& bi
   return {M, N, K, leading_dimension(x), leading_dimension(w), leading_dimension(out)};
 }
 
-// The product z^T da.
+// Returns the shape of the product z^T da.
 inline GemmShape check_weight_grad(const Tensor& z, const Tensor& da, const Tensor& dw) {
   const char* op = "weight_grad";
   for (const Argument& m : Arguments{{"z", z}, {"da", da}, {"dw", dw}}) check_matrix(op, m);
@@ -174,7 +175,7 @@ inline GemmShape check_weight_grad(const Tensor& z, const Tensor& da, const Tens
   return {M, N, K, leading_dimension(z), leading_dimension(da), leading_dimension(dw)};
 }
 
-// The product da w^T.
+// Returns the shape of the product da w^T.
 inline GemmShape check_linear_backward(const Tensor& da, const Tensor& w, const Tensor& z, const Tensor& dw,
                                        const Tensor& dbias) {
   const char* op = "linear_backward";
@@ -196,7 +197,8 @@ inline void check_fp32_scalar(const char* op, Argument x) {
                   " must be an fp32 scalar");
 }
 
-// What cross_entropy and mse share: output and its gradient, column sums, scalar loss. The caller checks y's shape.
+// Checks the arguments that cross_entropy and mse share: output and its gradient, column sums, scalar loss. The caller
+// checks the shape of y.
 inline LossShape check_loss(const char* op, Argument output, Argument gradient, const Tensor& dbias, const Tensor& loss,
                             const Tensor& y, const Tensor& loss_scale) {
   for (const Argument& m : {output, gradient}) check_matrix(op, m);
@@ -232,7 +234,7 @@ inline LossShape check_mse(const Tensor& output, const Tensor& y, const Tensor& 
   return s;
 }
 
-// The number of elements.
+// Returns the number of elements.
 inline int64_t check_non_finite(const Tensor& x, const Tensor& found_inf) {
   const char* op = "non_finite";
   STD_TORCH_CHECK(x.numel() > 0, op, ": x is empty");
@@ -243,7 +245,7 @@ inline int64_t check_non_finite(const Tensor& x, const Tensor& found_inf) {
   return x.numel();
 }
 
-// The number of elements.
+// Returns the number of elements.
 inline int64_t check_grad_norm(const Tensor& x, const Tensor& loss_scale, const Tensor& found_inf, const Tensor& norm) {
   const char* op = "grad_norm";
   STD_TORCH_CHECK(x.numel() > 0, op, ": x is empty");
@@ -255,7 +257,7 @@ inline int64_t check_grad_norm(const Tensor& x, const Tensor& loss_scale, const 
   return x.numel();
 }
 
-// What sgd and adam share; scalars are the fp32 ones. The number of elements.
+// Checks the arguments that sgd and adam share, among them the fp32 scalars; returns the number of elements.
 inline int64_t check_update(const char* op, Argument master, const Arguments& state,
                             const std::optional<Tensor>& params, Argument grad, const Arguments& scalars) {
   const int64_t n = master.tensor.numel();
@@ -281,7 +283,7 @@ inline int64_t check_update(const char* op, Argument master, const Arguments& st
   return n;
 }
 
-// The number of elements.
+// Returns the number of elements.
 inline int64_t check_sgd(const Tensor& master, const std::optional<Tensor>& velocity,
                          const std::optional<Tensor>& params, const Tensor& grad, const Tensor& lr,
                          const Tensor& loss_scale, const Tensor& found_inf, const std::optional<Tensor>& clip,
@@ -295,7 +297,7 @@ inline int64_t check_sgd(const Tensor& master, const std::optional<Tensor>& velo
   return check_update(op, {"master", master}, state, params, {"grad", grad}, scalars);
 }
 
-// The number of elements.
+// Returns the number of elements.
 inline int64_t check_adam(const Tensor& master, const Tensor& exp_avg, const Tensor& exp_avg_sq,
                           const std::optional<Tensor>& params, const Tensor& grad, const Tensor& lr,
                           const Tensor& step, const Tensor& loss_scale, const Tensor& found_inf,

@@ -22,18 +22,19 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 struct GemmShape {
-  int64_t M, N, K;        // of the product, after op()
+  int64_t M, N, K;        // sizes of the product, after op()
   int64_t lda, ldb, ldc;  // elements from one stored row to the next
 };
 
-// Elements between the starts of two rows. A single row has no next one: its stride may be anything, so give the length.
+// Returns the number of elements between the starts of two rows. The stride of a single row may be anything, so for a
+// single row the result is its length.
 inline int64_t leading_dimension(const Tensor& x) { return x.size(0) == 1 ? x.size(1) : x.stride(0); }
 
 inline bool is_row_major(const Tensor& x) {
   return (x.size(1) == 1 || x.stride(1) == 1) && leading_dimension(x) >= x.size(1);
 }
 
-// From the first to the last byte, gaps between the rows of a matrix included.
+// Returns the number of bytes from the first to the last element, gaps between the rows of a matrix included.
 inline int64_t span_bytes(const Tensor& x) {
   const int64_t elements = x.is_contiguous() ? x.numel() : (x.size(0) - 1) * leading_dimension(x) + x.size(1);
   return elements * static_cast<int64_t>(x.element_size());
@@ -45,6 +46,7 @@ inline bool overlap(const Tensor& x, const Tensor& y) {
   return px < py + span_bytes(y) && py < px + span_bytes(x);
 }
 
+// Checks the arguments of gemm and returns their shape.
 inline GemmShape check_gemm(const Tensor& a, const Tensor& b, const Tensor& out, bool trans_a, bool trans_b) {
   for (const Tensor* x : {&a, &b, &out}) {
     STD_TORCH_CHECK(x->dim() == 2, "gemm: expected three matrices, got a tensor of ", x->dim(), " dimensions");

@@ -1,5 +1,5 @@
-// The rule of the dynamic loss scale, the same code for every device: DynamicLossScale.update of mpcompare/loss_scale.py,
-// which is torch.amp.GradScaler's with a floor and a hysteresis.
+// The update of the dynamic loss scale: DynamicLossScale.update of mpcompare/loss_scale.py, which is that of
+// torch.amp.GradScaler with a floor and a hysteresis. CPU and CUDA compile the same code.
 #pragma once
 #include "both.hpp"
 
@@ -29,7 +29,7 @@ MPCOMPARE_BOTH inline void next_scale(float* scale, int32_t* growth_tracker, int
   *growth_tracker = 0;
   *overflows_left = static_cast<int32_t>(rule.hysteresis);
   const float larger = static_cast<float>(*scale * rule.growth_factor);
-  if (larger - larger == 0) *scale = larger;  // finite; else fp32 has no larger scale: stay
+  if (larger - larger == 0) *scale = larger;  // if finite; otherwise fp32 has no larger scale, and the old one stays
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A search whose result is kept: the first time that a problem is met its candidates are tried, and later the fastest
-// one is taken at once. Knows nothing of CUDA, so that it is tested without.
+// A search that keeps its results. The candidates for a problem are timed when the problem is met for the first time;
+// after that the fastest one is returned at once. This file knows nothing of CUDA, so it is tested without a GPU.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 namespace {
 
-// Problem: anything that can be ordered. Candidate: what is chosen.
+// Problem is any type that has an order, Candidate the type of the things to choose from.
 template <class Problem, class Candidate>
 class Fastest {
  public:
-  // The candidate for this problem; none if none works. Where it is not known yet, candidates() lists them, the likely
-  // best first, and time(candidate) tries one: what it took, 0 if it is to be taken at once, less than 0 if it does not
-  // work. A later one must be faster by more than the noise. Throws what they throw, and then keeps nothing.
+  // Returns the fastest candidate for this problem, or nothing if no candidate works. For a new problem candidates()
+  // lists the candidates, the likely best first, and time(candidate) tries one. It returns the time that the candidate
+  // took, 0 if the candidate is to be taken at once, or a negative number if it does not work. A later candidate must
+  // be faster by more than the noise. Exceptions of both functions pass through, and then nothing is kept.
   template <class List, class Time>
   std::optional<Candidate> of(const Problem& problem, List candidates, Time time) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -34,7 +35,7 @@ class Fastest {
     return chosen_.emplace(problem, best).first->second;
   }
 
-  // Problems for which no candidate works.
+  // Returns the number of problems for which no candidate works.
   int64_t unsolved() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return std::count_if(chosen_.begin(), chosen_.end(), [](const auto& known) { return !known.second; });

@@ -1,4 +1,4 @@
-"""What scripts measure beside the harness: the default network in any size, its data, and a backend from its config."""
+"""The task, data and backends that scripts measure: the default network in any size, and backends from conf/."""
 
 from functools import partial
 from typing import Any
@@ -22,12 +22,12 @@ DATA = ("auto", "mnist", "digits")
 
 
 def mnist_mlp(batch_size: int, hidden: int) -> Task:
-    """784 -> ``hidden`` -> 10, trained as the default task is."""
+    """Returns the task 784 -> ``hidden`` -> 10, trained as the default task is."""
     return Task(partial(Mlp, 784, [hidden], 10), "cross_entropy", Sgd(lr=0.01, momentum=0.0), batch_size)
 
 
 def load(data: str, batch_size: int) -> Dataset:
-    """One of ``DATA``, on the CPU; up to 8 batches where they are digits."""
+    """Returns one of the data sets ``DATA``, on the CPU; digits have up to 8 batches."""
     samples = min(60000, 8 * batch_size)
     if data == "mnist":
         return mnist.mnist(0)
@@ -35,9 +35,12 @@ def load(data: str, batch_size: int) -> Dataset:
 
 
 def make_backend(name: str, precision: str, model: nn.Module, task: Task, **changes: Any) -> Backend:
-    """The backend that ``conf/backend/NAME.yaml`` describes, with ``changes`` to those of its options that it has.
+    """Returns the backend that ``conf/backend/NAME.yaml`` describes.
 
-    TF32 is a switch of the process: it is set to what ``precision`` needs.
+    TF32 is a switch of the process; it is set as ``precision`` needs it.
+
+    Args:
+        changes: values of options, by name. Options that this backend does not have are ignored.
 
     Raises:
         BackendUnavailable: there is no such file, or the backend cannot be made here.

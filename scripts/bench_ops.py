@@ -1,14 +1,17 @@
-"""The native operators against torch: every shape of a step, every dtype, taking turns in one process.
+"""Times the native operators beside torch's: every shape of a step in every dtype, in turns within one process.
 
     python scripts/bench_ops.py [--device auto] [--batch 8192] [--hidden 8192] [--params 6500000 50000000] [--rounds 9]
         [--only products optimizers] [--csv FILE]
 
-Prints GFLOP/s, the share of this machine's measured peak (on a CPU of registers alone: fp32 multiply-add for fp32 and
-fp16, the bf16 dot product for bf16 where it has one, the best before and after the run; on a GPU of torch's product of
-two large matrices), GB/s with each input read and each output written once, and torch's time over ours, pair by pair:
-median and p20 to p80. torch writes into a preallocated output too. torch's fp16 product is scalar on a CPU and takes
-minutes at large sizes: there it is timed only up to --torch-limit GFLOP. On a GPU the operators that fuse more than a
-product are timed too, beside what torch needs; what updates --params parameters is timed on both.
+It prints for each operator GFLOP/s, the share of the measured peak, GB/s with each input read and each output written
+once, and the ratio of torch's time to ours, formed pair by pair: median and p20 to p80. torch also writes into a
+preallocated output.
+
+The peak of a CPU is that of its registers alone, the better one of two measurements before and after the run: fp32
+multiply-add for fp32 and fp16, the bf16 dot product for bf16 if the CPU has one. The peak of a GPU is that of torch's
+product of two large matrices. torch's fp16 product is scalar on a CPU and takes minutes at large sizes, so there it is
+timed only up to --torch-limit GFLOP. Operators that fuse more than a product are timed on a GPU only, beside torch's
+operations for the same result. The optimizers' operators, for --params parameters, are timed on both.
 """
 
 import argparse
@@ -39,7 +42,7 @@ DTYPES = ("fp32", "tf32", "fp16", "bf16")  # the precisions of the products
 
 
 def cpu_peaks() -> dict[str, float]:
-    """GFLOP/s by dtype that this CPU reaches on registers alone, with torch's number of threads."""
+    """Returns the GFLOP/s that this CPU reaches on registers alone with torch's number of threads, by dtype."""
     recipe = build.cpu_recipe()
     torch_include = recipe.arguments[recipe.arguments.index("-isystem") + 1]
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +56,7 @@ def cpu_peaks() -> dict[str, float]:
 
 
 def measured_peaks(device: torch.device) -> dict[str, float]:
-    """GFLOP/s by dtype."""
+    """Returns the measured peak in GFLOP/s, by dtype."""
     if device.type == "cpu":
         return cpu_peaks()
     return {dtype: matmul_flops(device, dtype, 8192) / 1e9 for dtype in DTYPES}
@@ -61,7 +64,11 @@ def measured_peaks(device: torch.device) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Case:
-    """An operator on random data, and torch's way to the same."""
+    """An operator on random data, and torch's operations for the same result.
+
+    Attributes:
+        ours, theirs: one call of each; ``theirs`` is None if torch is not timed.
+    """
 
     name: str
     shape: str
@@ -72,7 +79,7 @@ class Case:
 
 
 def products(n: int, h: int, dtype: str, device: torch.device, torch_limit: float) -> list[Case]:
-    """The products of the network 784 -> h -> 10: forward 1, dW1; forward 2, dz1, dW2."""
+    """Returns the products of the network 784 -> h -> 10: forward 1 and dW1; forward 2, dz1 and dW2."""
     shapes = {
         "a1": (n, 784, h, "NN"), "dW1": (784, n, h, "TN"),
         "logits": (n, h, 10, "NN"), "dz1": (n, 10, h, "NT"), "dW2": (h, n, 10, "TN"),
@@ -100,7 +107,7 @@ def _product(name: str, shape: tuple[int, int, int, str], dtype: str, device: to
 
 
 def fused(n: int, h: int, dtype: str, device: torch.device) -> list[Case]:
-    """The operators of a step of backend fused, with rows as it lays them out."""
+    """Returns the operators of a step of backend ``fused``, on matrices with rows as ``fused`` lays them out."""
     storage = PRECISIONS[dtype].storage
 
     def random(rows: int, columns: int) -> Tensor:
@@ -116,7 +123,7 @@ def fused(n: int, h: int, dtype: str, device: torch.device) -> list[Case]:
     scale, found_inf = torch.ones((), device=device), torch.zeros((), device=device)
     lr = torch.full((), 1e-9, device=device)
 
-    # In place, z has half as many positive numbers after each call; what is read and written stays the same.
+    # Each call halves the positive numbers in z, which is updated in place; the bytes read and written stay the same.
     def torch_linear_backward() -> None:
         torch.mm(z.t(), da, out=dW2)
         dz = torch.ops.aten.threshold_backward(da @ W2.t(), z, 0)
@@ -151,8 +158,11 @@ def fused(n: int, h: int, dtype: str, device: torch.device) -> list[Case]:
 
 
 def optimizers(count: int, dtype: str, device: torch.device) -> list[Case]:
-    """What updates ``count`` parameters, beside torch's fused optimizer. That one unscales by itself, but takes fp32
-    gradients alone: they are widened for it, and its weights cast to 16 bits, by a copy each."""
+    """Returns the operators that update ``count`` parameters, beside torch's fused optimizers.
+
+    torch's unscale by themselves, but take fp32 gradients only: a copy widens the gradients for them, and another casts
+    their weights to 16 bits.
+    """
 
     def random() -> Tensor:
         return torch.randn(count, device=device)
@@ -192,9 +202,9 @@ def optimizers(count: int, dtype: str, device: torch.device) -> list[Case]:
 
 
 def bench(case: Case, device: torch.device, rounds: int) -> dict[str, object]:
-    """Both in turns, a block each a round."""
+    """Times the operator and torch in turns, one block of each in a round, and returns a row of the table."""
     with machine.tf32(PRECISIONS[case.dtype].uses_tf32):
-        mine_calls = calls_for(case.ours, device)  # the first call packs, allocates and faults pages in
+        mine_calls = calls_for(case.ours, device)  # its first call packs, allocates and faults pages in
         other_calls = calls_for(case.theirs, device) if case.theirs else 0
         times = [
             (
@@ -226,7 +236,7 @@ def main() -> None:
     parser.add_argument("--params", type=int, nargs="+", default=[6_500_000, 50_000_000])
     parser.add_argument("--only", nargs="+", choices=("products", "optimizers"), default=("products", "optimizers"))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--torch-limit", type=float, default=2.0, help="GFLOP, for torch's fp16 product on a CPU")
+    parser.add_argument("--torch-limit", type=float, default=2.0, help="GFLOP limit of torch's fp16 products on a CPU")
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
 
@@ -239,7 +249,7 @@ def main() -> None:
         tf32 = PRECISIONS[dtype].uses_tf32
         if tf32 and not on_gpu:
             continue
-        groups: list[Callable[[], list[Case]]] = []  # made when it is their turn: one group's tensors at a time
+        groups: list[Callable[[], list[Case]]] = []  # made in turn: one group's tensors at a time
         if "products" in args.only:
             groups.append(partial(products, args.batch, args.hidden, dtype, device, args.torch_limit))
             if on_gpu and not tf32:
@@ -273,7 +283,7 @@ def main() -> None:
 
 
 def describe_clocks(loads: list[dict[str, float | str | None]]) -> str:
-    """The clock while it was timed, and what held it back, from what ``Watch`` saw."""
+    """Returns a line on the GPU's clock during the timing and the reasons that held it back, as ``Watch`` saw them."""
     known = [load["clock_mhz"] for load in loads if load["clock_mhz"] is not None]
     reasons = pd.Series([load["throttle"] for load in loads], dtype=object).dropna().value_counts(normalize=True)
     held = ", ".join(f"{reason} {share:.0%}" for reason, share in reasons.items()) or "unknown"

@@ -1,4 +1,4 @@
-"""Builds and loads the native operators for the device that torch sees, and says all that the compilers said.
+"""Builds and loads the native operators for the device that torch sees, and prints the messages of the compilers.
 
 python scripts/build_ops.py
 """

@@ -1,13 +1,13 @@
-"""Checks the referee itself: can its ratios be believed, what does it cost, does it survive?
+"""Checks the harness itself: the truth of its ratios, its cost, and that it survives the death of an entrant.
 
-    python scripts/check_clock.py same       the same backend under two names: is the ratio 1?
-    python scripts/check_clock.py planted    against one that wastes 5 % of its step: is it found?
-    python scripts/check_clock.py overhead   what the harness costs a step, against a bare loop
-    python scripts/check_clock.py kill       one entrant killed at a random moment: does every sweep end in a report?
+    python scripts/check_clock.py same       races amp against itself under another name; the ratio should be 1
+    python scripts/check_clock.py planted    races amp against an amp that wastes 5 % of its step; 5 % should be found
+    python scripts/check_clock.py overhead   times the harness's loops beside a bare loop
+    python scripts/check_clock.py kill       kills an entrant at a random moment; every sweep should end in a report
 
-Options: --sweeps 20, and overrides for the sweeps: by default the default task where something is planted, a step of
-half a second, and data=digits task.batch_size=512 task.model.hidden=[1024] elsewhere, one of some milliseconds. Nothing
-else should run on the machine. Exit code 1 where a bar is missed.
+Options: --sweeps 20, and overrides for the sweeps. Without overrides, ``planted`` races the default task on digits, a
+step of half a second, and the others take data=digits task.batch_size=512 task.model.hidden=[1024], a step of some
+milliseconds. Nothing else should run on the machine. The exit code is 1 if a bar is missed.
 """
 
 import argparse
@@ -43,10 +43,11 @@ WASTE = 0.05
 
 
 class Slow(Amp):
-    """amp that sleeps 5 % of each step.
+    """The backend ``amp``, with a sleep of 5 % at the end of each step.
 
-    That is 5 % of a long step only: a sleep takes a tenth of a millisecond more than it should, and the threads that
-    compute fall asleep meanwhile. A step of 2.5 ms takes 6 to 10 % longer, sleeping or spinning, in one process too.
+    The planted 5 % are exact for long steps only: a sleep takes a tenth of a millisecond more than it should, and the
+    threads that compute fall asleep meanwhile. A step of 2.5 ms takes 6 to 10 % longer, by a sleep or by a busy wait,
+    also within one process.
     """
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -72,7 +73,7 @@ def sweep(folder: Path, backends: list[str], overrides: list[str]) -> subprocess
 
 
 def ratios(opponent: str, sweeps: int, overrides: list[str]) -> pd.DataFrame:
-    """``sweeps`` sweeps of amp and ``opponent``: the opponent's time over amp's, with its interval."""
+    """Runs sweeps of amp and ``opponent``; returns the ratios of the opponent's time to amp's, with intervals."""
     rows = []
     for number in range(1, sweeps + 1):
         with tempfile.TemporaryDirectory() as name:
@@ -93,6 +94,7 @@ def ratios(opponent: str, sweeps: int, overrides: list[str]) -> pd.DataFrame:
 
 
 def same(sweeps: int, overrides: list[str]) -> bool:
+    """Races amp against itself; passes if 1 is in 90 % of the intervals and the median is within 2 % of 1."""
     found = ratios("again", sweeps, overrides)
     inside = int(((found["low"] <= 1) & (found["high"] >= 1)).sum())
     median, worst = found["ratio"].median(), (found["ratio"] - 1).abs().max()
@@ -103,7 +105,8 @@ def same(sweeps: int, overrides: list[str]) -> bool:
 
 
 def planted(sweeps: int, overrides: list[str]) -> bool:
-    # The default of 2 % to either side is too wide for 1.5 points.
+    """Races amp against :class:`Slow`; passes if every sweep finds ``WASTE`` within 1.5 points."""
+    # The default interval, 2 % to either side, is too wide for 1.5 points.
     found = ratios("slow", sweeps, ["measure.rel_ci=0.01", "measure.budget_s=120", *overrides])["ratio"] - 1
     near = int(((found - WASTE).abs() <= 0.015).sum())
     spread = f"{found.min():.2%} to {found.max():.2%}"
@@ -112,8 +115,10 @@ def planted(sweeps: int, overrides: list[str]) -> bool:
 
 
 def overhead(sweeps: int, overrides: list[str]) -> bool:
-    """Milliseconds a step in the harness's loops and in a bare one, in turns. A bar is missed where all of the interval
-    lies above it. ``overrides`` do not matter."""
+    """Times a step in the harness's loops and in a bare loop, in turns; ``overrides`` are ignored.
+
+    A cost passes unless the whole of its interval lies above the bar.
+    """
     good = True
     for hidden, batch_size, steps in ((8192, 8192, 3), (32, 64, 5000)):
         task = mnist_mlp(batch_size, hidden)
@@ -161,6 +166,7 @@ def overhead(sweeps: int, overrides: list[str]) -> bool:
 
 
 def kill(sweeps: int, overrides: list[str]) -> bool:
+    """Kills an entrant in each sweep; passes if every report has the other two."""
     ended = 0
     for number in range(1, sweeps + 1):
         with tempfile.TemporaryDirectory() as name:
@@ -186,7 +192,7 @@ def kill(sweeps: int, overrides: list[str]) -> bool:
 
 
 def entrants_of(launcher: int) -> list[int]:
-    """The processes of a sweep's entrants: children of the launcher, and of the server that they are forks of."""
+    """Returns the processes of a sweep's entrants: children of the launcher, and of the server that forks them."""
     found = []
     for child in children(launcher):
         command = Path(f"/proc/{child}/cmdline")
@@ -199,7 +205,7 @@ def entrants_of(launcher: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Of any of its threads; none of a process that is gone."""
+    """Returns the children of all threads of a process; none if the process is gone."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Writes what a result of this machine depends on: versions, driver, GPU, its clocks and limits, commit.
+"""Writes the facts of a machine that its results depend on: versions, driver, GPU, its clocks and limits, commit.
 
 python scripts/describe_machine.py FILE [--device auto] [--dataset NAME]
 """
@@ -24,18 +24,20 @@ GPU_FIELDS = (
 
 
 def gpu(device: torch.device) -> dict[str, Any]:
+    """Returns the properties of a GPU, and the answers of nvidia-smi to ``GPU_FIELDS``."""
     properties = torch.cuda.get_device_properties(device)
     return {
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
         "memory_bytes": properties.total_memory,
-        # One by one: a driver that does not know one of them would answer none.
+        # The fields are asked for one by one: a driver that does not know one of several answers none of them.
         "nvidia_smi": {field: (nvidia_smi(device, field) or [None])[0] for field in GPU_FIELDS},
     }
 
 
 def nvcc() -> str | None:
+    """Returns the release of nvcc, as nvcc prints it; None if there is none."""
     try:
         compiler = build.cuda_recipe("sm_90").compiler
     except build.BuildError:
@@ -48,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--dataset", help="which one is used, to be noted")
+    parser.add_argument("--dataset", help="name of the data set in use, to be recorded")
     args = parser.parse_args()
     device = machine.select_device(args.device)
     known = {

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs the sweeps that the README's figures and tables come from: the default one into docs/default, and those of speed
-# into docs/speed/NAME, and prints the tables for the README. It takes about half an hour, in which nothing else should
-# run on the machine.
+# Runs the sweeps behind the README's figures and tables: the default sweep into docs/default, and the sweeps of speed
+# into docs/speed/NAME. It prints the tables for the README. It takes about half an hour, during which nothing else
+# should run on the machine.
 #
 #     scripts/docs_figures.sh [OVERRIDES...]     the overrides go to every sweep
 #
-# Environment: DOCS, the folder that is written to (docs); PYTHON (python).
+# Environment: DOCS, the folder to write into (docs); PYTHON, the interpreter (python).
 set -euo pipefail
 docs=$(realpath -m "${DOCS:-$(dirname "$0")/../docs}")
 python=${PYTHON:-python}
@@ -38,7 +38,7 @@ speed() { # NAME VARIABLES -- BASELINES -- OVERRIDES...: one sweep, and its rati
   kept+=("$docs/speed/$name")
 }
 
-malloc=(MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592) # freed activations are not mapped anew
+malloc=(MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592) # glibc keeps freed activations
 small=(task.batch_size=2048 'task.model.hidden=[2048]')
 smaller=(task.batch_size=512 'task.model.hidden=[1024]')
 speed 8192 -- amp amp_compile fp32 --

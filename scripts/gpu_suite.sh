@@ -1,26 +1,29 @@
 #!/usr/bin/env bash
-# All that needs a GPU, in one command of less than 8 minutes, the most important first:
+# Runs everything that needs a GPU, in less than 8 minutes, the most important part first:
 #
 #     scripts/gpu_suite.sh OUT [PART...]
 #
 #   build      the native operators, for this GPU           ops        bench_ops.py
-#   operators  pytest -m cuda: what the operators compute   roofline   roofline.py
-#   backends   likewise the backends, their graphs too      harness    pytest -m cuda: all other tests
-#   compile    amp_compile, so that the sweep finds it      compiled   likewise those that compile amp_compile
+#   operators  pytest -m cuda: the operators' results       roofline   roofline.py
+#   backends   pytest -m cuda: the backends, with graphs    harness    pytest -m cuda: all other tests
+#   compile    amp_compile, so that the sweep finds it      compiled   pytest -m cuda: tests that compile amp_compile
 #              in inductor's cache                          memcheck   compute-sanitizer over the operators' tests
-#   sweep      all backends, 16-bit ones in fp16            racecheck  likewise
+#   sweep      all backends, 16-bit ones in fp16            racecheck  the same, for data races
 #   tasks      amp, amp_graph, fp32 and master_weights      ncu        the kernels of one step of fused
 #              in fp16 on four other networks
 #   recipe     fused, scratch, amp, amp_graph and fp32 in fp16 with AdamW, a cosine, clipping and two micro-batches
 #   bf16       fused, scratch and amp in bf16
 #   speed      fused, scratch, amp, amp_graph and fp32 at batch 512, 1024 wide: a step too small to fill a GPU
 #
-# Every part has a time limit; one that fails is named in the end and makes the exit code 1, and the others go on. Of
-# the sanitizer and ncu, which may not work or be too slow, only what they find does. The exit code is 3 where there is
-# no GPU. OUT gets results.tar.gz, which holds everything, and beside it what is read first; tables come last. MNIST is
-# taken from where MPCOMPARE_DATA says, or downloaded; else it is digits.
-# Environment: PYTHON (python3); MPCOMPARE_DATA, absolute or from the top of the repository, which the reports show as
-# it is given; MPCOMPARE_COMMIT where there is no history; SUITE_SECONDS (445).
+# Every part has a time limit. A part that fails is named in the end and makes the exit code 1; the others go on. The
+# sanitizer and ncu may not work here, or may be too slow, so only the findings of the sanitizer count as a failure. The
+# exit code is 3 if there is no GPU. OUT gets results.tar.gz, which holds everything, and beside it the files to read
+# first; the tables are printed last. MNIST comes from the folder MPCOMPARE_DATA, or is downloaded; otherwise the data
+# is digits.
+#
+# Environment: PYTHON, the interpreter (python3); MPCOMPARE_DATA, absolute or relative to the top of the repository,
+# shown in the reports as it is given; MPCOMPARE_COMMIT, the commit of a copy without history; SUITE_SECONDS, the time
+# limit of all parts together (445).
 set -euo pipefail
 
 if (($# < 1)); then
@@ -28,7 +31,7 @@ if (($# < 1)); then
   exit 2
 fi
 python=${PYTHON:-python3}
-limit=${SUITE_SECONDS:-445} # of all parts together; the tables after them take seconds
+limit=${SUITE_SECONDS:-445} # seconds for all parts together; the tables after them take a few more
 SECONDS=0
 
 if ! said=$("$python" -c 'import torch' 2>&1); then
@@ -48,16 +51,16 @@ cd "$(dirname "$0")/.."
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-trap 'limit=0' INT TERM # what is done by then is still written
+trap 'limit=0' INT TERM # the results so far are still written
 mkdir "$work/logs"
 echo "part,result,seconds,said" >"$work/parts.csv"
 : >"$out/suite.log"
 failed=0
-result=ok # of the last part
+result=ok # result of the last part
 
 say() { echo "$*" | tee -a "$out/suite.log"; }
 
-ended() { # NAME RESULT SECONDS WHY [CODE]
+ended() { # NAME RESULT SECONDS WHY [CODE]: notes the end of a part
   local why=${4//\"/\'}
   result=$2
   case $1,$2,${5:-0} in
@@ -70,7 +73,7 @@ ended() { # NAME RESULT SECONDS WHY [CODE]
   say "$(printf '%-10s %-8s %4d s  %s' "$1" "$2" "$3" "${why:0:120}")"
 }
 
-part() { # NAME SECONDS COMMAND...: what it says goes to logs/NAME.log
+part() { # NAME SECONDS COMMAND...: runs a part; its output goes to logs/NAME.log
   local name=$1 seconds=$2 left=$((limit - SECONDS)) start=$SECONDS code=0 last
   shift 2
   [[ $wanted == "  " || $wanted == *" $name "* ]] || return 0
@@ -79,7 +82,7 @@ part() { # NAME SECONDS COMMAND...: what it says goes to logs/NAME.log
     return 0
   fi
   ((seconds < left)) || seconds=$left
-  # SIGINT, so that Python programs write what they have; those that do not end are killed.
+  # SIGINT lets Python programs write what they have; programs that do not end are killed.
   timeout -k 5 -s INT "$seconds" "$@" >"$work/logs/$name.log" 2>&1 || code=$?
   last=$(grep -v -e '^ *$' -e '^Report: ' "$work/logs/$name.log" | tail -n 1 | tr -s ' ' || true)
   if ((code == 0)); then
@@ -91,7 +94,7 @@ part() { # NAME SECONDS COMMAND...: what it says goes to logs/NAME.log
   fi
 }
 
-tool() { # NAME: where it is; nothing if it is nowhere
+tool() { # NAME: prints the path of a program, or nothing if there is none
   local found
   for found in "$(command -v "$1" || true)" "/usr/local/cuda/bin/$1"; do
     if [[ -x $found ]]; then
@@ -101,7 +104,7 @@ tool() { # NAME: where it is; nothing if it is nowhere
   done
 }
 
-missing() { # PART TOOL
+missing() { # PART TOOL: notes that a part's tool is not here
   [[ $wanted == "  " || $wanted == *" $1 "* ]] || return 0
   ended "$1" "no tool" 0 "$2 is not here"
 }
@@ -114,18 +117,18 @@ from mpcompare.tasks.data import mnist
 print(mnist.auto(0, 1500).name)' 2>/dev/null | tail -n 1) || data=digits
 say "data: $data"
 
-sweep() { # NAME SECONDS BUDGET FOLDER OVERRIDES...
+sweep() { # NAME SECONDS BUDGET FOLDER OVERRIDES...: runs a sweep as a part
   part "$1" "$2" "$python" -m mpcompare -m "measure.budget_s=$3" "hydra.sweep.dir=$work/$4" \
     hydra.launcher.silence_limit_s=75 "${@:5}"
 }
-# Slow ones too, and in one process: what shares a GPU cannot be measured. pytest-xdist need not be installed.
+# Slow tests are included, in one process: programs that share a GPU cannot be timed. It does not need pytest-xdist.
 pytest=("$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-markers" -m cuda)
-tests() { # NAME SECONDS ARGUMENTS...
+tests() { # NAME SECONDS ARGUMENTS...: runs tests as a part
   part "$1" "$2" "${pytest[@]}" --maxfail=20 --durations=10 --junit-xml="$work/junit-$1.xml" "${@:3}"
 }
 operators=(tests/native/test_ops.py tests/native/test_fused_ops.py tests/native/test_optimizer_ops.py)
 backends=(tests/backends/test_backends.py tests/backends/test_peers.py)
-compiling="amp_compile or compiled" # for seconds a shape and precision
+compiling="amp_compile or compiled" # tests that compile for seconds for each shape and precision
 sixteen=fused,scratch,amp,amp_graph,master_weights
 networks=mnist_cnn,char_gpt,text_lstm,cifar10_cnn
 
@@ -134,7 +137,7 @@ part build 90 "$python" scripts/build_ops.py
 tests operators 45 "${operators[@]}"
 tests backends 50 "${backends[@]}" -k "not ($compiling)"
 part compile 75 "$python" scripts/one_step.py amp_compile
-[[ $result == stopped ]] || sixteen+=,amp_compile # it would take the sweep's time from all others
+[[ $result == stopped ]] || sixteen+=,amp_compile # otherwise it would take the sweep's time from all others
 sweep sweep 180 40 default "backend=$sixteen,fp32,tf32" "data=$data"
 sweep tasks 110 5 tasks "task=$networks" backend=amp,amp_graph,fp32,master_weights train.steps=10 verdict.noise=1
 sweep recipe 60 10 recipe backend=fused,scratch,amp,amp_graph,fp32 "data=$data" optimizer=adamw schedule=cosine \
@@ -148,7 +151,7 @@ tests harness 45 tests "${operators[@]/#/--ignore=}" "${backends[@]/#/--ignore=}
 tests compiled 60 tests -k "$compiling"
 
 sanitizer=$(tool compute-sanitizer)
-few=(--hypothesis-profile=few "${operators[@]}") # it is 10 to 100 times slower
+few=(--hypothesis-profile=few "${operators[@]}") # the sanitizer is 10 to 100 times slower
 if [[ $sanitizer ]]; then
   for name in memcheck racecheck; do
     part "$name" 50 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$name" --error-exitcode 99 \
@@ -162,14 +165,14 @@ ncu=$(tool ncu)
 if [[ $ncu ]]; then
   metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
   metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed
-  # The clocks stay as they are found: they may be shared.
+  # The GPU's clocks are left alone: others may use the GPU too.
   part ncu 50 "$ncu" --clock-control none --profile-from-start off --csv --print-units base --metrics "$metrics" \
     --log-file "$work/ncu.log" "$python" scripts/one_step.py fused
 else
   missing ncu ncu
 fi
 
-for name in default tasks recipe bf16 speed; do # a sweep that was stopped has records, and no report yet
+for name in default tasks recipe bf16 speed; do # a sweep that was stopped has records but no report yet
   if [[ -d $work/$name && ! -f $work/$name/report/summary.csv ]]; then
     timeout -k 2 20 "$python" -m mpcompare.report "$work/$name" >"$work/logs/report-$name.log" 2>&1 || true
   fi
@@ -184,7 +187,7 @@ tar -czf "$out/results.tar.gz" -C "$work" .
 for file in tables.txt machine.json roofline.png default/report/summary.csv; do
   [[ -f $work/$file ]] && cp "$work/$file" "$out/"
 done
-tail -c 8500 "$work/tables.txt" | tail -n +2 # whole lines, the most important ones
+tail -c 8500 "$work/tables.txt" | tail -n +2 # whole lines, those of the most important tables
 echo
 cat "$out/suite.log"
 exit "$failed"

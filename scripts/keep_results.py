@@ -1,4 +1,4 @@
-"""Keeps what gpu_suite.sh found on a GPU: docs/results/GPU, with a page that is written from the files alone.
+"""Keeps the results of gpu_suite.sh in docs/results/GPU, with a page that is written from these files alone.
 
 python scripts/keep_results.py OUT/results.tar.gz [--to docs/results]
 """
@@ -16,19 +16,19 @@ from typing import Any
 import pandas as pd
 from summaries import SWEEPS, comparison, markdown, suite_summaries
 
-# What is worth keeping of a finished suite; records of single runs are not.
+# The files of a finished suite that are kept; records of single runs are not.
 KEPT = ("machine.json", "*.csv", "*.png", "*/report/*.csv", "*/report/*.json", "*/report/*.png")
 
 
 def keep(archive: Path, to: Path) -> Path:
-    """Unpacks ``archive`` into a folder of its GPU's name in ``to``; returns that folder."""
+    """Unpacks ``archive`` into a folder in ``to`` that has the name of its GPU; returns that folder."""
     with tempfile.TemporaryDirectory() as name:
         unpacked = Path(name)
         with tarfile.open(archive) as tar:
             tar.extractall(unpacked, filter="data")
         machine = json.loads((unpacked / "machine.json").read_text())
         folder = to / re.sub(r"[^a-z0-9]+", "-", machine["device_name"].lower()).strip("-")
-        shutil.rmtree(folder, ignore_errors=True)  # the files of one suite, never of two
+        shutil.rmtree(folder, ignore_errors=True)  # a folder holds the files of one suite, never of two
         folder.mkdir(parents=True)
         for pattern in KEPT:
             for file in sorted(unpacked.glob(pattern)):
@@ -40,6 +40,7 @@ def keep(archive: Path, to: Path) -> Path:
 
 
 def page(folder: Path, machine: dict[str, Any]) -> str:
+    """Returns the page, in Markdown: the machine, the tables and the figures that are in ``folder``."""
     gpu = machine["gpu"] or {}
     smi = gpu.get("nvidia_smi") or {}
     facts = {
@@ -68,7 +69,7 @@ def page(folder: Path, machine: dict[str, Any]) -> str:
 
 
 def _tables(folder: Path) -> list[str]:
-    """A heading and a table for each file that is there."""
+    """Returns a heading and a table for each file that is there."""
     found = []
     for name, summary in suite_summaries(folder).items():
         found += [f"## Sweep {name}", markdown(comparison(summary))]

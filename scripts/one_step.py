@@ -1,4 +1,4 @@
-"""One step of the default task, phase by phase, between cudaProfilerStart and cudaProfilerStop: for ncu and nsys.
+"""Takes one step of the default task, phase by phase, between cudaProfilerStart and cudaProfilerStop, for ncu and nsys.
 
 ncu --profile-from-start off --clock-control none python scripts/one_step.py [fused] [--precision auto]
 """

@@ -1,5 +1,5 @@
-// The CPU's own limits, for bench_ops.py: prints GFLOP/s of fp32 multiply-add and of the bf16 dot product (0 where there
-// is none), of as many threads as the first argument says.
+// The peak of the CPU, for bench_ops.py: prints GFLOP/s of fp32 multiply-add and of the bf16 dot product (0 if the CPU
+// has none). The first argument is the number of threads.
 #include "../csrc/cpu/vector.hpp"
 
 #include <algorithm>

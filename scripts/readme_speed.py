@@ -1,4 +1,4 @@
-"""Prints the README's tables of speed, from what docs_figures.sh has kept of its sweeps.
+"""Prints the README's tables of speed from the summaries that docs_figures.sh has kept of its sweeps.
 
 python scripts/readme_speed.py docs/speed/8192 [docs/speed/2048 ...]
 """
@@ -12,7 +12,7 @@ from summaries import MB, markdown, times_baseline
 
 
 def table(folder: Path) -> pd.DataFrame:
-    """A row a run of the sweep that ``folder`` holds: ``vs_BASELINE.csv``, its summary beside each baseline."""
+    """Returns a row for each run of a sweep, from ``folder/vs_BASELINE.csv``, its summary beside each baseline."""
     beside = {path.stem.removeprefix("vs_"): pd.read_csv(path) for path in sorted(folder.glob("vs_*.csv"))}
     runs = next(iter(beside.values()))
     columns = {

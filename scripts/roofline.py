@@ -1,12 +1,12 @@
-"""How near is a step to what the device can do: each operator and each phase beside two measured ceilings.
+"""Draws a roofline: the time of each operator and each phase of a step beside two measured ceilings of the device.
 
     python scripts/roofline.py --csv roofline.csv --png roofline.png [--device auto] [--precision auto]
                                [--backends fused scratch amp] [--batch 8192] [--hidden 8192] [--data auto]
 
-A point is work over time: flops and bytes are counted from shapes (mpcompare/cost/work.py), the time is measured. So a
-point below the roof has moved more than it must, or waited; one above the slope has found its data in a cache. The
-ceilings are a large matrix product of torch's and a copy within the device's memory, both of random data. `fused` is
-timed phase by phase, and as it runs by default.
+A point is work over time: flops and bytes are counted from shapes (mpcompare/cost/work.py), and the time is measured.
+An operator below the roof has moved more bytes than it must, or has waited; one above the slope has found its data in a
+cache. The ceilings are a large matrix product by torch and a copy within the device's memory, both of random data.
+`fused` is timed phase by phase, and also as one graph, as it runs on a GPU by default.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from mpcompare.cost import work
 from mpcompare.cost.work import Work
 from mpcompare.entrant import timing
 from mpcompare.errors import InputError
-from mpcompare.instruments import clock as measure
+from mpcompare.instruments import clock as clocks
 from mpcompare.instruments import machine
 from mpcompare.native import ops
 from mpcompare.precision import PRECISIONS, resolve_precision
@@ -38,21 +38,24 @@ from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.task import Task
 
 BLOCK_S = 0.1
-# Okabe and Ito's palette for backends, shapes for phases: either tells them apart without the other.
+# Backends have Okabe and Ito's colours, and phases have shapes, so that each can be told apart without the other.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 MARKERS = {"forward": "o", "backward": "s", "unscale to update": "^", "whole step": "*"}
 
 
 def ceilings(device: torch.device, size: int, megabytes: int) -> dict[str, float]:
-    """Flop/s by precision, and bytes/s under ``copy``."""
+    """Returns the measured flop/s by precision, and the bytes/s under ``copy``."""
     precisions = DTYPES if device.type == "cuda" else ("fp32", "bf16")  # torch's fp16 is scalar on a CPU
     found = {p: matmul_flops(device, p, size) for p in precisions}
-    found.setdefault("fp16", found["fp32"])  # what a CPU multiplies fp16 with
+    found.setdefault("fp16", found["fp32"])  # a CPU multiplies fp16 in fp32
     return {**found, "copy": copy_bytes(device, megabytes)}
 
 
 def row(kind: str, backend: str, name: str, ms: float, done: Work, roof: dict[str, float], precision: str) -> dict:
-    """A point. ``share of roof``: the time that the nearer ceiling asks for, over the time that it took."""
+    """Returns a point as a row of the table.
+
+    ``share of roof`` is the least time that the ceilings allow, over the measured time.
+    """
     floor_s = max(done.flops / roof[precision], done.bytes / roof["copy"])
     return {
         "kind": kind, "backend": backend, "name": name, "precision": precision, "ms": ms, "flops": done.flops,
@@ -62,6 +65,7 @@ def row(kind: str, backend: str, name: str, ms: float, done: Work, roof: dict[st
 
 
 def op_rows(cases: list[Case], device: torch.device, roof: dict[str, float]) -> list[dict]:
+    """Returns a row for each operator that can be run."""
     rows = []
     for case in cases:
         try:
@@ -76,12 +80,12 @@ def op_rows(cases: list[Case], device: torch.device, roof: dict[str, float]) -> 
 def phase_rows(
     name: str, precision: str, task: Task, dataset: Dataset, roof: dict[str, float], label: str, **changes: Any
 ) -> list[dict]:
-    """A row for each phase of ``work.phases``, and one for the step in blocks without a clock inside."""
+    """Returns a row for each phase of ``work.phases``, and one for the step, timed in blocks without a clock inside."""
     device = dataset.x_train.device
     model = task.new_model(0, device)
     backend, mlp = make_backend(name, precision, model, task, **changes), plain_mlp(model, task)
     stepper = Stepper(backend, task.new_rates())
-    stream, clock = ([batch] for batch in batches(dataset, task.batch_size)), measure.clock(device)
+    stream, clock = ([batch] for batch in batches(dataset, task.batch_size)), clocks.clock(device)
     timing.time_block(stepper, stream, max(3, warmup_steps(backend) + 1), clock)  # compiles, searches, captures
     steps = timing.try_block(stepper, stream, BLOCK_S, clock).steps
     whole = float(np.median([timing.time_block(stepper, stream, steps, clock)[0] for _ in range(5)]))
@@ -96,6 +100,7 @@ def phase_rows(
 
 
 def draw(table: pd.DataFrame, roof: dict[str, float], precision: str, title: str) -> Figure:
+    """Returns the figure: the roof of ``precision``, and a point for each row of ``table``."""
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     axes = figure.subplots()
     peak, copy = roof[precision] / 1e12, roof["copy"] / 1e12
@@ -134,7 +139,10 @@ def draw(table: pd.DataFrame, roof: dict[str, float], precision: str, title: str
 
 
 def _name_ops(axes: Axes, points: pd.DataFrame) -> None:
-    """Names to the right of the points, or below where another lies there; those that lie together share one."""
+    """Writes the names of operators to the right of their points, or below if another point is there.
+
+    Points that lie together share one label.
+    """
     groups: list[list[dict[str, Any]]] = []
     for point in points.sort_values("TFLOP/s", ascending=False).to_dict("records"):
         beside = (group for group in groups if _near(group[0], point, 1.5))
@@ -154,7 +162,7 @@ def _name_ops(axes: Axes, points: pd.DataFrame) -> None:
             textcoords="offset points",
             fontsize=7,
             color="0.35",
-            zorder=2,  # behind the points of phases
+            zorder=2,  # behind the points of the phases
         )
         label.set_path_effects([withStroke(linewidth=2, foreground="white")])
 
@@ -171,8 +179,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=8192)
     parser.add_argument("--data", choices=DATA, default="auto")
-    parser.add_argument("--size", type=int, help="of the matrices of the ceiling")
-    parser.add_argument("--megabytes", type=int, help="of the copied tensor")
+    parser.add_argument("--size", type=int, help="rows and columns of the matrices of the ceiling")
+    parser.add_argument("--megabytes", type=int, help="size of the copied tensor in MB")
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--png", type=Path, required=True)
     args = parser.parse_args()

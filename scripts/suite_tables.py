@@ -1,8 +1,8 @@
-"""What gpu_suite.sh found, as tables, the most important last: reads the files of a finished suite, nothing else.
+"""Prints the results of gpu_suite.sh as tables, the most important last, from the files of a finished suite alone.
 
     python scripts/suite_tables.py FOLDER
 
-Prints them, and writes into FOLDER what is not there as a file yet: memory.csv, ncu.csv.
+It also writes into FOLDER the two tables that are not files yet: memory.csv and ncu.csv.
 """
 
 import argparse
@@ -20,18 +20,19 @@ from mpcompare.report.runs import Run, find_runs
 
 
 def show(table: pd.DataFrame) -> str:
+    """Returns the table as text, with four digits and without trailing blanks."""
     text = table.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-")
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def compared(folder: Path) -> str:
-    """Each sweep's table, the default one last."""
+    """Returns the tables of all sweeps, the default sweep last."""
     each = reversed(suite_summaries(folder).items())
     return "\n\n".join(f"{name}\n{show(comparison(table))}" for name, table in each)
 
 
 def memory(runs: list[Run]) -> pd.DataFrame:
-    """MB of each finished run: the analytic model beside what was measured, and the workspaces by name."""
+    """Returns the memory of each finished run in MB: the analytic model, the measured peak, and named workspaces."""
     rows = []
     for run in runs:
         result = run.result
@@ -65,7 +66,7 @@ NCU = {
 
 
 def kernels(text: str) -> pd.DataFrame:
-    """A row a kernel from what ``ncu --csv --print-units base`` writes: a row a metric, after lines of its own."""
+    """Returns a row for each kernel from ``ncu --csv --print-units base``, whose output has a row for each metric."""
     lines = text.splitlines()
     start = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     found: dict[str, dict[str, object]] = {}
@@ -78,13 +79,13 @@ def kernels(text: str) -> pd.DataFrame:
 
 
 def short(kernel: str) -> str:
-    """A kernel's name without return type, namespaces and arguments, and no longer than a line."""
+    """Returns a kernel's name without return type, namespaces and arguments, at most 60 characters of it."""
     name = re.sub(r"\(anonymous namespace\)::|<unnamed>::|^void ", "", kernel)
     return re.split(r"[<(]", name)[0].split("::")[-1][:60]
 
 
 def sanitized(log: str) -> str:
-    """The sanitizer's own summary, or what it has found until it was stopped."""
+    """Returns the sanitizer's own summary, or its findings up to the moment when it was stopped."""
     lines = [line.removeprefix("=========").strip() for line in log.splitlines() if line.startswith("=========")]
     summary = [line for line in lines if "SUMMARY" in line]
     if summary:
@@ -94,6 +95,7 @@ def sanitized(log: str) -> str:
 
 
 def profile(folder: Path) -> str:
+    """Writes ``ncu.csv`` and returns it as text, or the end of the log if it holds no kernel."""
     log = (folder / "ncu.log").read_text()
     found = kernels(log)
     found.to_csv(folder / "ncu.csv", index=False)
@@ -101,22 +103,26 @@ def profile(folder: Path) -> str:
 
 
 def operators(folder: Path) -> str:
+    """Returns the operators in fp16."""
     table = pd.read_csv(folder / "ops.csv")
     return show(table[table["dtype"] == "fp16"])
 
 
 def roof(folder: Path) -> str:
+    """Returns the points of the roofline."""
     columns = ["kind", "backend", "name", "precision", "ms", "intensity", "TFLOP/s", "TB/s", "share of roof"]
     return show(pd.read_csv(folder / "roofline.csv")[columns])
 
 
 def memory_table(folder: Path) -> str:
+    """Writes ``memory.csv`` and returns it as text."""
     table = memory([run for name in suite_summaries(folder) for run in find_runs([folder / name])])
     table.to_csv(folder / "memory.csv", index=False)
     return show(table)
 
 
-# A title, the file without which there is nothing to show, and how it is shown: what matters most comes last.
+# Each section has a title, a file without which there is nothing to show, and a function that shows it. The most
+# important section comes last.
 SECTIONS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("kernels of a step of fused, by ncu", "ncu.log", profile),
     ("memcheck", "logs/memcheck.log", lambda folder: sanitized((folder / "logs/memcheck.log").read_text())),
@@ -138,7 +144,7 @@ def main() -> None:
             continue
         try:
             text = shown(folder)
-        except Exception as error:  # one table less, and the others all the same
+        except Exception as error:  # one table is missing, and the others are still shown
             failed.append(title)
             text = f"cannot be shown: {type(error).__name__}: {error}"
         print(f"\n== {title}\n{text}", flush=True)

@@ -1,4 +1,4 @@
-"""What ``summary.csv`` of a sweep says, as tables that people read."""
+"""Tables for people from ``summary.csv`` of a sweep."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import pandas as pd
 
 MB = 1e6
-SWEEPS = ("default", "bf16", "speed", "tasks")  # of gpu_suite.sh, the most important first
+SWEEPS = ("default", "bf16", "speed", "tasks")  # sweeps of gpu_suite.sh, the most important first
 
 
 def suite_summaries(folder: Path) -> dict[str, pd.DataFrame]:
-    """``SWEEP/report/summary.csv`` of each sweep that a suite has finished, by its name."""
+    """Returns ``SWEEP/report/summary.csv`` of each sweep that a suite has finished, by the name of the sweep."""
     paths = {name: folder / name / "report" / "summary.csv" for name in SWEEPS}
     return {name: pd.read_csv(path) for name, path in paths.items() if path.exists()}
 
 
 def times_baseline(row: "pd.Series[Any]") -> str:
-    """How many times as fast as its baseline, with the 95 % interval; ``~`` where the two took no turns."""
+    """Returns the speed relative to the baseline, with its 95 % interval; ``~`` marks two that took no turns."""
     if row["run"] == row["baseline"]:
         return "1"
     ratio, low, high = (row[key] for key in ("speedup_vs_baseline", "speedup_low", "speedup_high"))
@@ -27,7 +27,7 @@ def times_baseline(row: "pd.Series[Any]") -> str:
 
 
 def comparison(summary: pd.DataFrame) -> pd.DataFrame:
-    """A row a run: who, how long is a step, how much memory, what it led to; columns that hold nothing left out."""
+    """Returns a row for each run: backend, step time, memory and outcome. Empty columns are left out."""
     baselines = summary.set_index("run")["backend"]
     table = summary[["task", "backend", "precision", "engine", "step_ms_p50", "step_ms_p20", "step_ms_p80"]].copy()
     table["x baseline"] = [times_baseline(row) for _, row in summary.iterrows()]
@@ -40,7 +40,7 @@ def comparison(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """Numbers with four digits, nothing where there is none."""
+    """Returns the table in Markdown; numbers have four digits, and missing ones are empty cells."""
 
     def cell(value: Any) -> str:
         if pd.isna(value):

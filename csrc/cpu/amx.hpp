@@ -1,11 +1,11 @@
 // The micro-kernel on AMX tiles, for bf16 on Intel CPUs since Sapphire Rapids.
 //
 // A tile register holds 16 rows of 64 bytes. TDPBF16PS adds to C, 16 x 16 fp32, the product of A, 16 rows x 32 bf16, and
-// B, 16 lanes of two bf16 neighbours along K x 16 columns. C here is 2 x 2 tiles: each tile of A and B that is loaded
-// multiplies twice. Subnormal inputs count as 0 and subnormal results are flushed, as by vdpbf16ps.
+// B, 16 lanes of two bf16 neighbours along K x 16 columns. C is 2 x 2 tiles here, so each tile of A and B that is
+// loaded is multiplied twice. Subnormal inputs count as 0 and subnormal results are flushed to 0, as by vdpbf16ps.
 //
-// The thin panel is row-major in steps of DEPTH lanes, 32 rows x 64 bytes; the wide panel is as pack.hpp has it, whose
-// lanes are the rows of B tiles. Both end in zeros up to a whole step.
+// The thin panel is row-major in steps of DEPTH lanes, 32 rows x 64 bytes. The wide panel has the layout of pack.hpp;
+// its lanes are the rows of B's tiles. Both panels are filled up with zeros to a whole step.
 #pragma once
 #include "blocking.hpp"
 #include "pack.hpp"
@@ -17,8 +17,8 @@
 
 namespace {
 
-// Linux lets a process use tiles once it has asked, since they enlarge what a context switch saves. Where it refuses, or
-// MPCOMPARE_AMX=0 is set, bf16 is multiplied on vector registers.
+// Returns whether this process may use tiles. Linux wants to be asked, since tiles enlarge the state that a context
+// switch saves. If Linux refuses, or MPCOMPARE_AMX=0 is set, bf16 is multiplied on vector registers.
 inline bool amx_allowed() {
   constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool allowed = [] {
@@ -30,9 +30,9 @@ inline bool amx_allowed() {
 
 struct Tiles {
   static constexpr int MR = 32, NR = 32;
-  static constexpr int64_t DEPTH = 16;  // lanes that a TDPBF16PS takes; the rest of the last one is zeros
+  static constexpr int64_t DEPTH = 16;  // lanes that one TDPBF16PS multiplies
 
-  // Eight tiles of 16 rows x 64 bytes while a thread multiplies. torch configures its own where it uses any.
+  // A thread's configuration while it multiplies: eight tiles of 16 rows x 64 bytes. torch configures its own tiles.
   struct Session {
     struct alignas(64) Config {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -48,10 +48,10 @@ struct Tiles {
     Session(const Session&) = delete;
   };
 
-  // A panel of 512 lanes is 64 KB. 8 thin and 8 wide ones are 1 MB and their sums 256 KB, of 2 MB (L2).
+  // A panel of 512 lanes is 64 KB. 8 thin and 8 wide panels take 1 MB, and their sums 256 KB, of the 2 MB of L2.
   static Blocking blocking(int64_t lanes) {
     const int64_t steps = ceil_div(lanes, 512), step = ceil_div(ceil_div(lanes, steps), DEPTH) * DEPTH;
-    if (steps == 1) return {8192, 2048, step, 8 * MR, 8};  // no sums wait, so blocks are larger and packed less often
+    if (steps == 1) return {8192, 2048, step, 8 * MR, 8};  // larger blocks, packed less often, since no sums wait
     return {1024, 1024, step, 8 * MR, 8};
   }
 
@@ -59,7 +59,8 @@ struct Tiles {
   static int64_t thin_stride(int64_t lanes) { return panel_stride<MR>(ceil_div(lanes, DEPTH) * DEPTH); }
   static int64_t wide_stride(int64_t lanes) { return panel_stride<NR>(ceil_div(lanes, DEPTH) * DEPTH); }
 
-  // Row by row, DEPTH lanes of each: dst[panel * stride + (lane / DEPTH * MR + row) * DEPTH + lane % DEPTH].
+  // Packs row by row, DEPTH lanes of a row at a time, to
+  // dst[panel * stride + (lane / DEPTH * MR + row) * DEPTH + lane % DEPTH].
   static void pack_thin(uint32_t* dst, View<bf16> x, int64_t r0, int64_t rows, int64_t k0, int64_t k) {
     const int64_t stride = panel_stride<MR>(padded(k)), panels = ceil_div(rows, MR);
     const bf16* src = x.data + r0 * x.row + k0 * x.col;
@@ -73,7 +74,7 @@ struct Tiles {
       }
       return;
     }
-    for (int64_t j = 0; j < k; j += 2 * DEPTH)  // rows are neighbours in memory: turn 16 rows x 16 lanes at a time
+    for (int64_t j = 0; j < k; j += 2 * DEPTH)  // rows are neighbours in memory: transpose 16 rows x 16 lanes
       for (int64_t row = 0; row < panels * MR; row += VL) {
         uvec block[VL];
 #pragma GCC unroll 16
@@ -120,10 +121,10 @@ struct Tiles {
     _tile_stored(3, below + 16, LD);
   }
 
-  // tile[32][16] = up to 32 rows of A, contiguous along K, times a panel of 16 columns. Where a tile of A would reach past
-  // a row's end or the last row it is copied, and zeros stand for what is not there.
+  // tile[32][16] = up to 32 rows of A, contiguous along K, times a panel of 16 columns. A tile of A that would reach
+  // past the end of a row or past the last row is copied first and filled up with zeros.
   static void multiply_rows(int64_t rows, int64_t K, const bf16* a, int64_t row, const uint32_t* panel, float* tile) {
-    constexpr int64_t LINE = 64, AHEAD = 16 * DEPTH;  // AHEAD: of the prefetch, in elements
+    constexpr int64_t LINE = 64, AHEAD = 16 * DEPTH;  // AHEAD: distance of the prefetch, in elements
     _tile_zero(0);
     _tile_zero(1);
     asm volatile("" ::: "memory");
@@ -149,8 +150,8 @@ struct Tiles {
   }
 
  private:
-  // A thin panel meets several wide ones in turn. L2 cannot deliver both in time, so the first IN_L1 steps of a thin
-  // panel, 36 KB, stay in L1, and all else is loaded past it.
+  // A thin panel is multiplied by several wide panels in turn. L2 cannot deliver both in time, so the first IN_L1 steps
+  // of a thin panel, 36 KB, stay in L1, and everything else is loaded past L1.
   static constexpr int64_t IN_L1 = 18;
   static constexpr int64_t TILE = MR * NR;
 

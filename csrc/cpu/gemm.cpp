@@ -1,4 +1,4 @@
-// gemm on the CPU, and the naive triple loop that says what is meant; the tests compare with it.
+// gemm on the CPU, and gemm_reference, the naive triple loop that the tests compare it with.
 
 #include "multiply.hpp"
 
@@ -59,7 +59,7 @@ STABLE_TORCH_LIBRARY_IMPL(mpcompare, CPU, m) {
   m.impl("gemm_reference", TORCH_BOX(&gemm_reference));
 }
 
-// No argument is a tensor that would choose a device.
+// These operators have no tensor argument that would choose a device.
 STABLE_TORCH_LIBRARY_IMPL(mpcompare, CompositeExplicitAutograd, m) {
   m.impl("workspace_bytes", TORCH_BOX(&workspace_bytes));
   m.impl("amx", TORCH_BOX(&amx));

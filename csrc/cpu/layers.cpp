@@ -1,6 +1,7 @@
-// linear, weight_grad and linear_backward on the CPU: products with more work in the store.
+// linear, weight_grad and linear_backward on the CPU: products whose epilogues do more than store.
 //
-// linear_backward's column sums are added thread by thread, in double: their last bit may depend on how many there are.
+// The column sums of linear_backward are added thread by thread, in double, so their last bit may depend on the number
+// of threads.
 
 #include "multiply.hpp"
 
@@ -10,7 +11,7 @@
 
 namespace {
 
-// C = sum + bias, or relu of that.
+// The epilogue C = sum + bias, or C = relu(sum + bias).
 template <class T, class C>
 struct Bias {
   C* c;
@@ -29,7 +30,8 @@ struct Bias {
   }
 };
 
-// Z = sum where Z > 0, else 0; and the column sums of the new, rounded Z: a tile's in fp32, a thread's in double.
+// The epilogue Z = sum where Z > 0, else 0, with the column sums of the new, rounded Z. They are added in fp32 within a
+// tile, and in double over the tiles of a thread.
 template <class T>
 struct MaskAndSum {
   T* z;
@@ -83,7 +85,7 @@ void linear_backward(Tensor da, Tensor w, Tensor z, Tensor dw, Tensor dbias, boo
   by_dtype(da, [&](auto t) {
     using T = decltype(t);
     weight_grad_of<T>(z, da, dw);
-    // Not the workspace's shared buffer: multiply_by_rows may need that at the same time.
+    // The shared buffer of the workspace is not used: multiply_by_rows may need it at the same time.
     const int64_t threads = torch::stable::get_num_threads();
     std::vector<double> partial(threads * s.N);
     double* sums = partial.data();

@@ -1,7 +1,7 @@
 // cross_entropy and mse on the CPU.
 //
-// Rows are cut into blocks that depend on n alone, each block sums its loss and its columns by itself, and the blocks'
-// sums are added in order: the result does not depend on the thread count.
+// Rows are cut into blocks that depend on n alone. Each block sums its loss and its columns by itself, and the sums of
+// the blocks are added in order, so the result does not depend on the number of threads.
 
 #include "../fused.hpp"
 #include "dispatch.hpp"
@@ -16,9 +16,9 @@
 
 namespace {
 
-constexpr int64_t MIN_BLOCK_ROWS = 64;  // below, a block is not worth its overhead
+constexpr int64_t MIN_BLOCK_ROWS = 64;  // a smaller block is not worth its overhead
 constexpr int64_t MAX_BLOCKS = 128;     // bounds the memory of the column sums: 128 c floats
-constexpr int64_t CHUNK = 4096;         // elements of an fp32 scratch that stays in L1, 16 KB; at least a row
+constexpr int64_t CHUNK = 4096;         // elements of an fp32 scratch of 16 KB, which stays in L1; at least a row
 constexpr int64_t CACHE_LINE = 64 / sizeof(float);
 
 // Stores the rows of g [rows, c] rounded to T, ld apart, and leaves the rounded values in g.
@@ -36,14 +36,15 @@ void add_rows(float* __restrict sums, const float* __restrict g, int64_t rows, i
     for (int64_t j = 0; j < c; j++) sums[j] += g[r * c + j];
 }
 
-// One pass over n x c: rows_of(i, rows, g) computes the fp32 gradient of rows [i, i + rows) into g [rows, c] and
-// returns the sum of their losses. Writes gradient and its column sums, returns the sum of all losses.
+// Makes one pass over n x c, writes the gradient and its column sums, and returns the sum of all losses.
+// rows_of(i, rows, g) computes the fp32 gradient of rows [i, i + rows) into g [rows, c] and returns the sum of their
+// losses.
 template <class T, class F>
 double loss_pass(LossShape s, T* gradient, T* dbias, F rows_of) {
   const int threads = static_cast<int>(torch::stable::get_num_threads());
   const int64_t block = std::max(MIN_BLOCK_ROWS, ceil_div(s.n, MAX_BLOCKS)), blocks = ceil_div(s.n, block);
   const int64_t step = std::min(block, std::max<int64_t>(1, CHUNK / s.c));
-  const int64_t scratch_size = ceil_div(step * s.c, CACHE_LINE) * CACHE_LINE + CACHE_LINE;  // no line of two threads
+  const int64_t scratch_size = ceil_div(step * s.c, CACHE_LINE) * CACHE_LINE + CACHE_LINE;  // no shared cache line
   std::vector<float> scratch(threads * scratch_size), sums(blocks * s.c);
   std::vector<double> losses(blocks);
 
@@ -89,8 +90,8 @@ float sum_of(const float* x, int64_t n) {
   return total;
 }
 
-// exp(x) for x <= 0 or NaN, within 1 unit in the last place; 0 where that would be subnormal.
-// x = k ln 2 + r, |r| <= ln 2 / 2: exp(x) = 2^k exp(r), the polynomial being Cephes' expf.
+// Returns exp(x) for x <= 0 or NaN, within 1 unit in the last place, and 0 instead of a subnormal result.
+// With x = k ln 2 + r and |r| <= ln 2 / 2, exp(x) = 2^k exp(r); the polynomial for exp(r) is that of Cephes' expf.
 inline vec exp_of_nonpositive(vec x) {
   constexpr float ROUND = 0x1.8p23f;  // y + ROUND holds y, rounded to an integer, in its low bits
   const vec shifted = x * 1.44269504f + ROUND, k = shifted - ROUND;
@@ -104,8 +105,8 @@ inline vec exp_of_nonpositive(vec x) {
   return x < -87.3365f ? vec{} : p * floats((bits(shifted) + 127u) << 23);
 }
 
-// g = (softmax - onehot(y)) scale; returns the sum of logsumexp - logit_y. Shifted by the row's maximum, exp cannot
-// overflow. NaN, and inf - inf, make their row's sum NaN.
+// g = (softmax - onehot(y)) scale; returns the sum of logsumexp - logit_y. Logits are shifted by the maximum of their
+// row, so exp cannot overflow. NaN, and inf - inf, make the sum of their row NaN.
 template <class L>
 double cross_entropy_rows(const L* logits, int64_t ld, const int64_t* y, int64_t rows, int64_t c, float scale,
                           float* g) {

@@ -4,10 +4,10 @@
 //   vectors.hpp     the micro-kernel: a tile of C in vector registers
 //   amx.hpp         the micro-kernel for bf16 where the CPU has AMX: a tile of C in tile registers
 //   multiply        the loops: which block, which thread, which tile
-//   Scale           an epilogue, what happens to a finished tile: here it is scaled and stored; others are in layers.cpp
+//   Scale           an epilogue, which takes a finished tile: this one scales and stores it; others are in layers.cpp
 //
 // C is cut into blocks and each block belongs to one thread, so threads never wait for each other, and every element of C
-// is summed in the same order whatever their number.
+// is summed in the same order for any number of threads.
 #pragma once
 #include "../fused.hpp"
 #include "amx.hpp"
@@ -21,7 +21,7 @@ namespace {
 
 // ---- loops
 
-// Two rows of A times the n rows of B, packed as vectors along K: tile[2][ld], each a dot product.
+// tile[2][ld] = two rows of A times the n rows of B, which are packed as vectors along K: a dot product each.
 template <class T, int n>
 void two_rows(int64_t K, const T* first, const T* second, const uint32_t* b, float* tile, int64_t ld) {
   constexpr int PK = PER_LANE<T>;
@@ -52,8 +52,8 @@ TwoRows<T> two_rows_for(int64_t columns, std::integer_sequence<int, n...>) {
   return table[columns - 1];
 }
 
-// C = A B^T where C has at most MR columns and the rows of A are contiguous: a dot product along K for each element. A is
-// read once, front to back, two rows at a time; B comes from L2.
+// Computes C = A B^T, a dot product along K for each element, if C has at most MR columns and the rows of A are
+// contiguous. A is read once, front to back, two rows at a time; B comes from L2.
 template <class T, class Epilogue>
 void multiply_by_rows(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilogue& epilogue) {
   constexpr int PK = PER_LANE<T>, LD = (MR + VL - 1) / VL * VL;
@@ -61,7 +61,7 @@ void multiply_by_rows(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, con
   uint32_t* packed = mpcompare::workspace().shared.at_least(groups * N * VL);
   STD_TORCH_CHECK(packed, "gemm: no memory for the packed operand");
   std::fill(packed, packed + groups * N * VL, 0u);
-  for (int64_t k = 0; k < K; k++)  // element (n, k) at vector (k / (VL PK), n), number k % (VL PK) in it
+  for (int64_t k = 0; k < K; k++)  // element (n, k) is number k % (VL PK) of vector (k / (VL PK), n)
     for (int64_t n = 0; n < N; n++) {
       const T value = b.data[n * b.row + k * b.col];
       uint32_t* vector = packed + (k / (VL * PK) * N + n) * VL;
@@ -83,24 +83,25 @@ void multiply_by_rows(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, con
   }
 }
 
-// The tiles of C = A B^T by one micro-kernel. Where `swapped`, thin and wide are B and A: their tiles are turned back.
+// Computes the tiles of C = A B^T with one micro-kernel. If `swapped`, thin is B and wide is A, and tiles are
+// transposed.
 template <class Kernel, class T, class Epilogue>
 void multiply_blocks(int64_t rows, int64_t columns, int64_t K, View<T> thin, View<T> wide, Blocking size, bool swapped,
                      const Epilogue& epilogue) {
   constexpr int PK = PER_LANE<T>, MR = Kernel::MR, NR = Kernel::NR, TILE = MR * NR;
   const int64_t lanes = lanes_of(K, PK);
 
-  // Near-equal blocks, a multiple of the number of threads where C has that many tiles.
+  // Blocks are nearly equal, and their number is a multiple of the number of threads if C has that many tiles.
   const int threads = static_cast<int>(torch::stable::get_num_threads());
   const int64_t tiles_t = ceil_div(rows, MR), tiles_w = ceil_div(columns, NR);
   int64_t blocks_w = ceil_div(columns, size.wide), blocks_t = ceil_div(rows, size.thin);
   blocks_w = std::max(blocks_w, std::min(tiles_w, ceil_div(threads, blocks_t)));
   blocks_t = std::max(blocks_t, std::min(tiles_t, ceil_div(threads, blocks_w)));
-  while (blocks_t * blocks_w % threads != 0 && blocks_t < tiles_t) blocks_t++;  // as many for every thread
+  while (blocks_t * blocks_w % threads != 0 && blocks_t < tiles_t) blocks_t++;  // equally many for every thread
   const int64_t block_t = ceil_div(tiles_t, blocks_t) * MR, block_w = ceil_div(tiles_w, blocks_w) * NR;
   blocks_t = ceil_div(rows, block_t), blocks_w = ceil_div(columns, block_w);
   const int64_t step = std::min(lanes, size.lanes);
-  const bool in_steps = step < lanes;  // then the sums of a whole block wait for the last step
+  const bool in_steps = step < lanes;  // the sums of a whole block then wait for the last step
 
   bool out_of_memory = false;  // an exception must not leave the parallel region
 #pragma omp parallel num_threads(threads)
@@ -160,7 +161,7 @@ void multiply_blocks(int64_t rows, int64_t columns, int64_t K, View<T> thin, Vie
 }
 
 #ifdef HAS_AMX
-// multiply_by_rows on tiles: 32 rows of A at a time, where they lie.
+// multiply_by_rows on tile registers, 32 rows of A at a time, which are read where they lie.
 template <class Epilogue>
 void multiply_by_tile_rows(int64_t M, int64_t N, int64_t K, View<bf16> a, View<bf16> b, const Epilogue& epilogue) {
   const int64_t lanes = Tiles::padded(K), stride = panel_stride<16>(lanes);
@@ -184,9 +185,9 @@ void multiply_by_tile_rows(int64_t M, int64_t N, int64_t K, View<bf16> a, View<b
 }
 #endif
 
-// Calls epilogue(i, j, m, n, tile, ld) once for every tile of C = A B^T, A M x K and B N x K as views: tile[r * ld + c]
-// is the sum of C[i + r, j + c], r < m, c < n, in fp32. Rows of the tile may be read up to the next multiple of VL.
-// Before a tile is summed, epilogue.fetch(i, j, m, n) may have what it is going to read brought nearer.
+// Calls epilogue(i, j, m, n, tile, ld) once for every tile of C = A B^T, with views A M x K and B N x K. The fp32 sum
+// of C[i + r, j + c] is tile[r * ld + c], r < m, c < n. Rows of the tile may be read up to the next multiple of VL.
+// epilogue.fetch(i, j, m, n) is called before a tile is summed, and may prefetch what the epilogue is going to read.
 template <class T, class Epilogue>
 void multiply(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilogue& epilogue) {
   const int64_t lanes = lanes_of(K, PER_LANE<T>);
@@ -199,14 +200,14 @@ void multiply(int64_t M, int64_t N, int64_t K, View<T> a, View<T> b, const Epilo
     }
 #endif
   if (skinny && a.col == 1) return multiply_by_rows(M, N, K, a, b, epilogue);
-  // Skinny, and A's columns are contiguous: A becomes the wide operand, so that no part of a vector is wasted.
+  // C is skinny and the columns of A are contiguous: A becomes the wide operand, so that no part of a vector is wasted.
   if (skinny) return multiply_blocks<Vectors<T>>(N, M, K, b, a, Vectors<T>::blocking(lanes, true), true, epilogue);
   multiply_blocks<Vectors<T>>(M, N, K, a, b, Vectors<T>::blocking(lanes, false), false, epilogue);
 }
 
 // ---- operands and epilogue
 
-// A stored matrix as rows x K of the product: its rows, or its columns.
+// Views of a stored matrix as rows x K of the product: by its rows, or by its columns.
 template <class T>
 View<T> rows_of(const Tensor& x, int64_t ld) {
   return {data<T>(x), ld, 1};
@@ -216,18 +217,18 @@ View<T> columns_of(const Tensor& x, int64_t ld) {
   return {data<T>(x), 1, ld};
 }
 
-// Rows of C are read some at a time before any of them is written: where their distance is a multiple of 4 KB, a load
-// waits for a store to the row before it, whose address it is taken for. As many lines with that distance fit into L1.
+// The number of rows of C that are read before any of them is written. If rows are a multiple of 4 KB apart, the CPU
+// mistakes a load for one from the row that was just stored, and waits. L1 holds this many lines at such a distance.
 constexpr int64_t ROWS = 8;
 
-// Into L2, whose many sets the rows of a tile do not all share, while the tile's sums are computed.
+// Prefetches rows of C while the sums of their tile are computed: into L2, because in L1 they may all share one set.
 template <class C>
 inline void fetch_rows(const C* c, int64_t ldc, int64_t m, int64_t n) {
   for (int64_t r = 0; r < m; r++)
     for (int64_t q = 0; q < n; q += 64 / sizeof(C)) __builtin_prefetch(c + r * ldc + q, 0, 2);
 }
 
-// C = alpha sum + beta C; C is not read where beta = 0.
+// The epilogue C = alpha sum + beta C; C is not read if beta = 0.
 template <class C>
 struct Scale {
   C* c;

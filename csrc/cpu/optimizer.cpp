@@ -1,4 +1,4 @@
-// What happens to gradients once they are there, on the CPU: non_finite, grad_norm, sgd, adam and update_scale.
+// The operators on finished gradients, on the CPU: non_finite, grad_norm, sgd, adam and update_scale.
 
 #include "../adam.hpp"
 #include "../fused.hpp"
@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr int64_t BLOCK = 8192;  // elements, of a thread's turn
+constexpr int64_t BLOCK = 8192;  // elements that a thread takes at a time
 
 int threads() { return static_cast<int>(torch::stable::get_num_threads()); }
 
@@ -23,12 +23,12 @@ float inverse(const Tensor& loss_scale) {
   return static_cast<float>(1 / static_cast<double>(*data<float>(loss_scale)));
 }
 
-// The clip factor; a product with 1 changes nothing.
+// Returns the clip factor, or 1, by which a product does not change.
 float factor_of(const std::optional<Tensor>& clip) { return clip ? *data<float>(*clip) : 1; }
 
 template <class T>
 bool has_non_finite(const T* x, int64_t first, int64_t end) {
-  vec zero_or_nan = {};  // 0 x is NaN where x is inf or NaN
+  vec zero_or_nan = {};  // 0 x is NaN if x is inf or NaN, else 0
   for_vectors(first, end, [&](int64_t i, int64_t n) { zero_or_nan += 0 * load(x + i, n); });
   return std::isnan(sum(zero_or_nan));
 }
@@ -60,7 +60,7 @@ double sum_of_squares(const T* x, int64_t first, int64_t end, float inv_scale) {
   return sum(sums[0] + sums[1]);
 }
 
-// The bits of |x|, read as an integer, are in the order of |x|, and those of NaN are the largest.
+// Returns the largest |inv_scale x|. Read as integers, the bits of |x| have the order of |x|, and NaN is the largest.
 template <class T>
 double largest_magnitude(const T* x, int64_t first, int64_t end, float inv_scale) {
   ivec top = {};
@@ -74,7 +74,7 @@ double largest_magnitude(const T* x, int64_t first, int64_t end, float inv_scale
   return largest;
 }
 
-// Each block by itself, then the blocks in order: the result does not depend on the thread count.
+// Adds up each block by itself and then the blocks in order, so the result does not depend on the number of threads.
 template <class T>
 void add_norm(const T* x, int64_t count, float inv_scale, bool infinity, float* found_inf, double* norm) {
   std::vector<double> parts(ceil_div(count, BLOCK));
@@ -84,7 +84,8 @@ void add_norm(const T* x, int64_t count, float inv_scale, bool infinity, float* 
   for (int64_t b = 0; b < blocks; b++) {
     const int64_t first = b * BLOCK, end = std::min(count, first + BLOCK);
     parts[b] = infinity ? largest_magnitude(x, first, end, inv_scale) : sum_of_squares(x, first, end, inv_scale);
-    // Where x is inf or NaN so is its product with any inv_scale; where that overflows x itself may be finite.
+    // Inf or NaN in x makes the part inf or NaN for any inv_scale. A finite x may overflow here, so x itself is
+    // searched.
     if (!std::isfinite(parts[b])) found = found || has_non_finite(x, first, end);
   }
   for (const double part : parts) *norm = infinity ? larger(*norm, part) : *norm + part;

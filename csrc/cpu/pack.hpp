@@ -1,7 +1,7 @@
-// Packing: a block of a matrix, copied into panels that the micro-kernel reads from front to back.
+// Packing copies a block of a matrix into panels that the micro-kernel reads from front to back.
 //
-// A panel holds R rows (columns, for B). It is a sequence of lanes-along-K, each R numbers of 32 bits: one fp32 value
-// (fp16 is widened here, exactly) or, where the CPU multiplies bf16 itself, two bf16 neighbours along K.
+// A panel holds R rows (columns, for B). It is a sequence of lanes along K, each R numbers of 32 bits. A number is one
+// fp32 value (fp16 is widened here, exactly) or, if the CPU multiplies bf16 itself, two bf16 neighbours along K.
 #pragma once
 #include "dispatch.hpp"
 
@@ -14,16 +14,16 @@
 #include <sys/mman.h>
 #endif
 
-namespace mpcompare {  // not the unnamed namespace: one workspace for all that multiplies
+namespace mpcompare {  // named, so that all files share one workspace
 
-// What the Buffers of all threads hold now.
+// Bytes that the Buffers of all threads hold now.
 inline std::atomic<int64_t> workspace_bytes{0};
 
-// Scratch memory that is kept from call to call, on huge pages where the system has them.
+// Scratch memory that is kept from call to call, on huge pages if the system has them.
 class Buffer {
  public:
   ~Buffer() { release(); }
-  uint32_t* at_least(int64_t lanes) {  // nullptr where there is no memory
+  uint32_t* at_least(int64_t lanes) {  // returns nullptr if there is no memory
     constexpr size_t PAGE = size_t{2} << 20;
     const size_t bytes = (lanes * sizeof(uint32_t) + PAGE - 1) / PAGE * PAGE;
     if (bytes > bytes_) {
@@ -51,7 +51,7 @@ class Buffer {
 // All scratch memory of a thread, shared by every dtype and epilogue: about 10 MB with AVX-512.
 struct Workspace {
   Buffer thin, wide, sums;  // the packed blocks and the fp32 sums of a block of C
-  Buffer shared;            // what one call's threads read or write together
+  Buffer shared;            // memory that the threads of one call share
 };
 inline Workspace& workspace() {
   static thread_local Workspace instance;
@@ -88,7 +88,7 @@ inline void transpose(uvec (&x)[VL], std::integer_sequence<int, i...>) {
   }
 }
 
-// One lane of VL rows; n of the rows exist, k elements are left along K.
+// Returns one lane of VL rows, of which n exist; k elements are left along K.
 template <class T>
 inline uvec lane_of_rows(const T* p, int64_t col, int64_t n, int64_t k) {
   for (int i = 0; i < PER_LANE<T>; i++) __builtin_prefetch(p + (8 * PER_LANE<T> + i) * col);
@@ -98,7 +98,7 @@ inline uvec lane_of_rows(const T* p, int64_t col, int64_t n, int64_t k) {
     return (bits(load(p, n)) >> 16) | (k > 1 ? bits(load(p + col, n)) : uvec{});
 }
 
-// VL lanes of one row, contiguous along K; k elements are left.
+// Returns VL lanes of one row, contiguous along K; k elements are left.
 template <class T>
 inline uvec lanes_of_row(const T* p, int64_t k) {
   __builtin_prefetch(reinterpret_cast<const char*>(p) + 512);
@@ -112,8 +112,9 @@ inline uvec lanes_of_row(const T* p, int64_t k) {
   }
 }
 
+// The number of lanes of k elements.
 inline int64_t lanes_of(int64_t k, int per_lane) { return ceil_div(k, per_lane); }
-// From one panel to the next: whole vectors are stored, so the last lane of a panel may run over by up to VL.
+// Elements from one panel to the next. Whole vectors are stored, so the last lane of a panel may run over by up to VL.
 template <int R>
 constexpr int64_t panel_stride(int64_t lanes) {
   return lanes * R + VL;
@@ -136,7 +137,7 @@ void pack(uint32_t* dst, int64_t stride, View<T> x, int64_t r0, int64_t rows, in
         }
     return;
   }
-  for (int64_t p = 0; p < panels; p++)  // K is contiguous: read along it, turn VL x VL at a time
+  for (int64_t p = 0; p < panels; p++)  // K is contiguous: read along it, transpose VL x VL at a time
     for (int64_t l = 0; l < lanes; l += VL)
       for (int r = 0; r < R; r += VL) {
         uvec block[VL];

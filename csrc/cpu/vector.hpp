@@ -1,8 +1,8 @@
 // A thin layer over SIMD: VL fp32 lanes at a time, loaded from and stored to fp32, fp16 or bf16.
 //
 // Arithmetic on `vec` is GCC's and Clang's vector extension: +, *, <, ?: work lane by lane, so one source serves AVX-512,
-// AVX2, NEON and plain code. Only what the extension lacks is written per CPU: fp16 conversion, the square root and the
-// bf16 dot product.
+// AVX2, NEON and plain code. Only operations that the extension lacks are written for each CPU: fp16 conversion, the
+// square root and the bf16 dot product.
 #pragma once
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
@@ -55,7 +55,8 @@ inline void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
 inline vec load(const bf16* p) { return floats(__builtin_convertvector(read<hvec>(p), uvec) << 16); }
 inline void store(bf16* p, vec v) {
   const uvec u = bits(v), nan = reinterpret_cast<uvec>(v != v);
-  const uvec rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;  // half a unit in the last place, less one if that is even
+  // Half a unit in the last place is added, or one bit less than that if the last place is even.
+  const uvec rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const hvec h = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0u), hvec);
   std::memcpy(p, &h, sizeof h);
 }
@@ -89,7 +90,7 @@ inline void store(fp16* p, vec v) {
 }
 #endif
 
-// ---- the first n of them only: the rest reads as 0, and is not written
+// ---- only the first n numbers at p: the others read as 0, and are not written
 
 template <class T>
 inline vec load(const T* p, int64_t n) {
@@ -137,7 +138,7 @@ inline vec square_root(vec v) {
 #endif
 }
 
-// The first and the second half of the lanes, in double.
+// Converts the first and the second half of the lanes to double.
 inline void widen(vec v, dvec* first, dvec* second) {
 #if defined(__AVX512F__)  // GCC 12 would convert four quarters and put them together
   const __m512d both = reinterpret_cast<__m512d>(v);
@@ -152,8 +153,8 @@ inline void widen(vec v, dvec* first, dvec* second) {
 #endif
 }
 
-// acc + a.lo * b.lo + a.hi * b.hi in every lane, where a lane holds two bf16: the CPU's bf16 matrix instruction. x86's
-// takes subnormal inputs for 0 and flushes subnormal results; bf16 shares fp32's range, so that is below 1.2e-38.
+// Returns acc + a.lo * b.lo + a.hi * b.hi in every lane, each holding two bf16, by the CPU's bf16 instruction. That of
+// x86 takes subnormal inputs for 0 and flushes subnormal results, which are numbers below 1.2e-38 in bf16 as in fp32.
 #if defined(__AVX512BF16__)
 constexpr bool HAS_BF16_DOT = true;
 inline vec dot2(vec acc, uvec a, uvec b) {

@@ -1,12 +1,13 @@
-// The micro-kernel on vector registers: one operand broadcast number by number, the other read as vectors.
+// The micro-kernel on vector registers: one operand is broadcast number by number, the other is read as vectors.
 #pragma once
 #include "blocking.hpp"
 #include "pack.hpp"
 
 namespace {
 
-// A tile is MR x NR: MR rows of the thin operand, NR = NV vectors of the wide one. MR * NV sums, NV vectors of the wide
-// operand and one broadcast fill the registers: 28 + 2 + 1 of 32 (AVX-512), 12 + 2 + 1 of 16 (AVX2), 24 + 3 + 1 of 32.
+// A tile is MR x NR: MR rows of the thin operand, and NR rows of the wide one, which are NV vectors. MR * NV sums, NV
+// vectors of the wide operand and one broadcast fill the registers: 28 + 2 + 1 of 32 (AVX-512), 12 + 2 + 1 of 16
+// (AVX2), 24 + 3 + 1 of 32 (NEON).
 #if defined(__AVX512F__)
 constexpr int MR = 14, NV = 2;
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -19,7 +20,7 @@ constexpr int MR = 4, NV = 2;
 constexpr int NR = NV * VL;
 
 // sums[m][NR] (+)= thin panel (lanes x MR, m of them used) times wide panel (lanes x NR).
-// The unroll pragmas make `acc` registers; without them it goes through the stack.
+// The unroll pragmas keep `acc` in registers; without them it goes through the stack.
 template <int PK, int m>
 void micro_kernel(int64_t lanes, const uint32_t* thin, const uint32_t* wide, float* sums, bool add) {
   vec acc[m][NV];
@@ -55,14 +56,14 @@ MicroKernel micro_kernel_for(int64_t rows, std::integer_sequence<int, m...>) {
   return table[rows - 1];
 }
 
-// What multiply.hpp asks of a micro-kernel.
+// The interface that multiply.hpp expects of a micro-kernel.
 template <class T>
 struct Vectors {
   static constexpr int MR = ::MR, NR = ::NR;
-  struct Session {};  // what a thread needs while it multiplies
+  struct Session {};  // state that a thread needs while it multiplies: none
 
-  // With AVX-512: a wide panel of 256 lanes is 32 KB (L1), 12 thin panels 168 KB (L2), the wide block and the sums of a
-  // block 1 + 4 MB (L3). With little work a tile, rather write C along its rows.
+  // With AVX-512 a wide panel of 256 lanes is 32 KB (L1), 12 thin panels are 168 KB (L2), the wide block and the sums
+  // of a block 1 + 4 MB (L3). If a tile is little work, C is written along its rows instead.
   static Blocking blocking(int64_t lanes, bool skinny) {
     if (skinny) return {MR, 1024, 64, MR, 1};  // the wide operand is read once: along memory, in long runs
     const bool along_rows = lanes <= 64;

@@ -29,8 +29,8 @@ inline int as_int(int64_t n) {
   return static_cast<int>(n);
 }
 
-// Split-K partial sums in the 16-bit output type would break "accumulated in fp32", and cuBLAS may choose them: forbid
-// it for this call. The other math mode bits (torch's TF32 choice for fp32 operands) stay as torch set them.
+// Split-K partial sums in the 16-bit output type would break "accumulated in fp32", and cuBLAS may choose them: this
+// forbids them for this call. The other math mode bits (torch's TF32 choice for fp32 operands) stay as torch set them.
 class ForbidReducedPrecisionReduction {
  public:
   explicit ForbidReducedPrecisionReduction(cublasHandle_t handle) : handle_(handle) {
@@ -45,7 +45,7 @@ class ForbidReducedPrecisionReduction {
   cublasMath_t before_{};
 };
 
-// fp16_sums: the ablation that sums in fp16 too; then all matrices are fp16 and so are alpha and beta.
+// Calls cublasGemmEx. fp16_sums is the ablation that also sums in fp16; all matrices, alpha and beta are fp16 then.
 inline void cublas_gemm(const Tensor& a, const Tensor& b, Tensor& out, bool trans_a, bool trans_b, double alpha,
                         double beta, bool fp16_sums = false) {
   const int64_t M = out.size(0), N = out.size(1), K = a.size(trans_a ? 0 : 1);
@@ -56,8 +56,8 @@ inline void cublas_gemm(const Tensor& a, const Tensor& b, Tensor& out, bool tran
   TORCH_ERROR_CODE_CHECK(torch_get_current_cuda_blas_handle(&handle));
   const auto cublas = static_cast<cublasHandle_t>(handle);
   const ForbidReducedPrecisionReduction fp32_sums(cublas);
-  const float alpha_fp32 = static_cast<float>(alpha), beta_fp32 = static_cast<float>(beta);  // the dtype of COMPUTE_32F
-  const __half alpha_fp16 = __float2half_rn(alpha_fp32), beta_fp16 = __float2half_rn(beta_fp32);  // that of COMPUTE_16F
+  const float alpha_fp32 = static_cast<float>(alpha), beta_fp32 = static_cast<float>(beta);  // for COMPUTE_32F
+  const __half alpha_fp16 = __float2half_rn(alpha_fp32), beta_fp16 = __float2half_rn(beta_fp32);  // for COMPUTE_16F
   const void* const one = fp16_sums ? static_cast<const void*>(&alpha_fp16) : &alpha_fp32;
   const void* const other = fp16_sums ? static_cast<const void*>(&beta_fp16) : &beta_fp32;
   check(cublasGemmEx(cublas, trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, trans_a ? CUBLAS_OP_T : CUBLAS_OP_N,

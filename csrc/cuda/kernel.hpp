@@ -1,7 +1,7 @@
-// What the CUDA kernels share: dtypes, loops with the grid as their stride, and sums.
+// The parts that the CUDA kernels share: conversions between dtypes, grid-stride loops, and sums.
 //
 // Every sum has an order that depends on the shapes (and the GPU) alone, without float atomics, so results repeat bit for
-// bit. Kernels run on torch's current stream; temporaries come from its allocator, on that stream too.
+// bit. Kernels run on torch's current stream, and temporaries come from torch's allocator on that stream.
 #pragma once
 #include "../fused.hpp"
 
@@ -19,14 +19,14 @@ namespace {
 using torch::stable::accelerator::DeviceGuard;
 
 constexpr int THREADS = 256, WARP = 32, WARPS = THREADS / WARP;
-constexpr int64_t MAX_BLOCKS = 1024;  // of a grid; loops with the grid as their stride do the rest
+constexpr int64_t MAX_BLOCKS = 1024;  // largest grid; loops with the grid as their stride do the rest
 
 __host__ __device__ inline float widen(float x) { return x; }
 __host__ __device__ inline float widen(__half x) { return __half2float(x); }
 __host__ __device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <class T>
-__device__ T narrow(float x);  // to nearest even, overflow to inf
+__device__ T narrow(float x);  // rounds to nearest even; overflow becomes inf
 template <>
 __device__ inline float narrow<float>(float x) {
   return x;
@@ -40,7 +40,7 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// N neighbours, read or written at once where their address is a multiple of their size.
+// N neighbouring elements, read or written at once; their address must be a multiple of their size.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T x[N];
@@ -72,14 +72,14 @@ inline cudaStream_t current_stream(const Tensor& x) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Enough blocks for `count` pieces of work, `each` a block; 1 to MAX_BLOCKS.
+// Returns the number of blocks for `count` pieces of work, `each` in a block: 1 to MAX_BLOCKS.
 inline unsigned grid_of(int64_t count, int64_t each) {
   return static_cast<unsigned>(std::min(ceil_div(count, each), MAX_BLOCKS));
 }
 
 inline bool is_aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
-// f(zero of x's dtype)
+// Calls f with a zero of x's dtype.
 template <class F>
 void by_dtype(const Tensor& x, F f) {
   switch (x.scalar_type()) {
@@ -89,7 +89,7 @@ void by_dtype(const Tensor& x, F f) {
   }
 }
 
-// f(zero of x's dtype T, zero of y's: T or fp32)
+// Calls f with a zero of x's dtype T and a zero of y's dtype, which is T or fp32.
 template <class F>
 void by_dtypes(const Tensor& x, const Tensor& y, F f) {
   by_dtype(x, [&](auto t) { y.scalar_type() == ScalarType::Float ? f(t, float{}) : f(t, t); });
@@ -100,7 +100,7 @@ void by_dtypes(const Tensor& x, const Tensor& y, F f) {
 constexpr int64_t MAX_ROW_BLOCKS = 128;
 
 // First half: partials[b, j] = sum of x_ij over the rows of row block b = blockIdx.y. A thread block is WARPS rows of WARP
-// columns; the columns' loop has the grid as its stride. With dz, x_ij first becomes x_ij <= 0 ? 0 : dz_ij.
+// columns; the loop over columns has the grid as its stride. With dz, x_ij first becomes x_ij <= 0 ? 0 : dz_ij.
 template <class T>
 __global__ void __launch_bounds__(THREADS) column_sums_kernel(T* x, int64_t ld, const T* dz, int64_t lddz,
                                                               int64_t m, int64_t n, int64_t rows, float* partials) {

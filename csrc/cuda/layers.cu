@@ -1,5 +1,5 @@
-// linear, weight_grad and linear_backward on CUDA: products by cublasLt, and for a last layer of few outputs one pass of
-// our own.
+// linear, weight_grad and linear_backward on CUDA: products by cublasLt, and one kernel of our own for the backward of
+// a last layer with few outputs.
 
 #include "lt.hpp"
 
@@ -27,17 +27,17 @@ __global__ void __launch_bounds__(THREADS) relu_kernel(C* x, int64_t ld, int64_t
 
 // ---- linear_backward of few outputs in one pass over z
 
-constexpr int FEW = 16;        // outputs
-constexpr int COLUMNS = 2;     // of z, neighbours, a thread's own
+constexpr int FEW = 16;        // largest number of outputs
+constexpr int COLUMNS = 2;     // neighbouring columns of z that a thread owns
 constexpr int TILE = 64;       // rows of da in shared memory at a time
 constexpr int IN_FLIGHT = 8;   // rows of z that a thread has asked for before it needs the first
 
-// Rows [begin, end) of z, begin = blockIdx.y rows, in columns j and j + 1:
+// The work on rows [begin, end) of z, begin = blockIdx.y rows, in columns j and j + 1:
 //
 //   dw_jk += z_ij da_ik      dz = sum_k da_ik w_jk      z_ij = z_ij <= 0 ? 0 : dz      dbias_j += z_ij, rounded
 //
 // The sums over this block's rows go to partials [gridDim.y][C + 1][h]: dw of output k in row k, dbias in row C. z has h
-// columns, an even number. C is the number of outputs c, rounded up: those beyond c are 0.
+// columns, an even number. C is the number of outputs c, rounded up; outputs from c on are 0.
 template <class T, int C>
 __global__ void __launch_bounds__(THREADS, 2) few_outputs_kernel(const T* da, int64_t ldda, const T* w, int64_t ldw, T* z,
                                                                  int64_t ldz, int64_t n, int64_t h, int c, int64_t rows,
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(THREADS, 2) few_outputs_kernel(const T* da, in
       tile[r][k] = k < c ? widen(da[(first + r) * ldda + k]) : 0.0f;
     }
     __syncthreads();
-    if (!inside) continue;  // this thread alone: it still meets the barriers above
+    if (!inside) continue;  // only the work is skipped: this thread still meets the barriers above
 
     for (int r0 = 0; r0 < count; r0 += IN_FLIGHT) {
       Pair old[IN_FLIGHT];
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(THREADS, 2) few_outputs_kernel(const T* da, in
   }
 }
 
-// dw_jk and dbias_j from the partial sums, one thread each: k = C is dbias, k from c to C - 1 nothing.
+// Adds up the partial sums of dw_jk and dbias_j, one thread each: k = C is dbias, k from c to C - 1 holds nothing.
 template <class T, int C>
 __global__ void __launch_bounds__(THREADS) few_outputs_sum_kernel(const float* partials, int64_t blocks, int64_t h, int c,
                                                                   T* dw, int64_t lddw, T* dbias) {
@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(THREADS) few_outputs_sum_kernel(const float* p
 
 // ---- host
 
+// Returns whether few_outputs_kernel can do the backward.
 bool has_few_outputs(const Tensor& da, const Tensor& z) {
   const int64_t h = z.size(1);
   return da.size(1) <= FEW && h % COLUMNS == 0 && leading_dimension(z) % COLUMNS == 0 &&
@@ -134,7 +135,8 @@ void few_outputs_backward(const Tensor& da, const Tensor& w, const Tensor& z, co
                           cudaStream_t stream) {
   const int64_t n = z.size(0), h = z.size(1), strips = ceil_div(h, THREADS * COLUMNS);
   const int c = static_cast<int>(da.size(1));
-  // As many blocks as the GPU runs at a time: each has partial sums of its own, so more would move more bytes.
+  // The grid has as many blocks as the GPU runs at a time: each has its own partial sums, so more would move more
+  // bytes.
   int per_processor = 0, processors = 0;
   STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, few_outputs_kernel<T, C>, THREADS, 0));
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, z.get_device_index()));
@@ -152,7 +154,7 @@ void few_outputs_backward(const Tensor& da, const Tensor& w, const Tensor& z, co
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// out = op(a) op(b), by cuBLAS where cublasLt cannot.
+// Computes out = op(a) op(b) by cublasLt, or by cuBLAS if cublasLt has no algorithm.
 void matmul(const Tensor& a, const Tensor& b, Tensor out, bool trans_a, bool trans_b, Choices choices) {
   if (!lt_matmul(a, b, out, trans_a, trans_b, Store::plain, nullptr, choices))
     cublas_gemm(a, b, out, trans_a, trans_b, 1.0, 0.0);
@@ -160,7 +162,7 @@ void matmul(const Tensor& a, const Tensor& b, Tensor out, bool trans_a, bool tra
 
 void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu, bool search, bool tf32) {
   const auto [M, N, K, ldx, ldw, ld] = check_linear(x, w, bias, out);
-  const auto by_lt = [&](Store store) {  // which takes a bias of the output's dtype only
+  const auto by_lt = [&](Store store) {  // cublasLt takes a bias of the output's dtype only
     return out.scalar_type() == bias.scalar_type() &&
            lt_matmul(x, w, out, false, false, store, bias.const_data_ptr(), {search, tf32});
   };
@@ -173,7 +175,7 @@ void linear(Tensor x, Tensor w, Tensor bias, Tensor out, bool relu, bool search,
     using T = decltype(t);
     using C = decltype(o);
     if (!has_bias) {
-      // Rows of bias, exact in C, then + x w by beta = 1: one rounding.
+      // Every row of C is set to the bias, which is exact, and beta = 1 adds x w: one rounding.
       fill_rows_kernel<T, C><<<grid, THREADS, 0, stream>>>(mutable_data<C>(out), ld, data<T>(bias), M, N);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       cublas_gemm(x, w, out, false, false, 1.0, 1.0);
@@ -204,7 +206,7 @@ void linear_backward(Tensor da, Tensor w, Tensor z, Tensor dw, Tensor dbias, boo
       return backward(da, w, z, dw, dbias, stream);
     }
     matmul(z, da, dw, true, false, {search, tf32});
-    const int64_t n = z.size(0), h = z.size(1), aligned = ceil_div(h, 8) * 8;  // rows 16 bytes apart, as Lt likes them
+    const int64_t n = z.size(0), h = z.size(1), aligned = ceil_div(h, 8) * 8;  // cublasLt prefers rows 16 bytes apart
     Tensor padded = torch::stable::new_empty(z, {n, aligned});
     const Tensor dz = torch::stable::narrow(padded, 1, 0, h);
     matmul(da, w, dz, false, true, {search, tf32});
@@ -223,7 +225,7 @@ STABLE_TORCH_LIBRARY_IMPL(mpcompare, CUDA, m) {
   m.impl("linear_backward", TORCH_BOX(&linear_backward));
 }
 
-// No argument is a tensor that would choose a device.
+// These operators have no tensor argument that would choose a device.
 STABLE_TORCH_LIBRARY_IMPL(mpcompare, CompositeExplicitAutograd, m) {
   m.impl("lt_workspace_bytes", TORCH_BOX(&lt_workspace_bytes));
   m.impl("lt_unsupported_products", TORCH_BOX(&lt_unsupported_products));

@@ -29,14 +29,14 @@ __device__ float warp_sum(float x) {
   return x;
 }
 
-// One warp a row. fmaxf drops NaN, exp(NaN - max) does not.
+// One warp takes a row. fmaxf drops NaN, but exp(NaN - max) keeps it.
 template <class T, class L>
 __global__ void __launch_bounds__(THREADS) cross_entropy_kernel(const L* logits, const int64_t* y, LossShape s,
                                                                 const float* loss_scale, T* dlogits,
                                                                 double* partials) {
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const float scale = static_cast<float>(*loss_scale / static_cast<double>(s.n));
-  double loss = 0;  // of this warp's rows, in lane 0
+  double loss = 0;  // sum over this warp's rows, in lane 0
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * WARPS + warp; i < s.n;
        i += static_cast<int64_t>(gridDim.x) * WARPS) {
     const L* row = logits + i * s.ld;

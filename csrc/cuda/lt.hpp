@@ -1,8 +1,8 @@
 // C = op(A) op(B), with or without a bias and relu in the store, by cublasLt with the fastest algorithm that it has.
 //
 // cublasLt is column-major as cuBLAS is, so C^T = op(B)^T op(A)^T is asked for: B first, M and N swapped (see
-// cublas.hpp). Features are then D's rows, which is where its bias lies. Sums are fp32: a split of K adds its parts in
-// the compute type, never in the 16-bit output.
+// cublas.hpp). Features are then the rows of cublasLt's D, and its bias has an element for each row. Sums are fp32: a
+// split of K adds its parts in the compute type, never in the 16-bit output.
 #pragma once
 #include "../search.hpp"
 #include "cublas.hpp"
@@ -17,10 +17,10 @@
 
 namespace {
 
-constexpr size_t MAX_WORKSPACE = size_t{8} << 20;  // while a product runs; torch gives cuBLAS 32 MB on Hopper, for good
+constexpr size_t MAX_WORKSPACE = size_t{8} << 20;  // held while a product runs; cuBLAS has 32 MB from torch on Hopper
 constexpr int CANDIDATES = 16, TIMED_RUNS = 3;
 
-// The largest workspace that a product has taken so far.
+// Bytes of the largest workspace that a product has taken so far.
 inline std::atomic<int64_t> lt_workspace{0};
 
 enum class Store { plain, bias, bias_relu };
@@ -30,12 +30,12 @@ struct LtCandidate {
   size_t workspace;
 };
 
-// Everything that the choice of an algorithm may depend on.
+// All values that the choice of an algorithm may depend on.
 using LtProblem = std::array<int64_t, 16>;
 
 inline Fastest<LtProblem, LtCandidate> lt_fastest;
 
-// Destroys what cublasLt made.
+// The deleter of cublasLt's objects.
 struct LtDestroy {
   void operator()(cublasLtMatmulDescOpaque_t* x) const { cublasLtMatmulDescDestroy(x); }
   void operator()(cublasLtMatrixLayoutOpaque_t* x) const { cublasLtMatrixLayoutDestroy(x); }
@@ -44,7 +44,7 @@ struct LtDestroy {
 template <class T>
 using LtOwner = std::unique_ptr<T, LtDestroy>;
 
-// A handle of our own, one for each GPU: torch's brings a workspace of 32 MB with it. It holds no stream.
+// Returns our own handle for a GPU: torch's handle comes with a workspace of 32 MB. Ours holds no stream.
 inline cublasLtHandle_t lt_handle(int device) {
   static std::mutex mutex;
   static std::map<int, cublasLtHandle_t> handles;
@@ -54,7 +54,7 @@ inline cublasLtHandle_t lt_handle(int device) {
   return handle;
 }
 
-// The stored matrix, row-major rows x columns: column-major columns x rows.
+// Describes a stored row-major matrix of rows x columns as a column-major one of columns x rows.
 inline LtOwner<cublasLtMatrixLayoutOpaque_t> lt_layout(const Tensor& x) {
   cublasLtMatrixLayout_t layout = nullptr;
   check(cublasLtMatrixLayoutCreate(&layout, cuda_dtype(x), static_cast<uint64_t>(x.size(1)),
@@ -74,14 +74,14 @@ void lt_set(const LtOwner<cublasLtMatmulPreferenceOpaque_t>& preference, cublasL
         "cublasLtMatmulPreferenceSetAttribute");
 }
 
-// The largest power of two, up to 256, that the address is a multiple of.
+// Returns the largest power of two, up to 256, of which the address is a multiple.
 inline uint32_t lt_alignment(const void* p) {
   uint32_t bytes = 256;
   while (!is_aligned(p, bytes)) bytes /= 2;
   return bytes;
 }
 
-// What the caller leaves open: whether the fastest algorithm may be searched by timing, and fp32 operands rounded.
+// Permissions of the caller: to search the fastest algorithm by timing, and to round fp32 operands to TF32.
 struct Choices {
   bool search, tf32;
 };
@@ -90,7 +90,7 @@ inline cublasComputeType_t lt_compute_type(const Tensor& x, bool tf32) {
   return tf32 && x.scalar_type() == ScalarType::Float ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
-// Milliseconds of what lies between construction and stop(), on the stream.
+// A timer of the milliseconds between its construction and stop(), on the stream.
 class Timer {
  public:
   explicit Timer(cudaStream_t stream) : stream_(stream) {
@@ -115,7 +115,7 @@ class Timer {
   cudaEvent_t begin_{}, end_{};
 };
 
-// Whether the first element of x is NaN; waits for it.
+// Returns whether the first element of x is NaN; waits for the stream.
 inline bool starts_with_nan(const Tensor& x, cudaStream_t stream) {
   bool found = false;
   by_dtype(x, [&](auto first) {
@@ -126,8 +126,9 @@ inline bool starts_with_nan(const Tensor& x, cudaStream_t stream) {
   return found;
 }
 
-// out = op(a) op(b), or that + bias, or relu of that; false if cublasLt has no algorithm for it. out, which has the
-// operands' dtype, is written several times where an algorithm is searched. Not during a capture: to wait would end it.
+// Computes out = op(a) op(b), op(a) op(b) + bias or relu(op(a) op(b) + bias), as store says; returns false if cublasLt
+// has no algorithm for it. out has the dtype of the operands. A search writes it several times, and is not possible
+// during a capture, which waiting would end.
 inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool trans_a, bool trans_b, Store store,
                       const void* bias, Choices choices) {
   const int device = out.get_device_index();
@@ -149,7 +150,7 @@ inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool 
   const auto layout_a = lt_layout(b), layout_b = lt_layout(a), layout_d = lt_layout(out);  // B first
 
   const auto run = [&](const LtCandidate& candidate) {
-    const float one = 1, zero = 0;  // of the scale type, fp32
+    const float one = 1, zero = 0;  // scalars of the scale type, fp32
     const int64_t bytes = static_cast<int64_t>(candidate.workspace);
     const Tensor workspace = torch::stable::new_empty(out, {bytes}, ScalarType::Byte);
     return cublasLtMatmul(lt, desc.get(), &one, b.const_data_ptr(), layout_a.get(), a.const_data_ptr(), layout_b.get(),
@@ -167,7 +168,7 @@ inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool 
     const LtOwner<cublasLtMatmulPreferenceOpaque_t> preference(made_preference);
     lt_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(MAX_WORKSPACE));
     lt_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-           static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));  // and none, which is 0
+           static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));  // the scheme "none", 0, is allowed too
     lt_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, lt_alignment(b.const_data_ptr()));
     lt_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, lt_alignment(a.const_data_ptr()));
     lt_set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, lt_alignment(out.const_data_ptr()));
@@ -184,11 +185,11 @@ inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool 
     return list;
   };
 
-  // The documents say max(x, 0) of relu and nothing of NaN, which must pass: what a bias of NaN gives is looked at.
+  // The documents define relu as max(x, 0) and do not mention NaN, which must pass, so a candidate is tried with NaN.
   const auto relu_keeps_nan = [&](const LtCandidate& candidate) {
     const int64_t n = out.size(1);
     Tensor nans = torch::stable::new_empty(out, {n});
-    STD_CUDA_CHECK(cudaMemsetAsync(nans.mutable_data_ptr(), 0xff, n * out.element_size(), stream));  // in all dtypes
+    STD_CUDA_CHECK(cudaMemsetAsync(nans.mutable_data_ptr(), 0xff, n * out.element_size(), stream));  // NaN in any dtype
     const void* const nan_bias = nans.const_data_ptr();
     lt_set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, nan_bias);
     check(run(candidate), "cublasLtMatmul");
@@ -198,11 +199,11 @@ inline bool lt_matmul(const Tensor& a, const Tensor& b, const Tensor& out, bool 
 
   const auto time = [&](const LtCandidate& candidate) -> double {
     if (run(candidate) != CUBLAS_STATUS_SUCCESS) {
-      cudaGetLastError();  // its failure is no later launch's
+      cudaGetLastError();  // else a later launch would report this failure
       return -1;
     }
     if (store == Store::bias_relu && !relu_keeps_nan(candidate)) return -1;
-    if (!choices.search) return 0;  // the first that works
+    if (!choices.search) return 0;  // the first one that works is taken
     Timer timer(stream);
     for (int i = 0; i < TIMED_RUNS; i++) check(run(candidate), "cublasLtMatmul");
     return timer.stop();

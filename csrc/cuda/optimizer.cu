@@ -1,5 +1,5 @@
-// What happens to gradients once they are there, on CUDA: non_finite, grad_norm, sgd, adam and update_scale. Nothing here
-// is read by the host, so a whole step can be one CUDA graph.
+// The operators on finished gradients, on CUDA: non_finite, grad_norm, sgd, adam and update_scale. The host reads no
+// result, so a whole step can be one CUDA graph.
 
 #include "../adam.hpp"
 #include "../loss_scale.hpp"
@@ -14,7 +14,7 @@ namespace {
 
 __device__ inline float inverse(float loss_scale) { return static_cast<float>(1.0 / static_cast<double>(loss_scale)); }
 
-// Every thread that finds one writes the same 1.
+// Every thread that finds inf or NaN writes the same 1.
 template <class T, int N>
 __global__ void __launch_bounds__(THREADS) non_finite_kernel(int64_t packs, const Pack<T, N>* x, float* found_inf) {
   bool found = false;
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(THREADS) non_finite_kernel(int64_t packs, cons
   if (found) *found_inf = 1;
 }
 
-// Of two parts of a norm, or of two elements.
+// The operation that combines two parts of a norm, or two elements.
 struct Combine {
   bool infinity;
   __device__ double operator()(double a, double b) const { return infinity ? larger(a, b) : a + b; }
@@ -47,11 +47,11 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(int64_t packs, const Pack
       total = combine(total, infinity ? fabs(g) : g * g);
     }
   }
-  if (found) *found_inf = 1;  // every thread that finds one writes the same
+  if (found) *found_inf = 1;  // every thread that finds inf or NaN writes the same 1
   store_block_total(total, combine, &partials[blockIdx.x]);
 }
 
-// Second half, by one block: the partials in a fixed order, then norm.
+// Second half, by one block: combines the partials in a fixed order, then adds them to norm.
 __global__ void __launch_bounds__(THREADS) add_norm_kernel(const double* partials, int64_t blocks, bool infinity,
                                                            double* norm) {
   const Combine combine{infinity};
@@ -62,12 +62,12 @@ __global__ void __launch_bounds__(THREADS) add_norm_kernel(const double* partial
   if (threadIdx.x == 0) *norm = combine(*norm, all);  // thread 0 wrote all itself
 }
 
-// What a step decides, on the device; clip may be null.
+// The values that a step decides, on the device; clip may be null.
 struct Decided {
   const float *lr, *loss_scale, *found_inf, *clip;
 };
 
-// The gradients of a pack: a product with 1 changes nothing.
+// Returns the unscaled and clipped gradients of a pack; a factor of 1 changes nothing.
 template <class T, int N>
 __device__ Pack<float, N> unscaled(const Pack<T, N>& grad, float inv_scale, float clip) {
   Pack<float, N> g;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(THREADS) sgd_kernel(int64_t packs, Pack<float,
       for (int k = 0; k < N; k++) w.x[k] -= lr * g.x[k];
       master[i] = w;
     }
-    if (params != nullptr) params[i] = narrowed<T, N>(w);  // may be grad: this thread has read what it now overwrites
+    if (params != nullptr) params[i] = narrowed<T, N>(w);  // params may be grad, which was read
   }
 }
 
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(THREADS) adam_kernel(int64_t packs, Pack<float
                                                        Pack<float, N>* exp_avg_sq, Pack<T, N>* params,
                                                        const Pack<T, N>* grad, Decided decided, const float* step,
                                                        AdamRule rule) {
-  __shared__ AdamStep of_all;  // in fp64, which is slow on many GPUs: once a block
+  __shared__ AdamStep of_all;  // computed once a block: fp64 is slow on many GPUs
   if (threadIdx.x == 0) of_all = adam_step(rule, *decided.lr, *step);
   __syncthreads();
   const AdamStep s = of_all;
@@ -201,7 +201,8 @@ void grad_norm(Tensor x, Tensor loss_scale, Tensor found_inf, Tensor norm, bool 
 
 constexpr int PACK = 4;  // elements that an optimizer reads at once
 
-// Whether the count is of whole packs, and fp32 tensors and those of T begin where one may; null is none.
+// Returns whether count is a multiple of a pack, and every tensor is aligned for packs: the fp32 ones, and the low
+// ones, which have dtype T. A null pointer stands for no tensor.
 template <class T>
 bool in_packs(int64_t count, std::initializer_list<const Tensor*> fp32, std::initializer_list<const Tensor*> low) {
   const auto aligned = [](const Tensor* x, size_t bytes) { return !x || is_aligned(x->const_data_ptr(), bytes); };

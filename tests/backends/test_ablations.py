@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import make_backend, make_batch, make_task, take_step
+from support.backends import make_backend, take_step
 from support.judging import dataset_of, examined
+from support.tasks import make_batch, make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch

@@ -2,20 +2,11 @@ import math
 
 import pytest
 import torch
-from conftest import (
-    BACKENDS,
-    UNIT_ROUNDOFF,
-    each_column,
-    finish_step,
-    make_backend,
-    make_batch,
-    make_task,
-    mlp_of,
-    step_to_gradients,
-    take_step,
-)  # fmt: skip
 from hypothesis import given
 from hypothesis import strategies as st
+from support.backends import BACKENDS, each_column, finish_step, make_backend, step_to_gradients, take_step
+from support.operators import UNIT_ROUNDOFF
+from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.backends import scratch
 from mpcompare.contract import BackendUnavailable

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import make_task
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 from support.judging import dataset_of, examined
+from support.tasks import make_task
 
 from mpcompare.backends import mistakes
 from mpcompare.backends.amp import Amp

@@ -1,7 +1,9 @@
 import pandas as pd
 import pytest
 import torch
-from conftest import CUDA, make_backend, make_batch, make_task, take_step
+from support.backends import make_backend, take_step
+from support.marks import CUDA
+from support.tasks import make_batch, make_task
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -9,18 +9,11 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 import torch
-from conftest import (
-    BACKENDS,
-    CUDA,
-    SMALL,
-    finish_step,
-    make_backend,
-    make_batch,
-    make_task,
-    step_to_gradients,
-    take_step,
-)  # fmt: skip
+from support.backends import BACKENDS, finish_step, make_backend, step_to_gradients, take_step
+from support.command import SMALL
 from support.judging import dataset_of, examined
+from support.marks import CUDA
+from support.tasks import make_batch, make_task
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 

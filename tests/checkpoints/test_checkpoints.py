@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import slow_after
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from support.marks import slow_after
 
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, files, load, newest, save
 from mpcompare.errors import InputError

@@ -8,8 +8,8 @@ from functools import partial
 import pandas as pd
 import pytest
 import torch
-from conftest import make_task
-from entrant.test_train import IDENTITY, PLAN, turn
+from support.entrants import IDENTITY, PLAN, turn
+from support.tasks import make_task
 from torch import nn
 
 from mpcompare.backends.amp import Amp

@@ -9,10 +9,11 @@ from itertools import islice, pairwise
 import pandas as pd
 import pytest
 import torch
-from conftest import CUDA, make_task
-from entrant.test_train import IDENTITY, PLAN, turn
-from report.test_report import write_run
 from rich.console import Console
+from support.entrants import IDENTITY, PLAN, turn
+from support.marks import CUDA
+from support.records import write_run
+from support.tasks import make_task
 from torch import nn
 
 from mpcompare.backends.amp import Amp

@@ -9,8 +9,8 @@ from itertools import islice
 import pandas as pd
 import pytest
 import torch
-from conftest import make_task
-from entrant.test_train import IDENTITY, PLAN, turn
+from support.entrants import IDENTITY, PLAN, turn
+from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32

@@ -20,9 +20,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import BACKENDS, SMALL, each_column, make_task, slow_after
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.backends import BACKENDS, each_column
+from support.command import SMALL
+from support.marks import slow_after
+from support.tasks import make_task
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest, save

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from conftest import make_task
+from support.tasks import make_task
 
 from mpcompare.contract import Stepper
 from mpcompare.entrant.timing import time_phases, try_block

@@ -6,26 +6,17 @@ import sys
 
 import pytest
 import torch
-from conftest import UNIT_ROUNDOFF
 from hypothesis import given
 from hypothesis import strategies as st
+from support.operators import CPU, UNIT_ROUNDOFF
 
 from mpcompare.native import ops
 from mpcompare.precision import DTYPES
 
-CPU = torch.device("cpu")
 ENGINES = {"native": ops.native_gemm, "torch": ops.torch_gemm}
 
 
-pytestmark = pytest.mark.usefixtures("two_threads")
-
-
-@pytest.fixture(autouse=True)
-def built(request):
-    """The native operators, for whatever device the test runs on."""
-    ops.load("cpu")
-    if "device" in request.fixturenames:
-        ops.load(request.getfixturevalue("device").type)
+pytestmark = pytest.mark.usefixtures("built", "two_threads")
 
 
 def operands(M, N, K, dtype, trans_a=False, trans_b=False, device=CPU, seed=0):

@@ -7,12 +7,13 @@ import math
 
 import pytest
 import torch
-from native.test_fused_ops import CPU, DTYPE, HALF_SUBNORMAL, U, assert_within, at, built, randn, scalar  # noqa: F401
+from support.operator_checks import norm_of, sgd
+from support.operators import DTYPE, HALF_SUBNORMAL, U, assert_within, at, randn, scalar
 
 from mpcompare.native import ops
 from mpcompare.precision import DTYPES
 
-pytestmark = pytest.mark.usefixtures("two_threads")
+pytestmark = pytest.mark.usefixtures("built", "two_threads")
 
 
 # ---- sgd
@@ -20,11 +21,6 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 
 def fp32(x):
     return torch.tensor(x, dtype=torch.float32).item()
-
-
-def sgd(master, velocity, params, grad, *, lr, loss_scale=1.0, found_inf=0.0, clip=None, **rule):
-    scalars = (None if value is None else scalar(value, master.device) for value in (lr, loss_scale, found_inf, clip))
-    ops.sgd(master, velocity, params, grad, *scalars, **rule)
 
 
 def check_sgd(master, velocity, params, grad, lr, momentum, loss_scale):
@@ -361,14 +357,6 @@ def test_a_clip_factor_is_a_smaller_gradient(device, op):
 
 
 # ---- norms of gradients
-
-
-def norm_of(*xs, loss_scale=1.0, infinity=False):
-    """norm and found_inf, as grad_norm leaves them."""
-    norm, found_inf = (scalar(0.0, xs[0].device, dtype) for dtype in (torch.float64, torch.float32))
-    for x in xs:
-        ops.grad_norm(x, scalar(loss_scale, x.device), found_inf, norm, infinity=infinity)
-    return norm, found_inf
 
 
 @DTYPE

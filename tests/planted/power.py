@@ -22,10 +22,10 @@ from typing import NamedTuple
 import planted.cnn
 import planted.gpt
 import planted.lstm
-from conftest import BACKENDS
 from planted.mlp import MUTANTS
 from planted.recipe import RECIPE, planted_run
 from planted.registry import PLANTED, STEPS, TASKS
+from support.backends import BACKENDS
 from support.correct import CASES as FIXED_RECIPE
 from support.correct import FAMILIES, Case
 from support.correct_recipe import recipe_case

@@ -6,9 +6,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from conftest import BACKENDS, make_task
+from support.backends import BACKENDS
 from support.correct_recipe import WholeStep
 from support.judging import examined
+from support.tasks import make_task
 from torch import Tensor, nn
 
 from mpcompare.backends import scratch

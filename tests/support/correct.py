@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from conftest import BACKENDS, make_task, mlp_of
+from support.backends import BACKENDS
+from support.tasks import make_task, mlp_of
 from torch import Tensor, nn
 from torch.func import functional_call
 

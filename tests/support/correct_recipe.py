@@ -6,7 +6,7 @@ from functools import partial
 from unittest import mock
 
 import torch
-from conftest import BACKENDS
+from support.backends import BACKENDS
 from support.correct import CORRECT, Case, PlainProducts, part
 from torch import Tensor, nn
 

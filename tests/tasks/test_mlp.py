@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import make_batch, make_task, mlp_of
+from support.tasks import make_batch, make_task, mlp_of
 from torch import nn
 
 from mpcompare.contract import BackendUnavailable

@@ -1,8 +1,8 @@
 """Backends that compute something else as soon as they were loaded: what is timed is what was examined."""
 
 import pytest
-from conftest import make_task
 from support.judging import dataset_of, examined
+from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.entrant.entrant import compete

@@ -5,10 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import BACKENDS, CUDA, SMALL, make_task, mlp_of, slow_after
 from planted.mlp import MUTANTS
+from support.backends import BACKENDS
+from support.command import SMALL
 from support.correct import random_task
 from support.judging import dataset_of, examined
+from support.marks import CUDA, slow_after
+from support.tasks import make_task, mlp_of
 
 from mpcompare.backends.scratch import Scratch
 from mpcompare.records import Run

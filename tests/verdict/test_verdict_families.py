@@ -4,11 +4,13 @@ import math
 
 import pytest
 import torch
-from conftest import BACKENDS, make_task, slow_after
 from planted.power import judged_bugs, judged_case
 from planted.registry import PLANTED
+from support.backends import BACKENDS
 from support.correct import CASES, FAMILIES, Case, PlainProducts
 from support.judging import dataset_of, examined
+from support.marks import slow_after
+from support.tasks import make_task
 
 from mpcompare.tasks.task import Task, params_of
 from mpcompare.verdict.examine.rounding import rounding_errors

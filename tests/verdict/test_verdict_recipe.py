@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import BACKENDS, CPU_COLUMNS, make_task, slow_after
 from planted.power import judged_case
 from planted.recipe import RECIPE, planted_run
+from support.backends import BACKENDS, CPU_COLUMNS
 from support.correct_recipe import recipe_case
 from support.judging import dataset_of, examined
+from support.marks import slow_after
+from support.tasks import make_task
 
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Warmup

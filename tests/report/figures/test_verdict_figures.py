@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import make_task
 from support.judging import dataset_of, examined
+from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.report.comparison import Comparison, Entry

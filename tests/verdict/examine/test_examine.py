@@ -5,8 +5,9 @@ import math
 
 import pytest
 import torch
-from conftest import BACKENDS, each_column, make_backend, make_batch, make_task, mlp_of, step_to_gradients, take_step
+from support.backends import BACKENDS, each_column, make_backend, step_to_gradients, take_step
 from support.judging import dataset_of, examined
+from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.contract import Stepper
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale

@@ -510,7 +510,8 @@ def test_a_kill_loses_no_more_than_the_steps_since_the_last_checkpoint(tmp_path,
 
 
 def as_a_user(**more):
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **more}
+    path = os.pathsep.join(map(str, Path(__file__).parents[1:3]))  # tests and the repository
+    return {**os.environ, "PYTHONPATH": path, **more}
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_what_was_not_examined_or_not_the_same_task_is_not_judged():
 def test_a_sweep_ends_with_a_verdict_on_each(cli, tmp_path, device, launcher):
     folder = tmp_path / "sweep"
     (tmp_path / "conf" / "backend").mkdir(parents=True)
-    (tmp_path / "conf" / "backend" / "wrong.yaml").write_text("_target_: mutants.MeanTakenTwice\n")
+    (tmp_path / "conf" / "backend" / "wrong.yaml").write_text("_target_: planted.mlp.MeanTakenTwice\n")
     arguments = (*SMALL, f"device={device}", "precision=bf16", "verdict.noise=1", f"hydra.sweep.dir={folder}",
                  f"hydra/launcher={launcher}")  # fmt: skip
     ended = cli("--config-dir", str(tmp_path / "conf"), "-m", "backend=scratch,amp,wrong", *arguments)

@@ -1,19 +1,45 @@
-"""Runs in this process, as their records would be read back: for what needs many."""
+"""Runs that are trained and examined in this process, as their records would be read back, and verdicts on them."""
+
+from collections.abc import Iterator
 
 import torch
+from support.backends import BACKENDS
+from support.cases import Case
 
+from mpcompare.records import Run
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.data.generated import digits, synthetic
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.task import Task
 from mpcompare.testing import examined_run as examined
+from mpcompare.verdict.judge.verdict import Verdict, judge_run
 
-__all__ = ["dataset_of", "examined"]
+__all__ = ["dataset_of", "examined", "judged_case"]
 
 
 def dataset_of(task: Task, seed: int = 0) -> Dataset:
-    """Of an MLP's shape."""
+    """Returns data of the shape of the task's MLP."""
     mlp = plain_mlp(task.new_model(0, torch.device("cpu")), task)
     if mlp.in_features == 784 and task.loss == "cross_entropy" and mlp.out_features == 10:
         return digits(seed, task.samples)
     return synthetic(seed, task.samples, mlp.in_features, mlp.out_features, mlp.loss)
+
+
+def judged_case(case: Case) -> Iterator[tuple[str, Verdict]]:
+    """Yields the verdict on ``amp`` itself, and on each correct implementation beside it."""
+
+    def run(name: str, backend: type, noise: int = 0) -> Run:
+        return examined(
+            name, backend, case.task, case.dataset, case.precision, case.seed, steps=case.steps, noise=noise
+        )
+
+    amp = run("amp", BACKENDS["amp"], noise=2)
+    yield "amp", judge_run(amp, amp)
+    for name, backend in case.backends.items():
+        yield name, judge_run(run(name, backend), amp)
+
+
+def accused(case: Case) -> list[str]:
+    """Returns a line for each correct run of the case that the verdict does not find to be the same."""
+    verdicts = judged_case(case)
+    return [f"{name}: {v}: {v.because}" for name, v in verdicts if v.word not in ("same", "reference")]

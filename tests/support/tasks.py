@@ -1,10 +1,11 @@
-"""Small MLPs as tasks, and batches of their shape."""
+"""Small MLPs as tasks, batches of their shape, and parts of data sets."""
 
 from collections.abc import Sequence
 from functools import partial
 
 import torch
 
+from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.mlp import Mlp, PlainMlp, plain_mlp
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
@@ -38,3 +39,9 @@ def make_batch(task: Task, device: torch.device, seed: int = 0) -> tuple[torch.T
     if task.loss == "mse":
         return x.to(device), torch.randn(n, mlp.out_features, generator=generator).to(device)
     return x.to(device), torch.randint(mlp.out_features, (n,), generator=generator).to(device)
+
+
+def part(dataset: Dataset, samples: int) -> Dataset:
+    """Returns the first ``samples`` of the training samples, with 64 held-out ones."""
+    return Dataset(dataset.name, dataset.reason, dataset.x_train[:samples], dataset.y_train[:samples],
+                   dataset.x_test[:64], dataset.y_test[:64])  # fmt: skip

@@ -75,10 +75,7 @@ class ProbabilitiesDetached(AttentionByHand):
         return super().probabilities(scores).detach()
 
 
-@GPT.plants("attention")
-class ValuesDetached(AttentionByHand):
-    def values(self, v: Tensor) -> Tensor:
-        return v.detach()
+GPT.plants("attention", name="ValuesDetached")(layers.variant(AttentionByHand, values=lambda _, v: v.detach()))
 
 
 @GPT.plants("attention")

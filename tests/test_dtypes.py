@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from conftest import CUDA
 from hypothesis import given
 from hypothesis import strategies as st
+from support.backends import CUDA
 
 from mpcompare.dtypes import dtype_name, rounded_to, torch_dtype
 from mpcompare.precision import BF16, FORMATS, FP16, FP32, TF32

@@ -6,7 +6,8 @@ import pytest
 
 from mpcompare import records
 from mpcompare.errors import InputError
-from mpcompare.records import Recorder, find_runs, read_run, write_atomically
+from mpcompare.records import Recorder, write_atomically
+from mpcompare.report.runs import find_runs, read_run
 
 IDENTITY = {**dict.fromkeys(records.IDENTITY), "status": "running", "config": {"task": {}}}
 

@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import make_backend, make_batch, make_task, take_step
+from support.backends import make_backend, take_step
 from support.judging import dataset_of, examined
+from support.tasks import make_batch, make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
@@ -14,8 +15,8 @@ from mpcompare.errors import InputError
 from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
 from mpcompare.native import ops
+from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.fingerprint import fingerprint
-from mpcompare.verdict.judge.verdict import judge_run
 
 CPU = torch.device("cpu")
 

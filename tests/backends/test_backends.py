@@ -2,27 +2,19 @@ import math
 
 import pytest
 import torch
-from conftest import (
-    BACKENDS,
-    each_column,
-    finish_step,
-    make_backend,
-    make_batch,
-    make_task,
-    mlp_of,
-    step_to_gradients,
-    take_step,
-)  # fmt: skip
 from hypothesis import given
 from hypothesis import strategies as st
+from support.backends import BACKENDS, each_column, finish_step, make_backend, step_to_gradients, take_step
+from support.operators import UNIT_ROUNDOFF
+from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.backends import scratch
 from mpcompare.contract import BackendUnavailable
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, auto
+from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.native import ops
 from mpcompare.native.build import BuildError
-from mpcompare.precision import PRECISIONS, resolve_precision
+from mpcompare.precision import DTYPES, PRECISIONS, resolve_precision
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.oracle import exact_step
@@ -32,7 +24,7 @@ PEER = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}  # torch's own implementat
 
 
 def loss_and_grads(name, task, precision, device, x, y, engine="native", seed=0):
-    scale = NoLossScale() if PRECISIONS[precision].loss_scale == "none" else StaticLossScale(1024.0)
+    scale = StaticLossScale(1024.0) if precision == "fp16" else NoLossScale()
     backend = make_backend(name, task, precision, device, scale, engine, seed)
     loss, grads = step_to_gradients(backend, x, y)
     return loss.item(), {name: g.double() for name, g in grads.items()}
@@ -42,7 +34,7 @@ def sum_of_magnitudes(model, loss_fn, x, y):
     """``sum_i |gradient of sample i| / n``, tensor by tensor: what rounding errors are relative to."""
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in params_of(model).items()}
     for i in range(len(x)):
-        for name, g in exact_step(model, loss_fn, [(x[i : i + 1], y[i : i + 1])], "fp32").grads.items():
+        for name, g in exact_step(model, loss_fn, [(x[i : i + 1], y[i : i + 1])], PRECISIONS["fp32"]).grads.items():
             total[name] += g.abs() / len(x)
     return total
 
@@ -60,11 +52,11 @@ def assert_as_good_as_peer(name, task, precision, device, engine, seed):
     """
     x, y = make_batch(task, device, seed)
     model = task.new_model(seed, device)
-    exact = exact_step(model, task.loss_fn, [(x, y)], "fp32")  # nothing is rounded
+    exact = exact_step(model, task.loss_fn, [(x, y)], PRECISIONS["fp32"])  # nothing is rounded
     loss, grads = loss_and_grads(name, task, precision, device, x, y, engine, seed)
     peer_loss, peer_grads = loss_and_grads(PEER[precision], task, precision, device, x, y, seed=seed)
 
-    u16 = 2 * PRECISIONS[precision].unit_roundoff if PRECISIONS[precision].is_16_bit else 0.0
+    u16 = 0.0 if precision == "fp32" else 2 * UNIT_ROUNDOFF[precision]
     floor = u16 + (task.batch_size + sum(mlp_of(task).sizes)) * 2.0**-24
     assert abs(loss - exact.loss) <= 2 * abs(peer_loss - exact.loss) + floor * abs(exact.loss)
     magnitude = sum_of_magnitudes(model, task.loss_fn, x, y)
@@ -109,7 +101,7 @@ def test_loss_scaling_saves_gradients_that_fp16_would_lose(device, name):
     x, _ = make_batch(task, device)
     y = torch.full((32, 4), 2.0**-20, device=device)
     _, grads = step_to_gradients(BACKENDS[name](model, task, "fp16", StaticLossScale(65536.0)), x, y)
-    exact = exact_step(model, task.loss_fn, [(x, y)], "fp32").grads
+    exact = exact_step(model, task.loss_fn, [(x, y)], PRECISIONS["fp32"]).grads
     magnitude = sum_of_magnitudes(model, task.loss_fn, x, y)
     assert list(grads) == list(exact)
     for k, g in grads.items():
@@ -283,7 +275,7 @@ def test_activations_stay_in_compute_dtype_inside_scratch(device):
 @each_column
 def test_training_learns_a_batch_by_heart(device, name, precision):
     task = make_task(lr=0.3, hidden=[64], momentum=0.9)
-    backend = make_backend(name, task, precision, device, auto(precision))
+    backend = make_backend(name, task, precision, device, DynamicLossScale() if precision == "fp16" else None)
     x, y = make_batch(task, device)
     losses = [take_step(backend, x, y).item() for _ in range(60)]
     assert losses[0] > 1.4  # log 5 = 1.6, knowing nothing of 5 classes
@@ -411,3 +403,7 @@ def test_fused_has_no_torch_engine_and_says_what_it_lacks(monkeypatch):
     monkeypatch.setattr(ops, "load", broken)
     with pytest.raises(BackendUnavailable, match="backend=fused needs the native operators: no C\\+\\+ compiler"):
         make_backend("fused", make_task(), "bf16", CPU)
+
+
+def test_dtypes_table_is_complete():
+    assert set(DTYPES) == {"fp32", "tf32", "fp16", "bf16"}

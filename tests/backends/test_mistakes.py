@@ -4,17 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import make_task
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 from support.judging import dataset_of, examined
+from support.tasks import make_task
 
 from mpcompare.backends import mistakes
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
 from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.optimizers import AdamW, Sgd
-from mpcompare.verdict.judge.verdict import judge_run
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "backend" / "mistake").glob("*.yaml"))

@@ -1,7 +1,9 @@
 import pandas as pd
 import pytest
 import torch
-from conftest import CUDA, make_backend, make_batch, make_task, take_step
+from support.backends import make_backend, take_step
+from support.marks import CUDA
+from support.tasks import make_batch, make_task
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -10,10 +12,10 @@ from mpcompare.backends.amp_compile import AmpCompile
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.loss_scale import NoLossScale
-from mpcompare.records import Run
 from mpcompare.report import dtypes as report
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.figures import dtypes as figure
+from mpcompare.report.runs import Run
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task

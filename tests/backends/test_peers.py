@@ -9,18 +9,11 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 import torch
-from conftest import (
-    BACKENDS,
-    CUDA,
-    SMALL,
-    finish_step,
-    make_backend,
-    make_batch,
-    make_task,
-    step_to_gradients,
-    take_step,
-)  # fmt: skip
+from support.backends import BACKENDS, finish_step, make_backend, step_to_gradients, take_step
+from support.command import SMALL
 from support.judging import dataset_of, examined
+from support.marks import CUDA
+from support.tasks import make_batch, make_task
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 
@@ -32,9 +25,10 @@ from mpcompare.cost import memory
 from mpcompare.instruments import machine, meter
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.native.graph import WARMUP
+from mpcompare.precision import PRECISIONS
+from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.verdict.examine.oracle import exact_step
-from mpcompare.verdict.judge.verdict import judge_run
 
 CPU = torch.device("cpu")
 
@@ -206,7 +200,7 @@ def test_tf32_rounds_what_fp32_does_not(device):
     for name in ("fp32", "tf32"):
         with machine.tf32(name == "tf32"):
             backend = make_backend(name, task, name, torch.device(device))
-            exact = exact_step(backend.model, task.loss_fn, [(x, y)], "fp32").grads["layer1.weight"]
+            exact = exact_step(backend.model, task.loss_fn, [(x, y)], PRECISIONS["fp32"]).grads["layer1.weight"]
             _, grads = step_to_gradients(backend, x, y)
             errors[name] = ((grads["layer1.weight"] - exact).norm() / exact.norm()).item()
     assert errors["fp32"] < 2.0**-18 < errors["tf32"] < 2.0**-6
@@ -268,7 +262,7 @@ def test_compiled_gradients_are_as_good_as_amps(compiled):
     errors = {}
     for name in ("amp", "amp_compile"):
         backend = make_backend(name, task, "fp16", device, StaticLossScale(1024.0))
-        exact = exact_step(backend.model, task.loss_fn, [(x, y)], "fp32").grads
+        exact = exact_step(backend.model, task.loss_fn, [(x, y)], PRECISIONS["fp32"]).grads
         loss, grads = step_to_gradients(backend, x, y)
         assert (loss.dtype, loss.shape) == (torch.float32, ())
         errors[name] = {k: ((g.double() - exact[k]).norm() / exact[k].norm()).item() for k, g in grads.items()}

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import slow_after
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from support.marks import slow_after
 
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, files, load, newest, save
 from mpcompare.errors import InputError
@@ -352,7 +352,7 @@ def test_what_a_killed_save_left_is_removed(tmp_path):
 def test_a_save_that_is_killed_leaves_whole_checkpoints(tmp_path, when):
     script = Path(__file__).parents[1] / "support" / "killed_saves.py"
     command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "checkpoints"), *when.split()]
-    root = str(script.parents[1])
+    root = str(script.parents[2])
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": root}, check=False
     )

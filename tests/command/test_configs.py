@@ -8,9 +8,9 @@ from pathlib import Path
 import hydra
 import pytest
 import torch
-from conftest import mlp_of
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from support.tasks import mlp_of
 
 from mpcompare import backends
 from mpcompare.command import job

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
 from hydra.core.config_store import ConfigStore
+from support.command import SMALL
 
 BACKEND = '''
 from mpcompare.backends.amp import Amp

@@ -10,11 +10,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import conftest
 import pandas as pd
 import pytest
+from support import command
 
-SMALL = (*conftest.SMALL, "verdict.enabled=false")  # which has tests of its own, and takes a second an entrant
+SMALL = (*command.SMALL, "verdict.enabled=false")  # which has tests of its own, and takes a second an entrant
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 
 

@@ -14,7 +14,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import BACKENDS, CUDA, SMALL, make_backend, make_task, slow_after, take_step
+from support.backends import BACKENDS, make_backend, take_step
+from support.command import SMALL
+from support.marks import CUDA, slow_after
+from support.tasks import make_task
 
 from mpcompare.cost import memory
 from mpcompare.interrupt import uninterrupted

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import make_batch, make_task, mlp_of
+from support.tasks import make_batch, make_task, mlp_of
 from torch import nn
 
 from mpcompare.cost import work

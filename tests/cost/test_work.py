@@ -1,6 +1,6 @@
 import pytest
 import torch
-from conftest import make_batch, make_task, mlp_of
+from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.cost import work
 from mpcompare.cost.flops import step_flops

@@ -5,7 +5,8 @@ import json
 import pandas as pd
 import pytest
 import torch
-from conftest import CPU_COLUMNS, SMALL, columns
+from support.backends import CPU_COLUMNS, columns
+from support.command import SMALL
 
 
 @pytest.fixture(autouse=True)

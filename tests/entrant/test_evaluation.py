@@ -8,8 +8,8 @@ from functools import partial
 import pandas as pd
 import pytest
 import torch
-from conftest import make_task
-from entrant.test_train import IDENTITY, PLAN, turn
+from support.entrants import IDENTITY, PLAN, turn
+from support.tasks import make_task
 from torch import nn
 
 from mpcompare.backends.amp import Amp
@@ -18,7 +18,8 @@ from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.evaluation import score
 from mpcompare.errors import InputError
 from mpcompare.race.turns import Train
-from mpcompare.records import Recorder, read_run
+from mpcompare.records import Recorder
+from mpcompare.report.runs import read_run
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.optimizers import Sgd

@@ -9,10 +9,11 @@ from itertools import islice, pairwise
 import pandas as pd
 import pytest
 import torch
-from conftest import CUDA, make_task
-from entrant.test_train import IDENTITY, PLAN, turn
-from report.test_report import write_run
 from rich.console import Console
+from support.entrants import IDENTITY, PLAN, turn
+from support.marks import CUDA
+from support.records import write_run
+from support.tasks import make_task
 from torch import nn
 
 from mpcompare.backends.amp import Amp
@@ -28,10 +29,11 @@ from mpcompare.errors import InputError
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.race.turns import Finish, Time, Train
-from mpcompare.records import Recorder, find_runs
+from mpcompare.records import Recorder
 from mpcompare.report import inference as table
 from mpcompare.report.comparison import compare
 from mpcompare.report.report import report
+from mpcompare.report.runs import find_runs
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.mlp import Mlp

@@ -9,8 +9,8 @@ from itertools import islice
 import pandas as pd
 import pytest
 import torch
-from conftest import make_task
-from entrant.test_train import IDENTITY, PLAN, turn
+from support.entrants import IDENTITY, PLAN, turn
+from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
@@ -27,7 +27,8 @@ from mpcompare.instruments.clock import CpuClock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale
 from mpcompare.precision import BF16, FP16, FP32
 from mpcompare.race.turns import Train
-from mpcompare.records import MONITORED, Recorder, read_run
+from mpcompare.records import MONITORED, Recorder
+from mpcompare.report.runs import read_run
 from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 

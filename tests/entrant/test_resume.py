@@ -20,9 +20,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import BACKENDS, SMALL, each_column, make_task, slow_after
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.backends import BACKENDS, each_column
+from support.command import SMALL
+from support.marks import slow_after
+from support.tasks import make_task
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest, save
@@ -35,8 +38,10 @@ from mpcompare.errors import InputError
 from mpcompare.instruments.clock import clock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, auto
 from mpcompare.race.turns import Train
-from mpcompare.records import Recorder, find_runs
+from mpcompare.records import Recorder
 from mpcompare.report.comparison import compare
+from mpcompare.report.runs import find_runs
+from mpcompare.report.verdicts import judge_all as judge
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.fingerprint import fingerprint
@@ -44,7 +49,7 @@ from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Constant, Cosine, Warmup
 from mpcompare.verdict.examine.examine import lost_entries
 from mpcompare.verdict.examine.noise import train_again
-from mpcompare.verdict.judge.verdict import RESUMED, judge
+from mpcompare.verdict.judge.verdict import RESUMED
 
 CPU = torch.device("cpu")
 TASK = make_task(in_features=6, hidden=[5], out_features=3, batch_size=8)
@@ -507,7 +512,8 @@ def test_a_kill_loses_no_more_than_the_steps_since_the_last_checkpoint(tmp_path,
 
 
 def as_a_user(**more):
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **more}
+    path = os.pathsep.join(map(str, Path(__file__).parents[1:3]))  # tests and the repository
+    return {**os.environ, "PYTHONPATH": path, **more}
 
 
 @pytest.mark.slow

@@ -13,17 +13,28 @@ import native.test_ops as gemms
 import native.test_optimizer_ops as optimizers
 import pytest
 import torch
-from conftest import DTYPES, make_backend, make_batch, make_task
 from support import emulator
+from support.backends import make_backend
+from support.operator_checks import (
+    check_labels_that_are_no_classes,
+    check_linear,
+    check_linear_backward,
+    check_mse,
+    check_weight_grad,
+    linear_operands,
+    norm_of,
+    results_of_all,
+    sgd,
+)
+from support.operators import CPU, DTYPE, UNIT_ROUNDOFF, randn
+from support.tasks import make_batch, make_task
 
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale
 from mpcompare.native import build, ops
-from mpcompare.precision import PRECISIONS
 
 pytestmark = pytest.mark.skipif(
     not (emulator.NVIDIA / "cublasLt.h").exists(), reason="needs the headers of a CUDA build of torch"
 )
-CPU = torch.device("cpu")
 # Of the CPU's kernels alone, or large.
 ELSEWHERE = {
     "test_gemm_across_every_block_boundary", "test_gemm_and_its_naive_reference_agree",
@@ -41,7 +52,6 @@ for _module in (gemms, fused, optimizers):
     for _name, _test in inspect.getmembers(_module, inspect.isfunction):
         if _name.startswith("test_") and _name not in ELSEWHERE:
             globals()[f"{_name}_of_{_module.__name__}"] = _test
-DTYPE = fused.DTYPE
 
 
 @pytest.fixture
@@ -134,13 +144,13 @@ def test_no_result_depends_on_the_order_of_blocks_and_threads():
     runs = []
     for backwards in (0, 1):
         emulator.switch("backwards").value = backwards
-        runs.append([*fused.results_of_all(), *few_outputs_results()])
+        runs.append([*results_of_all(), *few_outputs_results()])
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
 
 
 def few_outputs_results():
     for n, ins, outs in ((1000, 40, 3), (300, 1030, 10)):
-        da, w, z = fused.randn(n, outs), fused.randn(ins, outs, seed=1), fused.randn(n, ins, seed=2)
+        da, w, z = randn(n, outs), randn(ins, outs, seed=1), randn(n, ins, seed=2)
         dw, dbias = torch.empty(ins, outs), torch.empty(ins)
         ops.linear_backward(da, w, z, dw, dbias)
         yield from (z, dw, dbias)
@@ -157,23 +167,23 @@ def test_linear_backward_on_gpus_of_any_size(device, processors, dtype):
 @pytest.mark.parametrize("backwards", [0, 1])
 def test_loops_over_more_than_a_grid(backwards):
     emulator.switch("backwards").value = backwards
-    fused.check_mse(fused.randn(9, 33_000), fused.randn(9, 33_000, seed=1), "bf16")  # columns of column_sums
-    w, z = fused.randn(20_000, 16, seed=1), fused.randn(3, 20_000, seed=2)
-    fused.check_linear_backward(fused.randn(3, 16), w, z, torch.empty_like(w), torch.empty(20_000))
+    check_mse(randn(9, 33_000), randn(9, 33_000, seed=1), "bf16")  # columns of column_sums
+    w, z = randn(20_000, 16, seed=1), randn(3, 20_000, seed=2)
+    check_linear_backward(randn(3, 16), w, z, torch.empty_like(w), torch.empty(20_000))
     for count in (2_000_000, 300_001):  # packs of 4 and of 1
-        master, grad = fused.randn(count), fused.randn(count, seed=1)
+        master, grad = randn(count), randn(count, seed=1)
         expected = master - grad
-        optimizers.sgd(master, None, grad, grad, lr=1.0)
+        sgd(master, None, grad, grad, lr=1.0)
         assert torch.equal(master, expected)
         assert torch.equal(grad, expected)
     ones = torch.ones(300_001, dtype=torch.bfloat16)
     for count in (300_001, 300_000):
-        assert optimizers.norm_of(ones[:count])[0] == count
-    assert optimizers.norm_of(torch.ones(2_200_000, dtype=torch.bfloat16))[0] == 2_200_000  # packs of 8
+        assert norm_of(ones[:count])[0] == count
+    assert norm_of(torch.ones(2_200_000, dtype=torch.bfloat16))[0] == 2_200_000  # packs of 8
 
 
 def test_a_label_that_is_no_class_gives_nan(device):
-    fused.check_labels_that_are_no_classes(device)
+    check_labels_that_are_no_classes(device)
 
 
 # ---- products
@@ -186,27 +196,27 @@ def test_linear_by_cublas_where_cublaslt_has_no_algorithm(dtype, relu):
     before = ops.unsupported_products()
     for n, ins, outs in ((2, 2, 3), (37, 91, 57), (641, 3, 643)):  # the last: more elements than a grid has threads
         n += relu  # problems that are not known yet
-        x, w, bias = fused.linear_operands(n, ins, outs, dtype)
+        x, w, bias = linear_operands(n, ins, outs, dtype)
         out = torch.full((n, outs + 5), math.nan, dtype=x.dtype)
-        fused.check_linear(x, w, bias, out[:, :outs], relu)
+        check_linear(x, w, bias, out[:, :outs], relu)
         assert out[:, outs:].isnan().all()
     problems = 3 * (2 if relu else 1)  # with relu, then without
     assert ops.unsupported_products() == before + problems
-    fused.check_linear(x, w, bias, out[:, :outs], relu)  # known
+    check_linear(x, w, bias, out[:, :outs], relu)  # known
     assert ops.unsupported_products() == before + problems
 
 
 @DTYPE
 def test_gradients_by_cublas_where_cublaslt_has_no_algorithm(dtype):
     emulator.switch("unsupported").value = 1
-    z, da, w = (fused.randn(*shape, dtype=dtype) for shape in ((71, 35), (71, 53), (35, 53)))
-    fused.check_weight_grad(z, da, torch.full_like(w, math.nan))
-    fused.check_linear_backward(da, w, z.relu(), torch.full_like(w, math.nan), torch.empty_like(z[0]))
+    z, da, w = (randn(*shape, dtype=dtype) for shape in ((71, 35), (71, 53), (35, 53)))
+    check_weight_grad(z, da, torch.full_like(w, math.nan))
+    check_linear_backward(da, w, z.relu(), torch.full_like(w, math.nan), torch.empty_like(z[0]))
 
 
 def test_the_fastest_algorithm_is_searched_once_and_the_first_that_works_taken_without_a_search():
     algorithm, searches, waits = (emulator.switch(name) for name in ("algorithm", "searches", "waits"))
-    x, w, bias = fused.linear_operands(21, 22, 23, "bf16")
+    x, w, bias = linear_operands(21, 22, 23, "bf16")
     out = torch.empty(21, 23, dtype=x.dtype)
     found = []
     for search in (True, True, False, False):
@@ -244,25 +254,25 @@ def test_an_algorithm_is_searched_anew_wherever_it_may_depend_on_a_difference():
 @DTYPE
 def test_an_algorithm_whose_relu_loses_nan_is_not_taken(dtype, losing_nan):
     emulator.switch("losing_nan").value = losing_nan
-    x, w, bias = fused.linear_operands(13, 14, 15 + losing_nan, dtype)
+    x, w, bias = linear_operands(13, 14, 15 + losing_nan, dtype)
     x[3, 4] = math.nan
     out = torch.empty(13, 15 + losing_nan, dtype=x.dtype)
     ops.linear(x, w, bias, out, relu=True)
     assert torch.equal(out.isnan().any(1), x.isnan().any(1))
     assert emulator.switch("algorithm").value == (3 if losing_nan == 1 else 2)  # 2: with relu as a kernel of its own
-    fused.check_linear(x[:3], w, bias, out[:3], relu=True)
+    check_linear(x[:3], w, bias, out[:3], relu=True)
 
 
 def test_a_product_that_a_capture_meets_first_is_refused():
-    x, w, bias = fused.linear_operands(31, 32, 33, "fp32")
+    x, w, bias = linear_operands(31, 32, 33, "fp32")
     out = torch.empty(31, 33)
     emulator.switch("capturing").value = 1
     with pytest.raises(RuntimeError, match="run this product once before a capture"):
         ops.linear(x, w, bias, out)
     emulator.switch("capturing").value = 0
-    fused.check_linear(x, w, bias, out, False)
+    check_linear(x, w, bias, out, False)
     emulator.switch("capturing").value = 1
-    fused.check_linear(x, w, bias, out, False)
+    check_linear(x, w, bias, out, False)
 
 
 @pytest.mark.parametrize("unsupported", [0, 1])
@@ -294,14 +304,13 @@ def test_fp16_sums():
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
-@pytest.mark.parametrize("precision", list(DTYPES))
+@pytest.mark.parametrize("precision", list(UNIT_ROUNDOFF))
 def test_fused_trains_as_with_the_cpu_operators_and_its_second_step_can_be_captured(built, precision, loss):
     task = make_task(hidden=[24, 15], loss=loss, momentum=0.9)
     x, y = make_batch(task, CPU)
-    scaled = PRECISIONS[precision].loss_scale == "dynamic"
 
     def train():
-        policy = DynamicLossScale(2.0**18, growth_interval=2) if scaled else NoLossScale()
+        policy = DynamicLossScale(2.0**18, growth_interval=2) if precision == "fp16" else NoLossScale()
         backend = make_backend("fused", task, precision, CPU, policy)
         for step in range(8):
             emulator.switch("capturing").value = step > 0
@@ -318,9 +327,9 @@ def test_fused_trains_as_with_the_cpu_operators_and_its_second_step_can_be_captu
         expected = list(train())
     assert [rest for _, *rest in emulated] == [rest for _, *rest in expected]
     assert [loss for loss, *_ in emulated] == pytest.approx(
-        [loss for loss, *_ in expected], rel=8 * PRECISIONS[precision].unit_roundoff
+        [loss for loss, *_ in expected], rel=8 * UNIT_ROUNDOFF[precision]
     )
-    assert len({skipped for _, skipped, _ in expected}) == (2 if scaled else 1)
+    assert len({skipped for _, skipped, _ in expected}) == (2 if precision == "fp16" else 1)
 
 
 CPU_OPERATORS = torch.ops.mpcompare

@@ -1,5 +1,5 @@
 import torch
-from conftest import make_task, mlp_of
+from support.tasks import make_task, mlp_of
 
 from mpcompare.native import flat
 from mpcompare.tasks.task import params_of

@@ -1,83 +1,38 @@
 """The operators around gemm, against float64.
 
 Bounds follow from the roundings alone: u = 2^-24 for each fp32 operation (exp and log: 2 units in the last place, 4 u),
-then the unit roundoff of the dtype stored, or half its smallest subnormal.
+then UNIT_ROUNDOFF of the dtype stored, or half its smallest subnormal.
 """
 
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
-from conftest import DTYPES
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.operator_checks import (
+    check_cross_entropy,
+    check_labels_that_are_no_classes,
+    check_linear,
+    check_linear_backward,
+    check_mse,
+    check_weight_grad,
+    labels,
+    linear_operands,
+    results_of_all,
+    run_cross_entropy,
+    run_mse,
+)
+from support.operators import CPU, DTYPE, DTYPES, UNIT_ROUNDOFF, at, randn, scalar
 
-from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.native import ops
 from mpcompare.native.device_scale import DeviceLossScale
-from mpcompare.precision import FORMATS, FP32
 
-CPU = torch.device("cpu")
-U = 2.0**-24
-HALF_SUBNORMAL = FP32.smallest_subnormal / 2
-NORMAL_MIN = FP32.smallest_normal  # below, a relative error says nothing
-DTYPE = pytest.mark.parametrize("dtype", list(DTYPES))
-
-
-pytestmark = pytest.mark.usefixtures("two_threads")
-
-
-@pytest.fixture(autouse=True)
-def built(request):
-    """The native operators, for whatever device the test runs on."""
-    ops.load("cpu")
-    if "device" in request.fixturenames:
-        ops.load(request.getfixturevalue("device").type)
-
-
-def randn(*shape, dtype="fp32", device=CPU, seed=0, scale=1.0):
-    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
-    return values.to(device, DTYPES[dtype])
-
-
-def assert_within(got, exact, fp32_error):
-    """``got`` is within fp32_error of ``exact`` before it was rounded to its dtype; overflow is inf."""
-    stored = FORMATS[dtype_name(got.dtype)]
-    rounded = exact.to(got.dtype)
-    low, high = (exact - fp32_error).to(got.dtype), (exact + fp32_error).to(got.dtype)
-    sure = ~exact.isfinite() | (low.isinf() == high.isinf())  # else fp32's error decides whether it overflows
-    assert torch.equal(got.isinf()[sure], rounded.isinf()[sure]), "inf elsewhere"
-    assert torch.equal(got.isnan(), rounded.isnan()), "NaN elsewhere"
-    bound = fp32_error * 1.01 + stored.unit_roundoff * exact.abs()  # 1.01: second order terms
-    bound += stored.smallest_subnormal / 2
-    finite = rounded.isfinite() & got.isfinite()
-    error = (got.double() - exact).abs()
-    assert (error <= bound)[finite].all(), f"{(error / bound)[finite].max():.2f} times the bound"
-
-
-def check_column_sums(dbias, gradient):
-    """dbias_j = sum_i gradient_ij in any order: n - 1 roundings."""
-    g = gradient.double()
-    assert_within(dbias, g.sum(0), len(g) * U * g.abs().sum(0))
+pytestmark = pytest.mark.usefixtures("built", "two_threads")
 
 
 # ---- linear: x w + bias
-
-
-def linear_operands(n, ins, outs, dtype, device=CPU, seed=0):
-    shapes = ((n, ins), (ins, outs), (outs,))
-    return [randn(*shape, dtype=dtype, device=device, seed=seed + i) for i, shape in enumerate(shapes)]
-
-
-def check_linear(x, w, bias, out, relu):
-    """K products and K + 1 sums: |error| <= (K + 2) u (|x| |w| + |bias|); relu makes no error larger."""
-    X, W, b = x.double(), w.double(), bias.double()
-    exact = X @ W + b
-    torch.ops.mpcompare.linear(x, w, bias, out, relu=relu)
-    error = (X.shape[1] + 2) * U * (X.abs() @ W.abs() + b.abs())
-    assert_within(out, exact.clamp(min=0) if relu else exact, error)
 
 
 SHAPES = [(1, 1, 1), (3, 5, 7), (64, 100, 10), (65, 257, 67), (33, 600, 130)]
@@ -94,7 +49,7 @@ def test_linear_against_float64(device, dtype, relu, wide_out):
 
 
 @given(
-    n=st.integers(1, 90), ins=st.integers(1, 300), outs=st.integers(1, 90), dtype=st.sampled_from(list(DTYPES)),
+    n=st.integers(1, 90), ins=st.integers(1, 300), outs=st.integers(1, 90), dtype=st.sampled_from(list(UNIT_ROUNDOFF)),
     relu=st.booleans(), pad=st.integers(1, 3),
 )  # fmt: skip
 def test_linear_of_rows_further_apart_writes_nothing_between_them(n, ins, outs, dtype, relu, pad):
@@ -130,13 +85,6 @@ def test_linear_rounds_the_bias_with_the_sum(device):
 # ---- weight_grad: z^T da
 
 
-def check_weight_grad(z, da, dw):
-    """A sum of n products."""
-    Z, A = z.double(), da.double()
-    torch.ops.mpcompare.weight_grad(z, da, dw)
-    assert_within(dw, Z.t() @ A, len(Z) * U * (Z.abs().t() @ A.abs()))
-
-
 @DTYPE
 def test_weight_grad_against_float64(device, dtype):
     for n, ins, outs in SHAPES:
@@ -150,20 +98,6 @@ def test_weight_grad_against_float64(device, dtype):
 def relu_backward(da, w, z, dbias):
     """linear_backward where dw is not looked at."""
     torch.ops.mpcompare.linear_backward(da, w, z, torch.empty_like(w, memory_format=torch.contiguous_format), dbias)
-
-
-def check_linear_backward(da, w, z, dw, dbias):
-    """dw as weight_grad; the product as linear, without the bias; dbias sums what z holds afterwards."""
-    A, W, before = da.double(), w.double(), z.clone()
-    product = A @ W.t()
-    closed = before <= 0
-    torch.ops.mpcompare.linear_backward(da, w, z, dw, dbias)
-    Z = before.double()
-    assert_within(dw, Z.t() @ A, len(Z) * U * (Z.abs().t() @ A.abs()))
-    assert (z[closed] == 0).all()
-    error = A.shape[1] * U * (A.abs() @ W.abs().t())
-    assert_within(z, torch.where(closed, 0, product), torch.where(closed, 0, error))
-    check_column_sums(dbias, z)
 
 
 # Few outputs and an even number of inputs take one pass on a GPU, as (1000, 40, 3); the others two products.
@@ -210,7 +144,7 @@ def test_linear_backward_does_not_let_a_masked_nan_through(device):
 
 
 @given(
-    n=st.integers(1, 90), ins=st.integers(1, 90), outs=st.integers(1, 90), dtype=st.sampled_from(list(DTYPES)),
+    n=st.integers(1, 90), ins=st.integers(1, 90), outs=st.integers(1, 90), dtype=st.sampled_from(list(UNIT_ROUNDOFF)),
     pad=st.integers(1, 3),
 )  # fmt: skip
 def test_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad):
@@ -221,12 +155,6 @@ def test_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad):
 def test_linear_backward_of_padded_rows(device, dtype):
     for n, ins, outs in BACKWARD_SHAPES:
         check_linear_backward_of_rows_further_apart(n, ins, outs, dtype, 8 - outs % 8, device)
-
-
-def at(offset, x):
-    """A copy of ``x`` that many elements behind an aligned address, NaN around it."""
-    memory = torch.full((x.numel() + 16,), math.nan, dtype=x.dtype, device=x.device)
-    return memory[offset : offset + x.numel()].view(x.shape).copy_(x)
 
 
 @DTYPE
@@ -253,53 +181,6 @@ def check_linear_backward_of_rows_further_apart(n, ins, outs, dtype, pad, device
 # ---- cross_entropy
 
 
-def scalar(value, device, dtype=torch.float32):
-    return torch.tensor(value, dtype=dtype, device=device)
-
-
-def further_apart(shape, dtype, device):
-    """A matrix of NaN whose rows have room for 3 more elements between them."""
-    return torch.full((shape[0], shape[1] + 3), math.nan, dtype=dtype, device=device)[:, : shape[1]]
-
-
-def run_cross_entropy(logits, y, dtype, loss_scale=1.0):
-    dlogits = further_apart(logits.shape, DTYPES[dtype], logits.device)
-    dbias = torch.full(logits.shape[1:], math.nan, dtype=DTYPES[dtype], device=logits.device)
-    loss = torch.full((), math.nan, device=logits.device)
-    ops.cross_entropy(logits, y, dlogits, dbias, loss, scalar(loss_scale, logits.device))
-    assert dlogits.as_strided((len(dlogits), 3), dlogits.stride(), logits.shape[1]).isnan().all()
-    return dlogits, dbias, loss
-
-
-def check_cross_entropy(logits, y, dtype, loss_scale=1.0):
-    """Against torch's float64 autograd.
-
-    With s = logits - max, every exp(s) is off by (|s| + 4) u, their sum t by T = (sum p |s| + 4 + c) u, all relative:
-    p by (|s| + 4) u + T + u; p - 1 adds u, and so do the scale and the product with it. log t is off by
-    T + 4 u |log t|, its difference to s_y by u |s_y| and u of the result.
-    """
-    n, c = logits.shape
-    x = logits.double().requires_grad_()
-    exact_loss = F.cross_entropy(x, y)
-    (exact_loss * loss_scale).backward()
-    s = logits.double() - logits.double().amax(1, keepdim=True)
-    p = s.softmax(1)
-    weighted = torch.where(p > 0, p * s.abs(), 0)
-    total_error = (weighted.sum(1, keepdim=True) + 4 + c) * U
-    p_error = weighted * U + p * (5 * U + total_error) + NORMAL_MIN
-    log_t, s_y = s.exp().sum(1).log(), s.gather(1, y[:, None])[:, 0]
-    loss_error = total_error[:, 0] + U * (4 * log_t.abs() + s_y.abs() + (log_t - s_y).abs())
-
-    dlogits, dbias, loss = run_cross_entropy(logits, y, dtype, loss_scale)
-    assert_within(loss, exact_loss.detach(), loss_error.mean())
-    assert_within(dlogits, x.grad, loss_scale / n * p_error + 3 * U * x.grad.abs())
-    check_column_sums(dbias, dlogits)
-
-
-def labels(n, c, device=CPU):
-    return torch.randint(c, (n,), generator=torch.Generator().manual_seed(7)).to(device)
-
-
 @DTYPE
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("c", [1, 2, 10, 33, 1000, 5000])
@@ -321,7 +202,7 @@ def test_cross_entropy_of_more_rows_than_a_grid_holds(device):
     check_cross_entropy(randn(20_001, 3, device=device), labels(20_001, 3, device), "fp32")
 
 
-@given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(DTYPES)), wide=st.booleans(),
+@given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(UNIT_ROUNDOFF)), wide=st.booleans(),
        log_scale=st.integers(-4, 20), spread=st.floats(0, 30))  # fmt: skip
 def test_cross_entropy_of_any_shape(n, c, dtype, wide, log_scale, spread):
     logits = randn(n, c, dtype="fp32" if wide else dtype, scale=spread)
@@ -382,34 +263,7 @@ def test_on_a_gpu_a_label_that_is_no_class_gives_nan():
     check_labels_that_are_no_classes(torch.device("cuda"))
 
 
-def check_labels_that_are_no_classes(device):
-    y = torch.tensor([0, 2**40, -1, 2], device=device)
-    dlogits, _, loss = run_cross_entropy(randn(4, 3, device=device), y, "fp32")
-    assert loss.isnan()
-    assert dlogits.isnan().all(1).tolist() == [False, True, True, False]
-
-
 # ---- mse
-
-
-def run_mse(output, y, dtype, loss_scale=1.0):
-    doutput = further_apart(output.shape, DTYPES[dtype], output.device)
-    dbias = torch.full(output.shape[1:], math.nan, dtype=DTYPES[dtype], device=output.device)
-    loss = torch.full((), math.nan, device=output.device)
-    ops.mse(output, y, doutput, dbias, loss, scalar(loss_scale, output.device))
-    assert doutput.as_strided((len(doutput), 3), doutput.stride(), output.shape[1]).isnan().all()
-    return doutput, dbias, loss
-
-
-def check_mse(output, y, dtype, loss_scale=1.0):
-    """output - y, the scale and their product: 3 u. A square: 3 u, and their sum n c u at most."""
-    x = output.double().requires_grad_()
-    exact_loss = F.mse_loss(x, y.double())
-    (exact_loss * loss_scale).backward()
-    doutput, dbias, loss = run_mse(output, y, dtype, loss_scale)
-    assert_within(loss, exact_loss.detach(), (x.numel() + 3) * U * exact_loss.detach())
-    assert_within(doutput, x.grad, 3 * U * x.grad.abs() + HALF_SUBNORMAL)
-    check_column_sums(dbias, doutput)
 
 
 @DTYPE
@@ -427,7 +281,7 @@ def test_mse_of_more_elements_than_a_grid_holds(device):
     check_mse(randn(*shape, device=device), randn(*shape, device=device, seed=1), "bf16", 64.0)
 
 
-@given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(DTYPES)), wide=st.booleans(),
+@given(n=st.integers(1, 300), c=st.integers(1, 70), dtype=st.sampled_from(list(UNIT_ROUNDOFF)), wide=st.booleans(),
        log_scale=st.integers(-4, 24))  # fmt: skip
 def test_mse_of_any_shape(n, c, dtype, wide, log_scale):
     check_mse(randn(n, c, dtype="fp32" if wide else dtype), randn(n, c, seed=1), dtype, 2.0**log_scale)
@@ -515,28 +369,6 @@ def check_update_scale(device, overflows, **rule):
 
 
 # ---- all
-
-
-def results_of_all():
-    """Of shapes large enough that every operator splits its work."""
-    x, w, bias = linear_operands(300, 70, 90, "bf16")
-    out, z, dbias = torch.empty(300, 90, dtype=x.dtype), x.relu(), torch.empty(70, dtype=x.dtype)
-    torch.ops.mpcompare.linear(x, w, bias, out)
-    dw = torch.empty_like(w)
-    ops.linear_backward(out, w, z, dw, dbias)
-    yield from (out, z, dw, dbias)
-    for n, c in ((1025, 10), (70, 5000)):
-        yield from run_cross_entropy(randn(n, c), labels(n, c), "fp32")
-        yield from run_mse(randn(n, c), randn(n, c, seed=1), "fp16")
-    master, state, square, grad = randn(50_001), randn(50_001, seed=1), randn(50_001).abs(), randn(50_001, seed=2)
-    lr, step, loss_scale, found_inf = (torch.tensor(value) for value in (0.1, 3.0, 8.0, 0.0))
-    ops.sgd(master, state, None, grad, lr, loss_scale, found_inf, momentum=0.9)
-    ops.adam(master, state, square, None, grad, lr, step, loss_scale, found_inf, **OPTIONS["adam"])
-    yield from (master, state, square)
-    for infinity in (False, True):
-        norm = torch.zeros((), dtype=torch.float64)
-        ops.grad_norm(grad, loss_scale, found_inf, norm, infinity=infinity)
-        yield norm
 
 
 def test_results_do_not_depend_on_the_number_of_threads():

@@ -1,20 +1,34 @@
 """Planted bugs in the training of a convolutional network with batch norm."""
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from planted.registry import LossIn16Bits, NotUpdated, Patched, RoundedWeights, plants, spoil_input_gradient
+from planted import layers
+from planted.registry import BF16, Family
+from support.tasks import part
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.loss_scale import LossScale
+from mpcompare.tasks.data import Dataset
+from mpcompare.tasks.data.generated import digits
+from mpcompare.tasks.images import MnistCnn
+from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
 
 
-@plants("cnn", "normalization")
-class NormIn16Bits(Patched):
+def make() -> tuple[Task, Dataset]:
+    return Task(partial(MnistCnn, 8), "cross_entropy", Sgd(0.05, 0.9), 32), part(digits(0, 640), 640)
+
+
+CNN = Family("cnn", make, steps=12, precisions=BF16)
+
+
+@CNN.plants("normalization")
+class NormIn16Bits(layers.Patched):
     """The batch norm sums, subtracts and divides in 16 bits."""
 
     def patch(self, model: Any) -> None:
@@ -36,7 +50,7 @@ class NormIn16Bits(Patched):
         norm.forward = forward
 
 
-@plants("cnn", "running statistics")
+@CNN.plants("running statistics")
 class StatisticsIn16Bits(MasterWeights):
     """The running statistics are kept in 16 bits."""
 
@@ -47,24 +61,24 @@ class StatisticsIn16Bits(MasterWeights):
                 buffer.copy_(buffer.to(self.compute_dtype))
 
 
-@plants("cnn", "running statistics")
-class StaleStatistics(Patched):
+@CNN.plants("running statistics")
+class StaleStatistics(layers.Patched):
     """One batch norm does not keep its running statistics."""
 
     def patch(self, model: Any) -> None:
         model.norm2.momentum = 0.0
 
 
-@plants("cnn", "running statistics")
-class WrongMomentum(Patched):
+@CNN.plants("running statistics")
+class WrongMomentum(layers.Patched):
     def patch(self, model: Any) -> None:
         for norm in (model.norm1, model.norm2):
             norm.momentum = 1 - norm.momentum
 
 
-@plants("cnn", "running statistics")
+@CNN.plants("running statistics")
 class BiasedVariance(Amp):
-    """The running variance is that of the batch, not that of what it is drawn from: n instead of n - 1."""
+    """The running variance divides by n, not by n - 1."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         self.before = self.model.norm2.running_var.clone()
@@ -78,14 +92,14 @@ class BiasedVariance(Amp):
         norm.running_var.copy_(kept + (norm.running_var - kept) * (self.samples - 1) / self.samples)
 
 
-@plants("cnn", "normalization")
-class NormInEvaluationMode(Patched):
+@CNN.plants("normalization")
+class NormInEvaluationMode(layers.Patched):
     def patch(self, model: Any) -> None:
         model.norm1.eval()
 
 
-@plants("cnn", "normalization")
-class StatisticsAreConstants(Patched):
+@CNN.plants("normalization")
+class StatisticsAreConstants(layers.Patched):
     """Backward takes mean and variance for constants."""
 
     def patch(self, model: Any) -> None:
@@ -101,53 +115,37 @@ class StatisticsAreConstants(Patched):
         norm.forward = forward
 
 
-@plants("cnn", "forward pass")
-class WrongEps(Patched):
-    def patch(self, model: Any) -> None:
-        model.norm1.eps = 0.1
+CNN.plants("forward pass")(layers.variant(layers.WrongEps, norm="norm1"))
 
 
-@plants("cnn", "input gradient")
-class PoolingGradientToTheWrongPlace(Patched):
-    """One pixel to the right."""
-
-    def patch(self, model: Any) -> None:
-        spoil_input_gradient(model.pool1, lambda g: g.roll(1, dims=3))
-
-
-@plants("cnn", "gradient scaled")
-class PoolingGradientNotDivided(Patched):
-    """Each of the four pixels gets the whole gradient."""
-
-    def patch(self, model: Any) -> None:
-        spoil_input_gradient(model.pool1, lambda g: 4 * g)
-
-
-@plants("cnn", "input gradient")
-class DetachedBranch(Patched):
-    """Half of the channels pass no gradient down."""
-
-    def patch(self, model: Any) -> None:
-        spoil_input_gradient(model.conv2, lambda g: torch.cat([g[:, ::2] * 0, g[:, 1::2]], dim=1))
+# The gradient goes one pixel to the right.
+CNN.plants("input gradient", name="PoolingGradientToTheWrongPlace")(
+    layers.variant(layers.WrongInputGradient, layer="pool1", wrong=lambda _, g: g.roll(1, dims=3))
+)
+# Each of the four pixels gets the whole gradient.
+CNN.plants("gradient scaled", name="PoolingGradientNotDivided")(
+    layers.variant(layers.WrongInputGradient, layer="pool1", wrong=lambda _, g: 4 * g)
+)
+# Half of the channels pass no gradient down.
+CNN.plants("input gradient", name="DetachedBranch")(
+    layers.variant(
+        layers.WrongInputGradient, layer="conv2", wrong=lambda _, g: torch.cat([g[:, ::2] * 0, g[:, 1::2]], dim=1)
+    )
+)
 
 
-@plants("cnn", "gradient missing")
-class BiasGradientMissing(Amp):
-    def backward(self) -> None:
-        super().backward()
-        self.model.output.bias.grad = None
+CNN.plants("gradient missing", name="BiasGradientMissing")(
+    layers.variant(layers.GradientMissing, parameter="output.bias")
+)
 
 
-@plants("cnn", "bias sum", invisible="a sum of 32 numbers in 16 bits is hardly worse than rounding each of them")
+@CNN.plants("bias sum", invisible="a sum of 32 numbers in 16 bits is hardly worse than rounding each of them")
 class BiasSummedIn16Bits(Amp):
     """The last bias's gradient is a running sum in 16 bits."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         def summed(grad: Tensor) -> None:
-            total = torch.zeros(grad.shape[1], dtype=self.compute_dtype)
-            for row in grad.to(self.compute_dtype):
-                total += row
-            self.total = total.float()
+            self.total = layers.running_sum(grad, self.compute_dtype).float()
 
         hook = self.model.output.register_forward_hook(lambda *args: args[2].register_hook(summed) and None)
         loss = super().forward(x, y)
@@ -159,37 +157,29 @@ class BiasSummedIn16Bits(Amp):
         self.model.output.bias.grad.copy_(self.total)
 
 
-@plants("cnn", "products")
+@CNN.plants("products")
 class KernelFlipped(Amp):
-    """The kernel's gradient lies the wrong way round."""
+    """The kernel's gradient is flipped."""
 
     def backward(self) -> None:
         super().backward()
         self.model.conv2.weight.grad = self.model.conv2.weight.grad.flip(2, 3)
 
 
-@plants("cnn", "loss")
-class CnnLossIn16Bits(LossIn16Bits):
-    pass
+CNN.plants("loss", name="CnnLossIn16Bits")(layers.LossIn16Bits)
 
 
-@plants("cnn", "forward pass")
+@CNN.plants("forward pass")
 class LabelsOfTheRowBefore(Amp):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return super().forward(x, y.roll(1))
 
 
-@plants("cnn", "optimizer")
-class CnnLayerNotUpdated(NotUpdated):
-    layer = "conv2"
+CNN.plants("optimizer", name="CnnLayerNotUpdated")(layers.variant(layers.NotUpdated, layer="conv2"))
+CNN.plants("no master weights", name="CnnLayerWithoutMasters")(layers.variant(layers.RoundedWeights, layer="conv2"))
 
 
-@plants("cnn", "no master weights")
-class CnnLayerWithoutMasters(RoundedWeights):
-    layer = "conv2"
-
-
-@plants("cnn", "later steps")
+@CNN.plants("later steps")
 class StaleCopiesOfOneLayer(MasterWeights):
     """The 16-bit weights of one layer stay as they were at the start."""
 

@@ -1,18 +1,35 @@
 """Planted bugs in the training of a transformer."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from planted.registry import LossIn16Bits, NotUpdated, Patched, RoundedWeights, plants, spoil_input_gradient
+from planted import layers
+from planted.registry import BF16, Family
+from support.tasks import part
 from torch import Tensor
 
 from mpcompare.backends.amp import Amp
+from mpcompare.tasks.data import Dataset
+from mpcompare.tasks.data.text import ALPHABET, topics
+from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.task import Task
+from mpcompare.tasks.text import CharGpt
 
 
-class AttentionByHand(Patched):
-    """The first block's attention with a softmax of its own, so that its inside can be spoilt."""
+def make(tied: bool = False) -> tuple[Task, Dataset]:
+    """Returns the task of a transformer, whose last layer shares the embedding's weight if ``tied``."""
+    model = partial(CharGpt, len(ALPHABET), 24, 32, 4, 2, tied)
+    return Task(model, "cross_entropy", Sgd(0.1, 0.9), 32), part(topics(0, 24), 640)
+
+
+GPT = Family("gpt", make, steps=12, precisions=BF16)
+
+
+class AttentionByHand(layers.Patched):
+    """``amp`` with a softmax by hand in the first block's attention, so that bugs fit inside."""
 
     diagonal = 1  # tokens from this far on are hidden
     power = 0.5  # of the width by which products are divided
@@ -38,19 +55,19 @@ class AttentionByHand(Patched):
         return v
 
 
-@plants("gpt", "forward pass")
+@GPT.plants("forward pass")
 class MaskOffByOne(AttentionByHand):
-    """Each token sees the next one, which is the one to be told."""
+    """Each token sees the next one, which is the one to be predicted."""
 
     diagonal = 2
 
 
-@plants("gpt", "forward pass")
+@GPT.plants("forward pass")
 class ScoresNotDividedByTheRoot(AttentionByHand):
     power = 1.0
 
 
-@plants("gpt", "attention")
+@GPT.plants("attention")
 class ProbabilitiesDetached(AttentionByHand):
     """No gradient passes through the softmax."""
 
@@ -58,13 +75,10 @@ class ProbabilitiesDetached(AttentionByHand):
         return super().probabilities(scores).detach()
 
 
-@plants("gpt", "attention")
-class ValuesDetached(AttentionByHand):
-    def values(self, v: Tensor) -> Tensor:
-        return v.detach()
+GPT.plants("attention", name="ValuesDetached")(layers.variant(AttentionByHand, values=lambda _, v: v.detach()))
 
 
-@plants("gpt", "attention")
+@GPT.plants("attention")
 class SoftmaxGradientWithoutItsMean(AttentionByHand):
     """Backward of the softmax is p dp, where p (dp - sum p dp) is right."""
 
@@ -73,8 +87,8 @@ class SoftmaxGradientWithoutItsMean(AttentionByHand):
         return p.detach() * (1 + scores.masked_fill(scores.isinf(), 0) - scores.masked_fill(scores.isinf(), 0).detach())
 
 
-@plants("gpt", "input gradient")
-class ResidualGradientMissing(Patched):
+@GPT.plants("input gradient")
+class ResidualGradientMissing(layers.Patched):
     """The stream of residuals passes no gradient by the second block's network."""
 
     def patch(self, model: Any) -> None:
@@ -87,8 +101,8 @@ class ResidualGradientMissing(Patched):
         block.forward = forward
 
 
-@plants("gpt", "normalization")
-class NormGradientAsIfConstant(Patched):
+@GPT.plants("normalization")
+class NormGradientAsIfConstant(layers.Patched):
     """Backward of the last norm takes mean and variance for constants."""
 
     def patch(self, model: Any) -> None:
@@ -102,7 +116,7 @@ class NormGradientAsIfConstant(Patched):
         norm.forward = forward
 
 
-@plants("gpt", "normalization")
+@GPT.plants("normalization")
 class NormWeightsSummedIn16Bits(Amp):
     """The gradient of a norm's weight is a sum of products over all tokens, taken in 16 bits."""
 
@@ -119,62 +133,31 @@ class NormWeightsSummedIn16Bits(Amp):
         return loss
 
     def sum_up(self, rows: Tensor) -> None:
-        self.total = torch.zeros(rows.shape[1], dtype=self.compute_dtype)
-        for row in rows.to(self.compute_dtype):
-            self.total += row
+        self.total = layers.running_sum(rows, self.compute_dtype)
 
     def backward(self) -> None:
         super().backward()
         self.model.norm.weight.grad.copy_(self.total)
 
 
-@plants("gpt", "forward pass")
-class WrongEps(Patched):
-    def patch(self, model: Any) -> None:
-        model.norm.eps = 0.1
+GPT.plants("forward pass")(layers.variant(layers.WrongEps, norm="norm"))
+GPT.plants("gradient missing", name="PositionsGradientDropped")(
+    layers.variant(layers.GradientMissing, parameter="positions.weight")
+)
+GPT.plants("embedding")(layers.EmbeddingSummedIn16Bits)
 
 
-@plants("gpt", "gradient missing")
-class PositionsGradientDropped(Amp):
-    def backward(self) -> None:
-        super().backward()
-        self.model.positions.weight.grad = None
-
-
-@plants("gpt", "embedding")
-class EmbeddingSummedIn16Bits(Patched):
-    """Each token's gradients are added one after another in 16 bits."""
-
-    def patch(self, model: Any) -> None:
-        class Lookup(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
-                ctx.save_for_backward(ids)
-                ctx.shape = weight.shape
-                return weight[ids]
-
-            @staticmethod
-            def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-                (ids,) = ctx.saved_tensors
-                total = torch.zeros(ctx.shape, dtype=torch.bfloat16)
-                for token, g in zip(ids.flatten().tolist(), grad.flatten(0, 1).bfloat16(), strict=True):
-                    total[token] += g
-                return total.float(), None
-
-        model.embedding.forward = lambda ids: Lookup.apply(model.embedding.weight, ids)
-
-
-@plants("gpt", "embedding", task="tied")
-class TiedGradientCountedOnce(Patched):
+@GPT.plants("embedding", task={"tied": True})
+class TiedGradientCountedOnce(layers.Patched):
     """The weight that the last layer shares with the embedding gets the gradient of the last layer alone."""
 
     def patch(self, model: Any) -> None:
         model.embedding.forward = lambda ids: F.embedding(ids, model.embedding.weight.detach())
 
 
-@plants("gpt", "gradient scaled")
+@GPT.plants("gradient scaled")
 class BlockGradientScaled(Amp):
-    """Accumulated twice in one block."""
+    """The gradients of one block are accumulated twice."""
 
     def backward(self) -> None:
         super().backward()
@@ -182,8 +165,8 @@ class BlockGradientScaled(Amp):
             p.grad *= 2
 
 
-@plants("gpt", "input gradient")
-class GeluGradientOfRelu(Patched):
+@GPT.plants("input gradient")
+class GeluGradientOfRelu(layers.Patched):
     """Backward of GELU is that of ReLU."""
 
     def patch(self, model: Any) -> None:
@@ -191,38 +174,19 @@ class GeluGradientOfRelu(Patched):
         gelu.forward = lambda x: F.gelu(x).detach() + F.relu(x) - F.relu(x).detach()
 
 
-@plants("gpt", "gradient missing")
-class BlockDetached(Patched):
+@GPT.plants("gradient missing")
+class BlockDetached(layers.Patched):
     """The first block's stream is cut: what is below gets no gradient."""
 
     def patch(self, model: Any) -> None:
         model.blocks[0].register_forward_pre_hook(lambda _, args: (args[0].detach(),))
 
 
-@plants("gpt", "loss")
-class GptLossIn16Bits(LossIn16Bits):
-    pass
-
-
-@plants("gpt", "forward pass")
-class LabelsShifted(Amp):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return super().forward(x, y.roll(-1, dims=1))
-
-
-@plants("gpt", "optimizer")
-class BlockNotUpdated(NotUpdated):
-    layer = "blocks.1.up"
-
-
-@plants("gpt", "no master weights")
-class LayerWithoutMasters(RoundedWeights):
-    layer = "blocks.1.up"
-
-
-@plants("gpt", "input gradient")
-class HeadGradientTooLate(Patched):
-    """What the last layer passes down belongs to the token before."""
-
-    def patch(self, model: Any) -> None:
-        spoil_input_gradient(model.output, lambda g: g.roll(1, dims=1))
+GPT.plants("loss", name="GptLossIn16Bits")(layers.LossIn16Bits)
+GPT.plants("forward pass")(layers.LabelsShifted)
+GPT.plants("optimizer", name="BlockNotUpdated")(layers.variant(layers.NotUpdated, layer="blocks.1.up"))
+GPT.plants("no master weights", name="LayerWithoutMasters")(layers.variant(layers.RoundedWeights, layer="blocks.1.up"))
+# The last layer passes each token's gradient down to the next token.
+GPT.plants("input gradient", name="HeadGradientTooLate")(
+    layers.variant(layers.WrongInputGradient, layer="output", wrong=lambda _, g: g.roll(1, dims=1))
+)

@@ -1,19 +1,36 @@
 """Planted bugs in the training of a recurrent network."""
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from planted.registry import LossIn16Bits, NotUpdated, Patched, RoundedWeights, plants, spoil_input_gradient
+from planted import layers
+from planted.registry import BF16, Family
+from support.tasks import part
 from torch import Tensor
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.master_weights import MasterWeights
+from mpcompare.tasks.data import Dataset
+from mpcompare.tasks.data.text import ALPHABET, topics
 from mpcompare.tasks.losses import cross_entropy
+from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.task import Task
+from mpcompare.tasks.text import CharLstm
 
 
-class ByHand(Patched):
-    """The LSTM step by step, so that its inside can be spoilt: products in 16 bits, gates and states in fp32."""
+def make() -> tuple[Task, Dataset]:
+    model = partial(CharLstm, len(ALPHABET), 32, 1)
+    return Task(model, "cross_entropy", Sgd(0.3, 0.9), 32), part(topics(0, 24), 640)
+
+
+LSTM = Family("lstm", make, steps=12, precisions=BF16)
+
+
+class ByHand(layers.Patched):
+    """``amp`` with an LSTM that goes step by step, so that bugs fit inside: products in 16 bits, gates and states in
+    fp32."""
 
     def patch(self, model: Any) -> None:
         lstm = model.lstm
@@ -42,7 +59,7 @@ class ByHand(Patched):
         return gates
 
 
-@plants("lstm", "recurrent layer")
+@LSTM.plants("recurrent layer")
 class HiddenStateDetached(ByHand):
     """Backward through time ends after one step."""
 
@@ -50,20 +67,22 @@ class HiddenStateDetached(ByHand):
         return h.detach()
 
 
-@plants("lstm", "recurrent layer")
+@LSTM.plants("recurrent layer")
 class CellStateDetached(ByHand):
+    """No gradient passes along the cell states."""
+
     def cell(self, c: Tensor) -> Tensor:
         return c.detach()
 
 
-@plants("lstm", "recurrent layer")
+@LSTM.plants("recurrent layer")
 class ForgetGateDetached(ByHand):
     def gates(self, gates: Tensor) -> Tensor:
         i, f, g, o = gates.chunk(4, 1)
         return torch.cat([i, f.detach(), g, o], 1)
 
 
-@plants("lstm", "recurrent layer")
+@LSTM.plants("recurrent layer")
 class CellGradientIn16Bits(ByHand):
     """The gradient of the cell state is cut to 4 bits on its way back in time."""
 
@@ -74,55 +93,31 @@ class CellGradientIn16Bits(ByHand):
         return c
 
 
-@plants("lstm", "forward pass")
+@LSTM.plants("forward pass")
 class GatesSwapped(ByHand):
-    """Input and forget gate change places."""
+    """Input gate and forget gate change places."""
 
     def gates(self, gates: Tensor) -> Tensor:
         i, f, g, o = gates.chunk(4, 1)
         return torch.cat([f, i, o, g], 1)
 
 
-@plants("lstm", "gradient scaled")
+@LSTM.plants("gradient scaled")
 class RecurrentGradientScaled(Amp):
-    """The gradient of the recurrent weights alone."""
+    """The gradient of the recurrent weights is a tenth too small."""
 
     def backward(self) -> None:
         super().backward()
         self.model.lstm.weight_hh_l0.grad *= 0.9
 
 
-@plants("lstm", "gradient missing")
-class EmbeddingGradientDropped(Amp):
-    def backward(self) -> None:
-        super().backward()
-        self.model.embedding.weight.grad = None
+LSTM.plants("gradient missing", name="EmbeddingGradientDropped")(
+    layers.variant(layers.GradientMissing, parameter="embedding.weight")
+)
+LSTM.plants("embedding")(layers.EmbeddingSummedIn16Bits)
 
 
-@plants("lstm", "embedding")
-class EmbeddingSummedIn16Bits(Patched):
-    """Each token's gradients are added one after another in 16 bits."""
-
-    def patch(self, model: Any) -> None:
-        class Lookup(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
-                ctx.save_for_backward(ids)
-                ctx.shape = weight.shape
-                return weight[ids]
-
-            @staticmethod
-            def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-                (ids,) = ctx.saved_tensors
-                total = torch.zeros(ctx.shape, dtype=torch.bfloat16)
-                for token, g in zip(ids.flatten().tolist(), grad.flatten(0, 1).bfloat16(), strict=True):
-                    total[token] += g
-                return total.float(), None
-
-        model.embedding.forward = lambda ids: Lookup.apply(model.embedding.weight, ids)
-
-
-@plants("lstm", "embedding")
+@LSTM.plants("embedding")
 class EachTokenCountedOnce(Amp):
     """A token that comes twice gets the gradient of one place only."""
 
@@ -135,7 +130,7 @@ class EachTokenCountedOnce(Amp):
         self.model.embedding.weight.grad /= self.counts[:, None]
 
 
-@plants("lstm", "loss")
+@LSTM.plants("loss")
 class MeanOverTheWrongNumber(Amp):
     """The loss is divided by one token less for each row."""
 
@@ -145,15 +140,10 @@ class MeanOverTheWrongNumber(Amp):
         return self.loss.detach()
 
 
-@plants("lstm", "forward pass")
-class LabelsShifted(Amp):
-    """Each label is the character after the next."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return super().forward(x, y.roll(-1, dims=1))
+LSTM.plants("forward pass")(layers.LabelsShifted)
 
 
-@plants("lstm", "forward pass")
+@LSTM.plants("forward pass")
 class LastTokenIgnored(Amp):
     """The loss leaves out the last token of each row."""
 
@@ -165,35 +155,26 @@ class LastTokenIgnored(Amp):
         return self.loss.detach()
 
 
-@plants("lstm", "loss")
-class LstmLossIn16Bits(LossIn16Bits):
-    pass
+LSTM.plants("loss", name="LstmLossIn16Bits")(layers.LossIn16Bits)
 
 
-@plants("lstm", "input gradient")
-class HalfOfTheOutputDetached(Patched):
-    """Of the states that the last layer gets, those of every second token pass no gradient down."""
+@LSTM.plants("input gradient")
+class HalfOfTheOutputDetached(layers.WrongInputGradient):
+    """The last layer passes no gradient down to the states of every second token."""
 
-    def patch(self, model: Any) -> None:
-        def wrong(g: Tensor) -> Tensor:
-            g = g.clone()
-            g[:, ::2] = 0
-            return g
+    layer = "output"
 
-        spoil_input_gradient(model.output, wrong)
-
-
-@plants("lstm", "optimizer")
-class LstmNotUpdated(NotUpdated):
-    layer = "lstm"
+    def wrong(self, g: Tensor) -> Tensor:
+        g = g.clone()
+        g[:, ::2] = 0
+        return g
 
 
-@plants("lstm", "no master weights")
-class LstmWithoutMasters(RoundedWeights):
-    layer = "lstm"
+LSTM.plants("optimizer", name="LstmNotUpdated")(layers.variant(layers.NotUpdated, layer="lstm"))
+LSTM.plants("no master weights", name="LstmWithoutMasters")(layers.variant(layers.RoundedWeights, layer="lstm"))
 
 
-@plants("lstm", "later steps")
+@LSTM.plants("later steps")
 class StaleRecurrentWeights(MasterWeights):
     """The 16-bit copy of the recurrent weights is not renewed."""
 

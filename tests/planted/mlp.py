@@ -1,61 +1,44 @@
-"""Planted bugs: each a small patch of a correct backend, with the cause that the verdict should name.
+"""Planted bugs in the training of an MLP.
 
-Some show only in a precision, a shape or with a policy: those say where.
+Some show only in a precision, in a shape or with a loss scale of one kind: those say where.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
+from planted.layers import running_sum
+from planted.registry import BF16, FP16, Family
+from support.judging import dataset_of
+from support.tasks import make_task
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fused import Fused
 from mpcompare.backends.scratch import Scratch, mask_relu_
-from mpcompare.contract import Backend
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task
 
-
-@dataclass(frozen=True)
-class Mutant:
-    """A planted bug.
-
-    Attributes:
-        cause: what the verdict should call it.
-        precisions: those in which it is a bug at all.
-        invisible: why no check can see it at this task; empty if one can.
-        task: what the task must be for the bug to exist.
-    """
-
-    backend: type[Backend]
-    cause: str
-    precisions: tuple[str, ...] = ("fp16", "bf16")
-    invisible: str = ""
-    task: dict[str, Any] | None = None
-
-
-MUTANTS: dict[str, Mutant] = {}
-
-
-def plants(cause: str, **where: Any) -> Callable[[type[Backend]], type[Backend]]:
-    def register(backend: type[Backend]) -> type[Backend]:
-        MUTANTS[backend.__name__] = Mutant(backend, cause, **where)
-        return backend
-
-    return register
-
-
-FP16 = ("fp16",)
+DIGITS: dict[str, Any] = {
+    "in_features": 784, "hidden": [256], "out_features": 10, "loss": "cross_entropy", "batch_size": 512,
+    "samples": 10240, "lr": 0.05,
+}  # fmt: skip
 SMALL_GRADIENTS = {"in_features": 256, "hidden": [256, 256], "out_features": 256, "loss": "mse", "batch_size": 256}
+
+
+def make(**changes: Any) -> tuple[Task, Dataset]:
+    task = make_task(**{**DIGITS, **changes})
+    return task, dataset_of(task)
+
+
+MLP = Family("mlp", make, steps=20)
 
 
 # The loss and its gradient.
 
 
-@plants("loss")
+@MLP.plants("loss")
 class SoftmaxIn16Bits(Scratch):
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
@@ -73,15 +56,15 @@ class SoftmaxIn16Bits(Scratch):
         self.loss_of = in_16_bits
 
 
-@plants("loss")
+@MLP.plants("loss")
 class LossIn16Bits(Scratch):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return super().forward(x, y).to(self.compute_dtype).float()
 
 
-@plants("loss", precisions=("fp16",))
+@MLP.plants("loss", precisions=FP16)
 class LabelSmoothed(Scratch):
-    """By 1e-3: in bf16, where a rounding is four times that, it goes unnoticed."""
+    """Labels are smoothed by 1e-3. In bf16, where a rounding is four times that, it goes unnoticed."""
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
@@ -95,14 +78,14 @@ class LabelSmoothed(Scratch):
         self.loss_of = smoothed
 
 
-@plants("gradient scaled")
+@MLP.plants("gradient scaled")
 class MeanTakenTwice(Scratch):
     def backward(self) -> None:
         self.dlogits /= len(self.dlogits)
         super().backward()
 
 
-@plants("gradient scaled")
+@MLP.plants("gradient scaled")
 class WrongBatchSize(Scratch):
     def backward(self) -> None:
         n = len(self.dlogits)
@@ -110,7 +93,7 @@ class WrongBatchSize(Scratch):
         super().backward()
 
 
-@plants("forward pass")
+@MLP.plants("forward pass")
 class LastBiasLeftOut(Scratch):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         last = f"b{len(self.layers)}"
@@ -124,54 +107,48 @@ class LastBiasLeftOut(Scratch):
 # Backward.
 
 
-@plants("input gradient")
+@MLP.plants("input gradient")
 class MaskFromTheGradient(Scratch):
     def backward(self) -> None:
         with mock.patch("mpcompare.backends.scratch.mask_relu_", lambda dz, z: mask_relu_(dz, dz.clone())):
             super().backward()
 
 
-@plants("input gradient")
+@MLP.plants("input gradient")
 class MaskLeftOut(Scratch):
-    """As z >= 0 would be."""
+    """Every gradient passes, as by a mask of z >= 0."""
 
     def backward(self) -> None:
         with mock.patch("mpcompare.backends.scratch.mask_relu_", lambda dz, z: dz):
             super().backward()
 
 
-@plants("gradient missing")
+@MLP.plants("gradient missing")
 class BiasGradientMissing(Scratch):
     def backward(self) -> None:
         super().backward()
         self.scaled_grads["b1"].zero_()
 
 
-@plants("bias sum")
+@MLP.plants("bias sum")
 class BiasSummedIn16Bits(Scratch):
-    """A running sum in 16 bits."""
+    """The gradient of a bias is a running sum in 16 bits."""
 
     def backward(self) -> None:
-        def in_16_bits(da: Tensor, dim: int) -> Tensor:
-            total = torch.zeros(da.shape[1], dtype=da.dtype)
-            for row in da:
-                total += row
-            return total
-
-        with mock.patch.object(Tensor, "sum", in_16_bits):
+        with mock.patch.object(Tensor, "sum", lambda da, dim: running_sum(da, da.dtype)):
             super().backward()
 
 
-@plants("gradient transposed", task={"hidden": [64, 64], "in_features": 64})
+@MLP.plants("gradient transposed", task={"hidden": [64, 64], "in_features": 64})
 class WeightGradientTransposed(Scratch):
     def backward(self) -> None:
         super().backward()
         self.scaled_grads["W2"] = self.scaled_grads["W2"].t().contiguous()
 
 
-@plants("products")
+@MLP.plants("products")
 class AccumulateIn16Bits(Scratch):
-    """Sums of 16 products in fp32, these in 16 bits."""
+    """Sums of 16 products are fp32, and the sum of those has 16 bits."""
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
@@ -188,7 +165,7 @@ class AccumulateIn16Bits(Scratch):
         self.gemm = gemm  # type: ignore[assignment]
 
 
-@plants("later steps", precisions=("bf16",))
+@MLP.plants("later steps", precisions=BF16)
 class GradientsPileUp(Amp):
     """zero_grad() is forgotten. With GradScaler it goes unnoticed: what piles up is divided by the scale once more."""
 
@@ -199,27 +176,37 @@ class GradientsPileUp(Amp):
 # Loss scaling and the skip.
 
 
-@plants("loss scale", precisions=FP16)
+class RescaledGradients(Scratch):
+    """``scratch`` that multiplies its gradients by ``factor`` once they are unscaled."""
+
+    def factor(self) -> float:
+        raise NotImplementedError
+
+    def unscale(self) -> None:
+        super().unscale()
+        for g in self.unscaled.values():
+            g *= self.factor()
+
+
+@MLP.plants("loss scale", precisions=FP16)
 class NoLossScaling(Scratch):
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, NoLossScale())
 
 
-@plants("underflow", precisions=FP16, task=SMALL_GRADIENTS)
-class NotScaledAtAll(Scratch):
+@MLP.plants("underflow", precisions=FP16, task=SMALL_GRADIENTS)
+class NotScaledAtAll(RescaledGradients):
     """It says that it scales, but neither multiplies nor divides."""
 
     def backward(self) -> None:
         self.dlogits /= self.scaling.scale
         super().backward()
 
-    def unscale(self) -> None:
-        super().unscale()
-        for g in self.unscaled.values():
-            g *= self.scaling.scale
+    def factor(self) -> float:
+        return self.scaling.scale
 
 
-@plants("underflow", precisions=FP16, task=SMALL_GRADIENTS)
+@MLP.plants("underflow", precisions=FP16, task=SMALL_GRADIENTS)
 class UnscaledIn16Bits(Scratch):
     def unscale(self) -> None:
         self.found_inf = self.scaling.found_inf(self.scaled_grads.values())
@@ -228,35 +215,29 @@ class UnscaledIn16Bits(Scratch):
         self.unscaled = {name: self.scaled_grads.pop(name).mul_(inv_scale).float() for name in self.masters}
 
 
-@plants("gradient scaled", precisions=FP16)
-class UnscaledTwice(Scratch):
-    def unscale(self) -> None:
-        super().unscale()
-        for g in self.unscaled.values():
-            g *= self.scaling.inv_scale
+@MLP.plants("gradient scaled", precisions=FP16)
+class UnscaledTwice(RescaledGradients):
+    def factor(self) -> float:
+        return self.scaling.inv_scale
 
 
-@plants("gradient scaled", precisions=FP16)
-class NotUnscaled(Scratch):
-    def unscale(self) -> None:
-        super().unscale()
-        for g in self.unscaled.values():
-            g *= self.scaling.scale
+@MLP.plants("gradient scaled", precisions=FP16)
+class NotUnscaled(RescaledGradients):
+    def factor(self) -> float:
+        return self.scaling.scale
 
 
-@plants("overflow", precisions=FP16)
-class ScaledTwiceRemovedTwice(Scratch):
+@MLP.plants("overflow", precisions=FP16)
+class ScaledTwiceRemovedTwice(RescaledGradients):
     def backward(self) -> None:
         self.dlogits *= self.scaling.scale
         super().backward()
 
-    def unscale(self) -> None:
-        super().unscale()
-        for g in self.unscaled.values():
-            g *= self.scaling.inv_scale
+    def factor(self) -> float:
+        return self.scaling.inv_scale
 
 
-@plants("skip", precisions=FP16)
+@MLP.plants("skip", precisions=FP16)
 class NeverSkips(Scratch):
     def step(self, lr: float | Tensor) -> None:
         found_inf, self.found_inf = self.found_inf, False
@@ -264,7 +245,7 @@ class NeverSkips(Scratch):
         self.found_inf = found_inf
 
 
-@plants("skip", precisions=FP16)
+@MLP.plants("skip", precisions=FP16)
 class OnlyFirstLayerSearchedForInf(Scratch):
     def unscale(self) -> None:
         all_grads = self.scaled_grads
@@ -275,7 +256,7 @@ class OnlyFirstLayerSearchedForInf(Scratch):
         self.found_inf = found_inf
 
 
-@plants("skip", precisions=FP16, invisible="where a bias's gradient overflows, so does a weight's at this task")
+@MLP.plants("skip", precisions=FP16, invisible="where a bias's gradient overflows, so does a weight's at this task")
 class BiasNotSearchedForInf(Scratch):
     def unscale(self) -> None:
         biases = {name: g for name, g in self.scaled_grads.items() if name[0] == "b"}
@@ -286,7 +267,7 @@ class BiasNotSearchedForInf(Scratch):
         self.unscaled.update({name: g.float() * inv_scale for name, g in biases.items()})
 
 
-@plants("loss scale", precisions=FP16)
+@MLP.plants("loss scale", precisions=FP16)
 class GrowthOneStepLate(Scratch):
     def update(self) -> None:
         if isinstance(self.scaling, DynamicLossScale) and self.scaling.growth_tracker == 0 and not self.found_inf:
@@ -297,7 +278,7 @@ class GrowthOneStepLate(Scratch):
         super().update()
 
 
-@plants("loss scale", precisions=FP16)
+@MLP.plants("loss scale", precisions=FP16)
 class TrackerKeptAfterOverflow(Scratch):
     def update(self) -> None:
         tracker, found_inf = getattr(self.scaling, "growth_tracker", 0), self.found_inf
@@ -306,14 +287,14 @@ class TrackerKeptAfterOverflow(Scratch):
             self.scaling.growth_tracker = tracker  # type: ignore[union-attr]
 
 
-@plants("loss scale", precisions=FP16)
+@MLP.plants("loss scale", precisions=FP16)
 class NeverBacksOff(Scratch):
     def update(self) -> None:
         self.found_inf = False
         super().update()
 
 
-@plants("after a skip", precisions=FP16)
+@MLP.plants("after a skip", precisions=FP16)
 class CopiesUpdatedInASkippedStep(Fused):
     """The masters are left alone, and the compute copies are not."""
 
@@ -327,7 +308,7 @@ class CopiesUpdatedInASkippedStep(Fused):
 # The update.
 
 
-@plants("no master weights")
+@MLP.plants("no master weights")
 class NoMasterWeights(Scratch):
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
@@ -339,16 +320,16 @@ class NoMasterWeights(Scratch):
             master.copy_(master.to(self.compute_dtype))
 
 
-@plants("optimizer")
+@MLP.plants("optimizer")
 class UpdatedTwice(Scratch):
     def step(self, lr: float | Tensor) -> None:
         super().step(lr)
         super().step(lr)
 
 
-@plants("momentum", task={"momentum": 0.9})
+@MLP.plants("momentum", task={"momentum": 0.9})
 class MomentumDampened(Scratch):
-    """v = momentum v + (1 - momentum) g, from the second step on."""
+    """``v = momentum v + (1 - momentum) g`` from the second step on."""
 
     def step(self, lr: float | Tensor) -> None:
         if getattr(self, "later", False):
@@ -361,7 +342,7 @@ class MomentumDampened(Scratch):
         self.later = getattr(self, "later", False) or not self.skipped
 
 
-@plants("optimizer")
+@MLP.plants("optimizer")
 class LearningRateIn16Bits(Scratch):
     def step(self, lr: float | Tensor) -> None:
         super().step(torch.tensor(lr, dtype=self.compute_dtype).item())
@@ -370,7 +351,7 @@ class LearningRateIn16Bits(Scratch):
 # Which weights, which precision.
 
 
-@plants("later steps")
+@MLP.plants("later steps")
 class StaleCopies(Fused):
     """The compute copies stay what they were at the start."""
 
@@ -384,23 +365,23 @@ class StaleCopies(Fused):
             copy.copy_(self.stale[name])
 
 
-@plants("precision")
+@MLP.plants("precision")
 class ComputesInBf16(Scratch):
-    """bf16 where fp16 was asked for, and fp16 where bf16 was."""
+    """It computes in bf16 where fp16 was asked for, and in fp16 where bf16 was."""
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, "bf16" if precision == "fp16" else "fp16", loss_scale)
 
 
-@plants("precision")
+@MLP.plants("precision")
 class ComputesInFp32(Scratch):
-    """FP32 where a 16-bit precision was asked for, without a word."""
+    """It computes in FP32 where a 16-bit precision was asked for, without a word."""
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, "fp32", loss_scale)
 
 
-@plants("precision")
+@MLP.plants("precision")
 class SaysItIsWhatWasAskedFor(ComputesInFp32):
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)

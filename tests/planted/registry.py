@@ -1,144 +1,87 @@
-"""What planted bugs of every family share: a patched ``amp`` or ``master_weights``, its task, the cause to be named."""
+"""The registry of planted bugs: small patches of correct backends, each with the cause that the verdict should name.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+A family is a module of this folder. It says what its bugs are planted in, and plants them:
+
+    CNN = Family("cnn", make, steps=12, precisions=BF16)
+
+    @CNN.plants("running statistics")
+    class StaleStatistics(Amp): ...
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
-import torch
-from support.correct import part
-from torch import Tensor, nn
+from torch import Tensor
 
-from mpcompare.backends.amp import Amp
 from mpcompare.contract import Backend
-from mpcompare.loss_scale import LossScale
-from mpcompare.tasks.data import Dataset
-from mpcompare.tasks.data.generated import digits
-from mpcompare.tasks.data.text import ALPHABET, topics
-from mpcompare.tasks.images import MnistCnn
-from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.task import Task
-from mpcompare.tasks.text import CharGpt, CharLstm
 
-TASKS: dict[str, Callable[[], tuple[Task, Dataset]]] = {
-    "cnn": lambda: (
-        Task(partial(MnistCnn, 8), "cross_entropy", Sgd(0.05, 0.9), 32),
-        part(digits(0, 640), 640),
-    ),
-    "lstm": lambda: (
-        Task(partial(CharLstm, len(ALPHABET), 32, 1), "cross_entropy", Sgd(0.3, 0.9), 32),
-        part(topics(0, 24), 640),
-    ),
-    "gpt": lambda: (
-        Task(partial(CharGpt, len(ALPHABET), 24, 32, 4, 2), "cross_entropy", Sgd(0.1, 0.9), 32),
-        part(topics(0, 24), 640),
-    ),
-    "tied": lambda: (
-        Task(partial(CharGpt, len(ALPHABET), 24, 32, 4, 2, True), "cross_entropy", Sgd(0.1, 0.9), 32),
-        part(topics(0, 24), 640),
-    ),
-}
-STEPS = 12
+FAMILIES = ("mlp", "cnn", "lstm", "gpt", "recipe")
+BOTH, FP16, BF16 = ("fp16", "bf16"), ("fp16",), ("bf16",)
+
+
+@dataclass(frozen=True, eq=False)
+class Bug:
+    """A planted bug.
+
+    Attributes:
+        family: the family that it belongs to.
+        name: its name in tables.
+        backend: the backend that has it.
+        cause: the cause that the verdict should name.
+        precisions: the precisions in which it is a bug at all.
+        task: the changes of the family's task without which it is none.
+        invisible: why no check can see it at this task; empty if one can.
+        batches: the stream of batches that the harness hands to the backend, for a bug of the harness.
+    """
+
+    family: "Family"
+    name: str
+    backend: type[Backend]
+    cause: str
+    precisions: Sequence[str]
+    task: Mapping[str, Any] = field(default_factory=dict)
+    invisible: str = ""
+    batches: Callable[[Dataset, int], Iterator[tuple[Tensor, Tensor]]] = batches
+
+
+BUGS: list[Bug] = []
 
 
 @dataclass(frozen=True)
-class Planted:
-    """A bug.
+class Family:
+    """Bugs that are planted in one task.
 
     Attributes:
-        backend: that has it.
-        cause: what the verdict should call it.
-        task: a key of ``TASKS``.
-        invisible: why no check can see it at this task; empty if one can.
+        name: the name of its module.
+        make: returns the task, with changes of it, and its data.
+        steps: how many steps are trained.
+        precisions: the precisions of a bug that says none of its own.
     """
 
-    backend: type[Backend]
-    cause: str
-    task: str
-    invisible: str = ""
+    name: str
+    make: Callable[..., tuple[Task, Dataset]]
+    steps: int
+    precisions: Sequence[str] = BOTH
+
+    def plants(
+        self, cause: str, *, name: str = "", precisions: Sequence[str] = (), **rest: Any
+    ) -> Callable[[type[Backend]], type[Backend]]:
+        """Registers the class that it decorates as a :class:`Bug`; ``rest`` are more attributes of that."""
+
+        def register(backend: type[Backend]) -> type[Backend]:
+            bug = Bug(self, name or backend.__name__, backend, cause, precisions or self.precisions, **rest)
+            BUGS.append(bug)
+            return backend
+
+        return register
 
 
-PLANTED: dict[str, dict[str, Planted]] = {"cnn": {}, "lstm": {}, "gpt": {}}
-
-
-def plants(family: str, cause: str, task: str = "", invisible: str = "") -> Callable[[type[Backend]], type[Backend]]:
-    def register(backend: type[Backend]) -> type[Backend]:
-        PLANTED[family][backend.__name__] = Planted(backend, cause, task or family, invisible)
-        return backend
-
-    return register
-
-
-class Patched(Amp):
-    """``amp`` whose network's copy is patched by ``patch``."""
-
-    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        super().__init__(model, task, precision, loss_scale)
-        self.patch(self.model)
-
-    def patch(self, model: Any) -> None:
-        raise NotImplementedError
-
-
-class WrongGradient(torch.autograd.Function):
-    """The identity, and backward what ``wrong`` makes of the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, wrong: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.wrong = wrong
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return ctx.wrong(grad), None
-
-
-def spoil_input_gradient(module: nn.Module, wrong: Callable[[Tensor], Tensor]) -> None:
-    """What ``module`` passes down is what ``wrong`` makes of it."""
-    module.register_forward_pre_hook(lambda _, args: (WrongGradient.apply(args[0], wrong), *args[1:]))
-
-
-class LossIn16Bits(Amp):
-    """Softmax and loss of the 16-bit logits, in 16 bits."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast(self.device_type, dtype=self.compute_dtype):
-            output = self.model(x)
-        logits = output.to(self.compute_dtype).flatten(0, -2)
-        shifted = logits - logits.amax(dim=1, keepdim=True)
-        log_probs = shifted - shifted.exp().sum(dim=1, keepdim=True).log()
-        self.loss = -log_probs.gather(1, y.flatten()[:, None]).float().mean()
-        self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
-        return self.loss.detach()
-
-
-class NotUpdated(Amp):
-    """One layer keeps its weights."""
-
-    layer = ""
-
-    def step(self, lr: float | Tensor) -> None:
-        kept = {p: p.detach().clone() for p in self.model.get_submodule(self.layer).parameters()}
-        super().step(lr)
-        with torch.no_grad():
-            for p, value in kept.items():
-                p.copy_(value)
-
-
-class RoundedWeights(Amp):
-    """One layer has no master weights: its weights are rounded to 16 bits after each step."""
-
-    layer = ""
-
-    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        super().__init__(model, task, precision, loss_scale)
-        self.round()
-
-    def round(self) -> None:
-        with torch.no_grad():
-            for p in self.model.get_submodule(self.layer).parameters():
-                p.copy_(p.to(self.compute_dtype))
-
-    def step(self, lr: float | Tensor) -> None:
-        super().step(lr)
-        self.round()
+def bugs_of(*families: str) -> list[Bug]:
+    """Returns the bugs of these families, in the order in which they are planted."""
+    for name in families:
+        import_module(f"planted.{name}")
+    return [bug for name in families for bug in BUGS if bug.family.name == name]

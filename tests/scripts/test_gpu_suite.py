@@ -17,7 +17,8 @@ import pytest
 import roofline
 import suite_tables
 import torch
-from conftest import SMALL, mlp_of
+from support.command import SMALL
+from support.tasks import mlp_of
 
 from mpcompare.cost import work
 from mpcompare.paths import CONF

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 import readme_speed
 
-from mpcompare.records import Run
 from mpcompare.report import console as table
 from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.runs import Run
 
 
 def kept(folder, baseline):

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import BACKENDS, make_task
+from support.backends import BACKENDS
+from support.tasks import make_task
 
 from mpcompare.checkpoints import CHECKPOINTS, load
 from mpcompare.entrant.entrant import compete

@@ -3,12 +3,13 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import make_batch, make_task, mlp_of
+from support.tasks import make_batch, make_task, mlp_of
 from torch import nn
 
 from mpcompare.contract import BackendUnavailable
 from mpcompare.cost.flops import step_flops
 from mpcompare.errors import InputError
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.mlp import Mlp, is_plain_mlp, plain_mlp
 from mpcompare.tasks.optimizers import Sgd
@@ -70,7 +71,7 @@ def test_by_hand_it_is_the_same_network():
     assert list(mlp.named({"W2": params["W2"]})) == ["layer2.weight"]
 
     task.loss_fn(model(x), y).backward()
-    exact = exact_step(model, task.loss_fn, [(x, y)], "fp32")
+    exact = exact_step(model, task.loss_fn, [(x, y)], PRECISIONS["fp32"])
     assert list(exact.grads) == [name for name, _ in model.named_parameters()]
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.grad.double(), exact.grads[name], rtol=1e-4, atol=1e-6)
@@ -80,7 +81,7 @@ def test_by_hand_it_is_the_same_network():
 def test_oracle_gradients_are_finite_differences_of_its_loss(loss):
     task = make_task(loss=loss, hidden=[6], in_features=4, out_features=3, batch_size=5)
     model, (x, y) = task.new_model(0, CPU), make_batch(task, CPU)
-    grads = exact_step(model, task.loss_fn, [(x, y)], "fp32").grads
+    grads = exact_step(model, task.loss_fn, [(x, y)], PRECISIONS["fp32"]).grads
     params, h = {name: p.double() for name, p in params_of(model).items()}, 1e-6
     for name, p in params.items():
         index = (0,) * p.dim()
@@ -101,10 +102,10 @@ def _double(y):
 def test_oracle_is_the_same_some_rows_at_a_time_and_counts_what_it_sees(loss, monkeypatch):
     task = make_task(loss=loss, batch_size=23)
     model, (x, y) = task.new_model(0, CPU), make_batch(task, CPU)
-    whole = exact_step(model, task.loss_fn, [(x, y)], "fp32", count=True)
+    whole = exact_step(model, task.loss_fn, [(x, y)], PRECISIONS["fp32"], count=True)
     assert whole.loss == pytest.approx(task.loss_fn(model(x), y).item(), rel=1e-6)
     monkeypatch.setattr("mpcompare.verdict.examine.oracle.ROWS", 10)
-    parts = exact_step(model, task.loss_fn, [(x, y)], "fp32", count=True)
+    parts = exact_step(model, task.loss_fn, [(x, y)], PRECISIONS["fp32"], count=True)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-14)
     assert parts.loss_noise == pytest.approx(whole.loss_noise, rel=1e-12)
     for name, g in parts.grads.items():
@@ -124,7 +125,7 @@ def test_the_layers_outputs_and_gradients_make_the_weights_gradients():
     with outputs_of(model) as outputs:
         loss = task.loss_fn(model(x.double()), y)
     grads = dict(zip(outputs, torch.autograd.grad(loss, list(outputs.values())), strict=True))
-    exact = exact_step(model.float(), task.loss_fn, [(x, y)], "fp32").grads
+    exact = exact_step(model.float(), task.loss_fn, [(x, y)], PRECISIONS["fp32"]).grads
     assert grads["layer3"].shape == (23, 5)
     torch.testing.assert_close(grads["layer3"].sum(dim=0), exact["layer3.bias"])
     torch.testing.assert_close(grads["layer3"].t() @ outputs["relu2"], exact["layer3.weight"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import make_task
+from support.tasks import make_task
 from torch import nn
 
 from mpcompare.errors import InputError

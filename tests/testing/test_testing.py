@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import BACKENDS
+from support.backends import BACKENDS
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32

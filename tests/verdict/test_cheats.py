@@ -1,16 +1,17 @@
 """Backends that compute something else as soon as they were loaded: what is timed is what was examined."""
 
 import pytest
-from conftest import make_task
 from support.judging import dataset_of, examined
+from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.plan import Plan
 from mpcompare.loss_scale import auto
 from mpcompare.race.turns import Finish, Progress, Time, Train
-from mpcompare.records import Recorder, read_run
-from mpcompare.verdict.judge.verdict import judge_run
+from mpcompare.records import Recorder
+from mpcompare.report.runs import read_run
+from mpcompare.report.verdicts import judge_run
 
 TASK = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import BACKENDS, make_task
+from support.backends import BACKENDS
 from support.judging import dataset_of, examined
+from support.tasks import make_task
 
 from mpcompare.records import finite, numbers
 from mpcompare.tasks.optimizers import AdamW

@@ -5,10 +5,11 @@ import math
 import pandas as pd
 import pytest
 
-from mpcompare.records import MONITORED, Run
+from mpcompare.records import MONITORED
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.figures import training as figure
 from mpcompare.report.figures.speed import COLOURS
+from mpcompare.report.runs import Run
 
 PLAIN = {"warmup": [True, False, False, False], "loss": 1.0, "lr": 0.1, "loss_scale": 1.0, "skipped": False,
          "grad_norm": math.nan, "clipped": False, **dict.fromkeys(MONITORED, math.nan)}  # fmt: skip

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import make_task
+from mpcompare.verdict.reading import HIGHEST, LOWEST
 from support.judging import dataset_of, examined
+from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.report.comparison import Comparison, Entry
@@ -17,7 +18,6 @@ from mpcompare.report.figures import verdict as verdict_figures
 from mpcompare.report.figures.judged import with_verdicts
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.judge import verdict
-from mpcompare.verdict.reading import HIGHEST, LOWEST
 
 NAMES = ("gradient_error", "noise", "exponents", "update_ratio")
 

@@ -1,11 +1,17 @@
+"""The load of the machine, and what holds a GPU back."""
+
+import subprocess
+import sys
+import time
 import types
 
 import pytest
 import torch
 
-from mpcompare.instruments import bystanders as load
+from mpcompare.instruments import bystanders
+from mpcompare.instruments.bystanders import Rest, Watch
 
-CUDA = torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 class Nvml:
@@ -33,29 +39,53 @@ class Nvml:
 @pytest.fixture
 def nvml(monkeypatch):
     nvml = Nvml()
-    monkeypatch.setattr(load, "_nvml", lambda: nvml)
+    monkeypatch.setattr(bystanders, "_nvml", lambda: nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="12ab"))
     return nvml
 
 
 def test_a_gpus_clock_and_what_holds_it_back_are_read_from_nvml(nvml):
-    watch = load.Watch(CUDA)
+    watch = Watch(CUDA)
     watch.start()
     seen = watch.stop()
     assert (seen["clock_mhz"], seen["throttle"]) == (1755.0, "sw_power_cap+sw_thermal_slowdown")
     nvml.failing = ("nvmlDeviceGetCurrentClocksThrottleReasons",)
-    assert load._gpu(CUDA) == (1755.0, None)
+    assert bystanders._gpu(CUDA) == (1755.0, None)
     nvml.failing = ("nvmlDeviceGetHandleByUUID",)
-    assert load._gpu(CUDA) == (None, None)
+    assert bystanders._gpu(CUDA) == (None, None)
 
 
 def test_without_the_drivers_library_nothing_is_known(monkeypatch):
     def missing(_):
         raise OSError
 
-    monkeypatch.setattr(load.ctypes, "CDLL", missing)
-    load._nvml.cache_clear()
+    monkeypatch.setattr(bystanders.ctypes, "CDLL", missing)
+    bystanders._nvml.cache_clear()
     try:
-        assert load._gpu(CUDA) == (None, None)
+        assert bystanders._gpu(CUDA) == (None, None)
     finally:
-        load._nvml.cache_clear()
+        bystanders._nvml.cache_clear()
+
+
+def test_the_load_of_the_machine_is_seen():
+    watch = Watch(CPU)
+    watch.start()
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    time.sleep(1)
+    load = watch.stop()
+    other.kill()
+    assert set(load) == {"clock_mhz", "other_cores", "throttle"}
+    if load["other_cores"] is not None:
+        assert load["other_cores"] > 0.3
+    assert load["throttle"] is None
+
+
+def test_what_a_process_computes_between_its_turns_is_seen():
+    rest = Rest()
+    time.sleep(0.2)
+    assert rest.stop() < 0.02
+    rest.start()
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    assert rest.stop() > 0.1  # less than 1 where others compute too

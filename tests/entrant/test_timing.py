@@ -1,65 +1,21 @@
+"""Blocks of bare steps, and the phases of a step, by a clock that is told how much time passes."""
+
 import itertools
-import subprocess
-import sys
-import threading
 import time
 
 import pytest
-import torch
-from conftest import make_task
+from support.tasks import make_task
 
 from mpcompare.contract import Stepper
 from mpcompare.entrant.timing import time_phases, try_block
-from mpcompare.instruments import clock as measure
-from mpcompare.instruments.bystanders import Rest, Watch
+from mpcompare.instruments.clock import CpuClock
 from mpcompare.phases import WHOLE_STEP
 
-CPU = torch.device("cpu")
 TASK = make_task()
 
 
-def test_clock_times_what_lies_between_two_marks(device):
-    clock = measure.clock(device)
-
-    def work(seconds):
-        if device.type == "cuda":
-            torch.cuda._sleep(int(seconds * 1e9))
-        else:
-            time.sleep(seconds)
-
-    clock.mark()
-    for seconds in (0.02, 0.04):
-        work(seconds)
-        clock.mark()
-    first, second = clock.read()
-    assert 5 < first < second
-    if device.type == "cpu":
-        assert first >= 20
-    assert clock.read() == []
-
-
-@pytest.mark.quiet
-def test_settle_waits_for_threads_that_spin():
-    assert measure.settle()
-    done = threading.Event()
-
-    def spin():
-        while not done.is_set():
-            pass
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    try:
-        start = time.monotonic()
-        assert not measure.settle(limit_s=0.1)
-        assert time.monotonic() - start >= 0.1
-    finally:
-        done.set()
-        thread.join()
-
-
-class SaidClock(measure.CpuClock):
-    """Time passes where a step says so, in ms; and each mark costs some."""
+class SaidClock(CpuClock):
+    """A clock whose time passes where a step says so, in ms; each mark costs some."""
 
     def __init__(self, cost=0.0):
         self.now, self.cost, self.marks = 0.0, cost, []
@@ -150,8 +106,8 @@ def test_a_block_begins_when_the_backend_is_warm():
 
 
 def test_the_clock_of_a_cpu_is_the_walls():
-    """What the others show with a clock of their own."""
-    clock = measure.CpuClock()
+    """The real clock shows what the others show with a clock that is told."""
+    clock = CpuClock()
 
     class Sleeper(Phases):
         def forward(self, *_):
@@ -161,32 +117,3 @@ def test_the_clock_of_a_cpu_is_the_walls():
     clock.now = 0.0
     found = time_phases(stepper(Sleeper(clock)), BATCHES, 2, clock, TASK)
     assert found["phase_ms"]["forward"] >= 3 > found["phase_ms"]["step"]
-
-
-def test_the_load_of_the_machine_is_seen():
-    watch = Watch(CPU)
-    watch.start()
-    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    time.sleep(1)
-    load = watch.stop()
-    other.kill()
-    assert set(load) == {"clock_mhz", "other_cores", "throttle"}
-    if load["other_cores"] is not None:
-        assert load["other_cores"] > 0.3
-    assert load["throttle"] is None
-
-
-def test_what_a_process_computes_between_its_turns_is_seen():
-    rest = Rest()
-    time.sleep(0.2)
-    assert rest.stop() < 0.02
-    rest.start()
-    end = time.process_time() + 0.1
-    while time.process_time() < end:
-        pass
-    assert rest.stop() > 0.1  # less than 1 where others compute too
-
-
-def test_percentiles_keep_every_step():
-    values = [1.0] * 7 + [2.0] * 3 + [1000.0]
-    assert measure.percentiles(values) == {"step_ms_p20": 1.0, "step_ms_p50": 1.0, "step_ms_p80": 2.0}

@@ -3,53 +3,24 @@
 import json
 import types
 from dataclasses import replace
-from functools import partial
 
 import pandas as pd
 import pytest
 import torch
-from conftest import make_batch, make_task
+from support.entrants import IDENTITY, PLAN, STARTS, Watched, turn
+from support.tasks import make_batch, make_task
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.contract import Stepper
 from mpcompare.cost import memory
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.memory import measure_memory
-from mpcompare.entrant.plan import Plan
 from mpcompare.errors import InputError
 from mpcompare.instruments import meter
-from mpcompare.loss_scale import NoLossScale, auto
+from mpcompare.loss_scale import NoLossScale
+from mpcompare.native import ops
 from mpcompare.race.turns import Finish, Progress, Time, Train
 from mpcompare.records import Recorder
-from mpcompare.tasks.data.generated import digits
-from mpcompare.tasks.fingerprint import fingerprint
-
-STARTS = []
-
-
-class Watched(Fp32):
-    """Notes the weights and the batch of its first step."""
-
-    def forward(self, x, y):
-        if not hasattr(self, "begun"):
-            self.begun = True
-            STARTS.append((fingerprint(self.master_params()), x.sum().item()))
-        return super().forward(x, y)
-
-
-def turn(turns, order):
-    event = turns.send(order)
-    while isinstance(event, Progress):
-        event = next(turns)
-    return event
-
-
-PLAN = Plan(
-    backend="fp32", make_backend=Watched, options={}, task=make_task(in_features=784, out_features=10),
-    load_data=partial(digits, samples=96), loss_scale=auto, precision="auto", device="cpu", seed=0, steps=4,
-    warmup_steps=1, deterministic=False, block_s=0.002, examine=False, noise=0, is_baseline=False,
-)  # fmt: skip
-IDENTITY = {"backend": "fp32", "config": {}}
 
 
 @pytest.fixture
@@ -90,27 +61,28 @@ PEAK = meter.Peak(900, {}, 1000, 0, workspace_bytes=64)
 
 def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
     task = make_task()
+    monkeypatch.setattr(ops, "lt_workspace_bytes", lambda: 32)
     monkeypatch.setattr(meter, "peak_memory", lambda _, run: run() and PEAK)
     batch = make_batch(task, torch.device("cpu"))
     backend = Fp32(task.new_model(0, torch.device("cpu")), task, "fp32", NoLossScale())
     tensors = backend.memory_model()
 
-    def found():
+    def found(engine):
         setup = types.SimpleNamespace(
             device=torch.device("cuda"),
+            engine=engine,
             new_stepper=lambda: Stepper(backend, task.new_rates()),
             batches=lambda: iter([[batch]]),
         )
         return measure_memory(setup)
 
-    plain = found()
+    plain = found("torch")
     assert plain["memory_model"] == {**tensors, "workspace": {"cuBLAS": 64}}
     assert plain["workspace_bytes"] == 64
     assert plain["peak_memory_bytes_analytic"] == memory.allocated_bytes(tensors) + 64
-    backend.workspaces = lambda: {"cublasLt": 32}
-    with_its_own = found()
-    assert with_its_own["memory_model"]["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
-    assert with_its_own["workspace_bytes"] == 96
+    native = found("native")
+    assert native["memory_model"]["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
+    assert native["workspace_bytes"] == 96
 
 
 def test_steps_are_on_disk_whenever_training_is_left(entrant, tmp_path):

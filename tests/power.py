@@ -1,0 +1,130 @@
+"""The verdict's power: which planted bug is seen by which check, and are correct runs ever accused?
+
+    python tests/power.py planted --family all       tables of planted bugs by kinds of checks
+    python tests/power.py correct --tasks 100        random tasks, seeds and precisions with scratch and fused
+    python tests/power.py correct --family gpt       with the implementations of tests/support/correct.py
+    python tests/power.py correct --family unstable  MLPs whose learning rate is too large
+    python tests/power.py correct --family recipe    random optimizers, schedules, clips and accumulations
+    python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
+
+Exit code 1 where a bug is missed that should be seen, or a correct run is accused.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from planted.judged import judged
+from planted.registry import BF16, BOTH, FAMILIES, bugs_of
+from support.backends import BACKENDS
+from support.cases import CASES
+from support.judging import judged_case
+
+from mpcompare.verdict.judge.kinds import KINDS
+from mpcompare.verdict.judge.verdict import Verdict
+
+
+def planted(family: str) -> bool:
+    """Prints a row a bug and precision: how many checks of each kind fail, and the verdict. Returns whether every
+    visible bug is flagged."""
+    print(f"| planted bug ({family}) | precision | {' | '.join(KINDS)} | verdict |")
+    print(f"|{' --- |' * (len(KINDS) + 3)}")
+    rows = []
+    for bug in bugs_of(family):
+        for precision in bug.precisions:
+            verdict = judged(bug, precision)
+            rows.append((bug, verdict))
+            failed = Counter(check.kind for check in verdict.checks if not check.passed)
+            counts = " | ".join(str(failed[kind] or "") for kind in KINDS)
+            print(f"| {bug.name} | {precision} | {counts} | {verdict} |", flush=True)
+            if verdict.cause != bug.cause and not bug.invisible:
+                print(f"not as planted ({bug.cause}): {verdict.because}", file=sys.stderr)
+    visible = [(bug, verdict) for bug, verdict in rows if not bug.invisible]
+    flagged = sum(verdict.word == "differs" for _, verdict in visible)
+    named = sum(verdict.cause == bug.cause for bug, verdict in visible)
+    bugs = len(bugs_of(family))
+    print(f"{family}: {bugs} bugs, {len(rows)} rows: {flagged} flagged, {named} with their cause, ", end="")
+    print(f"{len(visible) - flagged} missed, {len(rows) - len(visible)} invisible:")
+    for bug, _ in rows:
+        if bug.invisible:
+            print(f"{bug.name}: {bug.invisible}")
+    return flagged == len(visible)
+
+
+class Tally:
+    """Correct runs: how near the worst of them came to each limit, and how many were accused."""
+
+    def __init__(self) -> None:
+        self.worst: dict[str, tuple[float, str]] = defaultdict(lambda: (0.0, ""))  # share of the limit, check and run
+        self.runs: Counter[str] = Counter()
+        self.accused = self.parted = 0
+
+    def add(self, name: str, verdict: Verdict, where: str, task: str) -> None:
+        """Counts a run, and prints it if it is accused."""
+        if name != "amp":
+            self.runs[name] += 1
+            self.parted += any(what.startswith("training from") for what in verdict.unchecked)
+        if verdict.word not in ("same", "reference"):
+            self.accused += 1
+            print(f"{where}{task}: {verdict}: {verdict.because}", flush=True)
+        for check in verdict.checks:
+            if check.limit and check.value / check.limit > self.worst[check.kind][0]:
+                self.worst[check.kind] = check.value / check.limit, f"{check.name}; {where}"
+
+    def show(self, family: str) -> None:
+        for kind in KINDS:
+            if kind in self.worst:
+                share, where = self.worst[kind]
+                print(f"{share:.3f} of the limit: {kind} ({where})")
+        runs = ", ".join(f"{n} {name}" for name, n in self.runs.items())
+        print(f"{family}: {self.runs.total()} correct runs ({runs}), ", end="")
+        print(f"{self.accused} accused; {self.parted} parted from the reference's before their end")
+
+
+def correct(family: str, seeds: Iterable[int], precisions: Sequence[str], compiled: bool) -> bool:
+    """Judges correct runs of every seed and precision. Returns whether none was accused."""
+    tally, shapes = Tally(), {}
+    for seed in seeds:
+        for precision in precisions:
+            case = CASES[family](seed, precision)
+            if compiled:  # each shape takes half a minute to compile: one for all seeds
+                shape = shapes.setdefault(precision, case)
+                case = replace(shape, seed=seed, backends={"amp_compile": BACKENDS["amp_compile"]})
+            for name, verdict in judged_case(case):
+                task = f", {case.task}" if family == "recipe" else ""
+                tally.add(name, verdict, f"seed {seed}, {precision}, {name}", task)
+    tally.show(family)
+    return tally.accused == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("planted", "correct"))
+    parser.add_argument("--family", choices=(*FAMILIES, "unstable", "all"), default="mlp")
+    parser.add_argument("--tasks", type=int, default=25)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--precision", choices=BOTH, action="append")
+    parser.add_argument("--compiled", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # as the tests do
+    warnings.filterwarnings("ignore", "GradScaler|lr_scheduler|.*lr_scheduler.step")
+    start = time.monotonic()
+    good = True
+    for family in FAMILIES if args.family == "all" else (args.family,):
+        if args.what == "planted":
+            good &= planted(family)
+            continue
+        default = BF16 if family in ("cnn", "lstm") else BOTH  # fp16: torch's CPU has them not, or they are slow
+        seeds = range(args.first, args.first + args.tasks)
+        good &= correct(family, seeds, args.precision or default, args.compiled)
+    print(f"{time.monotonic() - start:.0f} s")
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Marks of parameters: devices that need a GPU, and values that the plain command leaves out."""
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+
+CUDA = pytest.param(
+    "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+)
+
+
+def slow_after(few: int, values: Iterable[object]) -> list[object]:
+    """Returns the values of a parameter, all but the first ``few`` of them marked as slow."""
+    values = list(values)
+    return [*values[:few], *(pytest.param(value, marks=pytest.mark.slow) for value in values[few:])]

@@ -1,0 +1,29 @@
+"""Histograms of exponents."""
+
+import torch
+from support.backends import BACKENDS
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+
+from mpcompare.tasks.task import params_of
+
+CPU = torch.device("cpu")
+TASK = make_task(in_features=40, samples=32 * 25)
+DATA = dataset_of(TASK)
+
+
+def test_histograms_are_of_the_baseline_only_and_count_every_element():
+    found = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=2, noise=1).findings
+    for when in ("first", "last"):
+        counts = found.exponents[when]
+        activations, gradients = counts["activations"], counts["gradients of activations"]
+        layers = ["layer1", "relu1", "layer2", "relu2", "layer3"]
+        assert list(activations) == list(gradients) == layers
+        for layer, width in zip(layers, (24, 24, 16, 16, 5), strict=True):
+            assert sum(activations[layer]) == sum(gradients[layer]) == 32 * width
+        assert activations["relu1"][0] > 0
+        assert activations["layer1"][0] == 0
+        params = {name: p.numel() for name, p in params_of(TASK.new_model(0, CPU)).items()}
+        for group in ("gradients of weights", "updates"):
+            assert {name: sum(numbers) for name, numbers in counts[group].items()} == params
+    assert examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=2).findings.exponents == {}

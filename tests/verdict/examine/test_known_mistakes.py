@@ -1,0 +1,32 @@
+"""Updates of a right optimizer beside those of known mistakes."""
+
+from dataclasses import replace
+
+import torch
+from support.tasks import make_task
+
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
+from mpcompare.tasks.schedules import Warmup
+from mpcompare.verdict.examine.known_mistakes import ELEMENTS, Update, known_mistakes, some_of
+from mpcompare.verdict.judge.optimizer import KNOWN_MISTAKES
+
+
+def test_a_right_optimizer_makes_no_known_mistake_and_each_mistake_has_a_name():
+    for optimizer in (Sgd(0.1, 0.9, nesterov=True, weight_decay=0.1), Adam(0.1, weight_decay=0.1), AdamW(0.1)):
+        task = replace(make_task(), optimizer=optimizer, schedule=Warmup(5), clip_norm=1.0, accumulate=2)
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(30, 3 * ELEMENTS))
+        torchs, updates = optimizer.make([p]), []
+        for number in range(3):
+            lr, g = optimizer.lr * task.schedule.factor(number), torch.randn(p.shape)
+            p.grad, before = g.clone(), p.detach().clone()
+            torchs.param_groups[0]["lr"] = lr
+            torchs.step()
+            tensors = [some_of({"w": t}) for t in (before, p.detach(), 2 * g, g)]
+            updates.append(Update(*tensors, lr, number, number))
+        assert updates[0].before["w"].shape[0] <= ELEMENTS
+        assert known_mistakes(task, updates, torch.bfloat16) == {}
+        wrong = [replace(update, after={"w": 2 * update.after["w"] - update.before["w"]}) for update in updates]
+        found = known_mistakes(task, wrong, torch.bfloat16)
+        assert set(found) <= set(KNOWN_MISTAKES)
+        assert min(found.values()) > 1  # updating twice is none of them

@@ -1,0 +1,86 @@
+"""The oracle: a step in float64 from the numbers that a precision has."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.backends import make_backend, step_to_gradients
+from support.tasks import make_batch, make_task, mlp_of
+
+from mpcompare.loss_scale import NoLossScale
+from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.task import params_of
+from mpcompare.verdict.examine.errors import gradient_errors, micro_batches
+from mpcompare.verdict.examine.oracle import exact_step, oracle, outputs_of
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import relative_error
+
+CPU = torch.device("cpu")
+TASK = make_task(in_features=40, samples=32 * 25)
+
+
+def subject_of(task, precision, batch, policy=None):
+    """Returns a subject whose oracle can be asked."""
+    model, scaling = task.new_model(0, CPU), policy or NoLossScale()
+    return Subject(lambda *_: None, model, scaling, PRECISIONS[precision], task, lambda: iter([[batch]]))
+
+
+def test_the_oracle_starts_from_the_numbers_that_the_precision_has():
+    """Beside it errors are a few roundings; beside unrounded weights and inputs they are several times as large."""
+    batch = make_batch(TASK, CPU)
+    _, grads = step_to_gradients(make_backend("scratch", TASK, "bf16", CPU), *batch)
+    subject = subject_of(TASK, "bf16", batch)
+    rounded, unrounded = (
+        max(map(relative_error, gradient_errors(grads, oracle(subject, [batch], PRECISIONS[precision]).grads).values()))
+        for precision in ("bf16", "fp32")
+    )
+    assert rounded < 2.0**-6
+    assert unrounded > 2 * rounded
+
+
+def test_subnormal_gradients_are_counted_at_the_loss_scale():
+    batch = x, y = make_batch(TASK, CPU)
+    network = TASK.new_model(0, CPU).bfloat16().double()
+    with outputs_of(network) as outputs:
+        loss = TASK.loss_fn(network(x.bfloat16().double()), y)
+    dz = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(outputs.values()))]).abs()
+    dz = dz[dz != 0]
+    exact = oracle(subject_of(TASK, "bf16", batch), [batch], PRECISIONS["bf16"])
+    for scale in (1.0, 2.0**-6, 2.0**6):
+        share = (dz * scale < 2.0**-14).double().mean().item()
+        assert exact.subnormal(scale) == pytest.approx(share)
+        assert 0 <= share <= 1
+
+
+def test_the_noise_of_the_loss_is_what_roundings_of_the_activations_make():
+    task = make_task(hidden=[64], batch_size=200)
+    x, y = make_batch(task, CPU)
+    exact = oracle(subject_of(task, "bf16", (x, y)), [(x, y)], PRECISIONS["bf16"])
+    p64 = {n: p.bfloat16().double() for n, p in mlp_of(task).by_hand(params_of(task.new_model(0, CPU))).items()}
+    x64, u, losses = x.bfloat16().double(), 2.0**-8, []
+    for seed in range(300):
+        generator = torch.Generator().manual_seed(seed)
+
+        def noisy(z, generator=generator):
+            return z * (1 + u * (2 * torch.rand(z.shape, generator=generator, dtype=z.dtype) - 1))
+
+        z = noisy((x64 @ p64["W1"] + p64["b1"]).relu())
+        losses.append(task.loss_fn(noisy(z @ p64["W2"] + p64["b2"]), y).item())
+    assert torch.tensor(losses).std().item() == pytest.approx(exact.loss_noise, rel=0.2)
+
+
+def test_the_oracle_adds_what_its_micro_batches_make():
+    task = replace(make_task(batch_size=30), accumulate=3)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 20, generator=generator), torch.randint(5, (30,), generator=generator)
+    model = task.new_model(0, CPU)
+    exact = exact_step(model, task.loss_fn, task.micro_batches(x, y), PRECISIONS["bf16"])
+    whole = exact_step(model, task.loss_fn, [(x, y)], PRECISIONS["bf16"])
+    assert whole.shares == []
+    assert all(torch.allclose(g, whole.grads[name], rtol=1e-12) for name, g in exact.grads.items())
+    parts = [exact_step(model, task.loss_fn, [part], PRECISIONS["bf16"]).grads for part in task.micro_batches(x, y)]
+    assert exact.largest == pytest.approx(max(g.abs().max().item() for part in parts for g in part.values()) / 3)
+    mixed = {name: sum(c * part[name] for c, part in zip((2, 0, 1), parts, strict=True)) / 3 for name in parts[0]}
+    found = micro_batches(mixed, exact.shares)
+    assert found.counts == pytest.approx([2, 0, 1])
+    assert found.rest < 1e-12

@@ -1,0 +1,43 @@
+"""The pass that makes gradients overflow, on a backend that is right."""
+
+import math
+
+import pytest
+from support.backends import BACKENDS
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+
+from mpcompare.loss_scale import DynamicLossScale, StaticLossScale
+from mpcompare.verdict.examine import overflow
+
+TASK = make_task(in_features=40, samples=32 * 25)
+DATA = dataset_of(TASK)
+
+
+def test_an_overflow_is_skipped_and_what_follows_is_right():
+    run = examined("scratch", BACKENDS["scratch"], TASK, DATA, "fp16", steps=3)
+    steps = run.findings.overflow.steps
+    assert [s.finite for s in steps] == [False, True, True, True, False, True]
+    assert [s.skipped for s in steps] == [True, False, False, False, True, False]
+    assert [s.moved for s in steps] == [False, True, True, True, False, True]
+    scale = steps[0].loss_scale
+    # Backs off by 2^-8, grows after two good steps, backs off after the infinite input.
+    assert [s.loss_scale / scale for s in steps] == [1, 2**-8, 2**-8, 2**-7, 2**-7, 2**-15]
+    assert run.findings.overflow.next_scale.loss_scale == scale * 2**-15
+    first, after = run.findings.first.gradients, run.findings.overflow.gradients
+    assert after["layer1.weight"].error == pytest.approx(first["layer1.weight"].error, rel=0.1)
+
+
+@pytest.mark.parametrize("largest", [3e-9, 0.02, 1.0, 1234.5])
+def test_the_scale_that_is_too_large_is_just_too_large(largest):
+    policy = overflow._too_large(DynamicLossScale(), largest)
+    assert 1.04 * 65504 <= policy.init_scale * largest <= 2.11 * 65504
+    assert math.log2(policy.init_scale).is_integer()
+
+
+def test_a_static_scale_and_one_with_a_floor_and_hysteresis_are_followed():
+    for policy in (StaticLossScale(1024.0), DynamicLossScale(min_scale=1.0, hysteresis=2)):
+        found = examined("scratch", BACKENDS["scratch"], TASK, DATA, "fp16", policy=policy, steps=3).findings
+        steps = found.overflow.steps
+        assert all(s.loss_scale == s.should_scale and s.skipped == s.should_skip for s in steps)
+        assert not steps[0].finite

@@ -1,0 +1,35 @@
+"""The errors that one rounding of each result makes."""
+
+import pytest
+import torch
+from support.backends import BACKENDS
+from support.cases import CASES
+from support.judging import examined
+
+from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.task import params_of
+from mpcompare.verdict.examine.rounding import rounding_errors
+
+
+def test_what_one_rounding_does_is_what_amp_does():
+    """Beside the oracle, amp's gradients are as far away as one rounding of each result makes them."""
+    case = CASES["lstm"](1, "bf16")
+    run = examined("amp", BACKENDS["amp"], case.task, case.dataset, "bf16", case.seed, steps=1)
+    rounding = run.findings.rounding
+    ratios = [e.error / rounding[name].error for name, e in run.findings.first.gradients.items()]
+    assert min(ratios) > 0.15
+    assert max(ratios) < 2
+
+
+def test_what_cancels_is_not_0_but_for_rounding():
+    """A bias before a batch norm has the gradient 0, and rounding makes something else of it."""
+    case = CASES["cnn"](1, "bf16")
+    model = case.task.new_model(1, torch.device("cpu"))
+    x, y = case.dataset.x_train[:16], case.dataset.y_train[:16]
+    found = rounding_errors(model, case.task.loss_fn, [(x, y)], PRECISIONS["bf16"])
+    assert set(found) >= set(params_of(model)) | {"norm1.running_mean", "norm1.running_var"}
+    assert found["conv1.bias"].error > 1e-5
+    assert all(e.dimensions >= 1 for e in found.values())
+    in_fp16 = rounding_errors(model, case.task.loss_fn, [(x, y)], PRECISIONS["fp16"])
+    error, smaller = (of["output.weight"].error for of in (found, in_fp16))  # it has many dimensions and hardly varies
+    assert error / smaller == pytest.approx(8, rel=0.25)  # 2^-8 and 2^-11

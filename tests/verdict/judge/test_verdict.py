@@ -1,0 +1,73 @@
+"""The word of a verdict, and what it says could not be checked."""
+
+import math
+from dataclasses import replace
+
+from planted.judged import reference
+from planted.mlp import MLP
+from support.backends import BACKENDS
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+
+from mpcompare.backends.scratch import Scratch
+from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.optimizers import AdamW
+
+
+class Opaque(Scratch):
+    """Shows no gradients, as a step that is one graph may not."""
+
+    def grads(self):
+        return {}
+
+
+class OpaqueAndWrong(Opaque):
+    def backward(self):
+        self.dlogits *= 1.01
+        super().backward()
+
+
+def test_without_gradients_the_run_alone_is_judged():
+    task, dataset, amp = reference(MLP, "bf16")
+    verdict = judge_run(examined("opaque", Opaque, task, dataset, "bf16"), amp)
+    assert verdict.word == "within noise"
+    assert verdict.unchecked == ["gradients in the first step", "gradients after training"]
+    verdict = judge_run(examined("wrong", OpaqueAndWrong, task, dataset, "bf16"), amp)
+    assert (verdict.word, verdict.cause) == ("differs", "optimizer")
+    silent = replace(amp, findings=replace(amp.findings, noise=[]))
+    assert str(judge_run(examined("opaque", Opaque, task, dataset, "bf16"), silent)) == "not comparable: gradients"
+
+
+def test_what_was_not_examined_or_not_the_same_task_is_not_judged():
+    task, dataset, amp = reference(MLP, "bf16")
+    run = examined("scratch", Scratch, task, dataset, "bf16", steps=2)
+    assert str(judge_run(replace(run, findings=None), amp)) == "not examined"
+    other = replace(run, result={**run.result, "seed": 1, "config": {"task": {"optimizer": {"lr": 0.1}}}})
+    assert str(judge_run(other, amp)) == "not comparable: task.optimizer.lr"
+
+
+def test_gradients_that_overflow_in_a_new_backend_too_are_not_held_against_the_trained_one():
+    """A run that diverged where amp did not: both of its sides are inf and NaN after training."""
+    task = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
+    amp, run = (
+        examined(name, BACKENDS[name], task, dataset_of(task), "bf16", steps=4, noise=2 if name == "amp" else 0)
+        for name in ("amp", "scratch")
+    )
+    last = run.findings.last
+    gradients = {name: replace(e, norm=math.inf, error=math.nan) for name, e in last.gradients.items()}
+    last = replace(last, loss=math.nan, exact_loss=math.nan, gradients=gradients)
+    run = replace(run, findings=replace(run.findings, last=last))
+    verdict = judge_run(run, amp)
+    assert verdict.word == "same", verdict.because
+    assert any(what.startswith("gradients after training that overflow") for what in verdict.unchecked)
+
+
+def test_what_cannot_be_checked_for_adam_is_said():
+    task = replace(make_task(samples=32 * 12), optimizer=AdamW(1e-3))
+    amp, scratch = (
+        examined(n, BACKENDS[n], task, dataset_of(task), "bf16", steps=4, noise=2) for n in ("amp", "scratch")
+    )
+    verdict = judge_run(scratch, amp)
+    assert verdict.word == "same", verdict.because
+    assert verdict.unchecked == ["first change of the weights (the optimizer is not linear in the gradients)"]
+    assert not [check for check in verdict.checks if check.kind == "first change"]

@@ -1,61 +1,90 @@
-"""Records of runs that were never taken, as an entrant writes them."""
+"""Records of runs that were never taken, written by the code that writes records."""
 
-from mpcompare.records import Recorder
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpcompare.race.turns import Finish
+from mpcompare.records import EVAL_FIELDS, Recorder
+
+IDENTITY = ("task", "batch_size", "seed", "sweep")
 
 
-def write_run(folder, backend, precision="bf16", losses=(2.0, 1.5, 1.0), step_ms=10.0, status="ok", **more):
+def write_run(
+    folder: Path,
+    backend: str,
+    precision: str = "bf16",
+    losses: Sequence[float] = (2.0, 1.5, 1.0),
+    step_ms: float = 10.0,
+    status: str = "ok",
+    **more: Any,
+) -> None:
+    """Writes the record of a run, of which the second step is skipped.
+
+    Args:
+        folder: the run's folder; it must not exist.
+        losses: the loss of each step, of which the first is a warm-up.
+        step_ms: milliseconds a step.
+        status: ``ok``, ``failed``, or ``running``: the status that a run leaves if it is killed.
+        more: entries that differ from the usual ones, by the names that :func:`_config`, :func:`_write_blocks` and
+            :func:`_result` have for them; ``evals``, the rows of ``evals.csv``; any other entry of the result.
+    """
     folder.mkdir(parents=True)
-    identity = {
-        "backend": backend, "precision": precision, "task": "t", "batch_size": 8, "seed": 0, "sweep": None,
-        "config": {
-            "task": {
-                "_target_": "Task", "model": {"_target_": "Net", "hidden": more.get("hidden", [32])},
-                "optimizer": {"_target_": "Sgd", "lr": more.get("lr", 0.1)}, "batch_size": more.get("batch_size", 8),
-            },
-            "data": {"_target_": more.get("data", "auto")},
-            "backend": more.pop("options", {}),
-            "train": {"steps": len(losses), "warmup_steps": 0},
-            "report": {"baseline": "amp", "allow": more.get("allow", [])},
-        },
-    }  # fmt: skip
-    recorder = Recorder(folder, {**identity, **{k: v for k, v in more.items() if k in identity}})
-    rows = [
-        {
-            "step": i, "warmup": i == 1, "loss": loss, "loss_scale": 1.0, "skipped": i == 2, "clipped": False,
-            "step_ms": step_ms,
-        }
-        for i, loss in enumerate(losses, start=1)
-    ]  # fmt: skip
-    if rows:
-        recorder.steps(rows)
-    for step, loss, accuracy in more.pop("evals", []):
-        recorder.evaluation({"step": step, "test_loss": loss, "test_accuracy": accuracy})
-    if status == "ok":
-        blocks = more.get("blocks", [step_ms] * 10)
-        for round_, ms in enumerate(blocks, start=1):
-            recorder.block(
-                {
-                    "round": round_,
-                    "steps": 1,
-                    "step_ms": ms,
-                    "wall_ms": ms,
-                    "settled": True,
-                    "other_cores": more.get("other_cores", 0.0),
-                    "cores_between_turns": more.get("out_of_turn", 0.0),
-                }
-            )
-        recorder.add(
-            timing={"rounds": len(blocks), "stopped": "rel_ci", "half_width": 0.0, "seconds": 1.0,
-                    "race": more.get("race", "r")},
-            phase_ms={"forward": 4.0, "backward": 5.0, "unscale": None, "step": 1.0, "update": 0.0},
-            phase_overhead=0.01, first_step_ms=50.0, construct_s=0.5,
-            engine="torch", loss_scale="NoLossScale", dataset="synthetic", dataset_reason="asked for",
-            dataset_fingerprint=more.get("dataset_fingerprint", "d"), initial_weights=more.get("initial_weights", "w"),
-            device_name=more.get("device_name", "cpu"), threads=more.get("threads", 2),
-            versions={"torch": more.get("torch", "2.15.0")}, **{k: more[k] for k in ("host",) if k in more},
-            step_ms_p20=step_ms - 1, step_ms_p50=step_ms, step_ms_p80=step_ms + 1, peak_memory_bytes=2_000_000,
-            peak_memory_bytes_analytic=1_900_000, final_loss=losses[-1], test_accuracy=0.5, skipped_steps=1,
-        )  # fmt: skip
-        recorder.add(**{key: value for key, value in more.items() if key not in identity}, status="ok")
-    elif status == "failed":
+    identity = {"task": "t", "batch_size": 8, "seed": 0, "sweep": None}
+    identity |= {name: more.pop(name) for name in IDENTITY if name in more}
+    config = _config(identity["batch_size"], len(losses), more)
+    recorder = Recorder(folder, {"backend": backend, "precision": precision, **identity, "config": config})
+    if losses:
+        recorder.steps([_step(number, loss, step_ms) for number, loss in enumerate(losses, start=1)])
+    for row in more.pop("evals", []):
+        recorder.evaluation(dict(zip(EVAL_FIELDS, row, strict=True)))
+    if status == "failed":
         recorder.add(status=status, error="precision=fp16: no")
+    if status == "ok":
+        rounds = _write_blocks(recorder, more.pop("blocks", [step_ms] * 10), more)
+        finish = Finish(rounds, stopped="rel_ci", half_width=0.0, seconds=1.0, race=more.pop("race", "r"))
+        result = _result(step_ms, more.pop("torch", "2.15.0"))
+        recorder.add(**{**result, "timing": vars(finish), "final_loss": losses[-1], **more}, status="ok")
+
+
+def _config(batch_size: int, steps: int, more: dict[str, Any]) -> dict[str, Any]:
+    """Returns the configuration. Takes ``hidden``, ``lr``, ``data``, ``options`` of the backend and ``allow`` from
+    ``more``."""
+    return {
+        "task": {
+            "_target_": "Task", "model": {"_target_": "Net", "hidden": more.pop("hidden", [32])},
+            "optimizer": {"_target_": "Sgd", "lr": more.pop("lr", 0.1)}, "batch_size": batch_size,
+        },
+        "data": {"_target_": more.pop("data", "auto")},
+        "backend": more.pop("options", {}),
+        "train": {"steps": steps, "warmup_steps": 0},
+        "report": {"baseline": "amp", "allow": more.pop("allow", [])},
+    }  # fmt: skip
+
+
+def _step(number: int, loss: float, step_ms: float) -> dict[str, Any]:
+    return {
+        "step": number, "warmup": number == 1, "loss": loss, "loss_scale": 1.0, "skipped": number == 2,
+        "clipped": False, "step_ms": step_ms,
+    }  # fmt: skip
+
+
+def _write_blocks(recorder: Recorder, blocks: Sequence[float], more: dict[str, Any]) -> int:
+    """Writes blocks of one step that take so many milliseconds, and returns their number. Takes from ``more`` the cores
+    that others kept busy in them, ``other_cores``, and this run between them, ``out_of_turn``."""
+    load = {"other_cores": more.pop("other_cores", 0.0), "cores_between_turns": more.pop("out_of_turn", 0.0)}
+    for number, ms in enumerate(blocks, start=1):
+        recorder.block({"round": number, "steps": 1, "step_ms": ms, "wall_ms": ms, "settled": True, **load})
+    return len(blocks)
+
+
+def _result(step_ms: float, torch: str) -> dict[str, Any]:
+    """Returns the result of a run that has finished, with this version of torch."""
+    return {
+        "phase_ms": {"forward": 4.0, "backward": 5.0, "unscale": None, "step": 1.0, "update": 0.0},
+        "phase_overhead": 0.01, "first_step_ms": 50.0, "construct_s": 0.5, "engine": "torch",
+        "loss_scale": "NoLossScale", "dataset": "synthetic", "dataset_reason": "asked for", "dataset_fingerprint": "d",
+        "initial_weights": "w", "device_name": "cpu", "threads": 2, "versions": {"torch": torch},
+        "step_ms_p20": step_ms - 1, "step_ms_p50": step_ms, "step_ms_p80": step_ms + 1, "peak_memory_bytes": 2_000_000,
+        "peak_memory_bytes_analytic": 1_900_000, "test_accuracy": 0.5, "skipped_steps": 1,
+    }  # fmt: skip

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpcompare.records import find_runs
-from mpcompare.report import console as table
 from mpcompare.report import dtypes, inference
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
 from mpcompare.report.figures import dtypes as dtype_figure
-from mpcompare.report.figures import speed as figures
+from mpcompare.report.figures import gradient_error as verdict_figures
+from mpcompare.report.figures import kit as figures
 from mpcompare.report.figures import training as training_figure
-from mpcompare.report.figures import verdict as verdict_figures
+from mpcompare.report.outputs import console as table
 from mpcompare.verdict.judge import verdict
 
 
@@ -28,7 +28,7 @@ def report(
         folders: runs or sweeps.
         out: gets ``summary.csv``, ``verdict.json``, ``loss.png``, ``step_time.png``, ``phases.png``,
             ``memory.png``, ``training.png``, ``dtypes.csv``, ``dtypes.png``, ``inference.csv`` and the
-            figures of :mod:`mpcompare.report.figures.verdict`; made if it is missing.
+            figures of :mod:`mpcompare.report.figures.gradient_error`; made if it is missing.
         baseline: backend to compare with; None is what the first run was configured with. Where a comparison lacks
             it, its first finished run takes its place, and that is said.
         allow: fields of the task identity in which runs of one comparison may differ; None as for ``baseline``.

@@ -12,7 +12,7 @@ from mpcompare.entrant.memory import _first_steps
 from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.native import flat, ops
-from mpcompare.report import console as table
+from mpcompare.report.outputs import console as table
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import params_of
 

@@ -12,11 +12,11 @@ from rich.console import Console
 from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.records import Recorder, find_runs
-from mpcompare.report import console as table
 from mpcompare.report.__main__ import main as report_main
 from mpcompare.report.comparable import short_names
 from mpcompare.report.comparison import compare
-from mpcompare.report.figures import speed as figures
+from mpcompare.report.figures import kit as figures
+from mpcompare.report.outputs import console as table
 from mpcompare.report.report import report
 from mpcompare.verdict.judge.verdict import Verdict
 

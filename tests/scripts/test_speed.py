@@ -13,8 +13,8 @@ import pytest
 import readme_speed
 
 from mpcompare.records import Run
-from mpcompare.report import console as table
 from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.outputs import console as table
 
 
 def kept(folder, baseline):

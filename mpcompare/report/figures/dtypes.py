@@ -10,7 +10,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.dtypes import differing, kinds, observed, rows_of
-from mpcompare.report.figures.speed import grid, save
+from mpcompare.report.figures.kit import grid, save
 
 SHOWN = ("weight", "input", "computes", "output", "gradient")
 # Background and text; every cell says its dtype as well.

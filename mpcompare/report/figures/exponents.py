@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.figures.judged import Judged
-from mpcompare.report.figures.speed import COLOURS, DASHES, WIDTH, grid, nothing
+from mpcompare.report.figures.kit import COLOURS, DASHES, WIDTH, grid, nothing
 from mpcompare.verdict.reading import HIGHEST, LOWEST
 
 CURVES = 7  # as many as there are colours

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpcompare.records import Run
 from mpcompare.report.comparison import Comparison, Entry, loss_difference
-from mpcompare.report.figures.speed import COLOURS, finished, line
+from mpcompare.report.figures.kit import COLOURS, finished, line
 from mpcompare.verdict.judge.checks import loss_noise
 from mpcompare.verdict.judge.verdict import Verdict
 

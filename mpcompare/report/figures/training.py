@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.figures.speed import COLOURS, finished, grid, line, nothing, save
+from mpcompare.report.figures.kit import COLOURS, finished, grid, line, nothing, save
 
 SHARES = {
     "grad_zero": "gradients that\nare 0 in %",

@@ -8,7 +8,7 @@ import pytest
 from mpcompare.records import MONITORED, Run
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.figures import training as figure
-from mpcompare.report.figures.speed import COLOURS
+from mpcompare.report.figures.kit import COLOURS
 
 PLAIN = {"warmup": [True, False, False, False], "loss": 1.0, "lr": 0.1, "loss_scale": 1.0, "skipped": False,
          "grad_norm": math.nan, "clipped": False, **dict.fromkeys(MONITORED, math.nan)}  # fmt: skip

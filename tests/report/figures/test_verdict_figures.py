@@ -13,7 +13,7 @@ from support.judging import dataset_of, examined
 from mpcompare.backends.amp import Amp
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.figures import exponents as exponent_figures
-from mpcompare.report.figures import verdict as verdict_figures
+from mpcompare.report.figures import gradient_error as verdict_figures
 from mpcompare.report.figures.judged import with_verdicts
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.judge import verdict

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from mpcompare.report.comparison import Comparison, steps_of_both
 from mpcompare.report.figures.exponents import exponents, seen, update_ratio
 from mpcompare.report.figures.judged import Judged, compared, references, with_verdicts
-from mpcompare.report.figures.speed import WIDTH, finished, grid, nothing, save
+from mpcompare.report.figures.kit import WIDTH, finished, grid, nothing, save
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.reading import relative_error
 

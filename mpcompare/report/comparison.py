@@ -128,6 +128,14 @@ class Comparison:
     not_the_same: str = ""
     entries: list[Entry] = field(default_factory=list)
 
+    @property
+    def finished(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.ok]
+
+    def label(self, run: Run | None) -> str:
+        """Returns the label of one of the runs; empty for None."""
+        return next((entry.label for entry in self.entries if entry.run is run), "")
+
 
 def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> list[Comparison]:
     """Sorts ``runs`` into comparisons and finds each run's baseline: backend ``baseline``, in the same precision if it

@@ -12,11 +12,14 @@ from rich.console import Console
 from mpcompare.cost import memory
 from mpcompare.errors import InputError
 from mpcompare.records import Recorder, find_runs
+from mpcompare.report import remarks
 from mpcompare.report.__main__ import main as report_main
+from mpcompare.report.columns import percent
 from mpcompare.report.comparable import short_names
 from mpcompare.report.comparison import compare
+from mpcompare.report.contents import Report
 from mpcompare.report.figures import kit as figures
-from mpcompare.report.outputs import console as table
+from mpcompare.report.outputs import console, summary_csv
 from mpcompare.report.report import report
 from mpcompare.verdict.judge.verdict import Verdict
 
@@ -331,8 +334,16 @@ def test_runs_of_one_backend_are_told_apart_by_the_options_that_are_not_those_of
         "amp bf16", "scratch bf16", "scratch bf16 master_params=False", "scratch bf16 loss_scale=none",
         "scratch bf16 accumulate=fp16", "scratch fp32",
     ]  # fmt: skip
-    summary = table.summary([comparison], {}).set_index("run")["variant"].fillna("").tolist()
-    assert summary == ["", "", "master_params=False", "loss_scale=none", "accumulate=fp16", ""]
+    rows = summary_csv.rows(Report([comparison], {}, "amp"))
+    variants = [row["variant"] or "" for row in rows]
+    assert variants == [
+        "",
+        "",
+        "master_params=False",
+        "loss_scale=none",
+        "accumulate=fp16",
+        "",
+    ]
 
 
 def test_of_two_that_differ_both_say_in_what(tmp_path):
@@ -449,7 +460,7 @@ def test_a_loss_that_is_nan_is_not_no_difference(tmp_path, capsys):
 def test_a_narrow_terminal_gets_whole_numbers_in_fewer_columns(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "0", "scratch", step_ms=1234.5)
     write_run(tmp_path / "1", "amp", step_ms=12.345)
-    monkeypatch.setattr(table, "Console", lambda **_: Console(width=80, force_terminal=True, color_system=None))
+    monkeypatch.setattr(console, "Console", lambda **_: Console(width=80, force_terminal=True, color_system=None))
     report([tmp_path], tmp_path / "report", "amp")
     out = capsys.readouterr().out
     assert "…" not in out
@@ -554,13 +565,13 @@ def test_what_could_not_be_checked_is_said_once_for_those_that_are_the_same(tmp_
         "0": Verdict("reference"), "1": Verdict("same", unchecked=unchecked), "2": Verdict("same", unchecked=unchecked),
         "3": Verdict("differs", unchecked=unchecked),
     }  # fmt: skip
-    assert table.unchecked_lines(comparison, verdicts) == [
+    assert remarks.unchecked(comparison, verdicts) == [
         "scratch bf16, fused bf16: not checked: ReLU (examined as GELU), training (no noise was measured)"
     ]
 
 
 def test_percent_has_no_negative_zero():
-    assert [table.percent(x) for x in (-1e-9, 0.0051, -0.5, math.nan)] == ["+0.0 %", "+0.5 %", "-50.0 %", "-"]
+    assert [percent(x) for x in (-1e-9, 0.0051, -0.5, math.nan)] == ["+0.0 %", "+0.5 %", "-50.0 %", "-"]
 
 
 def test_the_memory_figure_stacks_the_model_and_what_was_measured_and_nothing_overlaps(tmp_path):

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.dtypes import differing, kinds, observed, rows_of
+from mpcompare.report.dtypes import classes, differing, layers_of, observed
 from mpcompare.report.figures.kit import grid, save
 
 SHOWN = ("weight", "input", "computes", "output", "gradient")
@@ -49,7 +49,7 @@ def dtypes(comparisons: Sequence[Comparison]) -> Figure:
 def _caption(runs: Mapping[str, Entry]) -> str:
     masters: dict[str, list[str]] = {}
     for label, entry in runs.items():
-        for dtype in sorted({row["master"] for row in rows_of(entry).values()} - {"-"}):
+        for dtype in sorted({row["master"] for row in layers_of(entry).values()} - {"-"}):
             masters.setdefault(dtype, []).append(label)
     updated = (
         next(iter(masters)) if len(masters) == 1 else "; ".join(f"{d}: {', '.join(m)}" for d, m in masters.items())
@@ -70,7 +70,7 @@ def alike(entries: Sequence[Entry]) -> dict[str, Entry]:
     for entry in entries:
         for known in shared:
             same = all(known[0].run.result[key] == entry.run.result[key] for key in ("backend", "precision"))
-            if same and rows_of(known[0]) == rows_of(entry):
+            if same and layers_of(known[0]) == layers_of(entry):
                 known.append(entry)
                 break
         else:
@@ -85,12 +85,12 @@ def alike(entries: Sequence[Entry]) -> dict[str, Entry]:
 
 def grouped(entries: Sequence[Entry]) -> list[tuple[list[str], str]]:
     """Layers and their kind; those that differ in the number of their block alone, and in no run, stand together."""
-    layers = kinds(entries)
+    layers = classes(entries)
     found: dict[object, list[str]] = {}
     for layer, kind in layers.items():
         holds_layers = any(other.startswith(f"{layer}.") for other in layers)
         pattern = re.sub(r"(^|\.)\d+(?=\.)", r"\1#", f"{layer}." if holds_layers else layer)
-        seen = tuple(tuple((rows_of(entry).get(layer) or {}).values()) for entry in entries)
+        seen = tuple(tuple((layers_of(entry).get(layer) or {}).values()) for entry in entries)
         found.setdefault((pattern, kind, seen), []).append(layer)
     return [(names, layers[names[0]]) for names in found.values()]
 
@@ -110,7 +110,7 @@ def _panel(axes: Axes, runs: dict[str, Entry], rows: Sequence[tuple[list[str], s
         for column, what in enumerate(SHOWN):
             axes.text(left + column + 0.4, -0.25, what, fontsize=7, rotation=35, va="bottom")
         for y, (layers, _) in enumerate(rows):
-            row = rows_of(entry).get(layers[0])
+            row = layers_of(entry).get(layers[0])
             if row is None:
                 continue
             different = SHOWN if baseline in (None, entry) else differing(entry, layers[0], baseline)

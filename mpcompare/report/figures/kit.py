@@ -16,8 +16,8 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.records import Run, write_atomically
+from mpcompare.report.columns import percent
 from mpcompare.report.comparison import Comparison, Entry, phases_of, steps_of_both
-from mpcompare.report.outputs.console import percent
 
 # Okabe and Ito's palette: told apart by colour-blind readers; lines differ in their dashes too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -219,7 +219,7 @@ def test_the_figure_says_every_dtype_and_pales_what_is_the_baselines(comparison)
     rows = figure.grouped(list(runs.values()))
     assert (["blocks.0.up", "blocks.1.up"], "Linear") in rows
     assert len(rows) == 15
-    (axes,) = figure.dtypes([comparison]).axes
+    (axes,) = figure.dtypes(Report([comparison], {}, "amp")).axes
     texts = [text.get_text() for text in axes.texts]
     cells = [report.layers_of(e)[layers[0]][what] for e in runs.values() for layers, _ in rows for what in figure.SHOWN]
     assert [t for t in texts if t in ("fp32", "bf16", "int64", "-")] == cells
@@ -237,6 +237,7 @@ def test_the_figure_says_every_dtype_and_pales_what_is_the_baselines(comparison)
 def test_records_without_dtypes_draw_nothing(tmp_path):
     run = Run(None, "old", {"status": "ok", "backend": "amp", "precision": "bf16"}, pd.DataFrame(), pd.DataFrame())
     comparison = Comparison("title", "data", entries=[Entry(run, "amp", "", run)])
-    dtypes_csv.write(Report([comparison], {}, "amp"), tmp_path)
-    figure.draw([comparison], tmp_path)
+    contents = Report([comparison], {}, "amp")
+    dtypes_csv.write(contents, tmp_path)
     assert list(tmp_path.iterdir()) == []
+    assert figure.dtypes(contents) is None

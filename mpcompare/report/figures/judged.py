@@ -1,4 +1,4 @@
-"""A finished run of a comparison with what is said of it: what the figures of the verdict draw."""
+"""A finished run with its verdict, for the figures of the verdict. No other file of theirs reads ``numerics.json``."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,18 @@ import numpy as np
 
 from mpcompare.records import Run
 from mpcompare.report.comparison import Comparison, Entry, loss_difference
-from mpcompare.report.figures.kit import COLOURS, finished, line
+from mpcompare.report.contents import Report, Verdicts
+from mpcompare.report.figures import kit
 from mpcompare.verdict.judge.checks import loss_noise
 from mpcompare.verdict.judge.verdict import Verdict
+
+Counts = Mapping[str, Sequence[int]]  # by layer or parameter: how many values are 0, and have each exponent
+Exponents = Mapping[str, Counts]  # by step, "first" and "last"
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A finished run, what is said of it, and the run that it was compared with.
+    """A finished run, the verdict on it, and the run that it was compared with.
 
     Attributes:
         place: among the finished ones, from 0: its colour is the same in every figure.
@@ -33,29 +37,20 @@ class Judged:
         return self.entry.run
 
     @property
-    def numerics(self) -> dict[str, Any]:
-        return self.run.numerics or {}
-
-    @property
     def is_reference(self) -> bool:
         return self.reference is self.entry
 
     @property
     def colour(self) -> str:
-        return COLOURS[self.place % 7]
+        return kit.colour(self.place)
 
     @property
     def line(self) -> dict[str, Any]:
-        return line(self.place)
+        return kit.line(self.place)
 
     def limit(self, check: str) -> float:
-        """NaN if the run was not checked for that."""
+        """Returns the limit of a check; NaN if the run was not checked for that."""
         return next((c.limit for c in self.verdict.checks if c.name == check), math.nan)
-
-    @property
-    def gradients(self) -> dict[str, dict[str, Any]]:
-        """Of the first step, by tensor."""
-        return self.numerics.get("first", {}).get("gradients", {})
 
     @property
     def difference(self) -> np.ndarray:
@@ -63,24 +58,99 @@ class Judged:
         return loss_difference(self.run, self.reference.run) if self.reference else np.array([])
 
     @property
+    def examined(self) -> bool:
+        return self.run.numerics is not None
+
+    @property
+    def numerics(self) -> Mapping[str, Any]:
+        return _numerics(self.run)
+
+    @property
+    def at_twin(self) -> bool:
+        """Whether the smooth twin of the network was examined in its place."""
+        return bool(self.numerics.get("twin"))
+
+    @property
+    def gradients(self) -> Mapping[str, Mapping[str, Any]]:
+        """Errors of the gradients in the first step, by tensor; empty where none are known."""
+        return _gradients(self.run)
+
+    def norm(self, tensor: str) -> float:
+        """Returns the norm of the exact gradient in the first step; 0 where it is not known."""
+        return (self.gradients.get(tensor) or {}).get("norm", 0.0)
+
+    def reference_norm(self, tensor: str) -> float:
+        """Returns :meth:`norm` of the reference; 0 where there is none."""
+        gradients = _gradients(self.reference.run) if self.reference else {}
+        return (gradients.get(tensor) or {}).get("norm", 0.0)
+
+    @property
+    def first_scale(self) -> float:
+        """The loss scale of the first step, of the try whose gradients were finite where there was one."""
+        steps = self.numerics.get("first", {}).get("steps", [])
+        scale = next((step["loss_scale"] for step in steps if step["finite"]), steps[0]["loss_scale"] if steps else 1.0)
+        return scale if 0 < scale < math.inf else 1.0
+
+    @property
+    def counts_exponents(self) -> bool:
+        """Whether exponents were counted in the first step."""
+        return bool(self._exponents.get("first"))
+
+    @property
+    def counts_last_exponents(self) -> bool:
+        """Whether exponents were counted after training too."""
+        return bool(self._exponents.get("last"))
+
+    def exponents(self, group: str) -> Exponents:
+        """Returns the counts of a group of tensors, such as ``activations``."""
+        return {when: groups.get(group, {}) for when, groups in self._exponents.items()}
+
+    @property
+    def _exponents(self) -> Mapping[str, Mapping[str, Counts]]:
+        return self.numerics.get("exponents", {})
+
+    def is_bias(self, tensor: str) -> bool:
+        return bool(self.numerics.get("layers", {}).get(tensor, {}).get("part", "").startswith("bias"))
+
+    @property
     def noise(self) -> np.ndarray | None:
         """``checks.loss_noise`` of a reference; None for other runs, and where it was not measured."""
-        return loss_noise(self.run) if self.is_reference and self.numerics.get("noise") else None
+        return loss_noise(self.run) if self.is_reference and self.noise_runs else None
+
+    @property
+    def noise_runs(self) -> int:
+        """The number of runs that measured the noise."""
+        return len(self.numerics.get("noise") or [])
 
 
-def with_verdicts(comparison: Comparison, verdicts: Mapping[str, Verdict]) -> list[Judged]:
-    entries = {entry.run.name: entry for entry in finished(comparison)}
-    found = []
+def _numerics(run: Run) -> Mapping[str, Any]:
+    return run.numerics or {}
+
+
+def _gradients(run: Run) -> Mapping[str, Mapping[str, Any]]:
+    return _numerics(run).get("first", {}).get("gradients", {})
+
+
+def judged(report: Report) -> list[list[Judged]]:
+    """Returns the finished runs of each comparison in which any run finished."""
+    return [with_verdicts(comparison, report.verdicts) for comparison in report.finished]
+
+
+def with_verdicts(comparison: Comparison, verdicts: Verdicts) -> list[Judged]:
+    """Returns the finished runs of a comparison."""
+    entries = {entry.run.name: entry for entry in comparison.finished}
+    runs = []
     for place, (name, entry) in enumerate(entries.items()):
         verdict = verdicts.get(name, Verdict("not comparable"))
-        found.append(Judged(entry, place, verdict, entries.get(verdict.reference or "")))
-    return found
+        runs.append(Judged(entry, place, verdict, entries.get(verdict.reference or "")))
+    return runs
 
 
 def references(runs: Sequence[Judged]) -> list[Judged]:
+    """Returns the runs that others are compared with."""
     return [run for run in runs if run.is_reference]
 
 
 def compared(reference: Judged, runs: Sequence[Judged]) -> list[Judged]:
-    """The runs that were compared with ``reference``."""
+    """Returns the runs that were compared with ``reference``."""
     return [run for run in runs if run.reference is reference.entry and not run.is_reference]

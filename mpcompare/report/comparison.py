@@ -21,8 +21,7 @@ from mpcompare.report.comparable import (
     varied,
 )
 from mpcompare.report.runs import Run
-from mpcompare.verdict.judge.trajectories import loss_difference as loss_difference
-from mpcompare.verdict.judge.trajectories import steps_of_both as steps_of_both
+from mpcompare.verdict.judge.trajectories import loss_difference
 
 
 def phases_of(runs: Iterable[Run]) -> list[str]:
@@ -117,6 +116,14 @@ class Comparison:
     dataset: str
     not_the_same: str = ""
     entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def finished(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.ok]
+
+    def label(self, run: Run | None) -> str:
+        """Returns the label of one of the runs; empty for None."""
+        return next((entry.label for entry in self.entries if entry.run is run), "")
 
 
 def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> list[Comparison]:

@@ -1,83 +1,106 @@
-"""Where each precision ran: the ``module_dtypes`` of the records as a table, and in words what differs."""
+"""The table of dtypes: a row for each layer of each run, as observed in one step; and the differences in words.
+
+``dtypes.csv`` and a figure show it. A layer has a dtype in each of several roles,
+which :meth:`mpcompare.contract.Backend.module_dtypes` explains.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
-import pandas as pd
-
-from mpcompare.records import write_atomically
+from mpcompare.report.columns import TEXT, Column
 from mpcompare.report.comparison import Comparison, Entry
 
-WHAT = ("master", "weight", "input", "computes", "output", "gradient", "backward")
-Rows = Mapping[str, Mapping[str, str]]  # by layer; each holds its kind, and dtypes by what they are of
+ROLES = {
+    "master": "The dtype of the weight that the optimizer updates.",
+    "weight": "The dtype of the weight that the layer holds.",
+    "input": "The dtype of the tensors that the layer is given.",
+    "computes": "The dtype of the operands of the layer's own operators in forward.",
+    "output": "The dtype of the tensors that the layer hands on.",
+    "gradient": "The dtype of the gradient of the loss by the output.",
+    "backward": "The dtype of the operands of the layer's own operators in backward.",
+}
+FORWARD = ("master", "weight", "input", "computes", "output")
+Layers = Mapping[str, Mapping[str, str]]  # by the layer's name: its class under "kind", and its dtypes by ROLES
 
 
-def rows_of(entry: Entry) -> Rows:
-    """Empty where nothing was seen."""
+@dataclass(frozen=True)
+class Row:
+    """A layer of a run; ``""`` is the whole network."""
+
+    comparison: Comparison
+    entry: Entry
+    layer: str
+
+
+def layers_of(entry: Entry) -> Layers:
+    """Returns the dtypes of each layer; empty where none were observed."""
     return entry.run.result.get("module_dtypes") or {}
 
 
 def observed(comparison: Comparison) -> list[Entry]:
-    """The runs of which something was seen."""
-    return [entry for entry in comparison.entries if rows_of(entry)]
+    """Returns the runs of which dtypes were observed."""
+    return [entry for entry in comparison.entries if layers_of(entry)]
 
 
-def kinds(entries: Sequence[Entry]) -> dict[str, str]:
-    """All layers, in the order of the run that shows most of them, the loss last."""
-    found: dict[str, str] = {}
-    for entry in sorted(entries, key=lambda e: -len(rows_of(e))):
-        for layer, row in rows_of(entry).items():
-            found.setdefault(layer, row["kind"])
-    return dict(sorted(found.items(), key=lambda item: item[0] == "(loss)"))
+def rows_of(comparison: Comparison) -> list[Row]:
+    return [Row(comparison, entry, layer) for entry in observed(comparison) for layer in layers_of(entry)]
 
 
-def table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """A row for each layer of each run."""
-    found = [
-        {"comparison": c.title, "run": e.run.name, "label": e.label, "layer": layer or "(model)", **row}
-        for c in comparisons
-        for e in observed(c)
-        for layer, row in rows_of(e).items()
-    ]
-    return pd.DataFrame(found, columns=["comparison", "run", "label", "layer", "kind", *WHAT])
+def _observed(name: str, meaning: str) -> Column[Row]:
+    return Column(name, TEXT, meaning, lambda row: layers_of(row.entry)[row.layer].get(name))
 
 
-def write(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Writes :func:`table` as CSV, if any run shows anything."""
-    if any(map(observed, comparisons)):
-        write_atomically(path, lambda unfinished: table(comparisons).to_csv(unfinished, index=False))
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("comparison", TEXT, "The title of the comparison.", lambda row: row.comparison.title),
+    Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
+    Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.entry.label),
+    Column("layer", TEXT, "The name of the layer in its network.", lambda row: row.layer or "(model)"),
+    _observed("kind", "The class of the layer."),
+    *(_observed(name, meaning) for name, meaning in ROLES.items()),
+)
+
+
+def classes(entries: Sequence[Entry]) -> dict[str, str]:
+    """Returns the class of each layer, in the order of the run that shows most layers, the loss last."""
+    by_layer: dict[str, str] = {}
+    for entry in sorted(entries, key=lambda e: -len(layers_of(e))):
+        for layer, dtypes in layers_of(entry).items():
+            by_layer.setdefault(layer, dtypes["kind"])
+    return dict(sorted(by_layer.items(), key=lambda item: item[0] == "(loss)"))
 
 
 def differing(entry: Entry, layer: str, reference: Entry | None) -> list[str]:
-    """What of a layer is not in the reference's dtype; of what either does not show nothing is said."""
-    mine, theirs = (rows_of(e).get(layer) if e else None for e in (entry, reference))
-    if not mine or not theirs:
+    """Returns the roles in which a layer's dtype is not the reference's, of those that both show."""
+    dtypes = layers_of(entry).get(layer)
+    expected = layers_of(reference).get(layer) if reference else None
+    if not dtypes or not expected:
         return []
-    return [what for what in WHAT if mine[what] != theirs[what] and "-" not in (mine[what], theirs[what])]
+    return [role for role in ROLES if dtypes[role] != expected[role] and "-" not in (dtypes[role], expected[role])]
 
 
-def differences(entry: Entry, reference: Entry | None) -> str:
-    """In a line what forward does elsewhere than the reference, in which kinds of layers; empty if nothing."""
-    found: dict[str, Counter[str]] = {}
-    for layer, row in rows_of(entry).items():
-        for what in differing(entry, layer, reference):
-            if reference is not None and what in WHAT[:5]:
-                text = f"{what} {row[what]} instead of {rows_of(reference)[layer][what]}"
-                found.setdefault(text, Counter())[row["kind"]] += 1
+def differences(entry: Entry, reference: Entry) -> str:
+    """Returns a line: the dtypes of forward that are not the reference's, with the classes of layers; or ``""``."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for layer, dtypes in layers_of(entry).items():
+        for role in differing(entry, layer, reference):
+            if role in FORWARD:
+                text = f"{role} {dtypes[role]} instead of {layers_of(reference)[layer][role]}"
+                counts.setdefault((role, text), Counter())[dtypes["kind"]] += 1
     return "; ".join(
-        f"{text} in {', '.join(kind if n == 1 else f'{n} {kind}' for kind, n in kinds.items())}"
-        for text, kinds in sorted(found.items(), key=lambda item: WHAT.index(item[0].partition(" ")[0]))
+        f"{text} in {', '.join(name if n == 1 else f'{n} {name}' for name, n in by_class.items())}"
+        for (_, text), by_class in sorted(counts.items(), key=lambda item: FORWARD.index(item[0][0]))
     )
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """:func:`differences` of each run whose baseline is in the same precision."""
+    """Returns :func:`differences` for each run whose baseline is in the same precision, where there are any."""
     by_run = {id(entry.run): entry for entry in comparison.entries}
-    found = []
+    texts = []
     for entry in observed(comparison):
         reference = by_run.get(id(entry.baseline))
-        alike = reference is not None and reference.run.result["precision"] == entry.run.result["precision"]
-        if alike and reference is not None and (text := differences(entry, reference)):
-            found.append(f"{entry.label} beside {reference.label}: {text}")
-    return found
+        if reference is None or reference.run.result["precision"] != entry.run.result["precision"]:
+            continue
+        if text := differences(entry, reference):
+            texts.append(f"{entry.label} beside {reference.label}: {text}")
+    return texts

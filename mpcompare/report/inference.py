@@ -1,105 +1,135 @@
-"""What the trained networks are worth in each precision: the ``inference`` of the records as a table."""
+"""The table of inference: a row for each run and each way in which its trained network was applied.
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+``inference.csv`` and the console show it. A way is a precision and how the network got there, as in ``autocast bf16``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-import rich.box
-from rich.table import Table
-
-from mpcompare.records import write_atomically
+from mpcompare.report.columns import TEXT, Column, named, number
 from mpcompare.report.comparison import Comparison, Entry
 
-Row = Mapping[str, Any]
-SCORES = ("test acc.", "test loss")  # the columns that are no costs
+Result = Mapping[str, Any]  # of one way, as in result.json
 
 
-def rows_of(entry: Entry) -> dict[str, Row]:
-    """By way; empty where none was tried."""
+@dataclass(frozen=True)
+class Row:
+    """A run and one way of inference with its network."""
+
+    comparison: Comparison
+    entry: Entry
+    way: str
+
+    @property
+    def result(self) -> Result:
+        return ways(self.entry)[self.way]
+
+    @property
+    def speedup(self) -> float | None:
+        """Latency in fp32 over the latency of this way; None where either is missing."""
+        fp32, own = (result.get("latency_ms") for result in (ways(self.entry).get("fp32", {}), self.result))
+        return fp32 / own if fp32 and own else None
+
+
+def ways(entry: Entry) -> dict[str, Result]:
+    """Returns the results by way; empty where none was tried."""
     return (entry.run.result.get("inference") or {}).get("ways", {}) if entry.ok else {}
 
 
 def measured(comparison: Comparison) -> list[Entry]:
-    """The runs of which something is known."""
-    return [entry for entry in comparison.entries if rows_of(entry)]
+    """Returns the runs whose networks were applied in any way."""
+    return [entry for entry in comparison.entries if ways(entry)]
 
 
-def speedup(row: Row, rows: Mapping[str, Row]) -> float | None:
-    """Latency in fp32 over that of ``row``; None where either is missing."""
-    mine, theirs = (r.get("latency_ms") for r in (row, rows.get("fp32", {})))
-    return theirs / mine if mine and theirs else None
-
-
-def table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """A row for each way of each run; times in ms, memory in bytes."""
-    keys = ("test_accuracy", "test_loss", "latency_ms", "latency_ms_p20", "latency_ms_p80", "samples_per_s",
-            "peak_memory_bytes", "weight_bytes", "unavailable")  # fmt: skip
-    found = [
-        {
-            **{"comparison": c.title, "run": e.run.name, "label": e.label, "way": way},
-            **{"batch_size": e.run.result["inference"]["batch_size"]},
-            **{key: row.get(key) for key in keys},
-            "speedup_vs_fp32": speedup(row, rows_of(e)),
-        }
-        for c in comparisons
-        for e in measured(c)
-        for way, row in rows_of(e).items()
-    ]
-    return pd.DataFrame(found)
-
-
-def write(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Writes :func:`table` as CSV, if any run has one."""
-    if any(map(measured, comparisons)):
-        write_atomically(path, lambda unfinished: table(comparisons).to_csv(unfinished, index=False))
-
-
-def shown(comparison: Comparison, narrow: bool) -> Table:
-    """For a console: a row for each way of each run, ``-`` for what is not known. Costs that a race measured once stand
-    in the rows of its first run only."""
-    columns: dict[str, Callable[[Row, Mapping[str, Row]], str]] = {
-        "test acc.": lambda r, _: _number(r.get("test_accuracy"), ".4f"),
-        "test loss": lambda r, _: _number(r.get("test_loss"), ".5f"),
-        "ms/batch p50": lambda r, _: _number(r.get("latency_ms"), ".4g"),
-        "p20 - p80": lambda r, _: " - ".join(_number(r.get(f"latency_ms_p{p}"), ".4g") for p in (20, 80)),
-        "x fp32": lambda r, rows: _number(speedup(r, rows), ".2f"),
-        "samples/s": lambda r, _: _number(r.get("samples_per_s"), ".4g"),
-        "peak MB": lambda r, _: _number(r.get("peak_memory_bytes"), ".4g", 1e6),
-        "weights MB": lambda r, _: _number(r.get("weight_bytes"), ".4g", 1e6),
-    }
-    for header in ("test loss", "p20 - p80", "samples/s") if narrow else ():
-        del columns[header]
-    entries = measured(comparison)
-    sizes = dict.fromkeys(str(entry.run.result["inference"]["batch_size"]) for entry in entries)
-    result = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    result.add_column(f"inference, batch {'/'.join(sizes)}", no_wrap=True)
-    result.add_column("in")
-    for header in columns:
-        result.add_column(header, justify="right", no_wrap=True)
-    for entry, again in zip(entries, costs_again(entries), strict=True):
-        for place, (way, row) in enumerate(rows_of(entry).items()):
-            why = f" (unavailable: {row['unavailable']})" if "unavailable" in row else ""
-            cells = [cell(row, rows_of(entry)) for cell in columns.values()]
-            if again:
-                cells = [text if header in SCORES else "" for header, text in zip(columns, cells, strict=True)]
-            result.add_row("" if place else entry.label, way + why, *cells)
-    return result
+def rows_of(comparison: Comparison) -> list[Row]:
+    return [Row(comparison, entry, way) for entry in measured(comparison) for way in ways(entry)]
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """Why the costs of some runs are not shown."""
+    """Returns a line that says why the costs of some runs are not shown, if they are not."""
     if not any(costs_again(measured(comparison))):
         return []
     return ["inference: time and memory do not depend on who trained, and a race measures them once"]
 
 
 def costs_again(entries: Sequence[Entry]) -> list[bool]:
-    """Whether the costs of each are an earlier one's."""
-    costs = [[row.get("latency_ms") for row in rows_of(entry).values()] for entry in entries]
-    return [mine in costs[:place] for place, mine in enumerate(costs)]
+    """Returns for each run whether its costs are those of an earlier one."""
+    costs = [[result.get("latency_ms") for result in ways(entry).values()] for entry in entries]
+    return [latencies in costs[:place] for place, latencies in enumerate(costs)]
 
 
-def _number(value: Any, form: str, unit: float = 1.0) -> str:
-    """``-`` for None. What is not finite is a word in a record."""
-    return "-" if value is None else format(float(value) / unit, form)
+def _recorded(name: str, unit: str, meaning: str, **shown: Any) -> Column[Row]:
+    """A column of a value that stands under the same name in ``result.json``."""
+    return Column(name, unit, meaning, lambda row: row.result.get(name), **shown)
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("comparison", TEXT, "The title of the comparison.", lambda row: row.comparison.title),
+    Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
+    Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.entry.label),
+    Column("way", TEXT, "The precision, and how the network got there.", lambda row: row.way),
+    Column(
+        "batch_size",
+        "1",
+        "The number of samples in a batch.",
+        lambda row: row.entry.run.result["inference"]["batch_size"],
+    ),
+    _recorded("test_accuracy", "1", "The accuracy on held-out samples.", heading="test acc.", text=number(".4f")),
+    _recorded("test_loss", "1", "The loss on held-out samples.", heading="test loss", text=number(".5f"), width=120),
+    _recorded(
+        "latency_ms", "ms", "The time of a batch, median of the timed ones.", heading="ms/batch p50", text=number(".4g")
+    ),
+    _recorded("latency_ms_p20", "ms", "The time of a batch, 20th percentile of the timed ones."),
+    _recorded("latency_ms_p80", "ms", "The time of a batch, 80th percentile of the timed ones."),
+    Column(
+        "latency_ms_p20_p80",
+        "ms",
+        "The time of a batch, 20th to 80th percentile of the timed ones.",
+        lambda row: (row.result.get("latency_ms_p20"), row.result.get("latency_ms_p80")),
+        heading="p20 - p80",
+        text=lambda row, ends: " - ".join(number(".4g")(row, end) for end in ends),
+        width=120,
+        in_files=False,
+    ),
+    _recorded(
+        "samples_per_s",
+        "1/s",
+        "The samples of a batch over its median time.",
+        heading="samples/s",
+        text=number(".4g"),
+        width=120,
+    ),
+    _recorded(
+        "peak_memory_bytes",
+        "bytes",
+        "The measured peak of memory, weights and batch included.",
+        heading="peak MB",
+        text=number(".4g", per=1e6),
+    ),
+    _recorded(
+        "weight_bytes",
+        "bytes",
+        "The memory of parameters and buffers.",
+        heading="weights MB",
+        text=number(".4g", per=1e6),
+    ),
+    _recorded("unavailable", TEXT, "The reason why the network cannot be applied in this way."),
+    Column(
+        "speedup_vs_fp32",
+        "1",
+        "The time of a batch in fp32 over that in this way.",
+        lambda row: row.speedup,
+        heading="x fp32",
+        text=number(".2f"),
+    ),
+)
+# The columns of a console, in their order there.
+SHOWN = named(
+    COLUMNS,
+    (
+        *("test_accuracy", "test_loss", "latency_ms", "latency_ms_p20_p80", "speedup_vs_fp32", "samples_per_s"),
+        *("peak_memory_bytes", "weight_bytes"),
+    ),
+)
+SCORES = ("test_accuracy", "test_loss")  # the columns that depend on who trained

@@ -1,18 +1,14 @@
-"""The comparison of finished runs: verdicts, a table, figures. Reads records only; knows no backend by name."""
+"""The report on finished runs: reads their records, compares and judges them, and lets every output be made."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpcompare.report import console as table
-from mpcompare.report import dtypes, inference
-from mpcompare.report import verdicts as verdict_file
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
-from mpcompare.report.figures import dtypes as dtype_figure
-from mpcompare.report.figures import speed as figures
-from mpcompare.report.figures import training as training_figure
-from mpcompare.report.figures import verdict as verdict_figures
+from mpcompare.report.contents import Report
+from mpcompare.report.outputs.registry import OUTPUTS
 from mpcompare.report.runs import find_runs
+from mpcompare.report.verdicts import judge_all
 
 
 def report(
@@ -22,13 +18,11 @@ def report(
     allow: Sequence[str] | None = None,
     strict: bool | None = None,
 ) -> bool:
-    """Compares all runs at and below ``folders``; prints the table and writes it, with the figures, into ``out``.
+    """Compares all runs at and below ``folders``; prints the table and writes the files of :data:`OUTPUTS`.
 
     Args:
         folders: runs or sweeps.
-        out: gets ``summary.csv``, ``verdict.json``, ``loss.png``, ``step_time.png``, ``phases.png``,
-            ``memory.png``, ``training.png``, ``dtypes.csv``, ``dtypes.png``, ``inference.csv`` and the
-            figures of :mod:`mpcompare.report.figures.verdict`; made if it is missing.
+        out: the folder of the files; made if it is missing.
         baseline: backend to compare with; None is what the first run was configured with. Where a comparison lacks
             it, its first finished run takes its place, and that is said.
         allow: fields of the task identity in which runs of one comparison may differ; None as for ``baseline``.
@@ -44,24 +38,14 @@ def report(
     runs = find_runs(folders)
     configured = runs[0].result["config"].get("report")
     configured = configured if isinstance(configured, dict) else {}
-    baseline = baseline or configured.get("baseline")
+    baseline = str(baseline or configured.get("baseline"))
     allow = configured.get("allow", []) if allow is None else allow
     strict = configured.get("strict", False) if strict is None else strict
     check_allowed(allow, [run.result["config"]["task"] for run in runs])
-    comparisons = compare(runs, str(baseline), allow)
-    verdicts = {name: v for comparison in comparisons for name, v in verdict_file.judge_all(comparison).items()}
-    table.show(comparisons, verdicts)
-    if not any(run.result["backend"] == baseline for run in runs):
-        print(f"report.baseline={baseline} is not among the runs: compared with the first that finished")
-    out.mkdir(parents=True, exist_ok=True)
-    table.write(comparisons, verdicts, out / "summary.csv")
-    verdict_file.write(verdicts, out / "verdict.json")
-    figures.draw(comparisons, out)
-    training_figure.draw(comparisons, out)
-    verdict_figures.draw(comparisons, verdicts, out)
-    dtypes.write(comparisons, out / "dtypes.csv")
-    dtype_figure.draw(comparisons, out)
-    inference.write(comparisons, out / "inference.csv")
+    comparisons = compare(runs, baseline, allow)
+    verdicts = {name: v for comparison in comparisons for name, v in judge_all(comparison).items()}
+    contents = Report(comparisons, verdicts, baseline)
+    for write in OUTPUTS:
+        write(contents, out)
     print(f"Report: {out}")
-    differs = strict and any(v.word == "differs" for v in verdicts.values())
-    return not differs and all(entry.ok for comparison in comparisons for entry in comparison.entries)
+    return contents.complete and not (strict and contents.differs)

@@ -1,10 +1,7 @@
-"""The verdict on each run of a comparison, and ``verdict.json``."""
+"""The verdict on each run of a comparison."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Sequence
 
-from mpcompare.records import write_json
 from mpcompare.report.comparable import differing
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.runs import Run
@@ -56,12 +53,3 @@ def examined_of(run: Run) -> Examined | None:
         timed_loss=None if loss is None else float(loss),  # inf and NaN are words in a record
         timed_loss_difference=None if difference is None else float(difference),
     )
-
-
-def write(verdicts: Mapping[str, Verdict], path: Path) -> None:
-    """Writes ``verdict.json``: by run, what is said of it, and every check with its value and limit."""
-    document = {
-        name: {**asdict(verdict), "checks": [{**asdict(c), "passed": c.passed} for c in verdict.checks]}
-        for name, verdict in verdicts.items()
-    }
-    write_json(path, document, indent=2)

@@ -12,7 +12,7 @@ from mpcompare.entrant.memory import first_steps
 from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.native import flat, ops
-from mpcompare.report import console as table
+from mpcompare.report import remarks
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import params_of
 
@@ -61,7 +61,7 @@ def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
     task = make_task(in_features=784, hidden=[8192], out_features=10, batch_size=8192)
     x, y = make_batch(task, CPU)
     peak, model = measured_and_modelled(name, task, task.new_model(0, CPU), precision, x, y)
-    assert peak + x.nbytes + y.nbytes == pytest.approx(memory.allocated_bytes(model), rel=table.TOLERANCE)
+    assert peak + x.nbytes + y.nbytes == pytest.approx(memory.allocated_bytes(model), rel=remarks.TOLERANCE)
 
 
 @settings(max_examples=15)

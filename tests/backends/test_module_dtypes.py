@@ -14,7 +14,9 @@ from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.report import dtypes as report
 from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Report
 from mpcompare.report.figures import dtypes as figure
+from mpcompare.report.outputs import dtypes_csv
 from mpcompare.report.runs import Run
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.optimizers import Sgd
@@ -41,7 +43,7 @@ def seen(backend_class, task, precision="bf16", device="cpu"):
 
 def row(found, layer):
     """weight, input, computes, output, gradient, backward"""
-    return " ".join(found[layer][what] for what in report.WHAT[1:])
+    return " ".join(found[layer][what] for what in tuple(report.ROLES)[1:])
 
 
 # As torch's lists have it: linear, conv2d and attention run in 16 bits, layer_norm and the losses in fp32, and what is
@@ -65,7 +67,7 @@ def test_autocast_casts_what_its_lists_say(device):
 
 @pytest.mark.parametrize("task", [GPT, CNN])
 def test_fp32_is_fp32_everywhere(task):
-    cells = {row[what] for row in seen(Fp32, task, "fp32").values() for what in report.WHAT}
+    cells = {row[what] for row in seen(Fp32, task, "fp32").values() for what in report.ROLES}
     assert cells <= {"fp32", "int64", "-"}
 
 
@@ -175,7 +177,7 @@ def test_a_compiled_step_is_seen_in_the_graphs_that_inductor_gets(device):
     eager, found = (seen(backend, GPT, device=device) for backend in (Amp, AmpCompile))
     assert set(found) == set(eager)
     different = {
-        name.rpartition(".")[2]: [what for what in report.WHAT[:6] if found[name][what] != eager[name][what]]
+        name.rpartition(".")[2]: [what for what in tuple(report.ROLES)[:6] if found[name][what] != eager[name][what]]
         for name in eager
     }
     # Its decomposition computes GELU in fp32, where the eager kernel is given 16 bits.
@@ -206,7 +208,7 @@ def test_the_console_names_what_differs_in_forward_from_a_baseline_in_the_same_p
 
 
 def test_the_table_holds_a_row_for_each_layer_and_run(comparison, tmp_path):
-    report.write([comparison], tmp_path / "dtypes.csv")
+    dtypes_csv.write(Report([comparison], {}, "amp"), tmp_path)
     table = pd.read_csv(tmp_path / "dtypes.csv")
     assert len(table) == 4 * len(comparison.entries[0].run.result["module_dtypes"])
     found = table[(table["run"] == 1) & (table["layer"] == "blocks.0.up")].iloc[0]
@@ -219,9 +221,9 @@ def test_the_figure_says_every_dtype_and_pales_what_is_the_baselines(comparison)
     rows = figure.grouped(list(runs.values()))
     assert (["blocks.0.up", "blocks.1.up"], "Linear") in rows
     assert len(rows) == 15
-    (axes,) = figure.dtypes([comparison]).axes
+    (axes,) = figure.dtypes(Report([comparison], {}, "amp")).axes
     texts = [text.get_text() for text in axes.texts]
-    cells = [report.rows_of(e)[layers[0]][what] for e in runs.values() for layers, _ in rows for what in figure.SHOWN]
+    cells = [report.layers_of(e)[layers[0]][what] for e in runs.values() for layers, _ in rows for what in figure.SHOWN]
     assert [t for t in texts if t in ("fp32", "bf16", "int64", "-")] == cells
     strong = sum(patch.get_alpha() == 1 for patch in axes.patches)
     different = sum(
@@ -237,6 +239,7 @@ def test_the_figure_says_every_dtype_and_pales_what_is_the_baselines(comparison)
 def test_records_without_dtypes_draw_nothing(tmp_path):
     run = Run(None, "old", {"status": "ok", "backend": "amp", "precision": "bf16"}, pd.DataFrame(), pd.DataFrame())
     comparison = Comparison("title", "data", entries=[Entry(run, "amp", "", run)])
-    report.write([comparison], tmp_path / "dtypes.csv")
-    figure.draw([comparison], tmp_path)
+    contents = Report([comparison], {}, "amp")
+    dtypes_csv.write(contents, tmp_path)
     assert list(tmp_path.iterdir()) == []
+    assert figure.dtypes(contents) is None

@@ -30,8 +30,8 @@ from mpcompare.instruments.clock import CpuClock
 from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.race.turns import Finish, Time, Train
 from mpcompare.records import Recorder
-from mpcompare.report import inference as table
 from mpcompare.report.comparison import compare
+from mpcompare.report.outputs.console import inference_table
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 from mpcompare.shared import ALONE, Shared
@@ -281,7 +281,7 @@ def test_the_table_has_a_row_for_each_way_of_each_run(tmp_path, capsys):
     assert written["test_accuracy"].isna().tolist() == [False, True, False] * 2
     (comparison,) = compare(find_runs([tmp_path]), "amp")
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(table.shown(comparison, narrow=True))
+    console.print(inference_table(comparison, width=100))
     (line,) = (line for line in console.export_text(clear=False).splitlines() if line.lstrip().startswith("amp"))
     assert line.split() == ["amp", "bf16", "autocast", "fp16", "0.2500", "4", "2.00", "6", "4"]
     (line,) = (line for line in console.export_text(clear=False).splitlines() if line.lstrip().startswith("mine"))

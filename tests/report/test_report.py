@@ -12,11 +12,16 @@ from support.records import write_run
 
 from mpcompare.cost import memory
 from mpcompare.errors import InputError
-from mpcompare.report import console as table
+from mpcompare.report import remarks
 from mpcompare.report.__main__ import main as report_main
+from mpcompare.report.columns import percent
 from mpcompare.report.comparable import short_names
 from mpcompare.report.comparison import compare
-from mpcompare.report.figures import speed as figures
+from mpcompare.report.contents import Report
+from mpcompare.report.figures import loss as loss_figure
+from mpcompare.report.figures import memory as memory_figure
+from mpcompare.report.figures.phases import phases
+from mpcompare.report.outputs import console, summary_csv
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.verdict import Verdict
@@ -274,8 +279,16 @@ def test_runs_of_one_backend_are_told_apart_by_the_options_that_are_not_those_of
         "amp bf16", "scratch bf16", "scratch bf16 master_params=False", "scratch bf16 loss_scale=none",
         "scratch bf16 accumulate=fp16", "scratch fp32",
     ]  # fmt: skip
-    summary = table.summary([comparison], {}).set_index("run")["variant"].fillna("").tolist()
-    assert summary == ["", "", "master_params=False", "loss_scale=none", "accumulate=fp16", ""]
+    rows = summary_csv.rows(Report([comparison], {}, "amp"))
+    variants = [row["variant"] or "" for row in rows]
+    assert variants == [
+        "",
+        "",
+        "master_params=False",
+        "loss_scale=none",
+        "accumulate=fp16",
+        "",
+    ]
 
 
 def test_of_two_that_differ_both_say_in_what(tmp_path):
@@ -392,7 +405,7 @@ def test_a_loss_that_is_nan_is_not_no_difference(tmp_path, capsys):
 def test_a_narrow_terminal_gets_whole_numbers_in_fewer_columns(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "0", "scratch", step_ms=1234.5)
     write_run(tmp_path / "1", "amp", step_ms=12.345)
-    monkeypatch.setattr(table, "Console", lambda **_: Console(width=80, force_terminal=True, color_system=None))
+    monkeypatch.setattr(console, "Console", lambda **_: Console(width=80, force_terminal=True, color_system=None))
     report([tmp_path], tmp_path / "report", "amp")
     out = capsys.readouterr().out
     assert "…" not in out
@@ -474,7 +487,7 @@ def test_phases_are_those_of_all_runs_and_a_whole_step_is_one_of_its_own(tmp_pat
     assert summary["whole_step_ms"].tolist()[0] == 7.5
     assert summary["backward_ms"].tolist()[1:] == [5, 3]
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    figure = figures._phases_figure([comparison], bars=3)
+    figure = phases(Report([comparison], {}, "amp"))
     (axes,) = figure.axes
     ends = [text.get_text() for text in axes.texts if "ms" in text.get_text()]
     assert ends == ["7.5 ms", "10 ms (clock +1.0%)", "7 ms (clock +1.0%)"]
@@ -497,13 +510,13 @@ def test_what_could_not_be_checked_is_said_once_for_those_that_are_the_same(tmp_
         "0": Verdict("reference"), "1": Verdict("same", unchecked=unchecked), "2": Verdict("same", unchecked=unchecked),
         "3": Verdict("differs", unchecked=unchecked),
     }  # fmt: skip
-    assert table.unchecked_lines(comparison, verdicts) == [
+    assert remarks.unchecked(comparison, verdicts) == [
         "scratch bf16, fused bf16: not checked: ReLU (examined as GELU), training (no noise was measured)"
     ]
 
 
 def test_percent_has_no_negative_zero():
-    assert [table.percent(x) for x in (-1e-9, 0.0051, -0.5, math.nan)] == ["+0.0 %", "+0.5 %", "-50.0 %", "-"]
+    assert [percent(x) for x in (-1e-9, 0.0051, -0.5, math.nan)] == ["+0.0 %", "+0.5 %", "-50.0 %", "-"]
 
 
 def test_the_memory_figure_stacks_the_model_and_what_was_measured_and_nothing_overlaps(tmp_path):
@@ -512,7 +525,7 @@ def test_the_memory_figure_stacks_the_model_and_what_was_measured_and_nothing_ov
     write_run(tmp_path / "2", "old", peak_memory_bytes=20_000_000, peak_memory_bytes_analytic=None)  # no model
     write_run(tmp_path / "3", "gpu", **{**MEASURED, "device": "cuda"})
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    figure = figures._memory_figure([comparison], bars=4)
+    figure = memory_figure.memory(Report([comparison], {}, "amp"))
     figure.draw_without_rendering()
     (axes,) = figure.axes
     widths = {container.get_label(): [bar.get_width() for bar in container] for container in axes.containers}
@@ -525,7 +538,7 @@ def test_the_memory_figure_stacks_the_model_and_what_was_measured_and_nothing_ov
     assert texts[-1] == "2 MB (+5.3 %)"  # on a GPU the allocator's peak holds the workspace
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
-        "inputs", "activations", figures.ALLOCATED, figures.OUTSIDE, figures.RESIDENT,
+        "inputs", "activations", memory_figure.ALLOCATED, memory_figure.OUTSIDE, memory_figure.RESIDENT,
     ]  # fmt: skip
     boxes = [text.get_window_extent() for text in axes.texts]
     bars = [bar.get_window_extent() for container in axes.containers for bar in container]
@@ -543,7 +556,7 @@ def test_without_a_model_the_peak_is_stacked_by_operator(tmp_path):
     write_run(tmp_path / "0", "amp", **{**measured, "peak_memory_bytes": 3_000_000})
     write_run(tmp_path / "1", "mine", **MEASURED)
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    figure = figures._memory_figure([comparison], bars=2)
+    figure = memory_figure.memory(Report([comparison], {}, "amp"))
     (axes,) = figure.axes
     widths = {container.get_label(): [bar.get_width() for bar in container] for container in axes.containers}
     assert [widths[f"aten::op{n}"] for n in range(5)] == [pytest.approx([0.7 - 0.1 * n]) for n in range(5)]
@@ -553,14 +566,14 @@ def test_without_a_model_the_peak_is_stacked_by_operator(tmp_path):
     assert [text.get_text() for text in axes.texts][:2] == ["by operator", "3 MB + 14 MB"]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
-        "inputs", "activations", *(f"aten::op{n}" for n in range(5)), "other operators", figures.ALLOCATED,
-        figures.OUTSIDE, figures.RESIDENT,
+        "inputs", "activations", *(f"aten::op{n}" for n in range(5)), "other operators", memory_figure.ALLOCATED,
+        memory_figure.OUTSIDE, memory_figure.RESIDENT,
     ]  # fmt: skip
 
 
 def test_the_figure_knows_the_kinds_of_the_model():
-    assert tuple(figures.KIND_COLOURS) == memory.TENSOR_KINDS
-    assert len(set(figures.KIND_COLOURS.values())) == len(memory.TENSOR_KINDS)
+    assert tuple(memory_figure.KIND_COLOURS) == memory.TENSOR_KINDS
+    assert len(set(memory_figure.KIND_COLOURS.values())) == len(memory.TENSOR_KINDS)
 
 
 def test_who_computes_in_the_turns_of_others_is_named_and_other_programs_are_not_blamed_for_it(tmp_path, capsys):
@@ -595,7 +608,7 @@ def test_what_was_evaluated_in_between_stands_beside_the_training_loss(tmp_path)
     write_run(tmp_path / "0", "mine", evals=[(1, 2.5, 0.25), (3, 1.5, 0.5)])
     write_run(tmp_path / "1", "amp", evals=[(3, 1.25, 0.75)])  # only after training
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    loss, accuracy, _difference = figures._loss([comparison]).axes
+    loss, accuracy, _difference = loss_figure.loss(Report([comparison], {}, "amp")).axes
     (held_out,) = (line for line in loss.lines if line.get_marker() == "s" and len(line.get_xdata()))
     (curve,) = accuracy.lines
     assert (held_out.get_xdata().tolist(), held_out.get_ydata().tolist()) == ([1, 3], [2.5, 1.5])
@@ -608,6 +621,6 @@ def test_what_was_evaluated_in_between_stands_beside_the_training_loss(tmp_path)
 def test_without_accuracies_in_between_there_is_no_panel_for_them(tmp_path, evals):
     write_run(tmp_path / "0", "amp", evals=evals)
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    assert [axes.get_ylabel() for axes in figures._loss([comparison]).axes] == [
+    assert [axes.get_ylabel() for axes in loss_figure.loss(Report([comparison], {}, "amp")).axes] == [
         "training and held-out loss" if len(evals) > 1 else "training loss", "|loss - baseline's|",
     ]  # fmt: skip

@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 import readme_speed
 
-from mpcompare.report import console as table
 from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Report
+from mpcompare.report.outputs import console
 from mpcompare.report.runs import Run
 
 
@@ -50,19 +51,21 @@ def test_the_table_has_times_and_ratios_to_each_baseline_with_their_intervals(tm
     ]
 
 
-def test_what_the_environment_had_set_is_told(capsys):
+def test_what_the_environment_had_set_is_told(tmp_path, capsys):
+    def show(*entries):
+        console.write(Report([Comparison("title", "data", entries=list(entries))], {}, "amp"), tmp_path)
+
     def failed(name, environment):
         result = {"status": "failed", "error": "no", "backend": name, "precision": "bf16", "environment": environment}
         return Entry(Run(Path(name), name, result, pd.DataFrame(), pd.DataFrame()), name, "", None)
 
     tuned = {"MALLOC_TRIM_THRESHOLD_": "8", "CUDA_VERSION": "13.0", "KMP_INIT_AT_FORK": "FALSE", "OMP_NUM_THREADS": "2"}
-    alike = Comparison("title", "data", entries=[failed("amp", tuned), failed("fp32", tuned)])
-    table.show([alike], {})
+    show(failed("amp", tuned), failed("fp32", tuned))
     assert "environment: MALLOC_TRIM_THRESHOLD_=8 OMP_NUM_THREADS=2\n" in capsys.readouterr().out
-    table.show([Comparison("title", "data", entries=[failed("amp", tuned), failed("fp32", {})])], {})
+    show(failed("amp", tuned), failed("fp32", {}))
     said = capsys.readouterr().out
     assert "amp: environment: MALLOC_TRIM_THRESHOLD_=8 OMP_NUM_THREADS=2\nfp32: environment: nothing set\n" in said
-    table.show([Comparison("title", "data", entries=[failed("amp", {})])], {})
+    show(failed("amp", {}))
     assert "environment" not in capsys.readouterr().out
 
 

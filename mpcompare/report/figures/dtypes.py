@@ -1,16 +1,16 @@
-"""Where each precision ran, as a figure: a row a layer, for each run what it holds, takes, computes and hands on."""
+"""The figure of dtypes: a row a layer, for each run what the layer holds, takes, computes and hands on."""
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.dtypes import differing, kinds, observed, rows_of
-from mpcompare.report.figures.speed import grid, save
+from mpcompare.report.comparison import Entry
+from mpcompare.report.contents import Report
+from mpcompare.report.dtypes import classes, differing, layers_of, observed
+from mpcompare.report.figures.kit import grid
 
 SHOWN = ("weight", "input", "computes", "output", "gradient")
 # Background and text; every cell says its dtype as well.
@@ -21,22 +21,18 @@ CELL, ROW, GAP = 0.4, 0.24, 0.5  # inches: width and height of a cell; in cells:
 HEAD = 0.75  # inches above the rows
 
 
-def draw(comparisons: Sequence[Comparison], out: Path) -> None:
-    """Writes ``dtypes.png`` into ``out``, unless no run shows where its precisions are."""
-    drawn = [c for c in comparisons if observed(c)]
-    if drawn:
-        save(dtypes(drawn), out / "dtypes.png")
-
-
-def dtypes(comparisons: Sequence[Comparison]) -> Figure:
-    columns = [alike(observed(c)) for c in comparisons]
-    rows = [grouped(list(runs.values())) for runs in columns]
-    longest = max(len(_name(layers, kind)) for found in rows for layers, kind in found)
-    width = 0.075 * longest + CELL * max(len(runs) for runs in columns) * (len(SHOWN) + GAP) + 0.4
+def dtypes(report: Report) -> Figure | None:
+    """Draws a table for each comparison in which dtypes were observed; None where none were."""
+    comparisons = [comparison for comparison in report.comparisons if observed(comparison)]
+    if not comparisons:
+        return None
+    drawn = [alike(observed(comparison)) for comparison in comparisons]
+    rows = [grouped(list(runs.values())) for runs in drawn]
+    longest = max(len(_name(names, layer_class)) for each in rows for names, layer_class in each)
+    width = 0.075 * longest + CELL * max(len(runs) for runs in drawn) * (len(SHOWN) + GAP) + 0.4
     figure, parts = grid(comparisons, HEAD + 0.9 + ROW * max(map(len, rows)), max(width, 6.4))
-    for part, runs, found in zip(parts, columns, rows, strict=True):
-        axes = part.subplots()
-        _panel(axes, runs, found)
+    for part, runs, layers in zip(parts, drawn, rows, strict=True):
+        _panel(part.subplots(), runs, layers)
         handles = [Patch(color=colour, label=name) for name, (colour, _) in STYLES.items()]
         handles.append(Patch(color=OTHER[0], label="another"))
         if any(entry.is_baseline for entry in runs.values()):
@@ -49,7 +45,7 @@ def dtypes(comparisons: Sequence[Comparison]) -> Figure:
 def _caption(runs: Mapping[str, Entry]) -> str:
     masters: dict[str, list[str]] = {}
     for label, entry in runs.items():
-        for dtype in sorted({row["master"] for row in rows_of(entry).values()} - {"-"}):
+        for dtype in sorted({row["master"] for row in layers_of(entry).values()} - {"-"}):
             masters.setdefault(dtype, []).append(label)
     updated = (
         next(iter(masters)) if len(masters) == 1 else "; ".join(f"{d}: {', '.join(m)}" for d, m in masters.items())
@@ -64,58 +60,62 @@ def _caption(runs: Mapping[str, Entry]) -> str:
 
 
 def alike(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """Runs of one backend in one precision that do the same share a column, under the first one's label, or the
-    baseline's."""
-    shared: list[list[Entry]] = []
+    """Returns the runs that are drawn, by their headings: of runs of one backend in one precision that do the same,
+    the baseline or the first stands for all."""
+    groups: list[list[Entry]] = []
     for entry in entries:
-        for known in shared:
-            same = all(known[0].run.result[key] == entry.run.result[key] for key in ("backend", "precision"))
-            if same and rows_of(known[0]) == rows_of(entry):
-                known.append(entry)
-                break
+        same = (group for group in groups if _same(group[0], entry))
+        if (group := next(same, None)) is None:
+            groups.append([entry])
         else:
-            shared.append([entry])
-    found = {}
-    for group in shared:
+            group.append(entry)
+    drawn = {}
+    for group in groups:
         first = next((entry for entry in group if entry.is_baseline), group[0])
         more = f" + {len(group) - 1} alike" if len(group) > 1 else ""
-        found[first.label + (" (baseline)" if first.is_baseline else "") + more] = first
-    return found
+        drawn[first.label + (" (baseline)" if first.is_baseline else "") + more] = first
+    return drawn
+
+
+def _same(a: Entry, b: Entry) -> bool:
+    asked = all(a.run.result[key] == b.run.result[key] for key in ("backend", "precision"))
+    return asked and layers_of(a) == layers_of(b)
 
 
 def grouped(entries: Sequence[Entry]) -> list[tuple[list[str], str]]:
-    """Layers and their kind; those that differ in the number of their block alone, and in no run, stand together."""
-    layers = kinds(entries)
-    found: dict[object, list[str]] = {}
-    for layer, kind in layers.items():
+    """Returns layers and their class; those that differ in the number of their block alone, and in no run, stand
+    together."""
+    layers = classes(entries)
+    groups: dict[object, list[str]] = {}
+    for layer, layer_class in layers.items():
         holds_layers = any(other.startswith(f"{layer}.") for other in layers)
         pattern = re.sub(r"(^|\.)\d+(?=\.)", r"\1#", f"{layer}." if holds_layers else layer)
-        seen = tuple(tuple((rows_of(entry).get(layer) or {}).values()) for entry in entries)
-        found.setdefault((pattern, kind, seen), []).append(layer)
-    return [(names, layers[names[0]]) for names in found.values()]
+        dtypes = tuple(tuple((layers_of(entry).get(layer) or {}).values()) for entry in entries)
+        groups.setdefault((pattern, layer_class, dtypes), []).append(layer)
+    return [(names, layers[names[0]]) for names in groups.values()]
 
 
-def _name(layers: Sequence[str], kind: str) -> str:
+def _name(layers: Sequence[str], layer_class: str) -> str:
     first, last = (re.split(r"(\d+)", layer) for layer in (layers[0], layers[-1]))
     name = "".join(a if a == b else f"{a}..{b}" for a, b in zip(first, last, strict=True))
-    return {"": f"the network ({kind})", "(loss)": "loss"}.get(name, f"{name} ({kind})")
+    return {"": f"the network ({layer_class})", "(loss)": "loss"}.get(name, f"{name} ({layer_class})")
 
 
-def _panel(axes: Axes, runs: dict[str, Entry], rows: Sequence[tuple[list[str], str]]) -> None:
+def _panel(axes: Axes, runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]]) -> None:
     baseline = next((entry for entry in runs.values() if entry.is_baseline), None)
     step = len(SHOWN) + GAP
-    for place, (label, entry) in enumerate(runs.items()):
+    for place, (heading, entry) in enumerate(runs.items()):
         left = place * step
-        axes.text(left, -HEAD / ROW + 0.2, label, fontsize=9, weight="bold", va="top")
-        for column, what in enumerate(SHOWN):
-            axes.text(left + column + 0.4, -0.25, what, fontsize=7, rotation=35, va="bottom")
+        axes.text(left, -HEAD / ROW + 0.2, heading, fontsize=9, weight="bold", va="top")
+        for x, role in enumerate(SHOWN):
+            axes.text(left + x + 0.4, -0.25, role, fontsize=7, rotation=35, va="bottom")
         for y, (layers, _) in enumerate(rows):
-            row = rows_of(entry).get(layers[0])
-            if row is None:
+            dtypes = layers_of(entry).get(layers[0])
+            if dtypes is None:
                 continue
             different = SHOWN if baseline in (None, entry) else differing(entry, layers[0], baseline)
-            for column, what in enumerate(SHOWN):
-                _cell(axes, left + column, y, row[what], what in different)
+            for x, role in enumerate(SHOWN):
+                _cell(axes, left + x, y, dtypes[role], role in different)
     axes.set_xlim(-0.1, len(runs) * step - GAP + 0.9)
     axes.set_ylim(len(rows), -HEAD / ROW)
     axes.set_yticks([y + 0.5 for y in range(len(rows))], [_name(*row) for row in rows], fontsize=8)
@@ -125,7 +125,7 @@ def _panel(axes: Axes, runs: dict[str, Entry], rows: Sequence[tuple[list[str], s
 
 
 def _cell(axes: Axes, x: float, y: float, dtype: str, strong: bool) -> None:
-    """A rectangle for each of the dtypes, side by side, with their names."""
+    """Draws a rectangle for each of the dtypes, side by side, with their names; pale unless ``strong``."""
     if dtype == "-":
         axes.text(x + 0.5, y + 0.5, "-", fontsize=7, ha="center", va="center", color="0.6")
         return

@@ -1,4 +1,4 @@
-"""A finished run of a comparison with what is said of it: what the figures of the verdict draw."""
+"""A finished run with its verdict, for the figures of the verdict. No other file of theirs reads the findings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,18 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from mpcompare.report.comparison import Comparison, Entry, loss_difference
-from mpcompare.report.figures.speed import COLOURS, finished, line
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Report, Verdicts
+from mpcompare.report.figures import kit
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import examined_of
-from mpcompare.verdict.findings import Counts, Errors, Findings
-from mpcompare.verdict.judge.trajectories import loss_noise
+from mpcompare.verdict.findings import Errors, Findings
+from mpcompare.verdict.judge.trajectories import loss_difference, loss_noise
 from mpcompare.verdict.judge.verdict import Verdict
+
+Counts = Mapping[str, Sequence[int]]  # by layer or parameter: how many values are 0, and have each exponent
+Exponents = Mapping[str, Counts]  # by step, "first" and "last"
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A finished run, what is said of it, and the run that it was compared with.
+    """A finished run, the verdict on it, and the run that it was compared with.
 
     Attributes:
         place: among the finished ones, from 0: its colour is the same in every figure.
@@ -35,39 +39,20 @@ class Judged:
         return self.entry.run
 
     @property
-    def findings(self) -> Findings | None:
-        return self.run.findings
-
-    @property
-    def exponents(self) -> dict[str, Counts]:
-        """Of the first step and after training; empty where they were not counted."""
-        return self.findings.exponents if self.findings else {}
-
-    @property
-    def noise_runs(self) -> int:
-        """The number of runs from which the noise is known, this one among them."""
-        return 1 + len(self.findings.noise if self.findings else [])
-
-    @property
     def is_reference(self) -> bool:
         return self.reference is self.entry
 
     @property
     def colour(self) -> str:
-        return COLOURS[self.place % 7]
+        return kit.colour(self.place)
 
     @property
     def line(self) -> dict[str, Any]:
-        return line(self.place)
+        return kit.line(self.place)
 
     def limit(self, check: str) -> float:
-        """NaN if the run was not checked for that."""
+        """Returns the limit of a check; NaN if the run was not checked for that."""
         return next((c.limit for c in self.verdict.checks if c.name == check), math.nan)
-
-    @property
-    def gradients(self) -> Errors:
-        """The errors of the first step, by tensor."""
-        return self.findings.first.gradients if self.findings else {}
 
     @property
     def difference(self) -> np.ndarray:
@@ -75,25 +60,95 @@ class Judged:
         return loss_difference(self.run, self.reference.run) if self.reference else np.array([])
 
     @property
+    def findings(self) -> Findings | None:
+        """None where the run was not examined."""
+        return self.run.findings
+
+    @property
+    def at_twin(self) -> bool:
+        """Whether the smooth twin of the network was examined in its place."""
+        return self.findings is not None and bool(self.findings.twin)
+
+    @property
+    def gradients(self) -> Errors:
+        """Errors of the gradients in the first step, by tensor; empty where none are known."""
+        return self.findings.first.gradients if self.findings else {}
+
+    def norm(self, tensor: str) -> float:
+        """Returns the norm of the exact gradient in the first step; 0 where it is not known."""
+        return _norm(self.gradients, tensor)
+
+    def reference_norm(self, tensor: str) -> float:
+        """Returns :meth:`norm` of the reference; 0 where there is none."""
+        findings = self.reference.run.findings if self.reference else None
+        return _norm(findings.first.gradients, tensor) if findings else 0.0
+
+    @property
+    def first_scale(self) -> float:
+        """The loss scale of the first step, of the try whose gradients were finite where there was one."""
+        scale = self.findings.first.first_scale if self.findings else 1.0
+        return scale if 0 < scale < math.inf else 1.0
+
+    @property
+    def counts_exponents(self) -> bool:
+        """Whether exponents were counted in the first step."""
+        return bool(self._exponents.get("first"))
+
+    @property
+    def counts_last_exponents(self) -> bool:
+        """Whether exponents were counted after training too."""
+        return bool(self._exponents.get("last"))
+
+    def exponents(self, group: str) -> Exponents:
+        """Returns the counts of a group of tensors, such as ``activations``."""
+        return {when: groups.get(group, {}) for when, groups in self._exponents.items()}
+
+    @property
+    def _exponents(self) -> Mapping[str, Mapping[str, Counts]]:
+        return self.findings.exponents if self.findings else {}
+
+    def is_bias(self, tensor: str) -> bool:
+        """Returns whether a tensor is the bias of its layer."""
+        layer = self.findings.layers.get(tensor) if self.findings else None
+        return layer is not None and layer.part.startswith("bias")
+
+    @property
     def noise(self) -> np.ndarray | None:
         """``loss_noise`` of a reference; None for other runs, and where it was not measured."""
-        examined = examined_of(self.run) if self.is_reference else None
-        return loss_noise(examined) if examined and examined.findings.noise else None
+        examined = examined_of(self.run) if self.is_reference and self.noise_runs else None
+        return loss_noise(examined) if examined else None
+
+    @property
+    def noise_runs(self) -> int:
+        """The number of runs that measured the noise."""
+        return len(self.findings.noise) if self.findings else 0
 
 
-def with_verdicts(comparison: Comparison, verdicts: Mapping[str, Verdict]) -> list[Judged]:
-    entries = {entry.run.name: entry for entry in finished(comparison)}
-    found = []
+def _norm(gradients: Errors, tensor: str) -> float:
+    error = gradients.get(tensor)
+    return error.norm if error else 0.0
+
+
+def judged(report: Report) -> list[list[Judged]]:
+    """Returns the finished runs of each comparison in which any run finished."""
+    return [with_verdicts(comparison, report.verdicts) for comparison in report.finished]
+
+
+def with_verdicts(comparison: Comparison, verdicts: Verdicts) -> list[Judged]:
+    """Returns the finished runs of a comparison."""
+    entries = {entry.run.name: entry for entry in comparison.finished}
+    runs = []
     for place, (name, entry) in enumerate(entries.items()):
         verdict = verdicts.get(name, Verdict("not comparable"))
-        found.append(Judged(entry, place, verdict, entries.get(verdict.reference or "")))
-    return found
+        runs.append(Judged(entry, place, verdict, entries.get(verdict.reference or "")))
+    return runs
 
 
 def references(runs: Sequence[Judged]) -> list[Judged]:
+    """Returns the runs that others are compared with."""
     return [run for run in runs if run.is_reference]
 
 
 def compared(reference: Judged, runs: Sequence[Judged]) -> list[Judged]:
-    """The runs that were compared with ``reference``."""
+    """Returns the runs that were compared with ``reference``."""
     return [run for run in runs if run.reference is reference.entry and not run.is_reference]

@@ -7,8 +7,9 @@ import pytest
 
 from mpcompare.records import MONITORED
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.figures import training as figure
-from mpcompare.report.figures.speed import COLOURS
+from mpcompare.report.contents import Report
+from mpcompare.report.figures.kit import COLOURS
+from mpcompare.report.figures.training import training
 from mpcompare.report.runs import Run
 
 PLAIN = {"warmup": [True, False, False, False], "loss": 1.0, "lr": 0.1, "loss_scale": 1.0, "skipped": False,
@@ -25,8 +26,12 @@ def comparison(*runs, clip_norm=None):
     return Comparison("title", "data", entries=entries)
 
 
+def drawn(*comparisons):
+    return training(Report(comparisons, {}, "amp"))
+
+
 def labels(*comparisons):
-    return [axes.get_ylabel().replace("\n", " ") for axes in figure.training(comparisons).axes if axes.axison]
+    return [axes.get_ylabel().replace("\n", " ") for axes in drawn(*comparisons).axes if axes.axison]
 
 
 @pytest.mark.parametrize(
@@ -43,13 +48,12 @@ def labels(*comparisons):
 )
 def test_a_panel_is_drawn_for_what_any_run_has(tmp_path, columns, panel):
     assert labels(comparison({}, columns)) == [panel]
-    figure.draw([comparison({}, columns), comparison({})], tmp_path)
+    drawn(comparison({}, columns), comparison({})).savefig(tmp_path / "training.png")
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_is_written_where_nothing_happened(tmp_path):
-    figure.draw([comparison({}, {})], tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_nothing_is_drawn_where_nothing_happened():
+    assert drawn(comparison({}, {})) is None
 
 
 def test_runs_without_the_columns_are_drawn_as_runs_that_have_none():
@@ -61,7 +65,7 @@ def test_runs_without_the_columns_are_drawn_as_runs_that_have_none():
 
 def test_the_loss_scale_of_runs_that_scale_and_their_skipped_steps():
     scaled = {"loss_scale": [8.0, 4.0, 4.0, 8.0], "skipped": [True, False, False, True]}
-    (axes,) = figure.training([comparison({}, scaled)]).axes
+    (axes,) = drawn(comparison({}, scaled)).axes
     curve, skipped = axes.lines  # the other has none
     assert curve.get_label() == "run 1"
     assert curve.get_color() == skipped.get_color() == COLOURS[1]  # as in every figure
@@ -72,7 +76,7 @@ def test_the_loss_scale_of_runs_that_scale_and_their_skipped_steps():
 
 def test_a_norm_that_is_no_number_is_marked_and_the_limit_is_drawn():
     norms = {"grad_norm": [2.0, math.inf, 4.0, math.nan]}
-    (axes,) = figure.training([comparison(norms, clip_norm=3.0)]).axes
+    (axes,) = drawn(comparison(norms, clip_norm=3.0)).axes
     curve, triangle, limit = axes.lines
     assert (curve.get_xdata().tolist(), curve.get_ydata().tolist()) == ([1, 3], [2, 4])
     assert triangle.get_xdata().tolist() == [2]
@@ -82,7 +86,7 @@ def test_a_norm_that_is_no_number_is_marked_and_the_limit_is_drawn():
 
 def test_shares_are_percents_of_the_monitored_steps_and_what_never_was_is_said():
     seen = {"grad_zero": [math.nan, 0.5, math.nan, 0.25], "grad_nonfinite": [math.nan, 0.0, math.nan, 0.0]}
-    (axes,) = figure.training([comparison(seen)]).axes
+    (axes,) = drawn(comparison(seen)).axes
     (curve,) = axes.lines
     assert (curve.get_xdata().tolist(), curve.get_ydata().tolist()) == ([2, 4], [50, 25])
     assert curve.get_marker() == "o"

@@ -7,17 +7,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from mpcompare.verdict.reading import HIGHEST, LOWEST
 from support.judging import dataset_of, examined
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Report
 from mpcompare.report.figures import exponents as exponent_figures
-from mpcompare.report.figures import verdict as verdict_figures
+from mpcompare.report.figures import histograms
+from mpcompare.report.figures.gradient_error import gradient_error
 from mpcompare.report.figures.judged import with_verdicts
+from mpcompare.report.figures.noise import noise
+from mpcompare.report.figures.registry import FIGURES
+from mpcompare.report.figures.update_ratio import ROUNDOFF, lost_updates, update_ratio
+from mpcompare.report.verdicts import judge_all
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.judge import verdict
+from mpcompare.verdict.findings import HIGHEST, LOWEST, Layer, Step
 
 NAMES = ("gradient_error", "noise", "exponents", "update_ratio")
 
@@ -30,7 +35,7 @@ def records():
     for precision in ("fp16", "bf16"):
         reference = examined(f"amp-{precision}", Amp, task, dataset_of(task), precision, steps=6, noise=2)
         other = replace(copy.deepcopy(reference), name=f"other-{precision}")
-        other.numerics.update(noise=[], exponents={})
+        other = replace(other, findings=replace(other.findings, noise=[], exponents={}))
         found.update({reference.name: reference, other.name: other})
     return found
 
@@ -40,14 +45,28 @@ def runs(records):
     return copy.deepcopy(records)
 
 
-def judged(runs):
-    """The comparison, its verdicts, and what is drawn of them; the fp16 runs and the bf16 runs lie mixed."""
+def reported(runs):
+    """The report on the runs, and what is drawn of them; the fp16 runs and the bf16 runs lie mixed."""
     order = sorted(runs.values(), key=lambda run: run.name.split("-")[0])
     comparison = Comparison(
         "title", "data", entries=[Entry(run, run.name.replace("-", " "), "", None) for run in order]
     )
-    verdicts = verdict.judge(comparison)
-    return comparison, verdicts, with_verdicts(comparison, verdicts)
+    verdicts = judge_all(comparison)
+    return Report([comparison], verdicts, "amp"), with_verdicts(comparison, verdicts)
+
+
+def with_errors(run, **changes):
+    """Changes the errors of gradients in the first step: attributes by tensor, None for a gradient that is missing."""
+    first = run.findings.first
+    errors = dict(first.gradients)
+    for tensor, change in changes.items():
+        name = tensor.replace("_", ".")
+        errors[name] = None if change is None else replace(errors[name], **change)
+    return with_first(run, finite=replace(first.finite, gradients=errors))
+
+
+def with_first(run, **changes):
+    return replace(run, findings=replace(run.findings, first=replace(run.findings.first, **changes)))
 
 
 def histogram(**counts):
@@ -59,22 +78,25 @@ def histogram(**counts):
 
 
 def test_bars_and_limits_are_those_of_the_records(runs):
-    runs["other-fp16"].numerics["first"]["gradients"]["layer2.weight"]["error"] *= 8
-    comparison, verdicts, found = judged(runs)
+    other = runs["other-fp16"]
+    error = other.findings.first.gradients["layer2.weight"].error
+    runs["other-fp16"] = with_errors(other, layer2_weight={"error": 8 * error})
+    report, _ = reported(runs)
+    verdicts = report.verdicts
     assert verdicts["other-fp16"].word == "differs"
-    (axes,) = verdict_figures.gradient_error([comparison], [found]).axes
+    (axes,) = gradient_error(report).axes
     tensors = [tick.get_text() for tick in axes.get_xticklabels()]
     assert tensors == [f"layer{n}.{part}" for n in (1, 2, 3) for part in ("weight", "bias")]
     bars = {bars.get_label().removesuffix(" (reference)").replace(" ", "-"): bars for bars in axes.containers}
     ticks = [segment for lines in axes.collections for segment in lines.get_segments()]
     assert len(ticks) == len(tensors) * len(runs)
     for name, run in runs.items():
-        gradients = run.numerics["first"]["gradients"]
-        assert [bar.get_height() for bar in bars[name]] == [g["error"] / g["norm"] for g in gradients.values()]
+        gradients = run.findings.first.gradients
+        assert [bar.get_height() for bar in bars[name]] == [g.error / g.norm for g in gradients.values()]
         limits = {c.name: c.limit for c in verdicts[name.replace("amp", "other")].checks}
         for tensor, bar in zip(tensors, bars[name], strict=True):
             (height,) = {y for (x, y), (end, _) in ticks if x < bar.get_center()[0] < end}
-            assert height == limits[f"gradient in the first step, {tensor}"] / gradients[tensor]["norm"]
+            assert height == limits[f"gradient in the first step, {tensor}"] / gradients[tensor].norm
     assert bars["other-fp16"][2].get_height() > ticks[2][0][1]
     left = {name: bars[name][0].get_x() for name in runs}
     assert sorted(left, key=left.get) == ["amp-fp16", "other-fp16", "amp-bf16", "other-bf16"]
@@ -82,24 +104,24 @@ def test_bars_and_limits_are_those_of_the_records(runs):
 
 def test_a_gradient_that_is_0_is_not_drawn(runs):
     """Of a bias before a norm float64 has rounding errors only, and beside those any error is as large as a house."""
-    for run in runs.values():
-        run.numerics["first"]["gradients"]["layer1.bias"].update(norm=1e-17, error=1e-5)
-    comparison, _, found = judged(runs)
-    (axes,) = verdict_figures.gradient_error([comparison], [found]).axes
+    runs = {name: with_errors(run, layer1_bias={"norm": 1e-17, "error": 1e-5}) for name, run in runs.items()}
+    report, _ = reported(runs)
+    (axes,) = gradient_error(report).axes
     assert "layer1.bias" not in [tick.get_text() for tick in axes.get_xticklabels()]
     assert axes.get_title(loc="right") == "not drawn, exactly 0 (1): layer1.bias"
     assert axes.get_ylim()[1] < 1
 
 
 def test_gradients_that_are_missing_or_no_numbers_are_marked(runs):
-    gradients = runs["other-fp16"].numerics["first"]["gradients"]
-    gradients["layer1.weight"] = {}
-    gradients["layer1.bias"]["error"] = math.nan
-    gradients["layer2.weight"].update(error=math.inf, norm=math.inf)
-    del runs["other-bf16"].numerics["first"]["gradients"]
-    runs["gone-fp16"] = replace(runs["other-fp16"], name="gone-fp16", numerics=None)
-    comparison, _, found = judged(runs)
-    figure = verdict_figures.gradient_error([comparison], [found])
+    runs["other-fp16"] = with_errors(
+        runs["other-fp16"], layer1_weight=None, layer1_bias={"error": math.nan},
+        layer2_weight={"error": math.inf, "norm": math.inf},
+    )  # fmt: skip
+    other = runs["other-bf16"]
+    runs["other-bf16"] = with_first(other, finite=replace(other.findings.first.finite, gradients={}))
+    runs["gone-fp16"] = replace(runs["other-fp16"], name="gone-fp16", findings=None)
+    report, _ = reported(runs)
+    figure = gradient_error(report)
     marked = [x for line in figure.axes[0].lines for x in line.get_xdata()]
     assert np.round(marked).tolist() == [0, 1, 2]
     legend = [text.get_text() for text in figure.subfigs[0].legends[0].get_texts()]
@@ -110,9 +132,9 @@ def test_gradients_that_are_missing_or_no_numbers_are_marked(runs):
 def test_the_band_is_the_largest_difference_of_any_two(runs):
     reference, other = runs["amp-fp16"], runs["other-fp16"]
     other.steps["loss"] += [0.0, 1e-6, math.nan, 0.0, 2e-6, 1.0]
-    comparison, verdicts, found = judged({run.name: run for run in (reference, other)})
-    (axes,) = verdict_figures.noise([comparison], [found]).axes
-    losses = [reference.steps["loss"], *(again["losses"] for again in reference.numerics["noise"])]
+    report, _ = reported({run.name: run for run in (reference, other)})
+    (axes,) = noise(report).axes
+    losses = [reference.steps["loss"], *(again.losses for again in reference.findings.noise)]
     (band,) = axes.collections
     outline = band.get_paths()[0].vertices
     for step, values in enumerate(zip(*losses, strict=True), start=1):
@@ -120,7 +142,9 @@ def test_the_band_is_the_largest_difference_of_any_two(runs):
         left, right = (set(outline[outline[:, 0] == step + side][:, 1]) for side in (-0.5, 0.5))
         assert largest in left & right
     limit, curve, lost = axes.lines
-    assert limit.get_ydata()[0] == next(c.limit for c in verdicts[other.name].checks if c.name == "loss over the run")
+    assert limit.get_ydata()[0] == next(
+        c.limit for c in report.verdicts[other.name].checks if c.name == "loss over the run"
+    )
     assert np.isnan(curve.get_ydata()).tolist() == [True, False, True, True, False, False]  # no difference: a gap
     assert lost.get_xdata().tolist() == [3]
 
@@ -142,16 +166,16 @@ def test_what_fp16_loses_is_what_rounding_to_fp16_loses():
 
 def test_an_update_below_half_a_gap_is_lost():
     for precision, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        assert 2.0 ** exponent_figures.ROUNDOFF[precision] == torch.finfo(dtype).eps / 2
+        assert 2.0 ** ROUNDOFF[precision] == torch.finfo(dtype).eps / 2
     counts = histogram(zero=5, e_25=1, e_12=2, e_9=3, e_8=4)
-    assert exponent_figures.lost_updates(counts) == {"fp32": 0.1, "fp16": 0.3, "bf16": 0.6}
+    assert lost_updates(counts) == {"fp32": 0.1, "fp16": 0.3, "bf16": 0.6}
 
 
 @pytest.mark.parametrize(
     ("part", "text"), [(0.0, "0"), (1e-6, "<0.1"), (0.1234, "12.3"), (0.99999, ">99.9"), (1.0, "100")]
 )
 def test_percentages_tell_none_from_few(part, text):
-    assert exponent_figures.percent(part) == text
+    assert histograms.percent(part) == text
 
 
 def test_the_tables_say_what_is_lost_and_overlap_nothing(runs):
@@ -163,10 +187,14 @@ def test_the_tables_say_what_is_lost_and_overlap_nothing(runs):
         "gradients of weights": {**biases, **weights},
         "updates": {"l1.weight": histogram(e_12=1, e_9=1, e_2=2), "l1.bias": histogram()},
     }
-    layers = {name: {"part": name.split(".")[1]} for name in (*weights, *biases)}
-    runs["amp-fp16"].numerics.update(exponents={"first": first, "last": first}, layers=layers)
-    comparison, _, found = judged(runs)
-    figure = exponent_figures.exponents([comparison], [found])
+    parts = {name: name.split(".")[1] for name in (*weights, *biases)}
+    layers = {name: Layer("l", "Linear", [], part, place=0) for name, part in parts.items()}
+    amp = runs["amp-fp16"]
+    runs["amp-fp16"] = replace(
+        amp, findings=replace(amp.findings, exponents={"first": first, "last": first}, layers=layers)
+    )
+    report, _ = reported(runs)
+    figure = exponent_figures.exponents(report)
     figure.draw_without_rendering()
     panels = figure.axes[1:]
     assert [panel.get_title(loc="left") for panel in panels] == list(first)[:3]
@@ -181,40 +209,39 @@ def test_the_tables_say_what_is_lost_and_overlap_nothing(runs):
         assert box.x1 <= figure.bbox.x1
     shares = panels[2].patches[-1].get_data().values
     assert [shares[e - LOWEST] for e in (-26, -20, -5)] == [25, 25, 50]
-    (axes,) = exponent_figures.update_ratio([comparison], [found]).axes
+    (axes,) = update_ratio(report).axes
     assert [text.get_text().split() for text in axes.get_legend().get_texts()] == [["l1.weight", "0", "25.0", "50.0"]]
 
 
 def test_of_many_tensors_seven_are_drawn_from_first_to_last():
     names = [f"z{n}" for n in range(1, 26)]
-    drawn, left_out = exponent_figures.choose([names])
+    drawn, left_out = histograms.choose([names])
     assert drawn == ["z1", "z5", "z9", "z13", "z17", "z21", "z25"]
     assert len(left_out) == 18
-    assert exponent_figures.choose([["W1"], ["b1"]]) == (["W1", "b1"], [])
+    assert histograms.choose([["W1"], ["b1"]]) == (["W1", "b1"], [])
 
 
 def test_the_scale_beside_the_exponents_is_that_of_finite_gradients(runs):
-    runs["amp-fp16"].numerics["first"]["steps"] = [
-        {"finite": False, "loss_scale": 8.0},
-        {"finite": True, "loss_scale": 4.0},
+    steps = [
+        Step(finite=finite, skipped=False, should_skip=False, moved=True, loss_scale=scale, should_scale=scale)
+        for finite, scale in ((False, 8.0), (True, 4.0))
     ]
-    _, _, found = judged({"amp-bf16": runs["amp-bf16"]})
+    runs["amp-fp16"] = with_first(runs["amp-fp16"], steps=steps)
+    _, found = reported({"amp-bf16": runs["amp-bf16"]})
     (scaled,) = (replace(run, entry=replace(run.entry, run=runs["amp-fp16"])) for run in found)
-    assert exponent_figures.first_scale(scaled) == 4.0
-    assert exponent_figures.seen([*found, scaled]) is scaled
+    assert scaled.first_scale == 4.0
+    assert histograms.counted([*found, scaled]) is scaled
 
 
-def test_only_figures_with_something_to_show_are_written(runs, tmp_path):
-    def written(runs, folder):
-        (tmp_path / folder).mkdir()
-        comparison, verdicts, _ = judged(runs)
-        verdict_figures.draw([comparison], verdicts, tmp_path / folder)
-        return {path.stem for path in (tmp_path / folder).iterdir()}
+def test_only_figures_with_something_to_show_are_drawn(runs):
+    def drawn(runs):
+        report, _ = reported(runs)
+        return {name for name in NAMES if FIGURES[f"{name}.png"](report)}
 
-    bare = replace(runs["amp-bf16"], numerics=None)
-    assert written({bare.name: bare}, "bare") == set()
+    bare = replace(runs["amp-bf16"], findings=None)
+    assert drawn({bare.name: bare}) == set()
     failed = replace(bare, name="x", result={**bare.result, "status": "failed"}, steps=pd.DataFrame())
-    assert written({failed.name: failed}, "failed") == set()
+    assert drawn({failed.name: failed}) == set()
     alone = runs["amp-bf16"]
-    assert written({alone.name: alone, "x": failed}, "alone") == set(NAMES)
-    assert written(runs, "all") == set(NAMES)
+    assert drawn({alone.name: alone, "x": failed}) == set(NAMES)
+    assert drawn(runs) == set(NAMES)

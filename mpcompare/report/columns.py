@@ -1,0 +1,72 @@
+"""The columns of tables: each is defined once, for every output that shows it."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+R = TypeVar("R")  # a row of the table
+
+TEXT = "text"
+YES_NO = "yes or no"
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """A column of a table.
+
+    Attributes:
+        name: the heading in a CSV file.
+        unit: the unit of the values; ``1`` for ratios and counts, ``TEXT`` for words, ``YES_NO`` for truth values.
+        meaning: a sentence for somebody who reads the file.
+        value: returns the value of a row; None is an empty cell.
+        heading: the heading on a console, in which ``{baseline}`` stands for the label of the baseline; empty where a
+            console does not show the column.
+        text: returns what a console shows of a row and its value.
+        width: the narrowest console that shows the column, in characters.
+        wraps: whether a console may break the heading and the cells into lines.
+        in_files: whether CSV files have the column; one that shows values of others again is for a console alone.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    value: Callable[[R], Any]
+    heading: str = ""
+    text: Callable[[R, Any], str] = lambda _, value: "" if value is None else str(value)
+    width: int = 0
+    wraps: bool = False
+    in_files: bool = True
+
+    @property
+    def justify(self) -> Literal["left", "right"]:
+        """The side at which cells begin: words at the left, numbers at the right."""
+        return "left" if self.unit == TEXT else "right"
+
+    def cell(self, row: R) -> str:
+        """Returns the text of a cell on a console."""
+        return self.text(row, self.value(row))
+
+
+def number(spec: str, per: float = 1.0) -> Callable[[object, Any], str]:
+    """Returns a :attr:`Column.text` that formats values, divided by ``per``; ``-`` for None.
+
+    Values may be the words ``inf`` and ``nan``, which stand for numbers in a record.
+    """
+    return lambda _, value: "-" if value is None else format(float(value) / per, spec)
+
+
+def percent(difference: float) -> str:
+    """``+1.5 %``; ``-`` for nan. Never -0.0."""
+    return "-" if math.isnan(difference) else f"{round(100 * difference, 1) + 0.0:+.1f} %"
+
+
+def named(columns: Iterable[Column[R]], names: Sequence[str]) -> tuple[Column[R], ...]:
+    """Returns the columns with these names, in the order of the names."""
+    by_name = {column.name: column for column in columns}
+    return tuple(by_name[name] for name in names)
+
+
+def values(columns: Iterable[Column[R]], row: R) -> dict[str, Any]:
+    """Returns a row of a CSV file: the values by the names of their columns."""
+    return {column.name: column.value(row) for column in columns if column.in_files}

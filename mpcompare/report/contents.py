@@ -1,0 +1,45 @@
+"""The contents of a report, from which every output is made."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mpcompare.report.comparison import Comparison
+from mpcompare.verdict.judge.verdict import Verdict
+
+Verdicts = Mapping[str, Verdict]  # by the name of the run
+
+
+@dataclass(frozen=True)
+class Report:
+    """The runs of a report, compared and judged.
+
+    Attributes:
+        comparisons: in the order of their first runs; every run is in one of them.
+        verdicts: on the finished runs.
+        baseline: the backend that was asked for as the baseline, whether or not it is among the runs.
+    """
+
+    comparisons: Sequence[Comparison]
+    verdicts: Verdicts
+    baseline: str
+
+    @property
+    def finished(self) -> list[Comparison]:
+        """The comparisons in which a run finished."""
+        return [comparison for comparison in self.comparisons if comparison.finished]
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether any run, finished or not, is of the baseline's backend."""
+        entries = (entry for comparison in self.comparisons for entry in comparison.entries)
+        return any(entry.run.result["backend"] == self.baseline for entry in entries)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run finished."""
+        return all(entry.ok for comparison in self.comparisons for entry in comparison.entries)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the verdict on any run is that it differs from its reference."""
+        return any(verdict.word == "differs" for verdict in self.verdicts.values())

@@ -1,0 +1,148 @@
+"""Histograms of exponents, and beside them a table with a row for each tensor: the kit of two figures."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from mpcompare.report.figures.judged import Counts, Exponents, Judged
+from mpcompare.report.figures.kit import COLOURS, DASHES
+from mpcompare.verdict.findings import HIGHEST, LOWEST
+
+CURVES = 7  # as many as there are colours
+EXPONENTS = np.arange(LOWEST, HIGHEST + 1)
+NAME = 20  # characters of a name in a table
+
+
+def counted(runs: Sequence[Judged]) -> Judged | None:
+    """Returns the run whose exponents are drawn: they are the task's more than the run's, so of several one that
+    scaled its loss."""
+    counting = [run for run in runs if run.counts_exponents]
+    return next((run for run in counting if run.first_scale != 1), next(iter(counting), None))
+
+
+def source(run: Judged) -> str:
+    """Returns the title of a panel: when and of which run exponents were counted."""
+    last = "; thin: after training, in fp32" if run.counts_last_exponents else ""
+    twin = " of the smooth twin" if run.at_twin else ""
+    return f"first step{twin}, in float64 from the weights of {run.entry.label}{last}"
+
+
+def share(counts: Sequence[int], low: float, high: float) -> float:
+    """Returns the share of the nonzero values that lies in ``[2^low, 2^high)``; NaN if all are 0.
+
+    Limits that are no integers, of a loss scale that is no power of two, take in the bins whose middle they do.
+    """
+    values = np.array(counts[1:], dtype=float)
+    middle = EXPONENTS + 0.5
+    return float(values[(low < middle) & (middle < high)].sum() / values.sum()) if values.sum() else math.nan
+
+
+def percent(part: float) -> str:
+    """Returns a share in percent; exactly 0 and exactly 100 % are told from what rounds to them."""
+    if math.isnan(part) or part in (0, 1):
+        return "-" if math.isnan(part) else f"{100 * part:.0f}"
+    return "<0.1" if part < 0.0005 else ">99.9" if part > 0.9995 else f"{100 * part:.1f}"
+
+
+def nonempty(run: Judged, counts: Counts) -> list[list[str]]:
+    """Returns the tensors that have values: layers or weights, and biases, which are the first to be left out."""
+    groups: list[list[str]] = [[], []]
+    for name, values in counts.items():
+        if np.sum(values):
+            groups[run.is_bias(name)].append(name)
+    return groups
+
+
+def choose(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Returns at most CURVES names, and those left out: the later groups whole, then evenly from the first."""
+    names = [name for group in groups for name in group]
+    if len(names) <= CURVES:
+        return names, []
+    first = groups[0]
+    places = np.linspace(0, len(first) - 1, min(CURVES, len(first))).round().astype(int)
+    chosen = [first[place] for place in places]
+    return chosen, [name for name in names if name not in chosen]
+
+
+def only(counts: Exponents, names: Sequence[str]) -> Exponents:
+    """Returns the counts of these tensors."""
+    return {when: {name: tensors[name] for name in names if name in tensors} for when, tensors in counts.items()}
+
+
+def ends(groups: Iterable[Exponents], lowest: float, highest: float) -> tuple[float, float]:
+    """Returns the lowest and the highest exponent that are drawn, so that all that occur and the limits are seen."""
+    counts = [c[1:] for group in groups for tensors in group.values() for c in tensors.values()]
+    used = EXPONENTS[np.sum(counts, axis=0) > 0]
+    return math.floor(min([lowest, *used])) - 2.0, float(max([highest, *used])) + 4
+
+
+def histograms(axes: Axes, names: Sequence[str], counts: Exponents, low: float, high: float) -> None:
+    """Draws shares of all values, zeros included: those at the left, away from the others."""
+    zero = low - 5
+    for place, name in enumerate(names):
+        x, first, last = zero - 1.5 + 3 * (place + 0.5) / len(names), counts["first"][name], counts.get("last", {})
+        if name in last and np.sum(last[name]) and list(last[name]) != list(first):
+            _histogram(axes, last[name], x, place, {"linewidth": 0.7, "alpha": 0.8}, markerfacecolor="white")
+        _histogram(axes, first, x, place, {"linewidth": 1.8, "linestyle": DASHES[place], "label": name})
+    axes.axvline(low, color="0.3", linewidth=0.8)
+    ticks = range(10 * math.ceil(low / 10), int(high) + 1, 10)
+    axes.set_xticks([zero, *ticks], ["0", *(f"$2^{{{tick}}}$" for tick in ticks)])
+    axes.set_xlim(low - 8, high)
+    axes.set_yscale("log")
+    axes.set_ylim(1e-3, 1000)
+    axes.set_yticks([0.001, 0.01, 0.1, 1, 10, 100], ["0.001", "0.01", "0.1", "1", "10", "100"])
+    axes.set_ylabel("% of the values")
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _histogram(
+    axes: Axes,
+    counts: Sequence[int],
+    x: float,
+    place: int,
+    style: Mapping[str, Any],
+    markerfacecolor: str | None = None,
+) -> None:
+    """The share of zeros as a point at ``x``, the others as steps, down to the axis where there are none."""
+    percents = 100 * np.array(counts, dtype=float) / np.sum(counts)
+    steps = np.where(percents[1:] > 0, percents[1:], 1e-9)
+    axes.stairs(steps, np.append(EXPONENTS, HIGHEST + 1), baseline=None, color=COLOURS[place], **style)
+    if percents[0]:
+        axes.plot(x, percents[0], "o", color=COLOURS[place], markersize=5, markerfacecolor=markerfacecolor)
+
+
+def short(name: str) -> str:
+    """Returns the end of a name that is long."""
+    return name if len(name) <= NAME else "..." + name[3 - NAME :]
+
+
+def name_width(names: Iterable[str]) -> int:
+    """Returns the characters that names take in a table."""
+    return max([8, *(len(short(name)) + 1 for name in names)])
+
+
+def table(axes: Axes, head: str, rows: Sequence[str], left_out: Sequence[str]) -> None:
+    """Draws the legend as a table beside the panel, a row a histogram."""
+    head = "\n".join(" " * 5 + line for line in head.splitlines())  # as wide as the line before each row
+    handles = axes.get_legend_handles_labels()[0]
+    legend = axes.legend(
+        handles,
+        rows[: len(handles)],
+        title=head,
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        alignment="left",
+        prop={"family": "monospace", "size": 7},
+        title_fontproperties={"family": "monospace", "size": 7},
+        handlelength=2.2,
+        handletextpad=0.8,
+        borderpad=0,
+    )
+    legend.set_in_layout(True)
+    if left_out:
+        names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+        axes.set_title(f"not drawn ({len(left_out)}): {names}", fontsize=7, loc="right")

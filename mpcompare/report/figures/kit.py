@@ -1,0 +1,72 @@
+"""The kit of all figures: a part for each comparison, one colour a run, and the styles of lines, marks and legends."""
+
+import logging
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+
+from mpcompare.report.comparison import Comparison
+
+# Okabe and Ito's palette: told apart by colour-blind readers; lines differ in their dashes too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
+WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
+logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run announces a font cache
+
+
+def colour(place: int) -> str:
+    """Returns the colour of a run, by its place among the finished runs of its comparison, from 0."""
+    return COLOURS[place % len(COLOURS)]
+
+
+def dashed(place: int) -> dict[str, Any]:
+    """Returns colour and dashes of a run's lines."""
+    return {"color": colour(place), "linestyle": DASHES[place % len(DASHES)]}
+
+
+def line(place: int) -> dict[str, Any]:
+    """Returns the style of lines that may coincide: the later ones are thinner, so that none hides another."""
+    return {**dashed(place), "linewidth": max(2.6 - 0.5 * place, 1)}
+
+
+def grid(comparisons: Sequence[Comparison], height: float, width: float = WIDTH) -> tuple[Figure, list[SubFigure]]:
+    """Returns a figure and its parts, one for each comparison, three in a row.
+
+    Args:
+        height: inches of a part below its title.
+        width: inches of a part.
+    """
+    rows = math.ceil(len(comparisons) / 3)
+    columns = math.ceil(len(comparisons) / rows)
+    texts = [(c.title, c.dataset, c.not_the_same) for c in comparisons]
+    titles = [[line for text in paragraphs for line in textwrap.wrap(text, 84)] for paragraphs in texts]
+    height += LINE * max(map(len, titles))
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    parts = list(figure.subfigures(rows, columns, squeeze=False).flat)[: len(comparisons)]
+    for part, title in zip(parts, titles, strict=True):
+        part.suptitle("\n".join(title), fontsize=9, x=0.02, ha="left")
+    return figure, parts
+
+
+def nothing(axes: Axes, why: str) -> None:
+    """Leaves a panel empty and writes into it why."""
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="0.4")
+
+
+def at_the_top(axes: Axes, x: np.ndarray, colour: str, height: float) -> None:
+    """Draws a triangle at each ``x``, for values beyond the axis; ``height`` is a share of the panel's."""
+    if len(x):
+        heights = np.full(len(x), height)
+        axes.plot(x, heights, "^", color=colour, transform=axes.get_xaxis_transform(), zorder=4)
+
+
+def positive(values: Iterable[float]) -> np.ndarray:
+    """Returns the values that a log axis can show: those that are finite and above 0."""
+    array = np.array(list(values), dtype=float)
+    return array[np.isfinite(array) & (array > 0)]

@@ -1,0 +1,108 @@
+"""The figure of the loss: the curves of all runs, and their difference to the baseline's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Report
+from mpcompare.report.figures.kit import colour, dashed, grid
+from mpcompare.verdict.judge.trajectories import steps_of_both
+
+
+def loss(report: Report) -> Figure | None:
+    """Draws loss curves above, their difference to the baseline below on a log axis; warm-up shaded, skipped steps
+    marked. Evaluations during training stand beside them: held-out loss, and its accuracy in a panel of its own.
+    None where no run finished."""
+    if not report.finished:
+        return None
+    classes = any(_has_accuracy(entry) for comparison in report.finished for entry in comparison.finished)
+    figure, parts = grid(report.finished, 8.0 if classes else 6.1)
+    for part, comparison in zip(parts, report.finished, strict=True):
+        _part(part, comparison, classes)
+    return figure
+
+
+def _part(part: SubFigure, comparison: Comparison, classes: bool) -> None:
+    entries = comparison.finished
+    rows = part.subplots(3 if classes else 2, 1, sharex=True, height_ratios=(3, 2, 2)[: 3 if classes else 2])
+    above, below = rows[0], rows[-1]
+    if classes:
+        _accuracy(rows[1], entries)
+    for place, entry in enumerate(entries):
+        _curve(above, place, entry)
+        _difference(below, place, entry)
+    steps = [entry.run.steps for entry in entries]
+    warmup = max((number for each in steps for number in each.loc[each["warmup"], "step"]), default=0)
+    evaluated = any(len(_evals(entry)) for entry in entries)
+    if evaluated:
+        above.plot([], [], label="held-out loss", **{**_held_out(0), "color": "0.3"})
+    for axes in rows:
+        axes.axvspan(0.5, warmup + 0.5, color="0.92", zorder=0, label="warm-up" if warmup else None)
+        axes.grid(alpha=0.3)
+    above.legend(fontsize=8)
+    above.set_ylabel("training and held-out loss" if evaluated else "training loss")
+    below.set_yscale("log")
+    below.set_ylabel("|loss - baseline's|")
+    below.set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN; x above: skipped)")
+    below.xaxis.get_major_locator().set_params(integer=True)
+    if not below.lines:
+        below.text(0.5, 0.5, "nothing to compare with", transform=below.transAxes, ha="center", color="0.4")
+
+
+def _curve(axes: Axes, place: int, entry: Entry) -> None:
+    steps = entry.run.steps
+    axes.plot(
+        steps["step"],
+        steps["loss"],
+        label=entry.label + (" (baseline)" if entry.is_baseline else ""),
+        **dashed(place),
+        linewidth=5 if entry.is_baseline else max(2.6 - 0.5 * place, 1),
+        alpha=0.45 if entry.is_baseline else 1,
+        zorder=1 if entry.is_baseline else 2,
+    )
+    skipped = steps[steps["skipped"]]
+    axes.plot(skipped["step"], skipped["loss"], "x", color=colour(place), markersize=8)
+    if len(evals := _evals(entry)):
+        axes.plot(evals["step"], evals["test_loss"], **_held_out(place))
+
+
+def _difference(axes: Axes, place: int, entry: Entry) -> None:
+    """A log axis has no zero: equal losses leave a gap. A loss that is not finite is marked at the top."""
+    if entry.is_baseline or not entry.baseline or not len(entry.loss_diff):
+        return
+    number = steps_of_both(entry.run, entry.baseline)
+    difference = np.where(entry.loss_diff > 0, entry.loss_diff, np.nan)
+    axes.plot(number, difference, marker="o", markersize=3, **dashed(place))
+    lost = number[~np.isfinite(entry.loss_diff)]
+    axes.plot(lost, np.ones(len(lost)), "^", color=colour(place), transform=axes.get_xaxis_transform())
+
+
+def _accuracy(axes: Axes, entries: Sequence[Entry]) -> None:
+    """Held-out accuracy of each run that was evaluated while it trained."""
+    if not any(map(_has_accuracy, entries)):
+        axes.text(0.5, 0.5, "not evaluated in between", transform=axes.transAxes, ha="center", color="0.4")
+    for place, entry in enumerate(entries):
+        if len(evals := _evals(entry)):
+            axes.plot(evals["step"], evals["test_accuracy"], **_held_out(place))
+    axes.set_ylabel("held-out accuracy")
+
+
+def _evals(entry: Entry) -> pd.DataFrame:
+    """The evaluations of a run while it trained, and after; no rows if only after, which is a number of the table."""
+    evals = entry.run.evals
+    return evals if len(evals) > 1 else evals[:0]
+
+
+def _has_accuracy(entry: Entry) -> bool:
+    return bool(_evals(entry)["test_accuracy"].notna().any())
+
+
+def _held_out(place: int) -> dict[str, Any]:
+    """The style of evaluations: white squares, so that they are told from the training loss."""
+    marks = {"marker": "s", "markersize": max(7 - place, 3), "markerfacecolor": "white", "zorder": 3}
+    return {**dashed(place), "linewidth": 0.8, **marks}

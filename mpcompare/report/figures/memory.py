@@ -1,0 +1,124 @@
+"""The figure of memory: the analytic model by kind of tensor beside what was measured."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mpcompare.report.columns import percent
+from mpcompare.report.comparison import Entry
+from mpcompare.report.contents import Report
+from mpcompare.report.figures.bars import bars, beside, one_legend
+from mpcompare.report.runs import Run
+
+# The kinds of the memory model, in its order; black and the hatched greys are left to what is measured.
+KIND_COLOURS = {
+    "inputs": "#56B4E9",
+    "master params": "#0072B2",
+    "optimizer state": "#009E73",
+    "compute copies": "#CC79A7",
+    "cast cache": "#D55E00",
+    "activations": "#E69F00",
+    "gradients": "#F0E442",
+    "workspace": "#BBBBBB",
+}
+# Of operators, where no model tells the kinds: muted, so that nobody takes them for kinds.
+OPERATOR_COLOURS = [colormaps["tab20b"](place) for place in (0, 6, 9, 13, 17, 2, 5, 10, 14, 18)]
+OPERATORS, OTHERS = 5, "other operators"  # how many of a run are told apart, and the rest
+# Labels of the measured rows; short, because a legend does not wrap.
+ALLOCATED = "measured: allocator"
+OUTSIDE = "measured: packing buffers"
+RESIDENT = "measured: rise of RSS"
+Piece = tuple[float, str, dict[str, Any]]  # of a stacked bar: width, label, style
+
+
+def memory(report: Report) -> Figure | None:
+    """Draws a panel a comparison, and one legend for all below them: the kinds in their order, then what was measured.
+    None where no run finished."""
+    if not report.finished:
+        return None
+    operators = _operators(entry.run for comparison in report.finished for entry in comparison.finished)
+    figure = bars(report.finished, partial(_memory, operators=operators), inches=0.95)
+    columns = 2 if max(map(len, operators), default=0) > 16 else 3  # a legend does not wrap
+    one_legend(figure, [*KIND_COLOURS, *operators, OTHERS, ALLOCATED, OUTSIDE, RESIDENT], columns)
+    return figure
+
+
+def _operators(runs: Iterable[Run]) -> list[str]:
+    """The operators that asked for most of what was live at the peaks of the runs without a model."""
+    sizes: dict[str, int] = {}
+    for run in runs:
+        if not run.result.get("memory_model"):
+            for name, size in list((run.result.get("memory_by_op") or {}).items())[:OPERATORS]:
+                sizes[name] = sizes.get(name, 0) + size
+    return sorted(sizes, key=lambda name: -sizes[name])
+
+
+def _memory(axes: Axes, entries: Sequence[Entry], operators: Sequence[str]) -> None:
+    """Three rows a run: the model, stacked by kind (where there is none the measured peak, by operator); the measured
+    peak; the rise of the resident set."""
+    for place, entry in enumerate(entries):
+        result = entry.run.result
+        if model := _by_kind(result):
+            kinds = [(size, kind, {"color": KIND_COLOURS.get(kind, "0.6")}) for kind, size in model.items()]
+            right = _stack(axes, place - 0.25, kinds)
+            beside(axes, right, place - 0.25, f"{right:.4g} MB model")
+        elif pieces := _by_operator(result, operators):
+            beside(axes, _stack(axes, place - 0.25, pieces), place - 0.25, "by operator")
+        measured, workspace = result["peak_memory_bytes"] / 1e6, _outside(result)
+        pieces = [(measured, ALLOCATED, {"color": "0.35"})]
+        text = f"{measured:.4g} MB" + (f" ({percent(entry.model_difference)})" if model else "")
+        if workspace:
+            style = {"facecolor": "white", "edgecolor": "0.35", "hatch": "//////", "linewidth": 0.5}
+            pieces.append((workspace, OUTSIDE, style))
+            text += f" + {workspace:.3g} MB"
+        beside(axes, _stack(axes, place + 0.05, pieces), place + 0.05, text)
+        if (resident := _resident(result)) is not None:
+            axes.plot(resident, place + 0.3, "d", color="black", markersize=6, label=RESIDENT)
+            beside(axes, resident, place + 0.3, f"{resident:.4g} MB resident")
+    axes.set_xlabel("peak memory of a step in MB, the batch included")
+
+
+def _by_kind(result: Mapping[str, Any]) -> dict[str, float]:
+    """The model in MB by kind; empty where there is none."""
+    return {kind: sum(tensors.values()) / 1e6 for kind, tensors in (result.get("memory_model") or {}).items()}
+
+
+def _by_operator(result: Mapping[str, Any], operators: Sequence[str]) -> list[Piece]:
+    """The measured peak in MB: the batch, the largest by the operators that asked for them, the others in one piece."""
+    live = list((result.get("memory_by_op") or {}).items())
+    if not live:
+        return []
+    pieces: list[Piece] = [((result.get("batch_bytes") or 0) / 1e6, "inputs", {"color": KIND_COLOURS["inputs"]})]
+    for name, size in live[:OPERATORS]:
+        place = operators.index(name)
+        colour = OPERATOR_COLOURS[place % len(OPERATOR_COLOURS)]
+        pieces.append((size / 1e6, name, {"color": colour}))
+    if rest := sum(size for _, size in live[OPERATORS:]):
+        pieces.append((rest / 1e6, OTHERS, {"color": "0.8"}))
+    return pieces
+
+
+def _outside(result: Mapping[str, Any]) -> float:
+    """The MB that products hold beside the allocator's: packing buffers on a CPU; a GPU's are the allocator's."""
+    return (result.get("workspace_bytes") or 0) / 1e6 if result.get("device") != "cuda" else 0.0
+
+
+def _resident(result: Mapping[str, Any]) -> float | None:
+    """The MB by which training raised the resident set, and the batch, which was there before; None if unknown."""
+    before, peak, batch = (result.get(key) for key in ("rss_before_bytes", "peak_rss_bytes", "batch_bytes"))
+    if result.get("device") != "cpu" or before is None or peak is None or batch is None:
+        return None  # on a GPU the process holds none of the tensors
+    return (peak - before + batch) / 1e6
+
+
+def _stack(axes: Axes, y: float, pieces: Sequence[Piece]) -> float:
+    """Draws a bar of labelled pieces and returns where it ends."""
+    left = 0.0
+    for width, label, style in pieces:
+        axes.barh(y, width, height=0.28, left=left, label=label, **style)
+        left += width
+    return left

@@ -1,0 +1,71 @@
+"""The figure of noise: how far the loss of each run is from its reference's, beside what correct runs show."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from mpcompare.report.contents import Report
+from mpcompare.report.figures.judged import Judged, compared, judged, references
+from mpcompare.report.figures.kit import at_the_top, grid, nothing, positive
+from mpcompare.verdict.judge.trajectories import steps_of_both
+
+
+def noise(report: Report) -> Figure | None:
+    """Draws the differences of losses before a band: how far correct runs are from each other. A panel a reference, of
+    those that have a band or were compared with. None where there is neither a band nor a run to compare."""
+    comparisons = judged(report)
+    if not any(_shows(run) for runs in comparisons for run in runs):
+        return None
+    panels = [[r for r in references(runs) if r.noise is not None or compared(r, runs)] for runs in comparisons]
+    figure, parts = grid(report.finished, 1.0 + 3.2 * max(1, *map(len, panels)))
+    for part, runs, drawn in zip(parts, comparisons, panels, strict=True):
+        rows = part.subplots(max(len(drawn), 1), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, reference in zip(rows, drawn, strict=False):
+            _panel(axes, reference, compared(reference, runs))
+            axes.set_ylabel("|training loss - reference's|" if len(drawn) < 3 else "|loss - reference's|")
+        if not drawn:
+            nothing(rows[0], "nothing to compare with")
+        rows[-1].set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN)")
+        rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    return figure
+
+
+def _shows(run: Judged) -> bool:
+    return run.noise is not None or (run.reference is not None and not run.is_reference)
+
+
+def _panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
+    band, differences = reference.noise, [run.difference for run in runs]
+    limits = dict.fromkeys(limit for run in runs if math.isfinite(limit := run.limit("loss over the run")))
+    shown = positive([*itertools.chain(*differences), *(band if band is not None else ()), *limits])
+    bottom, top = (shown.min() / 2, shown.max() * 3) if len(shown) else (1e-9, 1.0)
+    if band is not None:
+        _band(axes, reference, band, bottom, top)
+    for limit in limits:
+        axes.axhline(limit, color="0.2", linestyle="--", linewidth=1.2, label="limit")
+    for run, difference in zip(runs, differences, strict=True):
+        number = steps_of_both(run.run, reference.run)
+        visible = np.where(difference > 0, difference, np.nan)
+        axes.plot(number, visible, marker="o", markersize=3, label=run.entry.label, **run.line)
+        at_the_top(axes, number[~np.isfinite(difference)], run.colour, 0.97)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom, top)
+    axes.grid(alpha=0.3)
+    title = f"reference: {reference.entry.label}" + ("" if runs else ", and no other run to compare with it")
+    axes.legend(title=title, alignment="left", loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False,
+                fontsize=8, title_fontsize=9, borderaxespad=0)  # fmt: skip
+
+
+def _band(axes: Axes, reference: Judged, band: np.ndarray, bottom: float, top: float) -> None:
+    """The largest difference between correct runs, step by step; to the top where it is no number."""
+    height = np.where(np.isfinite(band), band, top)
+    before = int(reference.run.steps["step"].iloc[0]) - 1
+    steps, ends = np.arange(before, before + len(band) + 2), np.concatenate((height[:1], height, height[-1:]))
+    label = f"noise: {reference.noise_runs + 1} runs of {reference.entry.label}"
+    axes.fill_between(steps, bottom, ends, step="mid", color="0.85", linewidth=0, zorder=0, label=label)
+    axes.set_xlim(before + 0.5, before + len(band) + 0.5)

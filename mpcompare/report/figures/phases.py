@@ -1,0 +1,49 @@
+"""The figure of phases: the time of each phase of a step."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mpcompare.phases import PHASES, WHOLE_STEP
+from mpcompare.report.comparison import Entry, phases_of
+from mpcompare.report.contents import Report
+from mpcompare.report.figures.bars import bars, beside, one_legend
+
+# By phase, in their order. Okabe and Ito's palette but for the fourth, which is of ColorBrewer's Dark2: a colour-blind
+# reader tells it from the neighbours on both sides better than the palette's blue and vermilion.
+COLOURS = dict(
+    zip(
+        (*PHASES, WHOLE_STEP),
+        ("#56B4E9", "#E69F00", "#F0E442", "#7570B3", "#009E73", "#CC79A7", "#BBBBBB"),
+        strict=True,
+    )
+)
+LABELLED = 0.12  # of a bar: a shorter piece has no room for its number
+
+
+def phases(report: Report) -> Figure | None:
+    """Draws a panel a comparison, and one legend for all below them; None where no run finished."""
+    if not report.finished:
+        return None
+    figure = bars(report.finished, _phases, room=1.5)
+    one_legend(figure, list(COLOURS), columns=6)
+    return figure
+
+
+def _phases(axes: Axes, entries: Sequence[Entry]) -> None:
+    """A bar a run, of its phases from first to last."""
+    names = phases_of(entry.run for entry in entries)
+    for place, entry in enumerate(entries):
+        phase_ms = entry.run.result["phase_ms"]
+        times = {name: phase_ms[name] or 0.0 for name in names if name in phase_ms}
+        right = 0.0
+        for name, width in times.items():
+            colour = COLOURS.get(name, "0.6")
+            axes.barh(place, width, left=right, color=colour, edgecolor="white", linewidth=0.5, label=name)
+            if width > LABELLED * sum(times.values()):
+                axes.text(right + width / 2, place, f"{width:.3g}", ha="center", va="center", fontsize=8)
+            right += width
+        clock = "" if times.get(WHOLE_STEP) else f" (clock {entry.run.result['phase_overhead']:+.1%})"
+        beside(axes, right, place, f"{right:.4g} ms{clock}")
+    axes.set_xlabel("ms in each phase, with a clock between them\n(its cost against bare steps)")

@@ -1,0 +1,30 @@
+"""The figure of step times: median and spread, and the speed relative to the baseline."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mpcompare.report.comparison import Entry
+from mpcompare.report.contents import Report
+from mpcompare.report.figures.bars import bars
+from mpcompare.report.figures.kit import colour
+
+
+def step_time(report: Report) -> Figure | None:
+    """Draws a bar a run; None where no run finished."""
+    return bars(report.finished, _step_time) if report.finished else None
+
+
+def _step_time(axes: Axes, entries: Sequence[Entry]) -> None:
+    p20, p50, p80 = (np.array([e.run.result[f"step_ms_p{p}"] for e in entries]) for p in (20, 50, 80))
+    colours = [colour(place) for place in range(len(entries))]
+    axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=colours, ecolor="0.2", capsize=4)
+    for place, entry in enumerate(entries):
+        side = "" if entry.side_by_side else ", not side by side"
+        ratio = "baseline" if entry.is_baseline else f"x {entry.speedup}{side}"
+        axes.annotate(
+            f"{p50[place]:.4g} ms, {ratio}", (p80[place], place), (6, 0), textcoords="offset points", va="center"
+        )
+    axes.set_xlabel("ms a step: median, p20 to p80 of the blocks\nx: speed relative to the baseline (95 % interval)")

@@ -1,0 +1,1 @@
+"""The outputs of a report: what is printed, and the files that are written."""

@@ -1,0 +1,114 @@
+"""The report on a console: a table for each comparison, and beneath it remarks, phases and inference."""
+
+from pathlib import Path
+
+import rich.box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mpcompare.phases import WHOLE_STEP
+from mpcompare.report import dtypes, inference, remarks, summary
+from mpcompare.report.comparison import Comparison, phases_of
+from mpcompare.report.contents import Report, Verdicts
+
+PIPE = 200  # characters: a file or a pipe has no width, and is not wrapped at 80
+LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
+IDENTITY = ("backend", "precision", "variant")  # the columns of a run that did not finish
+NARROW = 100  # characters: a console below this shows the phases alone
+
+
+def write(report: Report, folder: Path) -> None:
+    """Prints the report; ``folder`` is for outputs that are files."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE)
+    for comparison in report.comparisons:
+        _show(console, comparison, report.verdicts)
+    if not report.has_baseline:
+        print(f"report.baseline={report.baseline} is not among the runs: compared with the first that finished")
+
+
+def _show(console: Console, comparison: Comparison, verdicts: Verdicts) -> None:
+    console.print(Text(comparison.title, style="bold"))
+    console.print(Text(comparison.dataset))
+    if comparison.not_the_same:
+        console.print(Text(comparison.not_the_same, style="bold red"))
+    console.print(_runs(comparison, verdicts, console.width))
+    _lines(console, remarks.because(comparison, verdicts), soft_wrap=True)
+    _lines(console, remarks.unchecked(comparison, verdicts), soft_wrap=True)
+    _lines(console, remarks.resumed(comparison), soft_wrap=True)
+    _lines(console, remarks.timing(comparison))
+    _lines(console, dtypes.lines(comparison), soft_wrap=True)
+    if comparison.finished:
+        console.print(_phases(comparison, narrow=console.width < NARROW))
+    if inference.measured(comparison):
+        console.print(inference_table(comparison, console.width))
+        _lines(console, inference.lines(comparison))
+    for entry in comparison.entries:
+        if not entry.ok:
+            console.print(Text(f"{entry.label}: {entry.run.result['status']}: {entry.error}", style="red"))
+        elif text := remarks.memory(entry):
+            console.print(Text(text, style="yellow"), soft_wrap=True)
+
+
+def _lines(console: Console, lines: list[str], soft_wrap: bool | None = None) -> None:
+    for line in lines:
+        console.print(Text(line), soft_wrap=soft_wrap)
+
+
+def _runs(comparison: Comparison, verdicts: Verdicts, width: int) -> Table:
+    """The columns that the console is wide enough for; ``summary.csv`` has them all."""
+    baselines = list(dict.fromkeys(comparison.label(e.baseline) for e in comparison.entries if e.baseline))
+    versus = baselines[0] if len(baselines) == 1 and len(baselines[0]) < LONG else "baseline"
+    needless = {"baseline": len(baselines) < 2, "variant": not any(entry.variant for entry in comparison.entries)}
+    columns = [c for c in summary.SHOWN if c.width <= width and not needless.get(c.name)]
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        heading = column.heading.format(baseline=versus)
+        table.add_column(heading, justify=column.justify, no_wrap=not column.wraps)
+    for row in summary.rows_of(comparison, verdicts):
+        if row.entry.ok:
+            table.add_row(*(column.cell(row) for column in columns))
+        else:
+            known = (column.cell(row) for column in columns if column.name in IDENTITY)
+            table.add_row(*known, row.result["status"], style="red")
+    return table
+
+
+def _phases(comparison: Comparison, narrow: bool) -> Table:
+    """Milliseconds of each phase, ``-`` where it holds no work, or the step has no phases; and what is not in the step
+    time: the first step's milliseconds and the seconds that making the backend took, builds and compilation
+    included."""
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("ms in phase", no_wrap=True)
+    phases = phases_of(entry.run for entry in comparison.finished)
+    for heading in (*phases, *(() if narrow else ("clock's cost", "first step", "set-up s"))):
+        table.add_column(heading, justify="right")
+    for entry in comparison.finished:
+        times = entry.run.result["phase_ms"]
+        cells = ["-" if times.get(phase) is None else f"{times[phase]:.4g}" for phase in phases]
+        overhead, first, set_up = (entry.run.result[key] for key in ("phase_overhead", "first_step_ms", "construct_s"))
+        clock = "-" if WHOLE_STEP in times else f"{overhead:+.1%}"
+        more = () if narrow else (clock, f"{first:.4g}", f"{set_up:.2g}")
+        table.add_row(entry.label, *cells, *more)
+    return table
+
+
+def inference_table(comparison: Comparison, width: int) -> Table:
+    """A row for each way of each run. Costs that a race measured once stand in the rows of its first run only."""
+    columns = [column for column in inference.SHOWN if column.width <= width]
+    entries = inference.measured(comparison)
+    sizes = dict.fromkeys(str(entry.run.result["inference"]["batch_size"]) for entry in entries)
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(f"inference, batch {'/'.join(sizes)}", no_wrap=True)
+    table.add_column("in")
+    for column in columns:
+        table.add_column(column.heading, justify=column.justify, no_wrap=True)
+    for entry, again in zip(entries, inference.costs_again(entries), strict=True):
+        for place, way in enumerate(inference.ways(entry)):
+            row = inference.Row(comparison, entry, way)
+            why = f" (unavailable: {row.result['unavailable']})" if "unavailable" in row.result else ""
+            cells = ["" if again and c.name not in inference.SCORES else c.cell(row) for c in columns]
+            table.add_row("" if place else entry.label, way + why, *cells)
+    return table

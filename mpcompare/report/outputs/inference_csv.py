@@ -1,0 +1,15 @@
+"""The file ``inference.csv``: a row for each run and each way of inference with its network."""
+
+from pathlib import Path
+
+from mpcompare.report import inference
+from mpcompare.report.columns import values
+from mpcompare.report.contents import Report
+from mpcompare.report.outputs.files import path_in, write_csv
+
+
+def write(report: Report, folder: Path) -> None:
+    """Writes the file if any run has inference."""
+    rows = [row for comparison in report.comparisons for row in inference.rows_of(comparison)]
+    if rows:
+        write_csv(path_in(folder, "inference.csv"), [values(inference.COLUMNS, row) for row in rows])

@@ -1,0 +1,19 @@
+"""The list of all outputs of a report."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mpcompare.report.contents import Report
+from mpcompare.report.outputs import console, dtypes_csv, figures, inference_csv, summary_csv, verdict_json
+
+Output = Callable[[Report, Path], None]  # given a report, and the folder for its files, which may be missing
+
+# The console comes first: it shows the table even where the folder cannot be written.
+OUTPUTS: tuple[Output, ...] = (
+    console.write,
+    summary_csv.write,
+    verdict_json.write,
+    figures.write,
+    dtypes_csv.write,
+    inference_csv.write,
+)

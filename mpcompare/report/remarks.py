@@ -1,0 +1,113 @@
+"""The remarks on a comparison: lines beneath its table that say what the numbers cannot."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpcompare.race.turns import describe_timing
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Verdicts
+
+TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
+# Of a core. Ratios are known within 2 % (measure.rel_ci), and that much of a core can shift them by as much. An entrant
+# that waits uses 0.0004, and 0.002 where its blocks take 10 ms: the messages between two turns.
+OUT_OF_TURN = 0.02
+OTHERS = 0.25  # cores that other programs keep busy, from which on they are named
+# Variables of the environment that make the same program faster or slower. Others torch sets itself: KMP_INIT_AT_FORK.
+_SPEED = (
+    *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "OMP_", "GOMP_", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_", "ONEDNN_"),
+    *("DNNL_", "CUBLAS", "NVIDIA_TF32", "CUDA_LAUNCH_BLOCKING", "PYTORCH_"),
+)
+
+
+def because(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+    """Returns a line for each verdict that has a reason."""
+    judged = ((entry, verdicts.get(entry.run.name)) for entry in comparison.entries)
+    return [f"{entry.label} {verdict}: {verdict.because}" for entry, verdict in judged if verdict and verdict.because]
+
+
+def unchecked(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+    """Returns what could not be checked of runs that are the same or within noise: one line for all runs alike."""
+    labels: dict[str, list[str]] = {}
+    for entry in comparison.entries:
+        verdict = verdicts.get(entry.run.name)
+        if verdict and verdict.unchecked and verdict.word in ("same", "within noise"):
+            labels.setdefault(", ".join(verdict.unchecked), []).append(entry.label)
+    return [f"{', '.join(alike)}: not checked: {text}" for text, alike in labels.items()]
+
+
+def resumed(comparison: Comparison) -> list[str]:
+    """Returns the checkpoints from which runs continued: one line for all runs from the same one."""
+    labels: dict[str, list[str]] = {}
+    for entry in comparison.entries:
+        if checkpoint := resumed_from(entry.run.result):
+            labels.setdefault(checkpoint, []).append(entry.label)
+    return [f"{', '.join(alike)}: resumed from {checkpoint}" for checkpoint, alike in labels.items()]
+
+
+def resumed_from(result: Mapping[str, Any]) -> str:
+    """Returns ``step 10 of amp bf16 (outputs/long)``; empty where training began at its beginning."""
+    if not (checkpoint := result.get("resumed_from")):
+        return ""
+    backend = " ".join(dict.fromkeys(str(checkpoint[key]) for key in ("backend", "precision")))
+    return f"step {checkpoint['step']} of {backend} ({checkpoint['path']})"
+
+
+def timing(comparison: Comparison) -> list[str]:
+    """Returns when timing stopped, what disturbed it, and what the environment had set."""
+    finished = comparison.finished
+    stops = {entry.label: describe_timing(entry.run.result["timing"]) for entry in finished}
+    alike = len(set(stops.values())) == 1
+    lines = list(stops.values())[:1] if alike else [f"{label}: {text}" for label, text in stops.items()]
+    if not all(entry.side_by_side for entry in finished):
+        lines.append("~ not timed in turns with its baseline: drift of the machine is in the ratio")
+    out_of_turn = {entry.label: _out_of_turn(entry) for entry in finished}
+    lines += [
+        f"{label}: kept {cores:.2g} cores busy in the turns of others (OpenMP does with OMP_WAIT_POLICY=active)"
+        for label, cores in out_of_turn.items()
+        if cores
+    ]
+    for entry in finished:
+        rivals = (rival for rival in finished if rival is not entry and _race(rival) == _race(entry))
+        others = entry.run.blocks["other_cores"].median() - sum(out_of_turn[rival.label] for rival in rivals)
+        if others > OTHERS:
+            lines.append(f"{entry.label}: other programs kept {others:.1f} cores busy while it was timed")
+    return [*lines, *_environment(comparison)]
+
+
+def _out_of_turn(entry: Entry) -> float:
+    """How many cores the entrant kept busy while others had their turns; 0 where it waited, or had none to wait for."""
+    cores = entry.run.blocks["cores_between_turns"].median()
+    return float(cores) if _race(entry) and cores > OUT_OF_TURN else 0.0
+
+
+def _race(entry: Entry) -> str | None:
+    race: str | None = entry.run.result["timing"]["race"]
+    return race
+
+
+def environment(result: Mapping[str, Any]) -> str:
+    """Returns the variables of ``_SPEED`` that were set for a run, as ``NAME=VALUE NAME=VALUE``."""
+    variables: Mapping[str, str] = result.get("environment") or {}
+    return " ".join(f"{name}={value}" for name, value in variables.items() if name.startswith(_SPEED))
+
+
+def _environment(comparison: Comparison) -> list[str]:
+    """Returns what the environment had set: one line where that is the same for all runs."""
+    known = {e.label: environment(e.run.result) for e in comparison.entries if "environment" in e.run.result}
+    if len(set(known.values())) == 1:
+        return [f"environment: {text}" for text in list(known.values())[:1] if text]
+    return [f"{label}: environment: {text or 'nothing set'}" for label, text in known.items()]
+
+
+def memory(entry: Entry) -> str:
+    """Returns how far the measured peak is from the model, and whose operators' memory was live then; empty where
+    that is within ``TOLERANCE``."""
+    if not abs(entry.model_difference) > TOLERANCE:
+        return ""
+    result = entry.run.result
+    difference = result["peak_memory_bytes"] - result["peak_memory_bytes_analytic"]
+    share = abs(100 * entry.model_difference)
+    side = "above" if difference > 0 else "below"
+    held = [f"{op} {size / 1e6:.1f} MB" for op, size in list((result.get("memory_by_op") or {}).items())[:3]]
+    text = f"{entry.label}: measured {abs(difference) / 1e6:.1f} MB ({share:.1f} %) {side} the model"
+    return f"{text}; most of the peak: {', '.join(held)}" if held else text

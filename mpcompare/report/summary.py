@@ -1,0 +1,259 @@
+"""The table of runs: a row a run. ``summary.csv`` and the console show it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Verdicts
+from mpcompare.report.remarks import environment, resumed_from
+from mpcompare.verdict.judge.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run, its comparison, and the verdict on it; None if it did not finish."""
+
+    comparison: Comparison
+    entry: Entry
+    verdict: Verdict | None
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        return self.entry.run.result
+
+
+def rows_of(comparison: Comparison, verdicts: Verdicts) -> list[Row]:
+    return [Row(comparison, entry, verdicts.get(entry.run.name)) for entry in comparison.entries]
+
+
+def columns_of(row: Row) -> list[Column[Row]]:
+    """Returns the columns of a run: all in ``COLUMNS``, and in their midst one for each of its own phases."""
+    return [*_BEFORE_PHASES, *map(_phase, row.result.get("phase_ms", {})), *_AFTER_PHASES]
+
+
+def _recorded(name: str, unit: str, meaning: str, **shown: Any) -> Column[Row]:
+    """A column of a value that stands under the same name in ``result.json``."""
+    return Column(name, unit, meaning, lambda row: row.result.get(name), **shown)
+
+
+def _phase(name: str) -> Column[Row]:
+    return Column(
+        f"{name.replace(' ', '_')}_ms",
+        "ms",
+        f"The median time of the phase {name!r} in a step; empty where it holds no work.",
+        lambda row: row.result["phase_ms"].get(name),
+    )
+
+
+def _loss_difference(row: Row) -> float | str:
+    """A difference that is no number is a result, not an empty cell: a word."""
+    difference = row.entry.max_abs_loss_diff
+    return str(difference) if row.entry.ok and not math.isfinite(difference) else difference
+
+
+def _speedup(row: Row, _: float) -> str:
+    if row.entry.is_baseline:
+        return "1.00"
+    return str(row.entry.speedup) + ("" if row.entry.side_by_side else "~")
+
+
+_BEFORE_PHASES: tuple[Column[Row], ...] = (
+    _recorded("backend", TEXT, "The implementation.", heading="backend"),
+    _recorded("engine", TEXT, "The library that computes the matrix products.", heading="engine", width=160),
+    _recorded("precision", TEXT, "The precision that was asked for.", heading="precision"),
+    _recorded("dataset", TEXT, "The data set."),
+    _recorded("step_ms_p20", "ms", "The time of a step, 20th percentile of the blocks."),
+    _recorded(
+        "step_ms_p50",
+        "ms",
+        "The time of a step, median of the blocks.",
+        heading="ms/step p50",
+        text=number(".4g"),
+    ),
+    _recorded("step_ms_p80", "ms", "The time of a step, 80th percentile of the blocks."),
+    Column(
+        "step_ms_p20_p80",
+        "ms",
+        "The time of a step, 20th to 80th percentile of the blocks.",
+        lambda row: (row.result.get("step_ms_p20"), row.result.get("step_ms_p80")),
+        heading="p20 - p80",
+        text=lambda row, ends: " - ".join(number(".4g")(row, end) for end in ends),
+        width=160,
+        in_files=False,
+    ),
+    Column(
+        "speedup_vs_baseline",
+        "1",
+        "The step time of the baseline over that of the run, median of the rounds.",
+        lambda row: row.entry.speedup.median,
+        heading="x {baseline}",
+        text=_speedup,
+    ),
+    _recorded(
+        "peak_memory_bytes",
+        "bytes",
+        "The measured peak of a step's memory, the batch included.",
+        heading="peak MB",
+        text=number(".4g", per=1e6),
+    ),
+    Column(
+        "peak_memory_vs_model",
+        "1",
+        "The measured peak over that of the analytic model, less 1.",
+        lambda row: row.entry.model_difference,
+        heading="vs model",
+        text=lambda _, difference: percent(difference),
+        width=160,
+        in_files=False,
+    ),
+    _recorded(
+        "final_loss",
+        "1",
+        "The training loss of the last step.",
+        heading="final loss",
+        text=number(".5f"),
+        width=160,
+    ),
+    Column(
+        "max_abs_loss_diff_vs_baseline",
+        "1",
+        "The largest difference of the training loss to that of the baseline.",
+        _loss_difference,
+        heading="max |loss - {baseline}|",
+        text=lambda row, _: "baseline" if row.entry.is_baseline else f"{row.entry.max_abs_loss_diff:.1e}",
+        width=100,
+        wraps=True,
+    ),
+    _recorded(
+        "test_accuracy",
+        "1",
+        "The accuracy on held-out samples after training; empty for tasks without classes.",
+        heading="test acc.",
+        text=number(".4f"),
+        width=160,
+    ),
+    Column(
+        "baseline",
+        TEXT,
+        "The run that this one is compared with.",
+        lambda row: row.entry.baseline.name if row.entry.baseline else None,
+        heading="baseline",
+        text=lambda row, _: row.comparison.label(row.entry.baseline),
+    ),
+    Column(
+        "speedup_low",
+        "1",
+        "The lower end of the 95 % interval of the speedup.",
+        lambda row: row.entry.speedup.low,
+    ),
+    Column(
+        "speedup_high",
+        "1",
+        "The upper end of the 95 % interval of the speedup.",
+        lambda row: row.entry.speedup.high,
+    ),
+    Column(
+        "side_by_side",
+        YES_NO,
+        "Whether the run and its baseline took turns, so that drift does not matter.",
+        lambda row: row.entry.side_by_side if row.entry.ok else None,
+    ),
+    Column(
+        "rounds",
+        "1",
+        "The number of rounds of timed blocks.",
+        lambda row: row.result.get("timing", {}).get("rounds"),
+    ),
+    Column(
+        "stopped",
+        TEXT,
+        "The reason why timing stopped: narrow intervals (rel_ci), or the end of its budget.",
+        lambda row: row.result.get("timing", {}).get("stopped"),
+    ),
+)
+_AFTER_PHASES: tuple[Column[Row], ...] = (
+    _recorded("phase_overhead", "1", "The cost of the clock between the phases, relative to bare steps."),
+    _recorded("construct_s", "s", "The time that making the backend took, builds and compilation included."),
+    _recorded("first_step_ms", "ms", "The time of the first step."),
+    _recorded("peak_memory_bytes_analytic", "bytes", "The peak of a step's memory by the analytic model."),
+    _recorded("loss_scale", TEXT, "The kind of loss scaling."),
+    _recorded("skipped_steps", "1", "The number of training steps that were skipped for an overflow."),
+    _recorded("task", TEXT, "The task."),
+    _recorded("batch_size", "1", "The number of samples in a batch."),
+    _recorded("seed", "1", "The seed of the initial weights and of generated data."),
+    _recorded("device_name", TEXT, "The device."),
+    _recorded("status", TEXT, "The state of the run: ok, failed, interrupted or running."),
+    Column(
+        "error",
+        TEXT,
+        "The reason why the run did not finish.",
+        lambda row: row.entry.error or None,
+    ),
+    Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
+    Column(
+        "variant",
+        TEXT,
+        "The options that tell the run from others of its backend and precision.",
+        lambda row: row.entry.variant or None,
+        heading="variant",
+    ),
+    _recorded("workspace_bytes", "bytes", "The memory that the matrix products hold for themselves."),
+    _recorded("peak_rss_bytes", "bytes", "The largest resident set of the process while it trained."),
+    Column(
+        "environment",
+        TEXT,
+        "The environment variables that were set and make a program faster or slower.",
+        lambda row: environment(row.result) or None,
+    ),
+    Column(
+        "resumed_from",
+        TEXT,
+        "The checkpoint at which training began.",
+        lambda row: resumed_from(row.result) or None,
+    ),
+    Column(
+        "not_the_same",
+        TEXT,
+        "The fields in which the runs of the comparison differ because that was allowed.",
+        lambda row: row.comparison.not_the_same or None,
+    ),
+    Column(
+        "verdict",
+        TEXT,
+        "The verdict: whether the run computes the same as its reference.",
+        lambda row: row.verdict.word if row.verdict else None,
+        heading="verdict",
+        text=lambda row, _: str(row.verdict or ""),
+        wraps=True,
+    ),
+    Column(
+        "cause",
+        TEXT,
+        "The cause where the verdict is that the run differs, or cannot be compared.",
+        lambda row: (row.verdict.cause or None) if row.verdict else None,
+    ),
+)
+COLUMNS = (*_BEFORE_PHASES, *_AFTER_PHASES)
+# The columns of a console, in their order there.
+SHOWN = named(
+    COLUMNS,
+    (
+        "backend",
+        "precision",
+        "variant",
+        "engine",
+        "step_ms_p50",
+        "step_ms_p20_p80",
+        "speedup_vs_baseline",
+        "peak_memory_bytes",
+        "peak_memory_vs_model",
+        "final_loss",
+        "max_abs_loss_diff_vs_baseline",
+        "test_accuracy",
+        "verdict",
+        "baseline",
+    ),
+)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.contract import Batches, Stepper
-from mpcompare.entrant.shares import gradient_shares, lost_share, moving
+from mpcompare.entrant.underflow import gradient_shares, lost_share, moving
 from mpcompare.instruments.clock import Clock
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.numerics import total_norm
@@ -26,7 +26,7 @@ class Monitor:
 
     Attributes:
         every: each so many steps; None: none.
-        compute_dtype: the format that gradients are held against (:func:`~mpcompare.entrant.shares.gradient_shares`).
+        compute_dtype: the format that gradients are held against (:func:`~mpcompare.entrant.underflow.gradient_shares`).
     """
 
     task: Task

@@ -21,7 +21,7 @@ from mpcompare.contract import Stepper
 from mpcompare.entrant import monitor as looking
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.monitor import Monitor
-from mpcompare.entrant.shares import gradient_shares, lost_share, moving
+from mpcompare.entrant.underflow import gradient_shares, lost_share, moving
 from mpcompare.errors import InputError
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale

@@ -15,7 +15,7 @@ from mpcompare.contract import PHASES, State, Stepper, idle_phases, in_one_piece
 from mpcompare.entrant.setup import Setup, Stream
 from mpcompare.entrant.training import keep
 from mpcompare.instruments import meter
-from mpcompare.instruments.bystanders import Rest, Watch
+from mpcompare.instruments.bystanders import Bystanders, Rest
 from mpcompare.instruments.clock import Clock, CudaClock, settle
 from mpcompare.native.graph import WARMUP
 from mpcompare.phases import WHOLE_STEP
@@ -73,7 +73,7 @@ def take_turns(
         trial's at the same step. Three are read: of the first untimed step, of the last timed one, and of one more
         after it, which depends on every update before it. What is timed is what was examined.
     """
-    blocks, difference, watch, rest = [], 0.0, Watch(setup.device), Rest()
+    blocks, difference, bystanders, rest = [], 0.0, Bystanders(setup.device), Rest()
     order = yield Turn(text=text)
     untimed = untimed_steps(trial.steps, setup.clock)
     while isinstance(order, Time):
@@ -81,9 +81,9 @@ def take_turns(
         padding, stepper, stream = _padding(setup.device), fresh(setup, trained), setup.batches()
         losses: dict[int, Any] = {0: keep(stepper.step(next(stream)))}
         time_block(stepper, stream, untimed - 1, setup.clock)
-        watch.start()
+        bystanders.start()
         step_ms, wall_ms, losses[untimed + trial.steps - 1] = time_block(stepper, stream, trial.steps, setup.clock)
-        load = watch.stop()
+        load = bystanders.stop()
         losses[untimed + trial.steps] = keep(stepper.step(next(stream)))
         for step, loss in losses.items():
             difference = max(difference, abs(float(loss) - trial.losses[step]))

@@ -39,9 +39,9 @@ def nvml(monkeypatch):
 
 
 def test_a_gpus_clock_and_what_holds_it_back_are_read_from_nvml(nvml):
-    watch = load.Watch(CUDA)
-    watch.start()
-    seen = watch.stop()
+    others = load.Bystanders(CUDA)
+    others.start()
+    seen = others.stop()
     assert (seen["clock_mhz"], seen["throttle"]) == (1755.0, "sw_power_cap+sw_thermal_slowdown")
     nvml.failing = ("nvmlDeviceGetCurrentClocksThrottleReasons",)
     assert load._gpu(CUDA) == (1755.0, None)

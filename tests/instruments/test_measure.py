@@ -11,7 +11,7 @@ from conftest import make_task
 from mpcompare.contract import Stepper
 from mpcompare.entrant.timing import time_phases, try_block
 from mpcompare.instruments import clock as measure
-from mpcompare.instruments.bystanders import Rest, Watch
+from mpcompare.instruments.bystanders import Bystanders, Rest
 from mpcompare.phases import WHOLE_STEP
 
 CPU = torch.device("cpu")
@@ -153,11 +153,11 @@ def test_the_clock_of_a_cpu_is_the_walls():
 
 
 def test_the_load_of_the_machine_is_seen():
-    watch = Watch(CPU)
-    watch.start()
+    bystanders = Bystanders(CPU)
+    bystanders.start()
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     time.sleep(1)
-    load = watch.stop()
+    load = bystanders.stop()
     other.kill()
     assert set(load) == {"clock_mhz", "other_cores", "throttle"}
     if load["other_cores"] is not None:

@@ -29,8 +29,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mpcompare import records
-from mpcompare.command import job
 from mpcompare.command.nursery import nursery, start
+from mpcompare.command.plan import rules_of
+from mpcompare.command.record import record_at_start
 from mpcompare.errors import InputError, check_number, fail
 from mpcompare.interrupt import uninterrupted
 from mpcompare.race.progress import Board
@@ -50,7 +51,7 @@ class _Job:
     overrides: list[str]
     name: str
     folder: Path
-    identity: dict[str, Any]
+    record_at_start: dict[str, Any]
 
 
 def launch(
@@ -81,7 +82,7 @@ def launch(
     races: dict[str, list[_Job]] = {}
     for each in jobs:
         races.setdefault(_what(each), []).append(each)
-    limits = [job.rules(of[0].config) for of in races.values()]  # a wrong one ends the sweep before it began
+    limits = [rules_of(of[0].config) for of in races.values()]  # a wrong one ends the sweep before it began
     with nursery(fork=not any(each.config.hydra.job.env_set for each in jobs)) as processes:
         for i, of in enumerate(races.values()):
             log.info(f"Race {i + 1} of {len(races)}: {len(of)} taking turns")
@@ -99,7 +100,7 @@ def _job(hydra: HydraContext, sweep_config: DictConfig, number: int, overrides: 
     with _as_hydra_config(config):
         name = str(config.hydra.sweep.subdir)
         return _Job(
-            config, overrides, name, Path(str(config.hydra.sweep.dir)) / name, job.identity(_without_hydra(config))
+            config, overrides, name, Path(str(config.hydra.sweep.dir)) / name, record_at_start(_without_hydra(config))
         )
 
 
@@ -136,7 +137,7 @@ def _without_hydra(config: DictConfig) -> DictConfig:
 
 def _what(each: _Job) -> str:
     """All of a job's configuration but how it computes, as text."""
-    config = each.identity["config"]
+    config = each.record_at_start["config"]
     return repr({key: value for key, value in config.items() if key not in HOW})
 
 
@@ -266,7 +267,7 @@ class _Process:
             if not said:
                 output.unlink(missing_ok=True)
             cause = self.cause or self._cause_of_death(said)
-            if records.conclude(self.job.folder, self.job.identity, cause):
+            if records.conclude(self.job.folder, self.job.record_at_start, cause):
                 self.board.line(f"{self.name}: {cause}")
         except (OSError, ValueError) as error:
             self.unrecorded = InputError(

@@ -2,27 +2,25 @@
 
 import json
 import types
-from dataclasses import replace
-from functools import partial
+import weakref
 
 import pandas as pd
 import pytest
 import torch
 from conftest import make_batch, make_task
+from support.plans import SMALL_PLAN, replan
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.contract import Stepper
 from mpcompare.cost import memory
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.memory import measure_memory
-from mpcompare.entrant.plan import Plan
 from mpcompare.errors import InputError
 from mpcompare.instruments import meter
-from mpcompare.loss_scale import NoLossScale, auto
+from mpcompare.loss_scale import NoLossScale
 from mpcompare.native import ops
 from mpcompare.race.turns import Finish, Progress, Time, Train
 from mpcompare.records import Recorder
-from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.fingerprint import fingerprint
 
 STARTS = []
@@ -45,18 +43,14 @@ def turn(turns, order):
     return event
 
 
-PLAN = Plan(
-    backend="fp32", make_backend=Watched, options={}, task=make_task(in_features=784, out_features=10),
-    load_data=partial(digits, samples=96), loss_scale=auto, precision="auto", device="cpu", seed=0, steps=4,
-    warmup_steps=1, deterministic=False, block_s=0.002, examine=False, noise=0, is_baseline=False,
-)  # fmt: skip
-IDENTITY = {"backend": "fp32", "config": {}}
+PLAN = replan(SMALL_PLAN, make_backend=Watched)
+AT_START = {"backend": "fp32", "config": {}}
 
 
 @pytest.fixture
 def entrant(tmp_path):
     STARTS.clear()
-    return compete(PLAN, Recorder(tmp_path, IDENTITY))
+    return compete(PLAN, Recorder(tmp_path, AT_START))
 
 
 def test_every_block_times_the_same_steps_from_the_trained_weights(entrant, tmp_path):
@@ -86,6 +80,36 @@ def test_every_block_times_the_same_steps_from_the_trained_weights(entrant, tmp_
     assert STARTS[-1][0] != weights  # the memory pass begins with the initial weights
 
 
+def test_the_trained_backend_is_gone_before_a_block_is_timed(tmp_path):
+    made = []
+
+    class Kept(Watched):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(weakref.ref(self))
+
+    entrant = compete(replan(PLAN, make_backend=Kept), Recorder(tmp_path, AT_START))
+    turn(entrant, None)
+    turn(entrant, Train())
+    assert len(made) == 3  # the one that says its engine, the trained one, and the one that shows its dtypes
+    assert [backend() for backend in made] == [None] * 3
+
+
+def test_a_pass_that_fails_leaves_the_record_of_those_before_it(entrant, tmp_path, monkeypatch):
+    def fails(_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("mpcompare.entrant.passes.memory.measure_memory", fails)
+    for order in (None, Train(), Time(1)):
+        turn(entrant, order)
+    with pytest.raises(ZeroDivisionError):
+        turn(entrant, Finish(rounds=1, stopped="budget", half_width=0.5, seconds=1.0, race=None))
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "running"  # which its caller replaces
+    assert {"engine", "device_name", "final_loss", "module_dtypes", "step_ms_p50", "phase_ms"} <= set(result)
+    assert not {"memory_model", "inference", "resumed_from", "examine_s"} & set(result)
+
+
 PEAK = meter.Peak(900, {}, 1000, 0, workspace_bytes=64)
 
 
@@ -107,12 +131,12 @@ def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
         return measure_memory(setup)
 
     plain = found("torch")
-    assert plain["memory_model"] == {**tensors, "workspace": {"cuBLAS": 64}}
-    assert plain["workspace_bytes"] == 64
-    assert plain["peak_memory_bytes_analytic"] == memory.allocated_bytes(tensors) + 64
+    assert plain.memory_model == {**tensors, "workspace": {"cuBLAS": 64}}
+    assert plain.workspace_bytes == 64
+    assert plain.peak_memory_bytes_analytic == memory.allocated_bytes(tensors) + 64
     native = found("native")
-    assert native["memory_model"]["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
-    assert native["workspace_bytes"] == 96
+    assert native.memory_model["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
+    assert native.workspace_bytes == 96
 
 
 def test_steps_are_on_disk_whenever_training_is_left(entrant, tmp_path):
@@ -152,7 +176,7 @@ class HalfTheRowsOnceLoaded(Fp32):
 
 @pytest.mark.parametrize(("cls", "same"), [(Watched, True), (HalfTheRowsOnceLoaded, False)])
 def test_the_losses_of_timed_blocks_are_beside_those_of_the_trained_backend(tmp_path, cls, same):
-    entrant = compete(replace(PLAN, make_backend=cls), Recorder(tmp_path, IDENTITY))
+    entrant = compete(replan(PLAN, make_backend=cls), Recorder(tmp_path, AT_START))
     for order in (None, Train(), Time(1), Time(2)):
         turn(entrant, order)
     with pytest.raises(StopIteration):
@@ -171,11 +195,11 @@ def test_the_losses_of_timed_blocks_are_beside_those_of_the_trained_backend(tmp_
             "data._target_=<lambda>: expected a Dataset, or",
         ),
         ({"seed": 2**32}, "seed=4294967296: expected a whole number of at least 0 and at most 4294967295"),
-        ({"steps": 0}, "train.steps=0: expected a whole number of at least 1"),
-        ({"noise": -1}, "verdict.noise=-1: expected a whole number of at least 0"),
+        ({"train": {"steps": 0}}, "train.steps=0: expected a whole number of at least 1"),
+        ({"verdict": {"noise": -1}}, "verdict.noise=-1: expected a whole number of at least 0"),
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_one_line(change, message):
     with pytest.raises(InputError) as said:
-        replace(PLAN, **change).dataset()
+        replan(PLAN, **change).dataset()
     assert str(said.value).startswith(message)

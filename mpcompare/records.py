@@ -103,7 +103,7 @@ class Recorder:
         return InputError("hydra output folder", self.folder, f"cannot write there ({error.strerror})")
 
 
-def conclude(folder: Path, identity: dict[str, Any], cause: str) -> bool:
+def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
     """Completes the record of a run whose process is gone: what still says ``running`` has failed for ``cause``.
 
     Returns:
@@ -111,7 +111,7 @@ def conclude(folder: Path, identity: dict[str, Any], cause: str) -> bool:
     """
     path = folder / RESULT
     folder.mkdir(parents=True, exist_ok=True)
-    result = json.loads(path.read_text()) if path.exists() else {"status": "running", **identity}
+    result = json.loads(path.read_text()) if path.exists() else {"status": "running", **at_start}
     if result["status"] != "running":
         return False
     result.update(status="interrupted" if cause == "interrupted" else "failed", error=cause)

@@ -34,7 +34,7 @@ from mpcompare.cost import work
 from mpcompare.cost.work import Work
 from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import machine
-from mpcompare.instruments.bystanders import Watch
+from mpcompare.instruments.bystanders import Bystanders
 from mpcompare.native import build, flat, ops
 from mpcompare.precision import PRECISIONS
 
@@ -257,13 +257,13 @@ def main() -> None:
         if "optimizers" in args.only and not tf32:
             groups += [partial(optimizers, count, dtype, device) for count in args.params]
         for case in chain.from_iterable(make() for make in groups):
-            watch = Watch(device)
-            watch.start()
+            bystanders = Bystanders(device)
+            bystanders.start()
             try:
                 rows.append(bench(case, device, args.rounds))
             except RuntimeError as error:
                 print(f"{case.shape} in {dtype} is left out: {' '.join(str(error).split())[:300]}")
-            clocks.append(watch.stop())
+            clocks.append(bystanders.stop())
     table = pd.DataFrame(rows)
     peaks = {dtype: max(before[dtype], value) for dtype, value in measured_peaks(device).items()}
     table.insert(5, "share of peak", table["GFLOP/s"] / table["dtype"].map(peaks))
@@ -283,7 +283,7 @@ def main() -> None:
 
 
 def describe_clocks(loads: list[dict[str, float | str | None]]) -> str:
-    """Returns a line on the GPU's clock during the timing and the reasons that held it back, as ``Watch`` saw them."""
+    """Returns a line on the GPU's clock during the timing and what held it back, as ``Bystanders`` saw them."""
     known = [load["clock_mhz"] for load in loads if load["clock_mhz"] is not None]
     reasons = pd.Series([load["throttle"] for load in loads], dtype=object).dropna().value_counts(normalize=True)
     held = ", ".join(f"{reason} {share:.0%}" for reason, share in reasons.items()) or "unknown"

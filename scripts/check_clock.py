@@ -31,6 +31,7 @@ from backend_of import mnist_mlp
 from mpcompare import loss_scale
 from mpcompare.backends.amp import Amp
 from mpcompare.contract import Stepper
+from mpcompare.entrant.rows import Rows
 from mpcompare.entrant.timing import time_block
 from mpcompare.entrant.training import train
 from mpcompare.instruments.clock import CpuClock
@@ -137,7 +138,8 @@ def overhead(sweeps: int, overrides: list[str]) -> bool:
 
         def recorded() -> None:
             with tempfile.TemporaryDirectory() as name:
-                for _ in train(stepper, stream, steps, 0, None, clock, Recorder(Path(name), {})):  # noqa: B023
+                rows = Rows(Recorder(Path(name), {}), clock, clip_norm=None, warmup_steps=0)  # noqa: B023
+                for _ in train(stepper, stream, rows, steps):  # noqa: B023
                     pass
 
         def timed() -> None:

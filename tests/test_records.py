@@ -7,9 +7,10 @@ import pytest
 from mpcompare import records
 from mpcompare.errors import InputError
 from mpcompare.records import Recorder, write_atomically
+from mpcompare.report import runs
 from mpcompare.report.runs import find_runs, read_run
 
-IDENTITY = {**dict.fromkeys(records.IDENTITY), "status": "running", "config": {"task": {}}}
+AT_START = {**dict.fromkeys(runs.AT_START), "status": "running", "config": {"task": {}}}
 
 
 def row(step, loss=1.0):
@@ -20,7 +21,7 @@ def row(step, loss=1.0):
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    recorder = Recorder(tmp_path, IDENTITY)
+    recorder = Recorder(tmp_path, AT_START)
     recorder.steps([row(1)])
     recorder.steps([row(2, math.inf), row(3, math.nan)])
     recorder.add(status="failed", final_loss=math.nan, nested={"peak": [1, math.inf]})
@@ -81,7 +82,7 @@ def test_a_folder_that_vanishes_is_one_line(tmp_path):
 
 
 def test_a_row_that_was_cut_off_is_no_row(tmp_path):
-    recorder = Recorder(tmp_path, IDENTITY)
+    recorder = Recorder(tmp_path, AT_START)
     recorder.steps([row(1), row(2)])
     with (tmp_path / "steps.csv").open("a") as file:
         file.write("3,False,0.4018,1.0,False,0.")
@@ -92,13 +93,13 @@ def test_runs_are_found_below_a_sweep_in_job_order(tmp_path):
     for job in (0, 1, 2, 10, 9):
         folder = tmp_path / "sweep" / f"{job}-amp-fp16"
         folder.mkdir(parents=True)
-        Recorder(folder, {**IDENTITY, "job": job})
+        Recorder(folder, {**AT_START, "job": job})
     assert [run.result["job"] for run in find_runs([tmp_path])] == [0, 1, 2, 9, 10]
     assert [run.name for run in find_runs([tmp_path])][-1] == "10-amp-fp16"
     assert len(find_runs([tmp_path, tmp_path / "sweep" / "1-amp-fp16"])) == 5  # each once
 
 
-OK = json.dumps({**dict.fromkeys((*records.IDENTITY, *records.FINISHED)), "status": "ok"})
+OK = json.dumps({**dict.fromkeys((*runs.AT_START, *runs.FINISHED)), "status": "ok"})
 
 
 @pytest.mark.parametrize("content", ["{", "", "[1, 2]", "null", '{"accuracy": 1}', '{"status": "ok"}', OK])
@@ -110,20 +111,20 @@ def test_an_unreadable_run_is_named(tmp_path, content):
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "step,warmup,loss,loss_scale,skipped,step_ms\n1,x,1,1,False,1\n"])
 def test_unreadable_steps_are_named(tmp_path, text):
-    Recorder(tmp_path, IDENTITY)
+    Recorder(tmp_path, AT_START)
     (tmp_path / "steps.csv").write_text(text)
     with pytest.raises(InputError, match="not a readable run"):
         find_runs([tmp_path])
 
 
 def test_a_finished_run_without_all_its_steps_is_not_readable(tmp_path):
-    recorder = Recorder(tmp_path, {**IDENTITY, "config": {"task": {}, "train": {"steps": 2, "warmup_steps": 1}}})
+    recorder = Recorder(tmp_path, {**AT_START, "config": {"task": {}, "train": {"steps": 2, "warmup_steps": 1}}})
     recorder.steps([row(1), row(2), row(3)])
     for number in (1, 2):
         recorder.block(
             {"round": number, "steps": 5, "step_ms": 0.5, "wall_ms": 0.5, "settled": True, "cores_between_turns": 0.0}
         )
-    recorder.add(**{**dict.fromkeys(records.FINISHED, 1.0), "timing": {"rounds": 2}}, status="ok")
+    recorder.add(**{**dict.fromkeys(runs.FINISHED, 1.0), "timing": {"rounds": 2}}, status="ok")
     assert len(read_run(tmp_path).steps) == 3
     lines = (tmp_path / "steps.csv").read_text().splitlines(keepends=True)
     for kept in (lines[:3], [lines[0], *lines[2:]]):
@@ -137,7 +138,7 @@ def test_a_finished_run_without_all_its_steps_is_not_readable(tmp_path):
 
 
 def test_only_what_still_runs_is_concluded(tmp_path):
-    identity = {**IDENTITY, "backend": "amp"}
+    identity = {**AT_START, "backend": "amp"}
     del identity["status"]
     assert records.conclude(tmp_path / "new", identity, "killed by SIGKILL")
     assert read_run(tmp_path / "new").result["error"] == "killed by SIGKILL"

@@ -21,8 +21,8 @@ class Checkpoint:
         step: how many steps were taken, skipped ones included.
         updates: how many of them changed the parameters.
         position: how many batches were served, from the first of the data on.
-        identity: what was trained and with what, as values that JSON has; inf and NaN come back as the strings of
-            :func:`mpcompare.records.finite`, tuples as lists.
+        what_is_trained: the task, its data and the backend, as values that JSON has; inf and NaN come back as the
+            strings of :func:`mpcompare.records.finite`, tuples as lists.
         generators: states of random generators, uint8 ``[bytes]``, by names of the caller's choice.
     """
 
@@ -30,7 +30,7 @@ class Checkpoint:
     step: int
     updates: int
     position: int
-    identity: Mapping[str, Any]
+    what_is_trained: Mapping[str, Any]
     generators: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -57,7 +57,7 @@ def take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any
         "updates": checkpoint.updates,
         "position": checkpoint.position,
         "loss_scale": dict(state["loss_scale"]),
-        "identity": dict(checkpoint.identity),
+        "identity": dict(checkpoint.what_is_trained),
         "groups": {group: list(named) for group, named in members.items()},
     }
     return tensors, finite(content)
@@ -80,7 +80,8 @@ def put_together(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> C
     counts = {name: content[name] for name in ("step", "updates", "position")}
     if any(type(count) is not int for count in counts.values()):
         raise TypeError(f"expected whole numbers, found {counts}")
-    checkpoint = Checkpoint(state, **counts, identity=dict(content["identity"]), generators=named.pop("generators"))
+    what_is_trained = dict(content["identity"])
+    checkpoint = Checkpoint(state, **counts, what_is_trained=what_is_trained, generators=named.pop("generators"))
     if named or len(tensors) != sum(map(len, groups.values())):
         raise ValueError("there are more tensors than it names")
     return checkpoint

@@ -1,4 +1,4 @@
-"""Loss and accuracy on the held-out samples: of a network that was trained, and while it trains."""
+"""Loss and accuracy on the held-out samples, after training and while a network trains."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,20 +19,23 @@ Scores = dict[str, float | None]  # test_loss and test_accuracy
 def evaluate(
     model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], dataset: Dataset, task: Task
 ) -> Scores:
-    """:func:`score` of the master parameters, by the same IEEE fp32 code for every backend, in evaluation mode."""
-    with machine.tf32(False):  # whatever was trained
+    """Returns the :func:`score` of the network with these fp32 parameters and buffers, in evaluation mode.
+
+    The same IEEE fp32 code computes it for every backend.
+    """
+    with machine.tf32(False):  # also after training in TF32
         return score(with_values(model, params, buffers).eval(), dataset, task)
 
 
 def score(network: Callable[[Tensor], Tensor], dataset: Dataset, task: Task) -> Scores:
-    """Loss and accuracy on all held-out samples, as many at once as a micro-batch has, 2048 at most.
+    """Returns loss and accuracy on all held-out samples, as many at once as a micro-batch has, 2048 at most.
 
     Args:
-        network: of inputs ``[n, ...]`` the outputs, in fp32 where the loss is to be.
+        network: maps inputs ``[n, ...]`` to outputs, in fp32 where the loss is to be.
 
     Returns:
-        ``test_loss``, the mean over the samples; ``test_accuracy``, of classes in the output's last dimension, None
-        where there are none.
+        ``test_loss``, the mean over the samples; ``test_accuracy``, of the classes in the output's last dimension, None
+        where the targets are no classes.
     """
     total, correct, rows = 0.0, None, 0
     with torch.no_grad():
@@ -52,12 +55,12 @@ def score(network: Callable[[Tensor], Tensor], dataset: Dataset, task: Task) -> 
 class Evaluations:
     """Evaluates between two steps, where no clock runs, and writes a row of ``evals.csv`` each time.
 
-    Training does not notice: what is evaluated is a copy, in evaluation mode, and torch's generators are put back. The
-    step after an evaluation may take longer all the same, for its caches are cold, and the resident set's peak over
-    training holds what evaluating took.
+    Training does not notice: a copy of the network is evaluated, in evaluation mode, and torch's generators are put
+    back. The step after an evaluation may take longer all the same, for its caches are cold, and the resident set's
+    peak over training includes the memory of evaluating.
 
     Attributes:
-        every: after each so many steps; None: not before training is over.
+        every: the network is evaluated after each step whose number is a multiple of this; None: not before the end.
     """
 
     setup: Setup
@@ -65,14 +68,14 @@ class Evaluations:
     every: int | None
 
     def due(self, step: int) -> bool:
-        """Whether to evaluate after this step, counted from 1."""
+        """Returns whether the network is evaluated after this step, counted from 1."""
         return self.every is not None and step % self.every == 0
 
     def take(self, step: int, backend: Backend) -> Scores:
-        """Evaluates a backend that took its step number ``step``."""
+        """Evaluates a backend that took its step number ``step``, and returns its scores."""
         setup = self.setup
         devices = [setup.device] if setup.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # a loss or a network of a user's may draw random numbers
-            found = evaluate(setup.model, backend.master_params(), backend.buffers(), setup.dataset, setup.task)
-        self.recorder.evaluation({"step": step, **found})
-        return found
+            scores = evaluate(setup.model, backend.master_params(), backend.buffers(), setup.dataset, setup.task)
+        self.recorder.evaluation({"step": step, **scores})
+        return scores

@@ -11,28 +11,32 @@ from torch import Tensor
 
 
 def states(device: torch.device) -> dict[str, Tensor]:
-    """The state of each by name, uint8 ``[bytes]``: ``cpu``, ``python``, ``numpy``, and on a GPU ``cuda``, that of
-    ``device``."""
-    found = {
+    """Returns the state of each generator by name, uint8 ``[bytes]``.
+
+    The names are ``cpu``, ``python``, ``numpy``, and on a GPU ``cuda``, the generator of ``device``.
+    """
+    named = {
         "cpu": torch.get_rng_state(),
         "python": _as_bytes(random.getstate()),
         "numpy": _as_bytes(np.random.get_state(legacy=False)),
     }
-    return {**found, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else found
+    return {**named, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else named
 
 
-def restore(found: Mapping[str, Tensor], device: torch.device) -> None:
-    """The inverse of :func:`states`. A generator that is not named, as a GPU's after training on a CPU, stays as it
-    is."""
-    if "cpu" in found:
-        torch.set_rng_state(found["cpu"])
-    if "python" in found:
-        version, words, normal = _from_bytes(found["python"])
+def restore(named: Mapping[str, Tensor], device: torch.device) -> None:
+    """Sets each generator to its state from :func:`states`.
+
+    A generator without a state, such as a GPU's after training on a CPU, stays as it is.
+    """
+    if "cpu" in named:
+        torch.set_rng_state(named["cpu"])
+    if "python" in named:
+        version, words, normal = _from_bytes(named["python"])
         random.setstate((version, tuple(words), normal))
-    if "numpy" in found:
-        np.random.set_state(_from_bytes(found["numpy"]))
-    if "cuda" in found and device.type == "cuda":
-        torch.cuda.set_rng_state(found["cuda"], device)
+    if "numpy" in named:
+        np.random.set_state(_from_bytes(named["numpy"]))
+    if "cuda" in named and device.type == "cuda":
+        torch.cuda.set_rng_state(named["cuda"], device)
 
 
 def _as_bytes(state: object) -> Tensor:

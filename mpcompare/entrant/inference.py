@@ -1,14 +1,14 @@
-"""What is the trained network worth in each precision? Forward only, from its master parameters.
+"""The trained network in each precision: forward only, from its master parameters.
 
-way              what computes
+way              computation
 autocast BITS    ``torch.autocast`` around the fp32 module, which casts its weights in every call
 BITS weights     the module cast once, by the rules of tasks/cast.py: norms and embeddings stay in fp32
 fp32             the module as it is, in IEEE fp32
-tf32             the same with TF32 allowed, of a run in that precision
+tf32             the same with TF32 allowed, only of a run in that precision
 
-BITS are those of the run; of one in fp32 or TF32 those that ``precision=auto`` would choose on this device. How exact a
-way is depends on who trained, and every run says it of its own weights. What it costs does not: the entrants of a race
-share that.
+BITS are the format of the run; of a run in fp32 or TF32 the one that ``precision=auto`` would choose on this device.
+The scores of a way depend on the training, so each run has its own. Time and memory do not, so the entrants of a race
+share them.
 """
 
 import copy
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from mpcompare.contract import State
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import Scores, score
+from mpcompare.entrant.plan import Inference
 from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import machine, meter
 from mpcompare.instruments.clock import Clock
@@ -41,11 +42,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """A network, ready to be called.
+    """A way to call the network.
 
     Attributes:
-        forward: of inputs as the data set holds them.
-        network: which holds the weights.
+        forward: maps inputs, as the data set holds them, to outputs.
+        network: the module that holds the weights.
         tf32: whether its products may round to TF32.
     """
 
@@ -59,13 +60,13 @@ class Way:
 
     @property
     def weight_bytes(self) -> int:
-        """Of parameters and buffers; tied ones once."""
+        """The bytes of parameters and buffers; tied ones count once."""
         tensors = {id(t): t.nbytes for t in itertools.chain(self.network.parameters(), self.network.buffers())}
         return sum(tensors.values())
 
 
 def autocast(network: nn.Module, dtype: torch.dtype) -> Way:
-    """As the recipe of ``torch.amp`` has it for inference."""
+    """Returns the network under ``torch.autocast``, the recipe of ``torch.amp`` for inference."""
     device_type = next(network.parameters()).device.type
 
     def forward(x: Tensor) -> Tensor:
@@ -76,69 +77,66 @@ def autocast(network: nn.Module, dtype: torch.dtype) -> Way:
 
 
 def cast_weights(network: nn.Module, dtype: torch.dtype) -> Way:
-    """A copy in 16 bits; its inputs are cast in every call."""
+    """Returns a copy of the network in 16 bits; its inputs are cast in every call."""
     network = copy.deepcopy(network)
     cast_module(network, dtype)
     return Way(lambda x: network(x.to(dtype) if x.is_floating_point() else x), network)
 
 
 def ways(precision: str, device: torch.device) -> dict[str, Callable[[nn.Module], Way]]:
-    """By name what makes each of a network in evaluation mode, which it does not change.
+    """Returns by name the functions that make each way from a network in evaluation mode, which they do not change.
 
     Args:
         precision: of the run, resolved.
     """
     trained = PRECISIONS[precision]
     bits = (trained if trained.is_16_bit else preferred(device)).storage
-    found: dict[str, Callable[[nn.Module], Way]] = {
+    makers: dict[str, Callable[[nn.Module], Way]] = {
         f"autocast {bits.name}": partial(autocast, dtype=torch_dtype(bits)),
         f"{bits.name} weights": partial(cast_weights, dtype=torch_dtype(bits)),
         "fp32": lambda network: Way(network, network),
     }
     if trained.uses_tf32:
-        found["tf32"] = lambda network: Way(network, network, tf32=True)
-    return found
+        makers["tf32"] = lambda network: Way(network, network, tf32=True)
+    return makers
 
 
-def measure_inference(
-    setup: Setup, state: State, scores: Scores, budget_s: float, batch_size: int | None, shared: Shared
-) -> dict[str, Any]:
-    """Each way beside the others.
+def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inference, shared: Shared) -> dict[str, Any]:
+    """Measures each way beside the others.
 
     Args:
         state: of the trained backend.
-        scores: what evaluating it has found, which is the fp32 way's.
-        budget_s: seconds for timed batches; at least MIN_BATCHES of each way are timed.
-        batch_size: rows of such a batch; None: those of a training step's micro-batch.
+        scores: of the trained backend, which are those of the fp32 way.
 
     Returns:
         ``batch_size``; ``seconds`` that it took; ``batches`` that were timed of each way; and by name the ``ways``:
         ``test_loss`` and ``test_accuracy`` on all held-out samples, ``latency_ms`` of a batch (the median, and
         ``latency_ms_p20`` and ``latency_ms_p80``), ``samples_per_s``, ``weight_bytes`` and ``peak_memory_bytes``:
-        weights, batch, and the most that a call had allocated beside them. Of one that cannot be had here only
+        weights, batch, and the most that a call had allocated beside them. A way that cannot be had here has only
         ``unavailable``, the reason in a line.
     """
     start = time.monotonic()
     network = with_values(setup.model, state["params"], state["buffers"]).eval()
-    rows = batch_size or setup.task.micro_batch_size
-    made: dict[str, Way] = {}
-    found: dict[str, Row] = {}
+    batch_size = plan.batch_size or setup.task.micro_batch_size
+    able: dict[str, Way] = {}
+    rows: dict[str, Row] = {}
     for name, make in ways(setup.precision, setup.device).items():
         try:
             way = make(network)
-            found[name] = dict(scores) if name == "fp32" else dict(_score(way, setup))
-            made[name] = way
+            rows[name] = dict(scores) if name == "fp32" else dict(_score(way, setup))
+            able[name] = way
         except Exception as error:  # a user's network may raise anything where it meets another dtype
-            found[name] = _unavailable(error)
-    key = "-".join(["inference", str(rows), *made]).replace(" ", "_")
-    costs = shared.once(key, lambda: _costs(made, _batch(setup, rows), setup, budget_s))
+            rows[name] = _unavailable(error)
+    key = "-".join(["inference", str(batch_size), *able]).replace(" ", "_")
+    costs = shared.once(key, lambda: _costs(able, _batch(setup, batch_size), setup, plan.budget_s))
     for name, cost in costs["ways"].items():
-        found[name] = cost if "unavailable" in cost else {**found[name], **cost}
-    return {"batch_size": rows, "seconds": time.monotonic() - start, "batches": costs["batches"], "ways": found}
+        rows[name] = cost if "unavailable" in cost else {**rows[name], **cost}
+    seconds = time.monotonic() - start
+    return {"batch_size": batch_size, "seconds": seconds, "batches": costs["batches"], "ways": rows}
 
 
 def _score(way: Way, setup: Setup) -> Scores:
-    """The loss in fp32 of the outputs."""
+    """Returns loss and accuracy of a way on the held-out samples, the loss in fp32."""
     return score(lambda x: way(x).float(), setup.dataset, setup.task)
 
 
@@ -147,38 +145,42 @@ def _unavailable(error: Exception) -> Row:
 
 
 def _batch(setup: Setup, rows: int) -> Tensor:
-    """Training samples from the first on, again and again where there are fewer."""
+    """Returns a batch of training samples from the first on, again and again where there are fewer."""
     x = setup.dataset.x_train
     return x[:rows] if rows <= len(x) else x[torch.arange(rows, device=x.device) % len(x)]
 
 
-def _costs(made: dict[str, Way], x: Tensor, setup: Setup, budget_s: float) -> dict[str, Any]:
-    """What does not depend on the values of the weights."""
-    found: dict[str, Row] = {}
-    for name, way in made.items():
+def _costs(able: dict[str, Way], x: Tensor, setup: Setup, budget_s: float) -> dict[str, Any]:
+    """Returns time and memory of each way, which do not depend on the values of the weights."""
+    rows: dict[str, Row] = {}
+    for name, way in able.items():
         try:
             peak = meter.peak_memory(setup.device, partial(way, x)).bytes  # which also warms it up
-            found[name] = {"weight_bytes": way.weight_bytes, "peak_memory_bytes": peak + x.nbytes + way.weight_bytes}
+            rows[name] = {"weight_bytes": way.weight_bytes, "peak_memory_bytes": peak + x.nbytes + way.weight_bytes}
         except Exception as error:  # out of memory, say
-            found[name] = _unavailable(error)
-    able = {name: way for name, way in made.items() if "unavailable" not in found[name]}
-    times = time_batches(able, x, setup.clock, budget_s)
+            rows[name] = _unavailable(error)
+    times = time_batches(
+        {name: way for name, way in able.items() if "unavailable" not in rows[name]}, x, setup.clock, budget_s
+    )
     for name, ms in times.items():
         p20, p50, p80 = np.percentile(ms, (20, 50, 80)).tolist()
-        found[name] |= {"latency_ms": p50, "latency_ms_p20": p20, "latency_ms_p80": p80}
-        found[name]["samples_per_s"] = len(x) / p50 * 1e3
-    return {"ways": found, "batches": max(map(len, times.values()), default=0)}
+        rows[name] |= {"latency_ms": p50, "latency_ms_p20": p20, "latency_ms_p80": p80}
+        rows[name]["samples_per_s"] = len(x) / p50 * 1e3
+    return {"ways": rows, "batches": max(map(len, times.values()), default=0)}
 
 
-def time_batches(made: dict[str, Way], x: Tensor, clock: Clock, budget_s: float) -> dict[str, list[float]]:
-    """Milliseconds of each timed batch. The ways take turns, in an order that rotates, so that drift hits all alike."""
-    times: dict[str, list[float]] = {name: [] for name in made}
+def time_batches(able: dict[str, Way], x: Tensor, clock: Clock, budget_s: float) -> dict[str, list[float]]:
+    """Returns the milliseconds of each timed batch.
+
+    The ways take turns, in an order that rotates, so that drift hits all alike.
+    """
+    times: dict[str, list[float]] = {name: [] for name in able}
     end = time.monotonic() + budget_s
     for number in itertools.count():
-        if not made or (number >= MIN_BATCHES and time.monotonic() >= end):
+        if not able or (number >= MIN_BATCHES and time.monotonic() >= end):
             return times
-        for name in _rotated(list(made), number):
-            way = made[name]
+        for name in _rotated(list(able), number):
+            way = able[name]
             with torch.inference_mode(), machine.tf32(way.tf32):
                 clock.mark()
                 way.forward(x)

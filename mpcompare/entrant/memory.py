@@ -1,8 +1,8 @@
-"""The memory that a step needs: a few steps of a fresh backend under the memory meter, beside the analytic model."""
+"""The memory of a step: a few steps of a fresh backend under the memory meter, beside the analytic model."""
 
-from typing import Any
+from dataclasses import dataclass
 
-from mpcompare.contract import Backend, Batches, Stepper, warmup_steps, workspaces
+from mpcompare.contract import Backend, Batches, MemoryModel, Stepper, warmup_steps, workspaces
 from mpcompare.cost import memory
 from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import meter
@@ -10,8 +10,31 @@ from mpcompare.instruments import meter
 MIN_STEPS = 3  # the second one runs with everything that outlives the first
 
 
-def measure_memory(setup: Setup) -> dict[str, Any]:
-    """Returns the peak of a fresh backend's first steps, and the backend's own model of it."""
+@dataclass(frozen=True)
+class Memory:
+    """A part of ``result.json``, in bytes.
+
+    Attributes:
+        batch_bytes: inputs and targets of a batch.
+        peak_memory_bytes: the batch, and the most that torch's allocator had handed out at a time.
+        peak_memory_bytes_analytic: the same by the backend's model; None where it has none.
+        memory_model: :meth:`mpcompare.contract.Backend.memory_model`.
+        memory_by_op, memory_reserved_bytes, graph_pool_bytes: of :class:`mpcompare.instruments.meter.Peak`.
+        workspace_bytes: memory in which matrix products compute, outside of tensors.
+    """
+
+    batch_bytes: int
+    peak_memory_bytes: int
+    peak_memory_bytes_analytic: int | None
+    memory_model: MemoryModel
+    memory_by_op: dict[str, int]
+    memory_reserved_bytes: int | None
+    graph_pool_bytes: int | None
+    workspace_bytes: int
+
+
+def measure_memory(setup: Setup) -> Memory:
+    """Measures the peak of a fresh backend's first steps."""
     batch = next(setup.batches())
     batch_bytes = sum(x.nbytes + y.nbytes for x, y in batch)
     backends: list[Backend] = []
@@ -27,16 +50,16 @@ def measure_memory(setup: Setup) -> dict[str, Any]:
             workspace = {"cuBLAS": peak.workspace_bytes, **workspace}
         if model and workspace:  # on a GPU they are part of the peak
             model = {**model, "workspace": workspace}
-    return {
-        "batch_bytes": batch_bytes,
-        "peak_memory_bytes": peak.bytes + batch_bytes,
-        "peak_memory_bytes_analytic": memory.allocated_bytes(model) if model else None,
-        "memory_model": model,
-        "memory_by_op": peak.by_op,
-        "memory_reserved_bytes": peak.reserved_bytes,
-        "graph_pool_bytes": peak.graph_pool_bytes,
-        "workspace_bytes": sum(workspace.values()),
-    }
+    return Memory(
+        batch_bytes=batch_bytes,
+        peak_memory_bytes=peak.bytes + batch_bytes,
+        peak_memory_bytes_analytic=memory.allocated_bytes(model) if model else None,
+        memory_model=model,
+        memory_by_op=peak.by_op,
+        memory_reserved_bytes=peak.reserved_bytes,
+        graph_pool_bytes=peak.graph_pool_bytes,
+        workspace_bytes=sum(workspace.values()),
+    )
 
 
 def first_steps(stepper: Stepper, batch: Batches) -> Backend:

@@ -1,4 +1,4 @@
-"""Every so many steps a closer look: the norm of the gradients, what the format loses of them, and of the updates."""
+"""A closer look into single steps: the norm of the gradients, and the shares that the format loses of them."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Batches, Stepper
-from mpcompare.entrant.shares import gradient_shares, lost_share, moving
+from mpcompare.entrant.underflow import gradient_shares, lost_share, moving
 from mpcompare.instruments.clock import Clock
 from mpcompare.precision import Format
 from mpcompare.tasks.task import Params, Task
@@ -17,16 +17,15 @@ from mpcompare.verdict.examine.numerics import total_norm
 
 @dataclass(frozen=True)
 class Monitor:
-    """Takes the steps that are looked into, each bit for bit as it would have been.
+    """Takes the steps that are monitored, each bit for bit as it would have been.
 
     The clock does not run while it looks: a step by phases is timed up to ``unscale()`` and again from ``clip()`` on, a
-    step in one piece before it is looked at. What it costs all the same is not taken out of ``step_ms``: caches are
-    cold afterwards, and a GPU that was waited for has nothing queued. A copy of the parameters, and a byte for each of
-    them, live meanwhile.
+    step in one piece before it is looked at. Looking slows ``step_ms`` all the same: caches are cold afterwards, and a
+    GPU that was waited for has nothing queued. A copy of the parameters, and a byte for each of them, live meanwhile.
 
     Attributes:
-        every: each so many steps; None: none.
-        format: the one in which a step stores its gradients (:func:`~mpcompare.entrant.shares.gradient_shares`).
+        format: the one in which a step stores its gradients (:func:`~mpcompare.entrant.underflow.gradient_shares`).
+        every: each step whose number is a multiple of this is monitored; None: none is.
     """
 
     task: Task
@@ -35,15 +34,15 @@ class Monitor:
     every: int | None
 
     def due(self, step: int) -> bool:
-        """Whether to look into this step, counted from 1."""
+        """Returns whether this step, counted from 1, is monitored."""
         return self.every is not None and step % self.every == 0
 
     def step(self, stepper: Stepper, batches: Batches) -> tuple[Tensor, dict[str, Any], int]:
         """Takes the stepper's next step.
 
         Returns:
-            The loss. What was seen: ``records.MONITORED``, as far as the backend lets it be seen, and ``grad_norm``
-            where the task does not clip. And into how many pieces the clock has cut the step.
+            The loss; the shares by the names of ``records.MONITORED``, as far as the backend shows its gradients, with
+            ``grad_norm`` where the task does not clip; and the number of pieces into which the clock has cut the step.
         """
         backend, clock = stepper.backend, self.clock
         before = {name: p.clone() for name, p in backend.master_params().items()}
@@ -56,11 +55,11 @@ class Monitor:
         grads: Params = backend.grads()
         nonzero = {name: g != 0 for name, g in grads.items()}
         unclipped = self._unclipped(backend.grad_norm) if whole else 1.0
-        seen: dict[str, Any] = {}
+        shares: dict[str, Any] = {}
         if grads and unclipped:
-            seen = gradient_shares(grads, scale / unclipped, self.format)
+            shares = gradient_shares(grads, scale / unclipped, self.format)
         if grads and self.task.clip_norm is None:
-            seen["grad_norm"] = total_norm(grads, 2.0)
+            shares["grad_norm"] = total_norm(grads, 2.0)
         del grads
         if not whole:
             clock.mark()
@@ -69,12 +68,14 @@ class Monitor:
         if nonzero and not bool(backend.skipped):
             decay = getattr(self.task.optimizer, "weight_decay", 0.0)
             moves = moving(nonzero, backend.state_dict()["optimizer"], before, decay)
-            seen["lost_updates"] = lost_share(before, backend.master_params(), moves)
-        return walk.loss, seen, 1 if whole else 2
+            shares["lost_updates"] = lost_share(before, backend.master_params(), moves)
+        return walk.loss, shares, 1 if whole else 2
 
     def _unclipped(self, norm: float | Tensor | None) -> float:
-        """What clipping has multiplied the gradients of a whole step by; 0 where that left nothing to be seen, because
-        their norm was inf or NaN."""
+        """Returns the factor by which clipping has multiplied the gradients of a whole step.
+
+        0 where their norm was inf or NaN, which leaves nothing to be seen.
+        """
         if self.task.clip_norm is None or norm is None:
             return 1.0
         norm = float(norm)

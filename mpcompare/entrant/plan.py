@@ -1,16 +1,132 @@
-"""What one entrant is to do, as plain values: nothing below knows Hydra."""
+"""The plan of one entrant as plain values: nothing below knows Hydra.
+
+Its sections are those of ``conf/config.yaml``, and their fields are the keys there. A knob is named, explained and
+checked in its section; its default stands in the YAML.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpcompare.checkpoints import CHECKPOINTS
 from mpcompare.contract import Backend, options_of
 from mpcompare.errors import InputError, check_every, check_flag, check_number, check_whole
 from mpcompare.loss_scale import LossScale
+from mpcompare.race.turns import Rules
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Training:
+    """Section ``train``.
+
+    Attributes:
+        steps: number of training steps after the warm-up.
+        warmup_steps: number of training steps before them, which are marked in the records.
+        deterministic: whether only algorithms that give the same bits every time are allowed.
+        checkpoint_every: a checkpoint is saved after each step whose number is a multiple of this; None: none is.
+    """
+
+    steps: int
+    warmup_steps: int
+    deterministic: bool
+    checkpoint_every: int | None
+
+    def __post_init__(self) -> None:
+        check_whole("train.steps", self.steps, at_least=1)
+        check_whole("train.warmup_steps", self.warmup_steps, at_least=0)
+        check_flag("train.deterministic", self.deterministic)
+        if self.checkpoint_every is not None:
+            check_whole("train.checkpoint_every", self.checkpoint_every, at_least=1)
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last training step; the first is 1."""
+        return self.warmup_steps + self.steps
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Keys ``resume`` and ``resume_older``.
+
+    Attributes:
+        folder: a checkpoint, a folder of checkpoints or a run's folder, from which training continues; None: training
+            begins with the initial weights.
+        older: whether an older checkpoint there will do if the newest is damaged.
+    """
+
+    folder: Path | None
+    older: bool
+
+    def __post_init__(self) -> None:
+        check_flag("resume_older", self.older)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Section ``eval``.
+
+    Attributes:
+        every: loss and accuracy on held-out samples are computed after each step whose number is a multiple of this;
+            None: only after training.
+    """
+
+    every: int | None
+
+    def __post_init__(self) -> None:
+        check_every("eval.every", self.every)
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """Section ``monitor``.
+
+    Attributes:
+        every: each step whose number is a multiple of this is monitored; None: none is.
+    """
+
+    every: int | None
+
+    def __post_init__(self) -> None:
+        check_every("monitor.every", self.every)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Section ``inference``.
+
+    Attributes:
+        enabled: whether the trained network is called in each precision in the end.
+        budget_s: seconds of timed batches, all precisions together.
+        batch_size: rows of such a batch; None: as many as forward sees in training.
+    """
+
+    enabled: bool
+    budget_s: float
+    batch_size: int | None
+
+    def __post_init__(self) -> None:
+        check_flag("inference.enabled", self.enabled)
+        check_number("inference.budget_s", self.budget_s, above=0)
+        check_every("inference.batch_size", self.batch_size)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Section ``verdict``.
+
+    Attributes:
+        enabled: whether the backend is examined after training.
+        noise: number of runs in which a baseline trains again, to measure the noise.
+    """
+
+    enabled: bool
+    noise: int
+
+    def __post_init__(self) -> None:
+        check_flag("verdict.enabled", self.enabled)
+        check_whole("verdict.noise", self.noise, at_least=0)
 
 
 @dataclass(frozen=True)
@@ -18,85 +134,52 @@ class Plan:
     """One run.
 
     Attributes:
-        backend: the name under which it was chosen.
+        backend: the name under which the backend was chosen.
         make_backend: the backend's class.
-        options: keyword arguments of its own.
-        load_data: ``seed -> Dataset``, or the four tensors of one.
-        loss_scale: a policy, or a function from the resolved precision to one.
-        precision, device: as asked for, ``auto`` included.
-        steps, warmup_steps: training steps, and how many before them are marked as warm-up.
-        deterministic: only algorithms that give the same bits every time.
-        block_s: seconds that a timed block of steps takes, about.
-        examine: whether what it computes is examined after training.
-        noise: how many more runs of a baseline measure the noise then.
+        options: keyword arguments of this backend's own.
         is_baseline: whether others are compared with this backend.
-        eval_every: evaluated on held-out samples after each so many steps; None: only after training.
-        monitor_every: each so many training steps are looked into; None: none.
-        inference: whether what was trained is run in each precision in the end.
-        inference_s: seconds of timed batches then.
-        inference_batch: rows of such a batch; None: as many as forward sees in training.
-        checkpoint_every: a checkpoint is saved after each step whose number is a multiple of this; None: none is.
-        checkpoints: the folder for them.
-        resume: a checkpoint, a folder of them, or a run's, from which training continues; None: from its beginning.
-        resume_older: whether an older checkpoint there will do if the newest is damaged.
+        task: the task as it is trained.
         task_config: the task as it was configured, plain values: a run resumes only from one of the same.
+        load_data: ``seed -> Dataset``, or the four tensors of one.
+        loss_scale: the loss scale as training begins, or a function of the resolved precision that returns it.
+        precision, device: as asked for, ``auto`` included.
+        seed: of the initial weights and of generated data.
+        measure: ``block_s`` of these rules holds for an entrant, the others for its race.
     """
 
     backend: str
     make_backend: type[Backend]
     options: Mapping[str, Any]
+    is_baseline: bool
     task: Task
+    task_config: Mapping[str, Any]
     load_data: Callable[[int], Any]
     loss_scale: LossScale | Callable[[str], LossScale]
     precision: str
     device: str
     seed: int
-    steps: int
-    warmup_steps: int
-    deterministic: bool
-    block_s: float
-    examine: bool
-    noise: int
-    is_baseline: bool
-    eval_every: int | None = None
-    monitor_every: int | None = None
-    inference: bool = False
-    inference_s: float = 1.0
-    inference_batch: int | None = None
-    checkpoint_every: int | None = None
-    checkpoints: Path = Path(CHECKPOINTS)
-    resume: Path | None = None
-    resume_older: bool = False
-    task_config: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def total(self) -> int:
-        """The number of the last training step."""
-        return self.warmup_steps + self.steps
+    train: Training
+    resume: Resumption
+    eval: Evaluation
+    monitor: Monitoring
+    measure: Rules
+    inference: Inference
+    verdict: Examination
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, at_least=0, at_most=2**32 - 1)  # the generator takes 32 bits
-        check_whole("train.steps", self.steps, at_least=1)
-        check_whole("train.warmup_steps", self.warmup_steps, at_least=0)
-        if self.checkpoint_every is not None:
-            check_whole("train.checkpoint_every", self.checkpoint_every, at_least=1)
-        check_flag("resume_older", self.resume_older)
-        check_flag("train.deterministic", self.deterministic)
-        check_flag("verdict.enabled", self.examine)
-        check_whole("verdict.noise", self.noise, at_least=0)
-        check_every("eval.every", self.eval_every)
-        check_every("monitor.every", self.monitor_every)
-        check_flag("inference.enabled", self.inference)
-        check_number("inference.budget_s", self.inference_s, above=0)
-        check_every("inference.batch_size", self.inference_batch)
-        own = options_of(self.make_backend)
+        accepted = options_of(self.make_backend)
         for name, value in self.options.items():
-            if name not in own:
-                accepted = ", ".join(own) or "no options"
-                raise InputError(f"backend.{name}", value, f"backend={self.backend} takes {accepted}")
+            if name not in accepted:
+                takes = ", ".join(accepted) or "no options"
+                raise InputError(f"backend.{name}", value, f"backend={self.backend} takes {takes}")
 
     def dataset(self) -> Dataset:
-        """The data, on the CPU."""
+        """Returns the data, on the CPU.
+
+        Raises:
+            InputError: the configured function returns something else.
+        """
         loaded = self.load_data(self.seed)
         if isinstance(loaded, Dataset):
             return loaded

@@ -1,4 +1,4 @@
-"""What the passes of one run share: the network, the batches, the clock, and a maker of backends."""
+"""The common ground of all passes of a run: the network, the batches, the clock, and a maker of backends."""
 
 import copy
 import time
@@ -15,7 +15,6 @@ from mpcompare.instruments import machine
 from mpcompare.instruments.clock import Clock, clock
 from mpcompare.loss_scale import LossScale
 from mpcompare.precision import PRECISIONS, resolve_precision
-from mpcompare.records import Recorder
 from mpcompare.shared import Shared
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.fingerprint import fingerprint
@@ -29,9 +28,14 @@ class Setup:
     """Everything that is made once.
 
     Attributes:
+        precision: resolved.
+        engine: the answer of the backend to what computes its products.
+        loss_scale: as training begins.
         model: the network with its initial weights, on the device.
-        engine: what the backend says computes its products.
+        initial_weights: their hash.
         dataset: on the device.
+        dataset_fingerprint: hash of all its samples.
+        construct_s: seconds in which the first backend was made, with all that is built or compiled for it.
     """
 
     device: torch.device
@@ -39,38 +43,46 @@ class Setup:
     engine: str
     loss_scale: LossScale
     model: nn.Module
+    initial_weights: str
     task: Task
     make_backend: Callable[[nn.Module, LossScale], Backend]
     dataset: Dataset
+    dataset_fingerprint: str
+    construct_s: float
     clock: Clock
 
     def new_backend(self) -> Backend:
-        """From the initial weights."""
+        """Returns a backend with the initial weights."""
         return self.make_backend(self.model, self.loss_scale)
 
     def new_stepper(self) -> Stepper:
-        """From the initial weights and the first learning rate."""
+        """Returns a backend with the initial weights, at the first learning rate."""
         return Stepper(self.new_backend(), self.task.new_rates())
 
     def stepper_at(self, state: State, updates: int) -> Stepper:
-        """A new backend that continues from ``state``, to which so many ``updates`` led."""
+        """Returns a new backend that continues from ``state``, to which so many ``updates`` led."""
         backend = self.new_backend()
         backend.load_state_dict(state)
         return Stepper(backend, self.task.new_rates(updates))
 
     def batches(self, served: int = 0) -> Stream:
-        """The training batches, over and over, each as its micro-batches: from the first on, or after ``served``."""
+        """Yields the training batches, over and over, each as its micro-batches; the first ``served`` are left out."""
         return (self.task.micro_batches(x, y) for x, y in batches(self.dataset, self.task.batch_size, served))
 
 
-def set_up(plan: Plan, recorder: Recorder, shared: Shared) -> Setup:
-    """Makes what the passes share, and records what it is."""
-    machine.set_deterministic(plan.deterministic)
+def set_up(plan: Plan, shared: Shared) -> Setup:
+    """Sets the flags of torch that the plan asks for, and makes everything that the passes have in common.
+
+    Raises:
+        InputError: a device, precision, task or data set that cannot be had.
+        BackendUnavailable: the backend cannot be had here, or cannot train this network.
+    """
+    machine.set_deterministic(plan.train.deterministic)
     device = machine.select_device(plan.device)
     precision = resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device, plan.backend)
     loss_scale = plan.loss_scale(precision) if callable(plan.loss_scale) else plan.loss_scale
     machine.set_tf32(PRECISIONS[precision].uses_tf32)
-    task = plan.task.over(plan.total)
+    task = plan.task.over(plan.train.last_step)
     model = task.new_model(plan.seed, device)
 
     def make_backend(model: nn.Module, loss_scale: LossScale) -> Backend:
@@ -79,24 +91,26 @@ def set_up(plan: Plan, recorder: Recorder, shared: Shared) -> Setup:
     start = time.perf_counter()
     engine = make_backend(model, loss_scale).engine  # before the data: what cannot work says so at once
     construct_s = time.perf_counter() - start
-    found = shared.once("dataset", lambda: _with_fingerprint(plan.dataset()))
-    data_fingerprint = found.pop("fingerprint")
-    dataset = Dataset(**found).to(device)
+    loaded = shared.once("dataset", lambda: _with_fingerprint(plan.dataset()))
+    dataset_fingerprint = loaded.pop("fingerprint")
+    dataset = Dataset(**loaded).to(device)
     try_out(model, task, dataset.x_train, dataset.y_train, dataset.name)
-    recorder.add(
+    return Setup(
+        device=device,
         precision=precision,
         engine=engine,
-        loss_scale=loss_scale.name,
-        construct_s=construct_s,
-        dataset=dataset.name,
-        dataset_reason=dataset.reason,
-        dataset_fingerprint=data_fingerprint,
+        loss_scale=loss_scale,
+        model=model,
         initial_weights=fingerprint(params_of(model)),
-        **machine.provenance(device),
+        task=task,
+        make_backend=make_backend,
+        dataset=dataset,
+        dataset_fingerprint=dataset_fingerprint,
+        construct_s=construct_s,
+        clock=clock(device),
     )
-    return Setup(device, precision, engine, loss_scale, model, task, make_backend, dataset, clock(device))
 
 
 def _with_fingerprint(dataset: Dataset) -> dict[str, Any]:
-    """Its tensors and names, and its fingerprint, which takes as long as all the rest where there is much data."""
+    """Returns its tensors, names and fingerprint, which takes as long as all the rest where there is much data."""
     return {**vars(dataset), "fingerprint": dataset.fingerprint}

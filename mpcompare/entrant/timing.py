@@ -1,4 +1,4 @@
-"""How long is a step? Blocks of bare steps, in turns with the others; and where in it does the time go?"""
+"""The time of a step: blocks of bare steps, in turns with the other entrants."""
 
 import random
 import time
@@ -7,38 +7,28 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from mpcompare.contract import PHASES, State, Stepper, idle_phases, in_one_piece, warmup_steps
+from mpcompare.contract import Stepper, warmup_steps
+from mpcompare.entrant.rows import keep
 from mpcompare.entrant.setup import Setup, Stream
-from mpcompare.entrant.training import keep
+from mpcompare.entrant.training import Trained
 from mpcompare.instruments import meter
-from mpcompare.instruments.bystanders import Rest, Watch
+from mpcompare.instruments.bystanders import Bystanders, Rest
 from mpcompare.instruments.clock import Clock, settle
-from mpcompare.phases import WHOLE_STEP
 from mpcompare.race.turns import Finish, Order, Progress, Time, Turn
 from mpcompare.records import Recorder
-from mpcompare.tasks.task import Task
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What training left: the backend's state, and how many updates led to it."""
-
-    state: State
-    updates: int
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What the trained backend does in the steps that will be timed: it goes on as it is, and is never loaded.
+    """A block as the trained backend itself takes it, which goes on as it is and is never loaded.
 
     Attributes:
-        steps: of a timed block.
-        untimed: steps before it that are not timed.
-        losses: of the untimed steps before a block, of its own, and of one more after it.
+        steps: the number of steps of a timed block.
+        untimed: the number of steps before it that are not timed.
+        losses: of the untimed steps before the block, of its own steps, and of one more after it.
     """
 
     steps: int
@@ -47,7 +37,7 @@ class Trial:
 
 
 def try_block(stepper: Stepper, stream: Stream, block_s: float, clock: Clock) -> Trial:
-    """How many steps take about ``block_s``, at least one; and the losses of a block."""
+    """Finds the number of steps that take about ``block_s`` seconds, at least one, and takes a block of so many."""
     losses: list[Any] = []
     steps = 1
     while True:
@@ -65,17 +55,28 @@ def try_block(stepper: Stepper, stream: Stream, block_s: float, clock: Clock) ->
     return Trial(steps, untimed, [float(loss) for loss in losses[:total]])
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """The timed blocks of one entrant.
+
+    Attributes:
+        finish: the order that ended them.
+        step_ms: milliseconds a step of each block.
+        difference: the largest difference between a loss in a block and the trial's at the same step. Three are
+            compared: of the first untimed step, of the last timed one, and of one more after it, which depends on every
+            update before it. So what is timed is what was examined.
+    """
+
+    finish: Finish
+    step_ms: list[float]
+    difference: float
+
+
 def take_turns(
     setup: Setup, trained: Trained, trial: Trial, recorder: Recorder, text: str
-) -> Generator[Progress | Turn, Order | None, tuple[Finish, list[float], float]]:
-    """Blocks of steps, one a turn.
-
-    Returns:
-        Why that ended; the blocks' milliseconds a step; the largest difference between a loss in a block and the
-        trial's at the same step. Three are read: of the first untimed step, of the last timed one, and of one more
-        after it, which depends on every update before it. What is timed is what was examined.
-    """
-    blocks, difference, watch, rest = [], 0.0, Watch(setup.device), Rest()
+) -> Generator[Progress | Turn, Order | None, Blocks]:
+    """Times a block of steps a turn, as long as the race orders it; ``text`` is said at the end of the turn before."""
+    step_ms, difference, bystanders, rest = [], 0.0, Bystanders(setup.device), Rest()
     order = yield Turn(text=text)
     untimed = trial.untimed
     while isinstance(order, Time):
@@ -83,26 +84,26 @@ def take_turns(
         padding, stepper, stream = _padding(setup.device), fresh(setup, trained), setup.batches()
         losses: dict[int, Any] = {0: keep(stepper.step(next(stream)))}
         time_block(stepper, stream, untimed - 1, setup.clock)
-        watch.start()
-        step_ms, wall_ms, losses[untimed + trial.steps - 1] = time_block(stepper, stream, trial.steps, setup.clock)
-        load = watch.stop()
+        bystanders.start()
+        ms, wall_ms, losses[untimed + trial.steps - 1] = time_block(stepper, stream, trial.steps, setup.clock)
+        load = bystanders.stop()
         losses[untimed + trial.steps] = keep(stepper.step(next(stream)))
         for step, loss in losses.items():
             difference = max(difference, abs(float(loss) - trial.losses[step]))
         del padding, stepper
         meter.release()
         settled = settle()
-        blocks.append(step_ms)
-        row = {"round": order.round, "steps": trial.steps, "step_ms": step_ms, "wall_ms": wall_ms, **load}
+        step_ms.append(ms)
+        row = {"round": order.round, "steps": trial.steps, "step_ms": ms, "wall_ms": wall_ms, **load}
         recorder.block({**row, "settled": settled, "cores_between_turns": between})
         rest.start()
-        order = yield Turn(step_ms)
+        order = yield Turn(ms)
     assert isinstance(order, Finish)
-    return order, blocks, difference
+    return Blocks(order, step_ms, difference)
 
 
 def fresh(setup: Setup, trained: Trained) -> Stepper:
-    """A new backend in the state that training ended in.
+    """Returns a new backend in the state in which training ended.
 
     Each block has one: where a program's memory happens to lie makes it up to 5 % faster or slower for as long as it
     runs, so that blocks of one layout agree with each other and not with the next run's. Laid out anew, each block is
@@ -118,13 +119,16 @@ def untimed_steps(steps: int, backend: Any) -> int:
 
 
 def _padding(device: torch.device) -> Tensor:
-    """Up to 4 MB that shift what is allocated after it."""
+    """Returns up to 4 MB, which shift all tensors that are allocated after it."""
     return torch.empty(random.randrange(1 << 12, 1 << 22), dtype=torch.uint8, device=device)
 
 
 def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock) -> tuple[float, float, Any]:
-    """Milliseconds a step of ``steps`` bare steps, by the clock and by the wall: nothing is read or written between.
-    And the loss of the last one (NaN of none)."""
+    """Takes ``steps`` bare steps: nothing is read or written between them.
+
+    Returns:
+        Milliseconds a step by the clock, those by the wall, and the loss of the last step (NaN where there is none).
+    """
     loss: float | Tensor = float("nan")
     start = time.perf_counter()
     clock.mark()
@@ -134,42 +138,3 @@ def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock) -> tu
     (block_ms,) = clock.read()
     steps = max(steps, 1)
     return block_ms / steps, (time.perf_counter() - start) * 1e3 / steps, keep(loss)
-
-
-PHASE_BLOCKS = 4  # of each kind
-
-
-def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task: Task) -> dict[str, Any]:
-    """Where a step's time goes.
-
-    Returns:
-        ``phase_ms``, the median of each phase over all steps, None where it holds no work; ``phase_overhead``, what the
-        clock between the phases costs relative to bare steps, in blocks that take turns.
-    """
-    backend = stepper.backend
-    time_block(stepper, stream, untimed_steps(steps, backend), clock)
-    if in_one_piece(backend):
-        bare = [time_block(stepper, stream, steps, clock)[0] for _ in range(PHASE_BLOCKS)]
-        return {"phase_ms": {WHOLE_STEP: float(np.median(bare))}, "phase_overhead": 0.0}
-    phases, bare, clocked = [], [], []
-    for number in range(2 * PHASE_BLOCKS):
-        if number % 4 in (0, 3):  # bare, clocked, clocked, bare: drift hits both alike
-            bare.append(time_block(stepper, stream, steps, clock)[0])
-            continue
-        for batch in islice(stream, steps):
-            clock.mark()
-            for _ in stepper.walk(batch):
-                clock.mark()
-        intervals = clock.read()
-        clocked.append(sum(intervals) / steps)
-        # The last of each row lies between two steps; forward and backward come once a micro-batch.
-        rows = np.array([*intervals, 0.0]).reshape(steps, -1)[:, :-1]
-        passes = rows[:, : 2 * task.accumulate].reshape(steps, task.accumulate, 2).sum(axis=1)
-        phases.append(np.hstack([passes, rows[:, 2 * task.accumulate :]]))
-    idle = idle_phases(backend, task)
-    medians = np.median(np.concatenate(phases), axis=0)
-    named = zip(PHASES, medians.tolist(), strict=True)
-    return {
-        "phase_ms": {phase: None if phase in idle else ms for phase, ms in named},
-        "phase_overhead": float(np.median(clocked) / np.median(bare) - 1),
-    }

@@ -1,4 +1,4 @@
-"""What the machine did beside a timed block: how fast its clock was, what held it back, who else used it."""
+"""The load of the machine beside a timed block: its clock, the cause that slows it, and the cores that others use."""
 
 import ctypes
 import functools
@@ -19,8 +19,8 @@ _THROTTLE = {
 }  # fmt: skip
 
 
-class Watch:
-    """Observes the machine from :meth:`start` to :meth:`stop`; what cannot be read is None."""
+class Bystanders:
+    """Observes what else the machine does from :meth:`start` to :meth:`stop`; a value that cannot be read is None."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -29,11 +29,11 @@ class Watch:
         self._busy, self._own, self._time = _busy_seconds(), time.process_time(), time.perf_counter()
 
     def stop(self) -> Load:
-        """What was seen.
+        """Returns the load since :meth:`start`.
 
-        Returns:
-            ``other_cores``: how many CPU cores others kept busy, the hypervisor's share (steal) included.
-            ``clock_mhz`` and ``throttle``: the clock and what holds a GPU's back, as NVML names it, right afterwards.
+        ``other_cores`` is the number of CPU cores that others kept busy, the hypervisor's share (steal) included.
+        ``clock_mhz`` and ``throttle`` are the clock, and the cause that slows a GPU's as NVML names it, right
+        afterwards.
         """
         seconds = time.perf_counter() - self._time
         busy = _busy_seconds()
@@ -45,22 +45,22 @@ class Watch:
 
 
 class Rest:
-    """Observes what this process, all its threads included, computes while others have their turns."""
+    """Observes how much this process, all its threads included, computes while others have their turns."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """The end of a turn."""
+        """Marks the end of a turn."""
         self._own, self._time = time.process_time(), time.perf_counter()
 
     def stop(self) -> float:
-        """The begin of the next one; how many CPU cores this process has kept busy in between."""
+        """Marks the start of the next turn; returns the number of CPU cores that this process kept busy in between."""
         return (time.process_time() - self._own) / (time.perf_counter() - self._time)
 
 
 def _busy_seconds() -> float | None:
-    """CPU seconds that all processes of the machine have used since it started."""
+    """Returns the CPU seconds that all processes of the machine have used since it started."""
     try:
         user, nice, system, _idle, _iowait, irq, softirq, steal = (
             int(field) for field in Path("/proc/stat").read_text().split()[1:9]
@@ -71,7 +71,7 @@ def _busy_seconds() -> float | None:
 
 
 def _cpu_mhz() -> float | None:
-    """Mean over the cores that the first 64 KB of /proc/cpuinfo show."""
+    """Returns the mean clock of the cores in the first 64 KB of /proc/cpuinfo."""
     try:
         with Path("/proc/cpuinfo").open() as file:
             lines = file.read(1 << 16).splitlines()
@@ -82,7 +82,10 @@ def _cpu_mhz() -> float | None:
 
 
 def _gpu(device: torch.device) -> tuple[float | None, str | None]:
-    """From NVML itself, within microseconds: while nvidia-smi starts, an idle GPU's clock falls."""
+    """Returns the GPU's clock and what throttles it, from NVML itself, which takes microseconds.
+
+    While nvidia-smi starts, the clock of an idle GPU falls.
+    """
     nvml = _nvml()
     if nvml is None:
         return None, None
@@ -97,7 +100,7 @@ def _gpu(device: torch.device) -> tuple[float | None, str | None]:
 
 @functools.cache
 def _nvml() -> ctypes.CDLL | None:
-    """The driver's library; every function of it returns 0 where it did what it was asked."""
+    """Returns the driver's library, whose functions return 0 on success; None where there is none."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -110,7 +113,7 @@ def _uuid(device: torch.device) -> str:
 
 
 def nvidia_smi(device: torch.device, fields: str) -> list[str]:
-    """What nvidia-smi answers to ``--query-gpu=fields`` for this GPU; empty where it does not."""
+    """Returns the answer of nvidia-smi to ``--query-gpu=fields`` for this GPU; empty where there is none."""
     command = ["nvidia-smi", f"--id={_uuid(device)}"]
     command += [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:

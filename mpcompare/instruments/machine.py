@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, device, flags, commit."""
+"""The provenance of a result: versions, device, flags, commit."""
 
 import hashlib
 import os
@@ -6,9 +6,9 @@ import platform
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,7 +17,11 @@ from mpcompare.instruments.bystanders import nvidia_smi
 
 
 def select_device(device: str) -> torch.device:
-    """``auto`` is CUDA where there is a GPU, else the CPU; raises InputError for a device that is not there."""
+    """Returns the device of this name; ``auto`` is CUDA where there is a GPU, else the CPU.
+
+    Raises:
+        InputError: there is no such device.
+    """
     check_choice("device", device, ("auto", "cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
         reason = "torch finds no GPU" if torch.version.cuda else f"torch {torch.__version__} is built without CUDA"
@@ -26,7 +30,7 @@ def select_device(device: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's or the CPU's own name."""
+    """Returns the GPU's or the CPU's own name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -37,14 +41,14 @@ def device_name(device: torch.device) -> str:
 
 
 def set_tf32(allowed: bool) -> None:
-    """TF32 for fp32 matrix products on CUDA: a precision of its own here, so off unless it was asked for."""
+    """Allows TF32 for fp32 matrix products on CUDA, or not. It is a precision of its own, so off unless asked for."""
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """:func:`set_tf32` for a while."""
+    """Allows TF32, or not, until the end of the block."""
     before = torch.backends.cuda.matmul.allow_tf32
     set_tf32(allowed)
     try:
@@ -54,7 +58,8 @@ def tf32(allowed: bool) -> Iterator[None]:
 
 
 def set_deterministic(only: bool) -> None:
-    """Whether torch may take only algorithms that give the same bits every time; what has none raises RuntimeError."""
+    """Lets torch take only algorithms that give the same bits every time; an operator without one raises RuntimeError
+    then. False: any algorithm."""
     if only:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(only)
@@ -68,36 +73,65 @@ _ENVIRONMENT = (
 )  # fmt: skip
 
 
-def provenance(device: torch.device) -> dict[str, Any]:
-    """Everything about the machine and its state that a result may depend on, as observed now."""
+@dataclass(frozen=True)
+class Provenance:
+    """Everything about the machine and its state that a result may depend on: a part of ``result.json``.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        host: hash of its name.
+        threads: of torch.
+        versions: of packages; None where one is not installed.
+        cuda, driver: None on a CPU.
+        flags: of torch's matrix products.
+        environment: variables that change speed without being seen in the configuration.
+        commit: of this project, with ``-dirty`` where files differ from it; None where it is not known.
+    """
+
+    device: str
+    device_name: str
+    host: str
+    threads: int
+    cpu_count: int | None
+    platform: str
+    python: str
+    versions: dict[str, str | None]
+    cuda: str | None
+    driver: str | None
+    flags: dict[str, bool | str | None]
+    environment: dict[str, str]
+    commit: str | None
+
+
+def provenance(device: torch.device) -> Provenance:
+    """Returns the provenance of a result that is computed now."""
     packages = ("mpcompare", "torch", "torchvision", "hydra-core", "numpy")
-    return {
-        "device": device.type,
-        "device_name": device_name(device),
-        "host": hashlib.sha256(platform.node().encode()).hexdigest()[:8],
-        "threads": torch.get_num_threads(),
-        "cpu_count": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "driver": ", ".join(nvidia_smi(device, "driver_version")) or None if device.type == "cuda" else None,
-        "flags": {
+    on_gpu = device.type == "cuda"
+    return Provenance(
+        device=device.type,
+        device_name=device_name(device),
+        host=hashlib.sha256(platform.node().encode()).hexdigest()[:8],
+        threads=torch.get_num_threads(),
+        cpu_count=os.cpu_count(),
+        platform=platform.platform(),
+        python=platform.python_version(),
+        versions={name: version(name) for name in packages},
+        cuda=torch.version.cuda if on_gpu else None,
+        driver=", ".join(nvidia_smi(device, "driver_version")) or None if on_gpu else None,
+        flags={
             "tf32": torch.backends.cuda.matmul.allow_tf32,
             "fp16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
             "bf16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
             "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         },
-        "environment": {  # what changes speed without being seen in the configuration
-            name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ENVIRONMENT)
-        },
-        "commit": _commit(),
-    }
+        environment={name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ENVIRONMENT)},
+        commit=_commit(),
+    )
 
 
 def version(package: str) -> str | None:
-    """Of an installed package; None where it is not installed."""
+    """Returns the version of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -105,9 +139,9 @@ def version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit this package stands at, with ``-dirty`` where files differ from it; None outside a checkout.
+    """Returns the commit of this checkout, with ``-dirty`` where files differ from it; None outside a checkout.
 
-    Where the files were copied without their history, ``$MPCOMPARE_COMMIT`` can say it.
+    ``$MPCOMPARE_COMMIT`` can name it where the files were copied without their history.
     """
     if named := os.environ.get("MPCOMPARE_COMMIT"):
         return named

@@ -57,7 +57,7 @@ class Run:
 
 
 # What a result must hold to be read as one, and to be read as a finished one.
-IDENTITY = ("status", "backend", "precision", "task", "batch_size", "seed", "config")
+AT_START = ("status", "backend", "precision", "task", "batch_size", "seed", "config")
 FINISHED = (
     *("engine", "loss_scale", "dataset", "dataset_reason", "dataset_fingerprint", "initial_weights", "device_name"),
     *("step_ms_p20", "step_ms_p50", "step_ms_p80", "final_loss", "test_accuracy", "skipped_steps"),
@@ -84,7 +84,7 @@ def read_run(folder: Path, name: str = "") -> Run:
 def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) -> None:
     """Raises unless this is what a run writes, and, if it finished, all of it."""
     finished = result["status"] == "ok"
-    if missing := [key for key in (*IDENTITY, *(FINISHED if finished else ())) if key not in result]:
+    if missing := [key for key in (*AT_START, *(FINISHED if finished else ())) if key not in result]:
         raise ValueError(f"{RESULT} has no {missing[0]}")
     if not isinstance(result["status"], str) or not isinstance(result["config"]["task"], dict):
         raise ValueError(f"{RESULT} is not one of mpcompare's")

@@ -58,7 +58,7 @@ def assert_same(found, saved):
     assert list(found.state["optimizer"]) == list(saved.state["optimizer"])
     assert repr(found.state["loss_scale"]) == repr(saved.state["loss_scale"])  # -0.0, nan, and int is not float
     assert (found.step, found.updates, found.position) == (saved.step, saved.updates, saved.position)
-    assert found.identity == saved.identity
+    assert found.what_is_trained == saved.what_is_trained
 
 
 def refused(path, match, **options):
@@ -142,8 +142,8 @@ def test_numbers_that_compare_as_others_survive(tmp_path):
 
 
 def test_what_json_lacks_comes_back_as_records_have_it(tmp_path):
-    save(tmp_path, checkpoint(identity={"limit": math.inf, "betas": (0.9, 0.999), "none": None}))
-    assert load(tmp_path).identity == {"limit": "inf", "betas": [0.9, 0.999], "none": None}
+    save(tmp_path, checkpoint(what_is_trained={"limit": math.inf, "betas": (0.9, 0.999), "none": None}))
+    assert load(tmp_path).what_is_trained == {"limit": "inf", "betas": [0.9, 0.999], "none": None}
 
 
 def test_tensors_of_flat_memory_are_not_copied():

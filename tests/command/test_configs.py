@@ -1,7 +1,7 @@
 """Every configuration composes and instantiates, and the invariant: a config <-> a file <-> a row of the README."""
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 
@@ -13,11 +13,13 @@ from omegaconf import OmegaConf
 from support.tasks import mlp_of
 
 from mpcompare import backends
-from mpcompare.command import job
+from mpcompare.command import nodes
 from mpcompare.contract import PHASES, options_of
+from mpcompare.entrant import plan
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
 from mpcompare.paths import CONF, CSRC
+from mpcompare.race.turns import Rules
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Constant, Cosine, Warmup
 from mpcompare.tasks.task import Task
@@ -44,7 +46,7 @@ def test_every_option_composes_and_instantiates(group, option):
     cls = hydra.utils.get_class(cfg.backend._target_)
     assert set(PHASES) <= set(dir(cls)) or "train_step" in dir(cls)
     assert set(cfg.backend) - {"_target_"} == set(options_of(cls))
-    task = job._task(cfg.task)
+    task = nodes.task_of(cfg.task)
     assert isinstance(task, Task)
     assert any(True for _ in task.new_model(0, torch.device("cpu")).parameters())
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -65,7 +67,7 @@ MODULE = ["task.model._target_=torch.nn.Linear"]  # which the template task=modu
 
 def task_of(*overrides):
     overrides = [*overrides, *(MODULE if "task=module" in overrides else [])]
-    return job._task(compose("config", overrides).task)
+    return nodes.task_of(compose("config", overrides).task)
 
 
 @pytest.mark.slow
@@ -185,14 +187,25 @@ def test_the_task_brings_its_data_and_the_command_line_has_the_last_word():
 
 def test_defaults_are_the_ones_that_are_documented():
     cfg = compose("config", [])
-    task = job._task(cfg.task)
+    task = nodes.task_of(cfg.task)
     assert mlp_of(task).sizes == (784, 8192, 10)
     assert (task.batch_size, task.optimizer, task.loss, cfg.train.steps, cfg.train.warmup_steps) == (
         8192, Sgd(0.01), "cross_entropy", 20, 3,
     )  # fmt: skip
-    recipe = job._task(compose("config", ["task=recipe_mlp"]).task)
+    recipe = nodes.task_of(compose("config", ["task=recipe_mlp"]).task)
     assert mlp_of(recipe).sizes == (4096,) * 4
     assert (recipe.batch_size, recipe.optimizer, recipe.loss, recipe.samples) == (512, Sgd(0.001), "mse", 50 * 512)
+
+
+def test_a_knob_of_a_section_is_a_field_of_the_plan():
+    cfg = compose("config", [])
+    sections = {
+        "train": plan.Training, "eval": plan.Evaluation, "monitor": plan.Monitoring, "measure": Rules,
+        "inference": plan.Inference, "verdict": plan.Examination,
+    }  # fmt: skip
+    for name, section in sections.items():
+        assert list(cfg[name]) == [field.name for field in fields(section)]
+        assert section(**cfg[name])  # the defaults are accepted
 
 
 def test_every_experiment_opens_with_the_command_that_runs_it():

@@ -277,6 +277,12 @@ BAD = {
     ),
     "no such class": (["backend._target_=nope.Nope"], "backend._target_=nope.Nope: "),
     "unknown key": (["train.step=3"], "Could not override 'train.step'"),
+    "unknown key of train": (
+        ["+train.foo=1"],
+        "train.foo=1: train takes steps, warmup_steps, deterministic, checkpoint_every",
+    ),
+    "unknown rule": (["+measure.foo=1"], "measure.foo=1: measure takes rel_ci, budget_s, block_s"),
+    "no steps": (["~train.steps"], "train.steps=: expected a value, there is none"),
     "unparsable": (["task.model.hidden=["], "task.model.hidden=[: "),
     "unknown engine": (["engine=cublas"], "engine=cublas: expected one of auto, native, torch"),
     "unknown device": (["device=tpu"], "device=tpu: expected one of auto, cpu, cuda"),

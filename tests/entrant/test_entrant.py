@@ -2,12 +2,13 @@
 
 import json
 import types
-from dataclasses import replace
+import weakref
 
 import pandas as pd
 import pytest
 import torch
-from support.entrants import IDENTITY, PLAN, STARTS, Watched, turn
+from support.entrants import AT_START, PLAN, STARTS, Watched, turn
+from support.plans import replan
 from support.tasks import make_batch, make_task
 
 from mpcompare.backends.fp32 import Fp32
@@ -26,7 +27,7 @@ from mpcompare.records import Recorder
 @pytest.fixture
 def entrant(tmp_path):
     STARTS.clear()
-    return compete(PLAN, Recorder(tmp_path, IDENTITY))
+    return compete(PLAN, Recorder(tmp_path, AT_START))
 
 
 def test_every_block_times_the_same_steps_from_the_trained_weights(entrant, tmp_path):
@@ -56,6 +57,36 @@ def test_every_block_times_the_same_steps_from_the_trained_weights(entrant, tmp_
     assert STARTS[-1][0] != weights  # the memory pass begins with the initial weights
 
 
+def test_the_trained_backend_is_gone_before_a_block_is_timed(tmp_path):
+    made = []
+
+    class Kept(Watched):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(weakref.ref(self))
+
+    entrant = compete(replan(PLAN, make_backend=Kept), Recorder(tmp_path, AT_START))
+    turn(entrant, None)
+    turn(entrant, Train())
+    assert len(made) == 3  # the one that says its engine, the trained one, and the one that shows its dtypes
+    assert [backend() for backend in made] == [None] * 3
+
+
+def test_a_pass_that_fails_leaves_the_record_of_those_before_it(entrant, tmp_path, monkeypatch):
+    def fails(_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("mpcompare.entrant.passes.memory.measure_memory", fails)
+    for order in (None, Train(), Time(1)):
+        turn(entrant, order)
+    with pytest.raises(ZeroDivisionError):
+        turn(entrant, Finish(rounds=1, stopped="budget", half_width=0.5, seconds=1.0, race=None))
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "running"  # which its caller replaces
+    assert {"engine", "device_name", "final_loss", "module_dtypes", "step_ms_p50", "phase_ms"} <= set(result)
+    assert not {"memory_model", "inference", "resumed_from", "examine_s"} & set(result)
+
+
 PEAK = meter.Peak(900, {}, 1000, 0, workspace_bytes=64)
 
 
@@ -77,12 +108,12 @@ def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
         return measure_memory(setup)
 
     plain = found("torch")
-    assert plain["memory_model"] == {**tensors, "workspace": {"cuBLAS": 64}}
-    assert plain["workspace_bytes"] == 64
-    assert plain["peak_memory_bytes_analytic"] == memory.allocated_bytes(tensors) + 64
+    assert plain.memory_model == {**tensors, "workspace": {"cuBLAS": 64}}
+    assert plain.workspace_bytes == 64
+    assert plain.peak_memory_bytes_analytic == memory.allocated_bytes(tensors) + 64
     native = found("native")
-    assert native["memory_model"]["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
-    assert native["workspace_bytes"] == 96
+    assert native.memory_model["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
+    assert native.workspace_bytes == 96
 
 
 def test_steps_are_on_disk_whenever_training_is_left(entrant, tmp_path):
@@ -122,7 +153,7 @@ class HalfTheRowsOnceLoaded(Fp32):
 
 @pytest.mark.parametrize(("cls", "same"), [(Watched, True), (HalfTheRowsOnceLoaded, False)])
 def test_the_losses_of_timed_blocks_are_beside_those_of_the_trained_backend(tmp_path, cls, same):
-    entrant = compete(replace(PLAN, make_backend=cls), Recorder(tmp_path, IDENTITY))
+    entrant = compete(replan(PLAN, make_backend=cls), Recorder(tmp_path, AT_START))
     for order in (None, Train(), Time(1), Time(2)):
         turn(entrant, order)
     with pytest.raises(StopIteration):
@@ -141,11 +172,11 @@ def test_the_losses_of_timed_blocks_are_beside_those_of_the_trained_backend(tmp_
             "data._target_=<lambda>: expected a Dataset, or",
         ),
         ({"seed": 2**32}, "seed=4294967296: expected a whole number of at least 0 and at most 4294967295"),
-        ({"steps": 0}, "train.steps=0: expected a whole number of at least 1"),
-        ({"noise": -1}, "verdict.noise=-1: expected a whole number of at least 0"),
+        ({"train": {"steps": 0}}, "train.steps=0: expected a whole number of at least 1"),
+        ({"verdict": {"noise": -1}}, "verdict.noise=-1: expected a whole number of at least 0"),
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_one_line(change, message):
     with pytest.raises(InputError) as said:
-        replace(PLAN, **change).dataset()
+        replan(PLAN, **change).dataset()
     assert str(said.value).startswith(message)

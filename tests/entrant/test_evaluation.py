@@ -2,13 +2,13 @@
 
 import json
 import time
-from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 import pytest
 import torch
-from support.entrants import IDENTITY, PLAN, turn
+from support.entrants import AT_START, PLAN, turn
+from support.plans import replan
 from support.tasks import make_task
 from torch import nn
 
@@ -36,8 +36,8 @@ def noisy_cross_entropy(output, targets):
     return nn.functional.cross_entropy(output, targets) + 0.01 * torch.rand(())
 
 
-PLAN = replace(
-    PLAN, make_backend=Amp, precision="bf16", steps=6, warmup_steps=1,
+PLAN = replan(
+    PLAN, make_backend=Amp, precision="bf16", train={"steps": 6, "warmup_steps": 1},
     task=Task(normalised, noisy_cross_entropy, Sgd(0.1, 0.9), batch_size=32), load_data=partial(digits, samples=96),
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ def train(folder, **changes):
     """Up to the end of training: ``steps.csv`` without times, ``evals.csv``, ``result.json``."""
     folder.mkdir()
     torch.manual_seed(1)
-    turns = compete(replace(PLAN, **changes), Recorder(folder, IDENTITY))
+    turns = compete(replan(PLAN, **changes), Recorder(folder, AT_START))
     turn(turns, None)
     turn(turns, Train())
     turns.close()
@@ -56,7 +56,7 @@ def train(folder, **changes):
 
 def test_evaluating_after_every_step_changes_no_bit_of_training(tmp_path):
     steps, evals, result = train(tmp_path / "0")
-    watched, curve, again = train(tmp_path / "1", eval_every=1)
+    watched, curve, again = train(tmp_path / "1", eval={"every": 1})
     pd.testing.assert_frame_equal(steps, watched, check_exact=True)
     assert evals["step"].tolist() == [7]
     assert curve["step"].tolist() == [1, 2, 3, 4, 5, 6, 7]
@@ -70,7 +70,7 @@ def test_evaluating_after_every_step_changes_no_bit_of_training(tmp_path):
 
 @pytest.mark.parametrize(("every", "steps"), [(None, [7]), (2, [2, 4, 6, 7]), (7, [7]), (100, [7])])
 def test_the_last_step_is_always_evaluated_and_once(tmp_path, every, steps):
-    assert train(tmp_path / "0", eval_every=every)[1]["step"].tolist() == steps
+    assert train(tmp_path / "0", eval={"every": every})[1]["step"].tolist() == steps
 
 
 def test_no_step_time_holds_an_evaluation(tmp_path, monkeypatch):
@@ -81,7 +81,7 @@ def test_no_step_time_holds_an_evaluation(tmp_path, monkeypatch):
         return evaluate(*args)
 
     monkeypatch.setattr(evaluation, "evaluate", slowly)
-    train(tmp_path / "0", eval_every=2)
+    train(tmp_path / "0", eval={"every": 2})
     assert (pd.read_csv(tmp_path / "0" / "steps.csv")["step_ms"] < 400).all()
 
 
@@ -118,4 +118,4 @@ def test_evaluations_are_read_back_and_a_record_without_them_has_none(tmp_path):
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "often"])
 def test_what_is_no_number_of_steps_is_named(every):
     with pytest.raises(InputError, match=f"eval.every={every}: expected a whole number of at least 1, or null"):
-        replace(PLAN, eval_every=every)
+        replan(PLAN, eval={"every": every})

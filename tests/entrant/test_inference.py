@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 import torch
 from rich.console import Console
-from support.entrants import IDENTITY, PLAN, turn
+from support.entrants import AT_START, PLAN, turn
 from support.marks import CUDA
+from support.plans import replan
 from support.records import write_run
 from support.tasks import make_task
 from torch import nn
@@ -24,6 +25,7 @@ from mpcompare.entrant import inference
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.evaluation import evaluate, score
 from mpcompare.entrant.inference import Way, autocast, cast_weights, measure_inference, time_batches, ways
+from mpcompare.entrant.plan import Inference
 from mpcompare.entrant.setup import set_up
 from mpcompare.errors import InputError
 from mpcompare.instruments.clock import CpuClock
@@ -41,8 +43,8 @@ from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
 
 CPU = torch.device("cpu")
-PLAN = replace(PLAN, make_backend=Amp, backend="amp", load_data=partial(digits, samples=960), inference=True,
-               inference_s=0.01, task=make_task(in_features=784, out_features=10))  # fmt: skip
+PLAN = replan(PLAN, make_backend=Amp, backend="amp", load_data=partial(digits, samples=960),
+              inference={"enabled": True, "budget_s": 0.01})  # fmt: skip
 
 
 class Trained:
@@ -50,7 +52,7 @@ class Trained:
 
     def __init__(self, folder, steps=20, shared=ALONE, **changes):
         folder.mkdir()
-        self.setup = set_up(replace(PLAN, **changes), Recorder(folder, IDENTITY), ALONE)
+        self.setup = set_up(replan(PLAN, **changes), ALONE)
         stepper = self.setup.new_stepper()
         for batch in islice(self.setup.batches(), steps):
             stepper.step(batch)
@@ -61,7 +63,8 @@ class Trained:
         )
 
     def measure(self, budget_s=0.01, batch_size=None):
-        return measure_inference(self.setup, self.state, self.scores, budget_s, batch_size, self.shared)
+        plan = Inference(True, budget_s, batch_size)
+        return measure_inference(self.setup, self.state, self.scores, plan, self.shared)
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
@@ -225,7 +228,7 @@ def test_entrants_of_a_race_share_what_it_costs_and_say_how_exact_their_own_weig
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_it_is_measured_in_the_last_turn_of_the_entrant(tmp_path, enabled):
-    turns = compete(replace(PLAN, inference=enabled), Recorder(tmp_path, IDENTITY))
+    turns = compete(replan(PLAN, inference={"enabled": enabled}), Recorder(tmp_path, AT_START))
     for order in (None, Train(), Time(1)):
         turn(turns, order)
         assert "inference" not in json.loads((tmp_path / "result.json").read_text())
@@ -246,14 +249,14 @@ def test_it_is_measured_in_the_last_turn_of_the_entrant(tmp_path, enabled):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"inference": "yes"}, "inference.enabled=yes: expected true or false"),
-        ({"inference_s": 0}, "inference.budget_s=0: expected a finite number above 0"),
-        ({"inference_batch": 0}, "inference.batch_size=0: expected a whole number of at least 1, or null"),
+        ({"enabled": "yes"}, "inference.enabled=yes: expected true or false"),
+        ({"budget_s": 0}, "inference.budget_s=0: expected a finite number above 0"),
+        ({"batch_size": 0}, "inference.batch_size=0: expected a whole number of at least 1, or null"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(change, message):
     with pytest.raises(InputError) as said:
-        replace(PLAN, **change)
+        replan(PLAN, inference=change)
     assert str(said.value) == message
 
 

@@ -3,13 +3,13 @@
 import math
 import time
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 
 import pandas as pd
 import pytest
 import torch
-from support.entrants import IDENTITY, PLAN, turn
+from support.entrants import AT_START, PLAN, turn
+from support.plans import replan
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
@@ -21,7 +21,7 @@ from mpcompare.contract import Stepper
 from mpcompare.entrant import monitor as looking
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.monitor import Monitor
-from mpcompare.entrant.shares import gradient_shares, lost_share, moving
+from mpcompare.entrant.underflow import gradient_shares, lost_share, moving
 from mpcompare.errors import InputError
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale
@@ -97,14 +97,14 @@ class InOnePiece(Fp32):
 
 
 TASK = make_task(in_features=784, out_features=10)
-PLAN = replace(PLAN, steps=8, warmup_steps=1, load_data=partial(digits, samples=96))
+PLAN = replan(PLAN, train={"steps": 8, "warmup_steps": 1})
 
 
 def train(folder, **changes):
     """``steps.csv`` and the trained weights, of a run up to its first block."""
     folder.mkdir()
     weights = {}
-    plan = replace(PLAN, **changes)
+    plan = replan(PLAN, **changes)
 
     class Kept(plan.make_backend):
         def state_dict(self):
@@ -112,7 +112,7 @@ def train(folder, **changes):
             weights.update({name: p.clone() for name, p in state["params"].items()})
             return state
 
-    turns = compete(replace(plan, make_backend=Kept), Recorder(folder, IDENTITY))
+    turns = compete(replan(plan, make_backend=Kept), Recorder(folder, AT_START))
     turn(turns, None)
     turn(turns, Train())
     turns.close()
@@ -137,7 +137,7 @@ def test_looking_changes_no_bit_of_training(tmp_path, cls, precision, policy, op
     task = replace(TASK, optimizer=optimizer, **more)
     run = {"make_backend": cls, "precision": precision, "loss_scale": policy, "task": task}
     steps, weights = train(tmp_path / "0", **run)
-    watched, same = train(tmp_path / "1", **run, monitor_every=1)
+    watched, same = train(tmp_path / "1", **run, monitor={"every": 1})
     own = [*MONITORED, "step_ms", *([] if more.get("clip_norm") else ["grad_norm"])]
     pd.testing.assert_frame_equal(steps.drop(columns=own), watched.drop(columns=own), check_exact=True)
     assert all(torch.equal(weights[name], same[name]) for name in weights)
@@ -155,7 +155,7 @@ def test_every_so_many_steps_are_looked_into_and_every_step_has_its_time(tmp_pat
         return gradient_shares(*args)
 
     monkeypatch.setattr(looking, "gradient_shares", slowly)
-    steps, _ = train(tmp_path / "0", monitor_every=4)
+    steps, _ = train(tmp_path / "0", monitor={"every": 4})
     assert steps["step"].tolist() == list(range(1, 10))
     assert steps["step"][steps["grad_zero"].notna()].tolist() == [4, 8]
     assert steps["step"][steps["grad_norm"].notna()].tolist() == [4, 8]
@@ -164,7 +164,7 @@ def test_every_so_many_steps_are_looked_into_and_every_step_has_its_time(tmp_pat
 
 @pytest.mark.parametrize("optimizer", [Sgd(1e-12), Adam(1e-12)])
 def test_with_a_tiny_rate_all_updates_of_weights_are_lost(tmp_path, optimizer):
-    steps, _ = train(tmp_path / "0", task=replace(TASK, optimizer=optimizer), monitor_every=3)
+    steps, _ = train(tmp_path / "0", task=replace(TASK, optimizer=optimizer), monitor={"every": 3})
     share = steps["lost_updates"].dropna()
     assert len(share) == 3
     # Of the biases, a tenth of a percent of all, some are next to 0.
@@ -172,7 +172,8 @@ def test_with_a_tiny_rate_all_updates_of_weights_are_lost(tmp_path, optimizer):
 
 
 def test_without_fp32_masters_far_more_updates_are_lost(tmp_path):
-    run = {"make_backend": Scratch, "precision": "bf16", "task": replace(TASK, optimizer=Sgd(1e-3)), "monitor_every": 4}
+    task = replace(TASK, optimizer=Sgd(1e-3))
+    run = {"make_backend": Scratch, "precision": "bf16", "task": task, "monitor": {"every": 4}}
     masters, _ = train(tmp_path / "0", **run)
     none, _ = train(tmp_path / "1", **run, options={"master_params": False})
     assert masters["lost_updates"].max() < 0.05
@@ -220,7 +221,7 @@ def test_a_backend_that_shows_no_gradients_leaves_the_columns_empty(tmp_path):
         def grads(self):
             return {}
 
-    steps, _ = train(tmp_path / "0", make_backend=Silent, monitor_every=1)
+    steps, _ = train(tmp_path / "0", make_backend=Silent, monitor={"every": 1})
     assert steps[[*MONITORED, "grad_norm"]].isna().all(axis=None)
 
 
@@ -239,4 +240,4 @@ def test_steps_that_are_older_than_the_columns_are_read(tmp_path):
 @pytest.mark.parametrize("every", [0, 1.5, "often"])
 def test_what_is_no_number_of_steps_is_named(every):
     with pytest.raises(InputError, match=f"monitor.every={every}: expected a whole number of at least 1, or null"):
-        replace(PLAN, monitor_every=every)
+        replan(PLAN, monitor={"every": every})

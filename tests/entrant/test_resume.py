@@ -25,18 +25,19 @@ from hypothesis import strategies as st
 from support.backends import BACKENDS, each_column
 from support.command import SMALL
 from support.marks import slow_after
+from support.plans import SMALL_PLAN, replan
 from support.tasks import make_task
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest, save
 from mpcompare.contract import options_of
-from mpcompare.entrant import generators, resume
+from mpcompare.entrant import generators, resume, saving
 from mpcompare.entrant.entrant import compete
-from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup
+from mpcompare.entrant.start import Start
 from mpcompare.errors import InputError
 from mpcompare.instruments.clock import clock
-from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, auto
+from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.race.turns import Train
 from mpcompare.records import Recorder
 from mpcompare.report.comparison import compare
@@ -53,7 +54,7 @@ from mpcompare.verdict.judge.verdict import RESUMED
 
 CPU = torch.device("cpu")
 TASK = make_task(in_features=6, hidden=[5], out_features=3, batch_size=8)
-IDENTITY = {"task": {"lr": 0.1}, "seed": 0, "backend": "amp", "precision": "fp16", "loss_scale": "dynamic"}
+TRAINED = {"task": {"lr": 0.1}, "seed": 0, "backend": "amp", "precision": "fp16", "loss_scale": "dynamic"}
 
 # ---- any backend, any task, any step
 
@@ -100,7 +101,10 @@ def setup_of(name, precision, device, task, dataset, policy):
         return BACKENDS[name](model, task, precision, replace(policy), **options)
 
     model = task.new_model(0, device)
-    return Setup(device, precision, "", policy, model, task, make, dataset.to(device), clock(device))
+    return Setup(
+        device=device, precision=precision, engine="", loss_scale=policy, model=model, initial_weights="", task=task,
+        make_backend=make, dataset=dataset.to(device), dataset_fingerprint="", construct_s=0.0, clock=clock(device),
+    )  # fmt: skip
 
 
 def take(stepper, stream, steps):
@@ -118,14 +122,14 @@ def bits(number):
     return None if number is None else struct.pack("d", float(number)).hex()
 
 
-def identity_of(setup):
-    return {**IDENTITY, "loss_scale": setup.loss_scale.name}
+def what_is_trained(setup):
+    return {**TRAINED, "loss_scale": setup.loss_scale.name}
 
 
 def left_at(folder, setup, stepper, step):
     """What is found on the disk after a step."""
-    save(folder, resume.checkpoint_of(stepper, step, identity_of(setup), setup.device))
-    return resume.fit(load(folder), identity_of(setup), setup.loss_scale, folder)
+    save(folder, saving.checkpoint_of(stepper, step, what_is_trained(setup), setup.device))
+    return resume.fit(load(folder), what_is_trained(setup), setup.loss_scale, folder)
 
 
 def continues_bit_for_bit(folder, setup, total, at):
@@ -133,7 +137,7 @@ def continues_bit_for_bit(folder, setup, total, at):
     take(whole, stream, at)
     start = left_at(folder, setup, whole, at)
     expected = take(whole, stream, total - at)
-    resumed = resume.continue_from(setup, start)
+    resumed = Start(setup, start).new_stepper()
     assert lost_entries(start.state, resumed.backend.state_dict()) == []
     assert take(resumed, setup.batches(start.position), total - at) == expected
     ends = whole.backend.state_dict(), resumed.backend.state_dict()
@@ -188,8 +192,8 @@ def test_any_backend_continues_from_the_exact_state_of_another(examples, tmp_pat
             if start is None:
                 stepper = setup.new_stepper()
             else:
-                start = resume.fit(load(folder), identity_of(setup), setup.loss_scale, folder)
-                stepper = resume.continue_from(setup, start)
+                start = resume.fit(load(folder), what_is_trained(setup), setup.loss_scale, folder)
+                stepper = Start(setup, start).new_stepper()
                 assert_same_state(load(folder).state, stepper.backend.state_dict())
                 assert int(stepper.rates.updates) == start.updates
             take(stepper, setup.batches(step), 2)
@@ -257,10 +261,8 @@ class Noisy(Fp32):
 
 # ---- what a resumed run is made of
 
-PLAN = Plan(
-    backend="fp32", make_backend=Fp32, options={}, task=make_task(in_features=784, out_features=10, momentum=0.9),
-    load_data=partial(digits, samples=96), loss_scale=auto, precision="auto", device="cpu", seed=0, steps=8,
-    warmup_steps=2, deterministic=False, block_s=0.002, examine=False, noise=0, is_baseline=False,
+PLAN = replan(
+    SMALL_PLAN, task=make_task(in_features=784, out_features=10, momentum=0.9), train={"steps": 8, "warmup_steps": 2},
     task_config={"optimizer": {"lr": 0.1}, "batch_size": 32, "clip_norm": None},
 )  # fmt: skip
 
@@ -268,12 +270,12 @@ PLAN = Plan(
 def trained(plan, folder):
     """Trains as planned; returns the steps without their times."""
     folder.mkdir()
-    if plan.resume is None:
+    if plan.resume.folder is None:
         torch.manual_seed(0), random.seed(0), np.random.seed(0)
-    turns = compete(replace(plan, checkpoints=folder / CHECKPOINTS), Recorder(folder, {"config": {}}))
+    turns = compete(plan, Recorder(folder, {"config": {}}))
     next(turns)
     event = turns.send(Train())
-    while event.done < plan.total:
+    while event.done < plan.train.last_step:
         event = next(turns)
     turns.close()
     return pd.read_csv(folder / "steps.csv", dtype=str).drop(columns="step_ms")
@@ -288,13 +290,14 @@ def refused(plan, folder, message):
 
 @pytest.mark.parametrize(("cls", "schedule"), [(Fp32, Cosine()), (Noisy, Constant())])
 def test_a_run_ends_as_if_it_had_not_been_interrupted(tmp_path, cls, schedule):
-    plan = replace(PLAN, make_backend=cls, task=replace(PLAN.task, schedule=schedule), checkpoint_every=1)
+    task = replace(PLAN.task, schedule=schedule)
+    plan = replan(PLAN, make_backend=cls, task=task, train={"checkpoint_every": 1})
     whole = trained(plan, tmp_path / "whole")
-    assert trained(replace(plan, checkpoint_every=6), tmp_path / "six").equals(whole)
+    assert trained(replan(plan, train={"checkpoint_every": 6}), tmp_path / "six").equals(whole)
     assert load(tmp_path / "six").step == 6
     for step, checkpoint in ((6, tmp_path / "six"), (9, tmp_path / "whole" / CHECKPOINTS / "step-000009")):
         again = tmp_path / str(step)
-        assert trained(replace(plan, resume=checkpoint), again).equals(whole[step:].reset_index(drop=True))
+        assert trained(replan(plan, resume={"folder": checkpoint}), again).equals(whole[step:].reset_index(drop=True))
         ends = [load(folder) for folder in (tmp_path / "whole", again)]
         assert ends[0].step == ends[1].step == 10
         assert lost_entries(ends[0].state, ends[1].state) == []
@@ -316,48 +319,48 @@ def test_every_step_of_a_checkpoint_is_in_the_record(tmp_path, monkeypatch):
     def watched(folder, checkpoint, keep=2):
         seen.append((checkpoint.step, pd.read_csv(folder.parent / "steps.csv")["step"].tolist()))
 
-    monkeypatch.setattr(resume, "save", watched)
-    trained(replace(PLAN, checkpoint_every=3), tmp_path / "run")
+    monkeypatch.setattr(saving, "save", watched)
+    trained(replan(PLAN, train={"checkpoint_every": 3}), tmp_path / "run")
     assert seen == [(step, list(range(1, step + 1))) for step in (3, 6, 9)]
 
 
 def test_saving_is_no_part_of_a_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(resume, "save", lambda *args: time.sleep(0.5))
-    trained(replace(PLAN, checkpoint_every=2, steps=4), tmp_path / "run")
+    monkeypatch.setattr(saving, "save", lambda *args: time.sleep(0.5))
+    trained(replan(PLAN, train={"checkpoint_every": 2, "steps": 4}), tmp_path / "run")
     assert pd.read_csv(tmp_path / "run" / "steps.csv")["step_ms"].max() < 400
 
 
 @pytest.fixture
 def left(tmp_path):
     """A run that was left after its checkpoints 5 and 10."""
-    trained(replace(PLAN, checkpoint_every=5), tmp_path / "left")
+    trained(replan(PLAN, train={"checkpoint_every": 5}), tmp_path / "left")
     return tmp_path / "left"
 
 
 def test_what_else_is_trained_is_one_line(left, tmp_path):
-    plan = replace(PLAN, resume=left, steps=20)
+    plan = replan(PLAN, resume={"folder": left}, train={"steps": 20})
     said = f"resume={left}: was trained with "
     config = {**PLAN.task_config, "batch_size": 64}
     message = said + "task.batch_size=32, this run has task.batch_size=64"
-    refused(replace(plan, task_config=config), tmp_path / "a", message)
+    refused(replan(plan, task_config=config), tmp_path / "a", message)
     other = {"optimizer": {"lr": 0.2, "momentum": 0.9}, "batch_size": 64, "clip_norm": math.inf, "loss": "mse"}
     message = (
         said + "task.optimizer.lr=0.1, task.batch_size=32, task.clip_norm=None, this run has task.optimizer.lr=0.2, "
         "task.batch_size=64, task.clip_norm=inf; and 2 more differ"
     )
-    refused(replace(plan, task_config=other), tmp_path / "b", message)
-    refused(replace(plan, seed=1), tmp_path / "c", said + "seed=0, initial_weights=")
-    refused(replace(plan, load_data=partial(digits, samples=128)), tmp_path / "d", said + "dataset_fingerprint=")
+    refused(replan(plan, task_config=other), tmp_path / "b", message)
+    refused(replan(plan, seed=1), tmp_path / "c", said + "seed=0, initial_weights=")
+    refused(replan(plan, load_data=partial(digits, samples=128)), tmp_path / "d", said + "dataset_fingerprint=")
     task = make_task(in_features=784, hidden=[25], out_features=10)
-    refused(replace(plan, task=task), tmp_path / "e", said + "initial_weights=")
+    refused(replan(plan, task=task), tmp_path / "e", said + "initial_weights=")
     cosine = replace(PLAN.task, schedule=Cosine())
-    refused(replace(plan, task=cosine), tmp_path / "f", said + "schedule_updates=0, this run has schedule_updates=22")
+    refused(replan(plan, task=cosine), tmp_path / "f", said + "schedule_updates=0, this run has schedule_updates=22")
     assert trained(plan, tmp_path / "more")["step"].tolist() == [str(step) for step in range(11, 23)]
 
 
 def test_nothing_to_resume_from_is_one_line(left, tmp_path, caplog):
-    def resumed(path, name, **changes):
-        return replace(PLAN, resume=path, **changes), tmp_path / name
+    def resumed(path, name, older=False):
+        return replan(PLAN, resume={"folder": path, "older": older}), tmp_path / name
 
     (tmp_path / "empty").mkdir()
     refused(*resumed(tmp_path / "empty", "a"), f"resume={tmp_path / 'empty'}: holds no checkpoint")
@@ -368,7 +371,7 @@ def test_nothing_to_resume_from_is_one_line(left, tmp_path, caplog):
     file.write_bytes(file.read_bytes()[:-1])
     refused(*resumed(left, "d"), f"resume={left}: step-000010: state.safetensors has ")
     with caplog.at_level(logging.WARNING):
-        steps = trained(*resumed(left, "e", resume_older=True))
+        steps = trained(*resumed(left, "e", older=True))
     assert steps["step"].tolist() == ["6", "7", "8", "9", "10"]
     assert "continues from the older step-000005, because of step-000010" in caplog.text
 
@@ -376,14 +379,14 @@ def test_nothing_to_resume_from_is_one_line(left, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"checkpoint_every": 0}, "train.checkpoint_every=0: expected a whole number of at least 1"),
-        ({"checkpoint_every": 1.5}, "train.checkpoint_every=1.5: expected a whole number of at least 1"),
-        ({"resume_older": "maybe"}, "resume_older=maybe: expected true or false"),
+        ({"train": {"checkpoint_every": 0}}, "train.checkpoint_every=0: expected a whole number of at least 1"),
+        ({"train": {"checkpoint_every": 1.5}}, "train.checkpoint_every=1.5: expected a whole number of at least 1"),
+        ({"resume": {"older": "maybe"}}, "resume_older=maybe: expected true or false"),
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_one_line(change, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        replace(PLAN, **change)
+        replan(PLAN, **change)
 
 
 # ---- the loss scale of another policy
@@ -402,11 +405,11 @@ def test_a_plan_that_cannot_be_followed_is_one_line(change, message):
     ],
 )
 def test_a_loss_scale_goes_on_only_from_one_of_its_kind(saved_by, policy, expected):
-    identity = {**IDENTITY, "loss_scale": saved_by}
+    trained = {**TRAINED, "loss_scale": saved_by}
     scale = {} if saved_by == "none" else {"scale": 8.0, "growth_tracker": 5}
     state = {"params": {}, "buffers": {}, "optimizer": {}, "loss_scale": scale}
-    saved = Checkpoint(state, 7, 6, 7, identity)
-    assert resume.fit(saved, IDENTITY, policy, None).state["loss_scale"] == expected
+    saved = Checkpoint(state, 7, 6, 7, trained)
+    assert resume.fit(saved, TRAINED, policy, None).state["loss_scale"] == expected
     assert saved.state["loss_scale"] == scale
 
 

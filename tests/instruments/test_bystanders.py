@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mpcompare.instruments import bystanders
-from mpcompare.instruments.bystanders import Rest, Watch
+from mpcompare.instruments.bystanders import Bystanders, Rest
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -45,9 +45,9 @@ def nvml(monkeypatch):
 
 
 def test_a_gpus_clock_and_what_holds_it_back_are_read_from_nvml(nvml):
-    watch = Watch(CUDA)
-    watch.start()
-    seen = watch.stop()
+    others = Bystanders(CUDA)
+    others.start()
+    seen = others.stop()
     assert (seen["clock_mhz"], seen["throttle"]) == (1755.0, "sw_power_cap+sw_thermal_slowdown")
     nvml.failing = ("nvmlDeviceGetCurrentClocksThrottleReasons",)
     assert bystanders._gpu(CUDA) == (1755.0, None)
@@ -68,7 +68,7 @@ def test_without_the_drivers_library_nothing_is_known(monkeypatch):
 
 
 def test_the_load_of_the_machine_is_seen():
-    watch = Watch(CPU)
+    watch = Bystanders(CPU)
     watch.start()
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     time.sleep(1)

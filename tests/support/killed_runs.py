@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from support.backends import BACKENDS
+from support.plans import SMALL_PLAN, replan
 from support.tasks import make_task
 
 from mpcompare.checkpoints import CHECKPOINTS, load
@@ -44,19 +45,18 @@ def plan_of(name: str, precision: str) -> Plan:
     task = make_task(in_features=784, out_features=10)
     scaled = PRECISIONS[precision].loss_scale == "dynamic"
     policy = DynamicLossScale(2.0**24, growth_interval=5)  # overflows, and grows
-    return Plan(
-        backend=name, make_backend=BACKENDS[name], options={},
+    return replan(
+        SMALL_PLAN, backend=name, make_backend=BACKENDS[name], precision=precision,
         task=replace(task, optimizer=AdamW(0.01), schedule=Cosine(warmup_steps=5), clip_norm=1.0),
-        load_data=lambda seed: data, loss_scale=policy if scaled else auto, precision=precision,
-        device="cpu", seed=0, steps=STEPS, warmup_steps=0, deterministic=False, block_s=0.002, examine=False, noise=0,
-        is_baseline=False, checkpoint_every=1,
+        load_data=lambda seed: data, loss_scale=policy if scaled else auto,
+        train={"steps": STEPS, "warmup_steps": 0, "checkpoint_every": 1},
     )  # fmt: skip
 
 
 def train(plan: Plan, folder: Path, begun: int) -> None:
     """Writes a byte to ``begun`` when training begins, and ends with the process when it is done."""
     folder.mkdir(parents=True)
-    turns = compete(replace(plan, checkpoints=folder / CHECKPOINTS), Recorder(folder, {}))
+    turns = compete(plan, Recorder(folder, {}))
     next(turns)
     event: Any = turns.send(Train())
     os.write(begun, b".")
@@ -125,7 +125,7 @@ def main(folder: Path, kills: int) -> None:
             number += 1
             run = folder / f"run{number}"
             kill = moment.uniform(0, 0.7 * lasts_s) if killed < kills else None
-            done = forked(replace(plan, resume=resume, resume_older=True), run, kill) is not None
+            done = forked(replan(plan, resume={"folder": resume, "older": True}), run, kill) is not None
             killed += not done
             steps = steps_of(run)
             assert steps == expected[at : at + len(steps)]

@@ -42,7 +42,7 @@ def check(folder: Path) -> int:
 def whole(path: Path) -> int:
     found = load(path)
     values = {*found.state["params"]["w"].tolist(), *found.state["optimizer"]["momentum_buffer"]["w"].tolist()}
-    assert values == {found.step} == {found.state["loss_scale"]["scale"]} == {found.identity["seed"]}
+    assert values == {found.step} == {found.state["loss_scale"]["scale"]} == {found.what_is_trained["seed"]}
     return found.step
 
 

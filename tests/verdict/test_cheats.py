@@ -2,12 +2,11 @@
 
 import pytest
 from support.judging import dataset_of, examined
+from support.plans import SMALL_PLAN, replan
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.entrant.entrant import compete
-from mpcompare.entrant.plan import Plan
-from mpcompare.loss_scale import auto
 from mpcompare.race.turns import Finish, Progress, Time, Train
 from mpcompare.records import Recorder
 from mpcompare.report.runs import read_run
@@ -63,14 +62,13 @@ def test_what_was_loaded_goes_on_as_what_was_not(backend, precision):
 
 def timed(backend, folder):
     """A run whose every turn is taken, as its record is read back."""
-    plan = Plan(
-        backend="amp", make_backend=backend, options={}, task=TASK, load_data=lambda seed: dataset_of(TASK, seed),
-        loss_scale=auto, precision="bf16", device="cpu", seed=0, steps=4, warmup_steps=1, deterministic=False,
-        block_s=0.002, examine=True, noise=2, is_baseline=True,
+    plan = replan(
+        SMALL_PLAN, backend="amp", make_backend=backend, is_baseline=True, task=TASK, precision="bf16",
+        load_data=lambda seed: dataset_of(TASK, seed), verdict={"enabled": True, "noise": 2},
     )  # fmt: skip
     config = {"task": {}, "train": {"steps": 4, "warmup_steps": 1}}
-    identity = {"backend": "amp", "task": "small", "batch_size": 64, "seed": 0, "config": config}
-    turns = compete(plan, Recorder(folder, identity))
+    at_start = {"backend": "amp", "task": "small", "batch_size": 64, "seed": 0, "config": config}
+    turns = compete(plan, Recorder(folder, at_start))
 
     def turn(order):
         event = turns.send(order)

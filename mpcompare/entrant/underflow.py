@@ -1,4 +1,4 @@
-"""What a format loses of a step: which part of the gradients is 0, subnormal, inf or NaN; which updates are lost."""
+"""The share of a step that its number format loses: gradients that are 0, subnormal, inf or NaN, and lost updates."""
 
 from collections.abc import Mapping
 
@@ -10,18 +10,18 @@ from mpcompare.tasks.task import Params
 
 
 def gradient_shares(grads: Mapping[str, Tensor], scale: float, format: Format) -> dict[str, float]:
-    """Which part of all elements is what, as the format sees them that a step computes in.
+    """Returns the shares of all gradient elements that are zero, subnormal and not finite in the format of the step.
 
-    A backend shows its gradients unscaled and in fp32. What underflows are the scaled ones, so these are looked at: for
-    a scale that is a power of 2 they are, bit for bit, what a backward in 16 bits has made.
+    A backend shows its gradients unscaled and in fp32. The scaled ones underflow, so these are counted: for a scale
+    that is a power of 2 they are, bit for bit, those that a backward in 16 bits has made.
 
     Args:
         grads: unscaled, fp32, inf and NaN included; any number of elements, but not none.
-        scale: what they were multiplied by when they were computed: the loss scale.
+        scale: the factor with which they were computed: the loss scale.
         format: the one in which the step stores its gradients; fp16 is subnormal below 2^-14, the others below 2^-126.
 
     Returns:
-        ``grad_zero``, exactly 0, for whatever reason: too small for the format, or a unit that relu turned off;
+        ``grad_zero``, exactly 0 for whatever reason: too small for the format, or a unit that relu turned off;
         ``grad_subnormal``, not 0 and held with fewer digits than the others; ``grad_nonfinite``, inf or NaN.
     """
     # Between the largest subnormal number and the smallest normal one: a scale that is no power of 2 was rounded.
@@ -37,29 +37,31 @@ def gradient_shares(grads: Mapping[str, Tensor], scale: float, format: Format) -
 
 
 def moving(nonzero: Params, remembered: Mapping[str, Params], weights: Params, decay: float) -> Params:
-    """Which elements an update has to change, as bool tensors: those with a gradient, a momentum or a decay.
+    """Returns masks of the elements that an update has to change: those with a gradient, a momentum or a decay.
 
-    That the three cancel each other to exactly 0 is not looked for.
+    An element where the three cancel each other to exactly 0 counts as one that has to change.
 
     Args:
-        nonzero: where the gradients are not 0.
+        nonzero: bool masks of the gradients that are not 0.
         remembered: ``State["optimizer"]`` after the update: ``momentum_buffer`` or ``exp_avg`` are the means of the
-            gradients that it is made of.
+            gradients of which the update is made.
         weights: before the update.
         decay: the optimizer's ``weight_decay``.
     """
-    found = {}
+    masks = {}
     for name, moves in nonzero.items():
         for kind in ("momentum_buffer", "exp_avg"):
             if name in remembered.get(kind, {}):
                 moves = moves | (remembered[kind][name] != 0)
-        found[name] = moves | (weights[name] != 0) if decay else moves
-    return found
+        masks[name] = moves | (weights[name] != 0) if decay else moves
+    return masks
 
 
 def lost_share(before: Params, after: Params, moves: Params) -> float | None:
-    """Which part of the elements that an update ``moves`` is the same bits as ``before``: half the gap to the next
-    number is more than their update, ``w + dw == w``. None where nothing moves."""
+    """Returns the share of the elements in ``moves`` whose update is lost: ``w + dw == w``, bit for bit.
+
+    The update of such an element is less than half the gap to the next number. None where no element has to move.
+    """
     moved = sum(int(mask.sum()) for mask in moves.values())
     lost = sum(int(((after[name] == before[name]) & mask).sum()) for name, mask in moves.items())
     return lost / moved if moved else None

@@ -1,0 +1,95 @@
+"""The program of an entrant's process: one job, which takes its turns as the launcher orders them through a pipe."""
+
+import atexit
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra import version
+from hydra.core.utils import JobRuntime, run_job, setup_globals
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+
+from mpcompare.errors import InputError, fail
+from mpcompare.race.turns import Order, Turn, Turns
+
+
+def main(
+    pipe: connection.Connection,
+    hydra_context: HydraContext,
+    task: Callable[..., None],
+    config: DictConfig,
+    hydra_version: Any,
+    output: Path,
+) -> None:
+    """Runs one job. Its prints go to ``output``, so that one display has the terminal to itself."""
+    with output.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    np.random.seed()  # forks begin in one state
+    version.setbase(str(hydra_version))
+    setup_globals()
+    JobRuntime.instance().set("name", config.hydra.job.name)
+    try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher's Ctrl-C
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        ended = run_job(
+            task_function=partial(_logged, task, pipe),
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+            hydra_context=hydra_context,
+        )
+        assert ended.return_value is None  # raises what the job raised
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except InputError as error:
+        fail(str(error))
+    finally:
+        atexit._run_exitfuncs()  # a fork ends without
+
+
+def _logged(task: Callable[..., None], pipe: connection.Connection, cfg: DictConfig) -> None:
+    """Runs the job; the launcher shows its log, which is, as always, in its folder too."""
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
+    root.addHandler(_ToLauncher(pipe))
+    task(cfg, drive=partial(_answer, pipe))
+
+
+def _answer(pipe: connection.Connection, turns: Turns) -> None:
+    """Takes turns as the launcher says."""
+    order: Order | None = None
+    while True:
+        try:
+            event = turns.send(order)
+        except StopIteration:
+            return
+        try:
+            pipe.send(event)
+            order = pipe.recv() if isinstance(event, Turn) else None
+        except (EOFError, OSError):
+            raise KeyboardInterrupt from None  # the launcher is gone: nobody is left to race for
+
+
+class _ToLauncher(logging.Handler):
+    """Sends log messages to the launcher."""
+
+    def __init__(self, pipe: connection.Connection) -> None:
+        super().__init__(logging.INFO)
+        self.pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        with suppress(OSError):
+            self.pipe.send((level + self.format(record), record.levelno >= logging.ERROR))

@@ -1,0 +1,135 @@
+"""An entrant in a process of its own, as the launcher sees it: its turns, and every way in which it can end."""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import connection, context
+from pathlib import Path
+
+from hydra import version
+from hydra.types import HydraContext
+
+from mpcompare import records
+from mpcompare.command import entrant_main
+from mpcompare.command.nursery import start
+from mpcompare.command.sweep import Job
+from mpcompare.errors import InputError
+from mpcompare.race.progress import Board
+from mpcompare.race.turns import Order, Progress, Turn
+
+GRACE_S = 3.0  # between being asked to stop and being killed
+OUTPUT = "output.log"  # holds what an entrant's process prints beside its log
+
+
+class Process:
+    """An entrant of a race.
+
+    Attributes:
+        cause: of its end, where the launcher brought it about.
+        unrecorded: the error for which its record could not be completed.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        hydra: HydraContext,
+        task: Callable[..., None],
+        silence_limit_s: float,
+        board: Board,
+        processes: context.BaseContext,
+    ) -> None:
+        """Starts the process."""
+        self.job, self.name, self.board, self.silence_limit_s = job, job.name, board, silence_limit_s
+        self.cause: str | None = None
+        self.unrecorded: InputError | None = None
+        self.oom_kills = _oom_kills()
+        self.pipe, far_end = processes.Pipe()
+        arguments = (far_end, hydra, task, job.config, version.getbase(), job.folder / OUTPUT)
+        self.process = processes.Process(  # type: ignore[attr-defined]
+            target=entrant_main.main, args=arguments, name=self.name
+        )
+        start(self.process)
+        far_end.close()
+
+    def turn(self, order: Order | None) -> Turn | None:
+        """Takes one turn; returns None where the process is gone."""
+        if order is not None:
+            with suppress(OSError):  # gone: the loop below sees it
+                self.pipe.send(order)
+        while True:
+            if self._is_silent():
+                self.cause = f"hung: no sign of life for {self.silence_limit_s:g} s (hydra.launcher.silence_limit_s)"
+                self.process.kill()
+                self.end()
+                return None
+            try:
+                event = self.pipe.recv() if self.pipe.poll() else None
+            except (EOFError, OSError):
+                event = None
+            if event is None:
+                self.end()
+                return None
+            if isinstance(event, Turn):
+                return event
+            if isinstance(event, Progress):
+                self.board.progress(self.name, event)
+            else:
+                self.board.say(self.name, *event)
+
+    def _is_silent(self) -> bool:
+        """Waits until the entrant says something or is gone; True if ``silence_limit_s`` pass without either."""
+        waited = 0.0
+        # In slices: a child of the entrant's may keep the pipe open when it is gone, and time in which Ctrl-Z stopped
+        # both is no silence.
+        while waited < self.silence_limit_s:
+            slice_s = min(1.0, self.silence_limit_s - waited)
+            if connection.wait([self.pipe, self.process.sentinel], slice_s) or not self.process.is_alive():
+                return False
+            waited += slice_s
+        return True
+
+    def ask_to_stop(self) -> None:
+        """Interrupts it like Ctrl-C; a process that is done already does not notice."""
+        if self.process.is_alive():
+            self.cause = "interrupted"
+            self.process.terminate()
+
+    def end(self, deadline: float | None = None) -> None:
+        """Waits for the process to end, kills it if it has not by ``deadline``, and completes its record."""
+        self.process.join(GRACE_S if deadline is None else max(deadline - time.monotonic(), 0))
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        try:
+            output = self.job.folder / OUTPUT
+            said = output.read_text(errors="replace").strip().splitlines() if output.exists() else []
+            if not said:
+                output.unlink(missing_ok=True)
+            cause = self.cause or self._cause_of_death(said)
+            if records.conclude(self.job.folder, self.job.record_at_start, cause):
+                self.board.line(f"{self.name}: {cause}")
+        except (OSError, ValueError) as error:
+            self.unrecorded = InputError(
+                "hydra output folder", self.job.folder, f"cannot complete the record ({error})"
+            )
+
+    def _cause_of_death(self, said: Sequence[str]) -> str:
+        code = self.process.exitcode or 0
+        named = {each.value: each.name for each in signal.Signals}
+        cause = f"killed by {named.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
+        if code == -signal.SIGKILL:
+            out_of_memory = _oom_kills() > self.oom_kills
+            cause += ": out of memory" + (", as the kernel was meanwhile" if out_of_memory else ", or by hand")
+        elif said:
+            cause += f": {said[-1]}"
+        return cause
+
+
+def _oom_kills() -> int:
+    """Returns the number of processes that the kernel has killed for lack of memory; 0 where it does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

@@ -1,0 +1,49 @@
+"""The record of a run before anything has run."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from mpcompare.command.nodes import options
+from mpcompare.errors import fail
+
+# The sections of conf/config.yaml, with a value in each that is often set.
+SECTIONS = {
+    "train": "steps=50", "eval": "every=10", "monitor": "every=10", "measure": "budget_s=60",
+    "inference": "enabled=false", "verdict": "enabled=false", "report": "baseline=amp",
+}  # fmt: skip
+
+
+def record_at_start(cfg: DictConfig) -> dict[str, Any]:
+    """Returns the first entries of ``result.json``: the choices of a run, and its configuration as it is written.
+
+    Ends the program where the choice of a group is none of its options, or a section is replaced by a value.
+    """
+    hydra_config = HydraConfig.get()
+    chosen = hydra_config.runtime.choices
+    for group in ("backend", "task", "optimizer", "schedule", "data", "loss_scale"):
+        if not isinstance(chosen.get(group), str):
+            fail(f"{group}: expected one of {', '.join(options(group))} (several: python -m mpcompare -m {group}=a,b)")
+    for section, example in SECTIONS.items():
+        if not isinstance(cfg.get(section), DictConfig):
+            fail(f"{section}={cfg.get(section)}: expected one of its values to be set, as in {section}.{example}")
+    config: Any = OmegaConf.to_container(cfg)  # as written: what cannot be resolved is a failed job, with a record
+    in_sweep = hydra_config.mode == RunMode.MULTIRUN
+    return {
+        "backend": chosen["backend"],
+        "precision": config["precision"],
+        "task": chosen["task"],
+        "batch_size": config["task"].get("batch_size"),
+        "seed": config["seed"],
+        "sweep": _fingerprint(Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir) if in_sweep else None,
+        "config": config,
+    }
+
+
+def _fingerprint(folder: Path) -> str:
+    """Returns a hash of a sweep's folder: the same for all its jobs wherever they run, and without saying where."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:8]

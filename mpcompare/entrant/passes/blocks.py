@@ -1,0 +1,67 @@
+"""The pass that times blocks of bare steps, in turns with the other entrants of the race."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mpcompare.cost.flops import step_flops
+from mpcompare.entrant.state import Entrant, Pass
+from mpcompare.entrant.timing import Blocks, take_turns
+from mpcompare.instruments import meter
+from mpcompare.instruments.clock import percentiles, settle
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of ``result.json``.
+
+    Attributes:
+        step_ms_p20, step_ms_p50, step_ms_p80: milliseconds a step, quantiles of the blocks.
+        samples_per_s: by the median.
+        flops_per_step, tflops: operations of the products, and 1e12 of them a second; None where they are not known.
+        timing: :class:`mpcompare.race.turns.Finish`.
+        timed_loss_difference: :attr:`mpcompare.entrant.timing.Blocks.difference`.
+    """
+
+    step_ms_p20: float
+    step_ms_p50: float
+    step_ms_p80: float
+    samples_per_s: float
+    flops_per_step: int | None
+    tflops: float | None
+    timing: dict[str, Any]
+    timed_loss_difference: float
+
+
+def take(entrant: Entrant) -> Pass[Part]:
+    """Needs ``setup``, ``trained`` and ``trial``. Leaves nothing."""
+    settle()
+    with meter.frozen():
+        blocks = yield from take_turns(
+            entrant.setup, entrant.trained, entrant.trial, entrant.recorder, _describe_training(entrant)
+        )
+    return _part(entrant, blocks)
+
+
+def _part(entrant: Entrant, blocks: Blocks) -> Part:
+    task, timed = entrant.plan.task, percentiles(blocks.step_ms)
+    seconds = timed["step_ms_p50"] / 1e3
+    x, y = next(entrant.setup.batches())[0]
+    micro_batch_flops = step_flops(entrant.setup.model, task.loss_fn, x, y)
+    flops = None if micro_batch_flops is None else task.accumulate * micro_batch_flops
+    return Part(
+        **timed,
+        samples_per_s=task.batch_size / seconds,
+        flops_per_step=flops,
+        tflops=None if flops is None else flops / seconds / 1e12,
+        timing=vars(blocks.finish),
+        timed_loss_difference=blocks.difference,
+    )
+
+
+def _describe_training(entrant: Entrant) -> str:
+    setup, rows = entrant.setup, entrant.trained.rows
+    first, last = rows[0], rows[-1]
+    return (
+        f"{setup.engine}, {setup.dataset.name}, {len(rows)} steps, loss {last['loss']:.4f}, "
+        f"first step {first['step_ms']:.4g} ms, last {last['step_ms']:.4g} ms"
+    )

@@ -1,0 +1,76 @@
+"""The pass that examines the trained backend for the verdict, and observes in which precision each layer runs."""
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from mpcompare.contract import ModuleDtypes
+from mpcompare.entrant.state import Entrant, Pass
+from mpcompare.instruments import heap
+from mpcompare.precision import PRECISIONS
+from mpcompare.race.turns import Progress
+from mpcompare.tasks.twin import examined_twin
+from mpcompare.verdict.examine.examine import examine
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import to_document
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A part of ``result.json``.
+
+    Attributes:
+        module_dtypes: :meth:`mpcompare.contract.Backend.module_dtypes`.
+    """
+
+    module_dtypes: ModuleDtypes
+
+
+@dataclass(frozen=True)
+class Examined(Observed):
+    """The part of a run that was examined.
+
+    Attributes:
+        examine_s: seconds that it took.
+    """
+
+    examine_s: float
+
+
+def take(entrant: Entrant) -> Pass[Observed]:
+    """Needs ``setup``, ``start``, ``trained`` and ``stepper``. Frees ``stepper``, and leaves nothing."""
+    setup, enabled = entrant.setup, entrant.plan.verdict.enabled
+    with heap.kept():
+        began = time.monotonic()
+        if enabled:
+            yield from _examine(entrant)
+        seconds = time.monotonic() - began
+        del entrant.stepper
+        yield Progress(0, 1, "dtypes of each layer")
+        dtypes = setup.new_backend().module_dtypes(*next(setup.batches())[0])
+    return Examined(dtypes, seconds) if enabled else Observed(dtypes)
+
+
+def _examine(entrant: Entrant) -> Generator[Progress, None, None]:
+    """Writes ``numerics.json``."""
+    plan, trained = entrant.plan, entrant.trained
+    noise = plan.verdict.noise if plan.is_baseline else 0
+    findings = yield from examine(_subject(entrant), entrant.stepper, trained.rows, trained.moved, noise)
+    entrant.recorder.numerics(to_document(findings))
+
+
+def _subject(entrant: Entrant) -> Subject:
+    setup = entrant.setup
+    twin, kinks = examined_twin(setup.model, setup.task)
+    return Subject(
+        make_backend=setup.make_backend,
+        model=setup.model,
+        scaling=setup.loss_scale,
+        precision=PRECISIONS[setup.precision],
+        task=setup.task,
+        batches=setup.batches,
+        twin=twin,
+        kinks=kinks,
+        start=entrant.start.checkpoint,
+        shared=entrant.shared,
+    )

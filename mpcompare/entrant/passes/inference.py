@@ -1,0 +1,28 @@
+"""The pass that calls the trained network in each precision, forward only."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mpcompare.entrant.inference import measure_inference
+from mpcompare.entrant.state import Entrant, Nothing, Pass
+from mpcompare.race.turns import Progress
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of ``result.json``.
+
+    Attributes:
+        inference: :func:`mpcompare.entrant.inference.measure_inference`.
+    """
+
+    inference: dict[str, Any]
+
+
+def take(entrant: Entrant) -> Pass[Part | Nothing]:
+    """Needs ``setup`` and ``trained``. Leaves nothing."""
+    plan, trained = entrant.plan.inference, entrant.trained
+    if not plan.enabled:
+        return Nothing()
+    yield Progress(0, 1, "inference")
+    return Part(measure_inference(entrant.setup, trained.state, trained.scores, plan, entrant.shared))

@@ -1,0 +1,45 @@
+"""The pass that makes what all others have in common: device, precision, network, data, clock."""
+
+from dataclasses import dataclass
+
+from mpcompare.entrant.setup import set_up
+from mpcompare.entrant.state import Entrant, Pass
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of ``result.json``.
+
+    Attributes:
+        precision: resolved.
+        engine: the answer of a new backend to what computes its products.
+        loss_scale: the name of its kind.
+        construct_s: seconds in which the first backend was made.
+        dataset, dataset_reason: the data set, and why it was taken.
+        dataset_fingerprint, initial_weights: hashes of both.
+    """
+
+    precision: str
+    engine: str
+    loss_scale: str
+    construct_s: float
+    dataset: str
+    dataset_reason: str
+    dataset_fingerprint: str
+    initial_weights: str
+
+
+def take(entrant: Entrant) -> Pass[Part]:
+    """Needs nothing. Leaves ``setup``."""
+    yield from ()
+    setup = entrant.setup = set_up(entrant.plan, entrant.shared)
+    return Part(
+        precision=setup.precision,
+        engine=setup.engine,
+        loss_scale=setup.loss_scale.name,
+        construct_s=setup.construct_s,
+        dataset=setup.dataset.name,
+        dataset_reason=setup.dataset.reason,
+        dataset_fingerprint=setup.dataset_fingerprint,
+        initial_weights=setup.initial_weights,
+    )

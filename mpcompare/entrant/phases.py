@@ -1,0 +1,68 @@
+"""The time of each phase of a step: blocks with a clock between the phases, beside blocks of bare steps."""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpcompare.contract import PHASES, Stepper, idle_phases, in_one_piece
+from mpcompare.entrant.setup import Stream
+from mpcompare.entrant.timing import time_block, untimed_steps
+from mpcompare.instruments.clock import Clock
+from mpcompare.phases import WHOLE_STEP
+from mpcompare.tasks.task import Task
+
+BLOCKS = 4  # of each kind
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """A part of ``result.json``.
+
+    Attributes:
+        phase_ms: the median of each phase over all steps, in milliseconds; None where it holds no work.
+        phase_overhead: the cost of the clock between the phases, relative to bare steps, in blocks that take turns.
+    """
+
+    phase_ms: dict[str, float | None]
+    phase_overhead: float
+
+
+def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task: Task) -> PhaseTimes:
+    """Times the phases in blocks of ``steps`` steps; a step in one piece has one time."""
+    time_block(stepper, stream, untimed_steps(steps, stepper.backend), clock)
+    if in_one_piece(stepper.backend):
+        bare = [time_block(stepper, stream, steps, clock)[0] for _ in range(BLOCKS)]
+        return PhaseTimes({WHOLE_STEP: float(np.median(bare))}, 0.0)
+    phases, bare, clocked = [], [], []
+    for number in range(2 * BLOCKS):
+        if number % 4 in (0, 3):  # bare, clocked, clocked, bare: drift hits both alike
+            bare.append(time_block(stepper, stream, steps, clock)[0])
+            continue
+        intervals = _clocked_block(stepper, stream, steps, clock)
+        clocked.append(sum(intervals) / steps)
+        phases.append(_by_phase(intervals, steps, task.accumulate))
+    idle = idle_phases(stepper.backend, task)
+    medians = zip(PHASES, np.median(np.concatenate(phases), axis=0).tolist(), strict=True)
+    return PhaseTimes(
+        {phase: None if phase in idle else ms for phase, ms in medians},
+        float(np.median(clocked) / np.median(bare) - 1),
+    )
+
+
+def _clocked_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock) -> list[float]:
+    """Returns the milliseconds of each phase of each step, and between them those from a step to the next."""
+    for batch in islice(stream, steps):
+        clock.mark()
+        for _ in stepper.walk(batch):
+            clock.mark()
+    return clock.read()
+
+
+def _by_phase(intervals: list[float], steps: int, accumulate: int) -> NDArray[np.float64]:
+    """Returns the milliseconds of each of ``PHASES`` in each step, ``[steps, phases]``."""
+    # The last of each row lies between two steps; forward and backward come once a micro-batch.
+    rows = np.array([*intervals, 0.0]).reshape(steps, -1)[:, :-1]
+    passes = rows[:, : 2 * accumulate].reshape(steps, accumulate, 2).sum(axis=1)
+    return np.hstack([passes, rows[:, 2 * accumulate :]])

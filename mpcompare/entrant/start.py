@@ -1,0 +1,44 @@
+"""The point where training begins: the initial weights, or a checkpoint."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from mpcompare.checkpoints import Checkpoint
+from mpcompare.contract import State, Stepper
+from mpcompare.entrant import generators
+from mpcompare.entrant.setup import Setup, Stream
+from mpcompare.tasks.task import Params, params_of
+
+
+@dataclass(frozen=True)
+class Start:
+    """The point where training begins.
+
+    Attributes:
+        checkpoint: as this run continues from it; None: training begins with the initial weights.
+    """
+
+    setup: Setup
+    checkpoint: Checkpoint | None
+
+    @property
+    def step(self) -> int:
+        """The number of steps that were taken before."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def params(self) -> Params:
+        """The fp32 parameters, under the module's names."""
+        return params_of(self.setup.model) if self.checkpoint is None else self.checkpoint.state["params"]
+
+    def batches(self) -> Stream:
+        """Yields the training batches from here on."""
+        return self.setup.batches(0 if self.checkpoint is None else self.checkpoint.position)
+
+    def new_stepper(self) -> Stepper:
+        """Returns a backend in this state, at its next learning rate; a checkpoint's random generators are restored."""
+        if self.checkpoint is None:
+            return self.setup.new_stepper()
+        stepper = self.setup.stepper_at(cast(State, self.checkpoint.state), self.checkpoint.updates)
+        generators.restore(self.checkpoint.generators, self.setup.device)
+        return stepper

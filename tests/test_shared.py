@@ -1,4 +1,4 @@
-"""What the entrants of a race share, and what becomes of them where they cannot."""
+"""The data and the oracle that the entrants of a race share, and entrants that cannot share them."""
 
 import logging
 import sys

@@ -15,7 +15,8 @@ from mpcompare.command.plan import plan_of
 from mpcompare.command.record import record_at_start
 from mpcompare.errors import InputError, fail
 from mpcompare.interrupt import uninterrupted
-from mpcompare.race.turns import Turns, alone
+from mpcompare.race.alone import alone
+from mpcompare.race.turns import Turns
 
 # torch takes seconds to import, so it is imported where a run begins: --help and --cfg stay quick.
 

@@ -205,30 +205,3 @@ def describe_timing(finish: dict[str, object]) -> str:
     why = "narrow enough" if finish["stopped"] == "rel_ci" else "the time budget ended (measure.budget_s)"
     known = f"{what} is known within {half_width:.1%} (95 %)" if half_width < math.inf else "too few for an interval"
     return f"{rounds} round{'s' if rounds != 1 else ''} of blocks, stopped because {why}: {known}"
-
-
-def alone(turns: Turns, rules: Rules) -> None:
-    """One entrant in this process, with a progress bar where there is a terminal."""
-    from mpcompare.race.progress import Board
-
-    with Board(["run"], lines=False) as board:
-        race([_Local(turns, board)], rules, board)
-
-
-class _Local:
-    """An entrant in this process."""
-
-    name = "run"
-
-    def __init__(self, turns: Turns, display: Display) -> None:
-        self.turns, self.display = turns, display
-
-    def turn(self, order: Order | None) -> Turn | None:
-        try:
-            event = self.turns.send(order)
-            while isinstance(event, Progress):
-                self.display.progress(self.name, event)
-                event = next(self.turns)
-        except StopIteration:
-            return None
-        return event

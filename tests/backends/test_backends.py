@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.backends import BACKENDS, each_column, finish_step, make_backend, step_to_gradients, take_step
-from support.operators import UNIT_ROUNDOFF
 from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.backends import scratch
@@ -14,7 +13,7 @@ from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.native import ops
 from mpcompare.native.build import BuildError
-from mpcompare.precision import DTYPES, PRECISIONS, resolve_precision
+from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.oracle import exact_step
@@ -56,7 +55,7 @@ def assert_as_good_as_peer(name, task, precision, device, engine, seed):
     loss, grads = loss_and_grads(name, task, precision, device, x, y, engine, seed)
     peer_loss, peer_grads = loss_and_grads(PEER[precision], task, precision, device, x, y, seed=seed)
 
-    u16 = 0.0 if precision == "fp32" else 2 * UNIT_ROUNDOFF[precision]
+    u16 = 2 * PRECISIONS[precision].unit_roundoff if PRECISIONS[precision].is_16_bit else 0.0
     floor = u16 + (task.batch_size + sum(mlp_of(task).sizes)) * 2.0**-24
     assert abs(loss - exact.loss) <= 2 * abs(peer_loss - exact.loss) + floor * abs(exact.loss)
     magnitude = sum_of_magnitudes(model, task.loss_fn, x, y)
@@ -403,7 +402,3 @@ def test_fused_has_no_torch_engine_and_says_what_it_lacks(monkeypatch):
     monkeypatch.setattr(ops, "load", broken)
     with pytest.raises(BackendUnavailable, match="backend=fused needs the native operators: no C\\+\\+ compiler"):
         make_backend("fused", make_task(), "bf16", CPU)
-
-
-def test_dtypes_table_is_complete():
-    assert set(DTYPES) == {"fp32", "tf32", "fp16", "bf16"}

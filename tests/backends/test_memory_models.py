@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import BACKENDS, CPU_COLUMNS, make_backend, make_batch, make_task, mlp_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.backends import BACKENDS, CPU_COLUMNS, make_backend
+from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.contract import Stepper
 from mpcompare.cost import memory

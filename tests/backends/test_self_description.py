@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from conftest import make_backend, make_batch, make_task, take_step
+from support.backends import make_backend, take_step
+from support.tasks import make_batch, make_task
 
 from mpcompare.backends.fused import Fused
 from mpcompare.contract import Stepper, warmup_steps, workspaces

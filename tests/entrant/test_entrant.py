@@ -19,7 +19,6 @@ from mpcompare.entrant.memory import measure_memory
 from mpcompare.errors import InputError
 from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale
-from mpcompare.native import ops
 from mpcompare.race.turns import Finish, Progress, Time, Train
 from mpcompare.records import Recorder
 
@@ -92,28 +91,27 @@ PEAK = meter.Peak(900, {}, 1000, 0, workspace_bytes=64)
 
 def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
     task = make_task()
-    monkeypatch.setattr(ops, "lt_workspace_bytes", lambda: 32)
     monkeypatch.setattr(meter, "peak_memory", lambda _, run: run() and PEAK)
     batch = make_batch(task, torch.device("cpu"))
     backend = Fp32(task.new_model(0, torch.device("cpu")), task, "fp32", NoLossScale())
     tensors = backend.memory_model()
 
-    def found(engine):
+    def found():
         setup = types.SimpleNamespace(
             device=torch.device("cuda"),
-            engine=engine,
             new_stepper=lambda: Stepper(backend, task.new_rates()),
             batches=lambda: iter([[batch]]),
         )
         return measure_memory(setup)
 
-    plain = found("torch")
+    plain = found()
     assert plain.memory_model == {**tensors, "workspace": {"cuBLAS": 64}}
     assert plain.workspace_bytes == 64
     assert plain.peak_memory_bytes_analytic == memory.allocated_bytes(tensors) + 64
-    native = found("native")
-    assert native.memory_model["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
-    assert native.workspace_bytes == 96
+    backend.workspaces = lambda: {"cublasLt": 32}
+    with_its_own = found()
+    assert with_its_own.memory_model["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
+    assert with_its_own.workspace_bytes == 96
 
 
 def test_steps_are_on_disk_whenever_training_is_left(entrant, tmp_path):

@@ -48,8 +48,8 @@ from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Constant, Cosine, Warmup
-from mpcompare.verdict.examine.examine import lost_entries
 from mpcompare.verdict.examine.noise import train_again
+from mpcompare.verdict.examine.reload import lost_entries
 from mpcompare.verdict.judge.verdict import RESUMED
 
 CPU = torch.device("cpu")

@@ -54,7 +54,7 @@ def test_memory_goes_back(found):
 
 
 def test_holes_do_not_add_up(found):
-    """What fills them is freed before the next ones are made."""
+    """The blocks that fill a hole are freed before the next ones are made."""
     assert max(found["heap"]) < found["heap"][0] + 4 * 256 * MB
 
 

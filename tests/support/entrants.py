@@ -10,7 +10,7 @@ STARTS = []
 
 
 class Watched(Fp32):
-    """Notes the weights and the batch of its first step."""
+    """``fp32`` that records the weights and the batch of its first step."""
 
     def forward(self, x, y):
         if not hasattr(self, "begun"):

@@ -27,7 +27,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _written(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that the schema says ``op`` writes: ``Tensor(a!)``, also in a list."""
+    """Yields the tensors that ``op`` writes by its schema: ``Tensor(a!)``, also in a list."""
     for index, argument in enumerate(op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[index] if index < len(args) else kwargs.get(argument.name)
@@ -35,7 +35,7 @@ def _written(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> I
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every operator that runs inside of it, this project's own included, in forward and in backward."""
+    """Records every operator that runs inside of it, this project's own included, in forward and in backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,21 +59,21 @@ class Recorder(TorchDispatchMode):
         return results
 
     def undo(self) -> None:
-        """Every tensor that was written as it was before."""
+        """Gives every tensor that was written its former values."""
         for storage, before in self.before.values():
             storage.copy_(before)
 
     @torch.no_grad()
     def replay(self) -> None:
-        """All of it again; what an operator made at first is overwritten with what it makes now."""
+        """Repeats every operator; the tensors that it made at first are overwritten with those that it makes now."""
         for op, args, kwargs, own in self.calls:
-            for mine, new in zip(own, _tensors(op(*args, **kwargs)), strict=True):
-                if mine is not None:
-                    mine.copy_(new)
+            for first, new in zip(own, _tensors(op(*args, **kwargs)), strict=True):
+                if first is not None:
+                    first.copy_(new)
 
 
 def record(step: Callable[[], None]) -> Callable[[], None]:
-    """``mpcompare.native.graph.capture`` on a CPU."""
+    """Captures ``step`` as ``mpcompare.native.graph.capture`` does, on a CPU."""
     recorder = Recorder()
     with recorder:
         step()
@@ -83,7 +83,7 @@ def record(step: Callable[[], None]) -> Callable[[], None]:
 
 @pytest.fixture
 def recorded_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backends that need CUDA graphs work on a CPU, warmed up and captured as there."""
+    """Lets backends that need CUDA graphs work on a CPU, warmed up and captured as on a GPU."""
     monkeypatch.setattr(graph, "capture", record)
     monkeypatch.setattr(graph, "warm_up", lambda step: step())
     for module in (graph, fused):

@@ -37,7 +37,7 @@ from mpcompare.tasks.schedules import Cosine
 from mpcompare.verdict.examine.examine import lost_entries
 
 STEPS = 40
-COLUMNS = [("amp", "bf16"), ("scratch", "fp16"), ("fused", "fp16"), ("fp32", "fp32"), ("master_weights", "bf16")]
+RUNS = [("amp", "bf16"), ("scratch", "fp16"), ("fused", "fp16"), ("fp32", "fp32"), ("master_weights", "bf16")]
 
 
 def plan_of(name: str, precision: str) -> Plan:
@@ -65,7 +65,8 @@ def train(plan: Plan, folder: Path, begun: int) -> None:
 
 
 def forked(plan: Plan, folder: Path, kill_after_s: float | None) -> float | None:
-    """Seconds that training took; None if it was killed, so long after it began, before it was done."""
+    """Trains in a fork that is killed so long after it began. Returns the seconds that training took, or None if it was
+    killed before it was done."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -90,7 +91,7 @@ def forked(plan: Plan, folder: Path, kill_after_s: float | None) -> float | None
 
 
 def steps_of(folder: Path) -> list[dict[str, str]]:
-    """The rows without their times, which differ; the last may be cut off, and is none then."""
+    """Returns the rows of ``steps.csv`` without their times, which differ, and without a last one that is cut off."""
     file = folder / "steps.csv"
     text = file.read_text() if file.exists() else ""
     rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
@@ -114,7 +115,7 @@ def main(folder: Path, kills: int) -> None:
     logging.getLogger("mpcompare").addHandler(told)
     courses = 0
     while killed < kills:
-        plan = plan_of(*COLUMNS[courses % len(COLUMNS)])
+        plan = plan_of(*RUNS[courses % len(RUNS)])
         courses += 1
         whole = folder / f"whole{courses}"
         lasts_s = forked(plan, whole, None)

@@ -22,7 +22,7 @@ from mpcompare.checkpoints import Checkpoint, load, newest, save
 
 
 def checkpoint(step: int, size: int) -> Checkpoint:
-    """All its numbers are its step."""
+    """Returns a checkpoint whose numbers all are its step."""
     state = {
         "params": {"w": torch.full((size,), float(step))},
         "buffers": {},
@@ -33,21 +33,22 @@ def checkpoint(step: int, size: int) -> Checkpoint:
 
 
 def check(folder: Path) -> int:
-    """Every checkpoint there is whole. Returns the step of the newest."""
+    """Asserts that every checkpoint in the folder is whole, and returns the step of the newest."""
     steps = [whole(path) for path in folder.glob("step-*")]
     assert whole(newest(folder)) == max(steps)
     return max(steps)
 
 
 def whole(path: Path) -> int:
-    found = load(path)
-    values = {*found.state["params"]["w"].tolist(), *found.state["optimizer"]["momentum_buffer"]["w"].tolist()}
-    assert values == {found.step} == {found.state["loss_scale"]["scale"]} == {found.what_is_trained["seed"]}
-    return found.step
+    """Asserts that a checkpoint is whole, and returns its step."""
+    saved = load(path)
+    values = {*saved.state["params"]["w"].tolist(), *saved.state["optimizer"]["momentum_buffer"]["w"].tolist()}
+    assert values == {saved.step} == {saved.state["loss_scale"]["scale"]} == {saved.what_is_trained["seed"]}
+    return saved.step
 
 
 def forked(work: Callable[[], object]) -> int:
-    """Starts ``work`` in a fork."""
+    """Starts ``work`` in a fork, and returns its process."""
     if child := os.fork():
         return child
     try:
@@ -57,7 +58,7 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def killed_at(call: int, work: Callable[[], object]) -> bool:
-    """Whether ``work`` was killed before its ``call``-th call, or was done before that."""
+    """Runs ``work`` in a fork that is killed before its ``call``-th call, if it has one. Returns whether it was."""
 
     def dies() -> None:
         left = call

@@ -13,7 +13,7 @@ from mpcompare.backends.fp32 import Fp32
 
 
 class Killed(Fp32):
-    """Killed from outside in its second step, as the kernel does where memory runs out."""
+    """``fp32`` that is killed in its second step, as the kernel kills where memory runs out."""
 
     def update(self):
         if hasattr(self, "second"):
@@ -44,7 +44,7 @@ class Raises(Fp32):
 
 
 class Logged(Fp32):
-    """Notes when each step began and ended, in a file of its own in the current folder."""
+    """``fp32`` that writes when each step began and ended, into a file of its own in the current folder."""
 
     def forward(self, x, y):
         self.began = time.monotonic()
@@ -58,7 +58,7 @@ class Logged(Fp32):
 
 
 class ComputesOutOfTurn(Fp32):
-    """A thread of its process goes on when its turn is over."""
+    """``fp32`` with a thread that goes on when its turn is over."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

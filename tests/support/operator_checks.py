@@ -12,7 +12,7 @@ NORMAL_MIN = 2.0**-126  # of fp32; below, a relative error says nothing
 
 
 def check_column_sums(dbias, gradient):
-    """dbias_j = sum_i gradient_ij in any order: n - 1 roundings."""
+    """Checks dbias_j = sum_i gradient_ij in any order: n - 1 roundings."""
     g = gradient.double()
     assert_within(dbias, g.sum(0), len(g) * U * g.abs().sum(0))
 
@@ -23,7 +23,7 @@ def linear_operands(n, ins, outs, dtype, device=CPU, seed=0):
 
 
 def check_linear(x, w, bias, out, relu):
-    """K products and K + 1 sums: |error| <= (K + 2) u (|x| |w| + |bias|); relu makes no error larger."""
+    """Checks K products and K + 1 sums: |error| <= (K + 2) u (|x| |w| + |bias|); relu makes no error larger."""
     X, W, b = x.double(), w.double(), bias.double()
     exact = X @ W + b
     torch.ops.mpcompare.linear(x, w, bias, out, relu=relu)
@@ -32,14 +32,14 @@ def check_linear(x, w, bias, out, relu):
 
 
 def check_weight_grad(z, da, dw):
-    """A sum of n products."""
+    """Checks a sum of n products."""
     Z, A = z.double(), da.double()
     torch.ops.mpcompare.weight_grad(z, da, dw)
     assert_within(dw, Z.t() @ A, len(Z) * U * (Z.abs().t() @ A.abs()))
 
 
 def check_linear_backward(da, w, z, dw, dbias):
-    """dw as weight_grad; the product as linear, without the bias; dbias sums what z holds afterwards."""
+    """Checks dw as weight_grad, the product as linear without the bias, and dbias as the sums of the new z."""
     A, W, before = da.double(), w.double(), z.clone()
     product = A @ W.t()
     closed = before <= 0
@@ -53,12 +53,12 @@ def check_linear_backward(da, w, z, dw, dbias):
 
 
 def further_apart(shape, dtype, device):
-    """A matrix of NaN whose rows have room for 3 more elements between them."""
+    """Returns a matrix of NaN whose rows have room for 3 more elements between them."""
     return torch.full((shape[0], shape[1] + 3), math.nan, dtype=dtype, device=device)[:, : shape[1]]
 
 
 def run_loss(op, output, y, dtype, loss_scale=1.0):
-    """``op``'s gradient, bias gradient and loss; the room between the gradient's rows must stay as it was."""
+    """Returns the gradient of ``op``, its sum over rows, and the loss. The room between rows must stay as it was."""
     doutput = further_apart(output.shape, DTYPES[dtype], output.device)
     dbias = torch.full(output.shape[1:], math.nan, dtype=DTYPES[dtype], device=output.device)
     loss = torch.full((), math.nan, device=output.device)
@@ -76,7 +76,7 @@ def run_mse(output, y, dtype, loss_scale=1.0):
 
 
 def check_cross_entropy(logits, y, dtype, loss_scale=1.0):
-    """Against torch's float64 autograd.
+    """Checks cross_entropy against torch's float64 autograd.
 
     With s = logits - max, every exp(s) is off by (|s| + 4) u, their sum t by T = (sum p |s| + 4 + c) u, all relative:
     p by (|s| + 4) u + T + u; p - 1 adds u, and so do the scale and the product with it. log t is off by
@@ -112,7 +112,7 @@ def check_labels_that_are_no_classes(device):
 
 
 def check_mse(output, y, dtype, loss_scale=1.0):
-    """output - y, the scale and their product: 3 u. A square: 3 u, and their sum n c u at most."""
+    """Checks mse. output - y, the scale and their product: 3 u. A square: 3 u, and their sum n c u at most."""
     x = output.double().requires_grad_()
     exact_loss = F.mse_loss(x, y.double())
     (exact_loss * loss_scale).backward()
@@ -144,13 +144,15 @@ def results_of_all():
         yield norm
 
 
-def sgd(master, velocity, params, grad, *, lr, loss_scale=1.0, found_inf=0.0, clip=None, **rule):
-    scalars = (None if value is None else scalar(value, master.device) for value in (lr, loss_scale, found_inf, clip))
+def sgd(master, velocity, params, grad, *, lr, **rule):
+    """Calls the operator, with 1 as the loss scale, 0 as found_inf and no clip unless ``rule`` has them."""
+    values = (lr, rule.pop("loss_scale", 1.0), rule.pop("found_inf", 0.0), rule.pop("clip", None))
+    scalars = (None if value is None else scalar(value, master.device) for value in values)
     ops.sgd(master, velocity, params, grad, *scalars, **rule)
 
 
 def norm_of(*xs, loss_scale=1.0, infinity=False):
-    """norm and found_inf, as grad_norm leaves them."""
+    """Returns norm and found_inf as grad_norm leaves them."""
     norm, found_inf = (scalar(0.0, xs[0].device, dtype) for dtype in (torch.float64, torch.float32))
     for x in xs:
         ops.grad_norm(x, scalar(loss_scale, x.device), found_inf, norm, infinity=infinity)

@@ -31,7 +31,7 @@ def scalar(value, device, dtype=torch.float32):
 
 
 def at(offset, x):
-    """A copy of ``x`` that many elements behind an aligned address, NaN around it."""
+    """Returns a copy of ``x`` that begins so many elements behind an aligned address, with NaN around it."""
     memory = torch.full((x.numel() + 16,), math.nan, dtype=x.dtype, device=x.device)
     return memory[offset : offset + x.numel()].view(x.shape).copy_(x)
 

@@ -19,11 +19,11 @@ def make_task(
     loss: str = "cross_entropy",
     batch_size: int = 32,
     samples: int = 96,
-    lr: float = 0.1,
-    momentum: float = 0.0,
+    **sgd: float,
 ) -> Task:
-    """Returns the task of a small MLP that classifies."""
-    return Task(partial(Mlp, in_features, hidden, out_features), loss, Sgd(lr, momentum), batch_size, samples)
+    """Returns the task of a small MLP that classifies; ``sgd`` are arguments of its optimizer, whose lr is 0.1."""
+    optimizer = Sgd(**{"lr": 0.1, **sgd})
+    return Task(partial(Mlp, in_features, hidden, out_features), loss, optimizer, batch_size, samples)
 
 
 def mlp_of(task: Task) -> PlainMlp:

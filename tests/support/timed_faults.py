@@ -7,7 +7,7 @@ from typing import Any
 from mpcompare.__main__ import main
 from mpcompare.entrant import phases, timing
 
-found: list[float] = []
+faults: list[float] = []
 time_block = timing.time_block
 
 
@@ -15,11 +15,11 @@ def counted(stepper: Any, stream: Any, steps: int, clock: Any) -> Any:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     result = time_block(stepper, stream, steps, clock)
     if steps:
-        found.append((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / steps)
+        faults.append((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / steps)
     return result
 
 
 if __name__ == "__main__":
     timing.time_block = phases.time_block = counted
     main()
-    print(json.dumps(found))
+    print(json.dumps(faults))

@@ -1,0 +1,30 @@
+"""One entrant that takes its turns alone, in this process."""
+
+from mpcompare.race.progress import Board
+from mpcompare.race.turns import Display, Order, Progress, Rules, Turn, Turns, race
+
+
+def alone(turns: Turns, rules: Rules) -> None:
+    """Runs one entrant in this process, with a progress bar where there is a terminal."""
+    with Board(["run"], lines=False) as board:
+        race([_Local(turns, board)], rules, board)
+
+
+class _Local:
+    """An entrant in this process."""
+
+    name = "run"
+
+    def __init__(self, turns: Turns, display: Display) -> None:
+        self.turns, self.display = turns, display
+
+    def turn(self, order: Order | None) -> Turn | None:
+        """Takes one turn; returns None where the entrant is gone."""
+        try:
+            event = self.turns.send(order)
+            while isinstance(event, Progress):
+                self.display.progress(self.name, event)
+                event = next(self.turns)
+        except StopIteration:
+            return None
+        return event

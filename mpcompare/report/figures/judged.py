@@ -1,4 +1,4 @@
-"""A finished run with its verdict, for the figures of the verdict. No other file of theirs reads ``numerics.json``."""
+"""A finished run with its verdict, as the figures of the verdict draw it. Only this file reads ``numerics.json``."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from mpcompare.report.figures import kit
 from mpcompare.verdict.judge.checks import loss_noise
 from mpcompare.verdict.judge.verdict import Verdict
 
-Counts = Mapping[str, Sequence[int]]  # by layer or parameter: how many values are 0, and have each exponent
+Counts = Mapping[str, Sequence[int]]  # by layer or parameter: the number of zeros, and of each exponent
 Exponents = Mapping[str, Counts]  # by step, "first" and "last"
 
 

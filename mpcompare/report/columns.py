@@ -48,12 +48,26 @@ class Column(Generic[R]):
         return self.text(row, self.value(row))
 
 
+def recorded(name: str, unit: str, meaning: str, **shown: Any) -> Column[Any]:
+    """Returns the column of a value that a record has under the same name, for rows that have a ``result``.
+
+    Args:
+        shown: what a console shows of it, as in :class:`Column`.
+    """
+    return Column(name, unit, meaning, lambda row: row.result.get(name), **shown)
+
+
 def number(spec: str, per: float = 1.0) -> Callable[[object, Any], str]:
     """Returns a :attr:`Column.text` that formats values, divided by ``per``; ``-`` for None.
 
     Values may be the words ``inf`` and ``nan``, which stand for numbers in a record.
     """
     return lambda _, value: "-" if value is None else format(float(value) / per, spec)
+
+
+def span(spec: str) -> Callable[[object, Iterable[Any]], str]:
+    """Returns a :attr:`Column.text` that formats two values, the ends of a range."""
+    return lambda row, ends: " - ".join(number(spec)(row, end) for end in ends)
 
 
 def percent(difference: float) -> str:

@@ -1,4 +1,4 @@
-"""Which runs may stand in one report, and which of them in one comparison."""
+"""The rules for runs: those that may stand in one report, and those that stand in one comparison."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -13,8 +13,8 @@ FACET = ("device_name", "host", "threads")
 
 
 def check_allowed(allow: object, tasks: Iterable[Mapping[str, Any]]) -> None:
-    """Raises InputError unless ``allow`` is a list of fields of a task identity, or of what they are in, as in ``task``
-    or ``task.model``.
+    """Raises InputError unless ``allow`` is a list of fields of a task identity, or of groups of them, as ``task`` or
+    ``task.model``.
 
     Args:
         tasks: the configurations of the tasks.
@@ -29,7 +29,7 @@ def check_allowed(allow: object, tasks: Iterable[Mapping[str, Any]]) -> None:
 
 
 def short_names(fields: Iterable[str]) -> dict[str, str]:
-    """For each field its last word; where two end in the same word, all but ``task.``."""
+    """Returns for each field its last word; where two end in the same word, all but ``task.``."""
     fields = dict.fromkeys(fields)
     last = [field.rpartition(".")[2] for field in fields]
     return {
@@ -58,8 +58,8 @@ def check_comparable(runs: Sequence[Run], allow: Sequence[str]) -> None:
 
 
 def _refusal(fields: Sequence[str], a: Run, b: Run, allow: Sequence[str]) -> InputError:
-    (mine, theirs), every = (task_identity(a), task_identity(b)), [*allow, *fields]
-    values = "; ".join(f"{f}={mine.get(f)} in {a.name}, {f}={theirs.get(f)} in {b.name}" for f in fields)
+    of_a, of_b, every = task_identity(a), task_identity(b), [*allow, *fields]
+    values = "; ".join(f"{f}={of_a.get(f)} in {a.name}, {f}={of_b.get(f)} in {b.name}" for f in fields)
     first, _, rest = values.partition("=")
     return InputError(
         first,
@@ -70,13 +70,13 @@ def _refusal(fields: Sequence[str], a: Run, b: Run, allow: Sequence[str]) -> Inp
 
 
 def sweep(run: Run) -> str:
-    """What is the same for all runs of one sweep; a single run is a sweep of its own."""
+    """Returns a name that all runs of one sweep share; a single run is a sweep of its own."""
     return run.result.get("sweep") or str(run.folder)
 
 
 def task_identity(run: Run) -> dict[str, Any]:
-    """Every field of the task, such as ``task.optimizer.lr``, the seed, and, unless the run failed before it knew them,
-    ``OBSERVED``."""
+    """Returns every field of the task, such as ``task.optimizer.lr``, the seed, and ``OBSERVED``, unless the run failed
+    before it knew them."""
     config = run.result["config"]
     asked_for = named_fields("task", config["task"]) if config["task"] else {}
     observed = {key: run.result[key] for key in OBSERVED if key in run.result}
@@ -84,18 +84,19 @@ def task_identity(run: Run) -> dict[str, Any]:
 
 
 def facet(run: Run) -> dict[str, Any]:
-    """Where it ran: None for what an old record does not tell, nothing for what a run that failed early knew not."""
+    """Returns the place where the run was: device, host and threads. A field is None where an old record does not have
+    it, and missing where the run failed before it knew it."""
     return {key: run.result.get(key) for key in FACET if key in run.result or "device_name" in run.result}
 
 
 def differing(a: Run, b: Run, allow: Sequence[str] = ()) -> list[str]:
-    """Fields of the task identity in which the two differ, but for those that ``allow`` names or holds."""
-    mine, theirs = task_identity(a), task_identity(b)
-    unknown = {key for key in OBSERVED if key not in mine or key not in theirs}
+    """Returns the fields of the task identity in which the two differ, but for those that ``allow`` names or holds."""
+    of_a, of_b = task_identity(a), task_identity(b)
+    unknown = {key for key in OBSERVED if key not in of_a or key not in of_b}
     return [
         field
-        for field in dict.fromkeys((*mine, *theirs))
-        if mine.get(field) != theirs.get(field)
+        for field in dict.fromkeys((*of_a, *of_b))
+        if of_a.get(field) != of_b.get(field)
         and field not in unknown
         and not any(field == name or field.startswith(f"{name}.") for name in allow)
     ]
@@ -104,8 +105,8 @@ def differing(a: Run, b: Run, allow: Sequence[str] = ()) -> list[str]:
 def group(runs: Sequence[Run], allow: Sequence[str]) -> list[list[Run]]:
     """Sorts ``runs`` into comparisons: one task identity, but for the fields in ``allow``, and one facet each."""
     groups: list[list[Run]] = []
-    # Those that know where they ran first: they know all of it. The others join by what they know, their own sweep's
-    # runs before those of another.
+    # Runs that know where they ran come first: they know all of it. The others join by the fields that they know, the
+    # runs of their own sweep before those of another.
     for run in sorted(runs, key=lambda run: "device_name" not in run.result):
         fitting = [g for g in groups if not differing(g[0], run, allow) and _same_facet(g[0], run)]
         own = [g for g in fitting if sweep(run) in map(sweep, g)]
@@ -119,11 +120,11 @@ def group(runs: Sequence[Run], allow: Sequence[str]) -> list[list[Run]]:
 
 
 def _same_facet(a: Run, b: Run) -> bool:
-    mine, theirs = facet(a), facet(b)
-    return all(mine[key] == theirs[key] for key in mine if key in theirs)
+    of_a, of_b = facet(a), facet(b)
+    return all(of_a[key] == of_b[key] for key in of_a if key in of_b)
 
 
 def varied(runs: Sequence[Run]) -> list[str]:
-    """Fields of the task identity in which any two of ``runs`` differ: what was asked for, then what was observed."""
+    """Returns the fields of the task identity in which any two runs differ: those asked for, then those observed."""
     fields = dict.fromkeys(field for a, b in combinations(runs, 2) for field in differing(a, b))
     return sorted(fields, key=lambda field: field in OBSERVED)

@@ -1,4 +1,4 @@
-"""The comparisons of a report: what each is called, what each run is called there and what it is compared with."""
+"""The comparisons of a report: their titles, the labels of their runs, and the baseline of each run."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from mpcompare.verdict.judge.trajectories import loss_difference
 
 
 def phases_of(runs: Iterable[Run]) -> list[str]:
-    """The phases in which any of these finished runs works, in their order; a step that is one piece comes last."""
+    """Returns the phases in which any of these finished runs works, in their order; the whole step comes last."""
     times = sorted((run.result["phase_ms"] for run in runs), key=len, reverse=True)
     named = dict.fromkeys(phase for phase_ms in times for phase in phase_ms)
     return [phase for phase in named if any(phase_ms.get(phase) is not None for phase_ms in times)]
@@ -36,10 +36,11 @@ class Entry:
     """A run in a comparison.
 
     Attributes:
-        label: its name there: backend and precision, and whatever else tells it from the others.
-        variant: what of that is neither backend nor precision: the allowed fields and the torch that are not the same,
-            and where runs of one backend differ in options or loss scale, what is not that of most of them.
-        baseline: the run that it is compared with; itself for a baseline; None if it failed or nothing finished.
+        label: the name of the run in the comparison: backend and precision, and whatever tells it from the others.
+        variant: the part of the label that is neither backend nor precision: the allowed fields and the version of
+            torch in which runs differ, and the options and the loss scale that are not those of most runs of the
+            backend.
+        baseline: the run that this one is compared with; itself for a baseline; None if it failed or nothing finished.
     """
 
     run: Run
@@ -57,7 +58,7 @@ class Entry:
 
     @property
     def error(self) -> str:
-        """Why the run did not finish, in one line; empty if it did."""
+        """The reason why the run did not finish, in one line; empty if it did."""
         if self.ok:
             return ""
         return self.run.result.get("error") or "ended without a word: killed, or still running"
@@ -67,22 +68,22 @@ class Entry:
         """Whether this run and its baseline took turns, so that their ratio is free of the machine's drift."""
         if self.baseline is None or self.is_baseline:
             return self.is_baseline
-        mine, theirs = (run.result["timing"]["race"] for run in (self.run, self.baseline))
-        return mine is not None and mine == theirs
+        own, other = (run.result["timing"]["race"] for run in (self.run, self.baseline))
+        return own is not None and own == other
 
     @cached_property
     def speedup(self) -> Interval:
-        """Step time of the baseline over this run's, median and 95 % interval: of the ratios round by round where the
-        two took turns, else of the two medians; nan where there is none."""
+        """Step time of the baseline over this run's, with its 95 % interval: the median of the ratios of all rounds if
+        the two took turns, else the ratio of their medians; nan where there is none."""
         if not self.ok or self.baseline is None:
             return Interval(math.nan, math.nan, math.nan)
         if self.is_baseline:
             return Interval(1.0, 1.0, 1.0)
-        mine, theirs = (run.blocks.set_index("round")["step_ms"] for run in (self.run, self.baseline))
+        own, baseline = (run.blocks.set_index("round")["step_ms"] for run in (self.run, self.baseline))
         if not self.side_by_side:
-            return unpaired_ratio(theirs.to_list(), mine.to_list())
-        rounds = mine.index.intersection(theirs.index)
-        return ratio(theirs[rounds].to_list(), mine[rounds].to_list())
+            return unpaired_ratio(baseline.to_list(), own.to_list())
+        rounds = own.index.intersection(baseline.index)
+        return ratio(baseline[rounds].to_list(), own[rounds].to_list())
 
     @property
     def model_difference(self) -> float:
@@ -109,7 +110,9 @@ class Comparison:
     """Runs of one task on the same data from the same weights on one device.
 
     Attributes:
-        not_the_same: says in which fields they differ all the same, because the user allowed it; empty if in none.
+        title: task, batch, seed and device, and whatever tells the comparison from others.
+        dataset: the data set, and the reason why it was chosen.
+        not_the_same: a line that names the fields in which the runs differ because that was allowed; empty if in none.
     """
 
     title: str
@@ -127,10 +130,15 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> list[Comparison]:
-    """Sorts ``runs`` into comparisons and finds each run's baseline: backend ``baseline``, in the same precision if it
-    is there; where that backend is missing, the first run that finished.
+    """Sorts ``runs`` into comparisons and finds each run's baseline.
 
-    Raises InputError if they are not comparable in other fields than the ones in ``allow``.
+    Args:
+        baseline: the backend of the baselines, of which one in the same precision is preferred. Where that backend is
+            missing, the first run that finished takes its place.
+        allow: fields of the task identity in which runs of one comparison may differ.
+
+    Raises:
+        InputError: the runs differ in fields that are not in ``allow``.
     """
     check_comparable(runs, allow)
     groups = group(runs, allow)
@@ -151,14 +159,14 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
     variant_of = {id(run): variant for run, variant in zip(runs, variants, strict=True)}
 
     def closest(run: Run) -> Run:
-        """The same in precision before the same in variant before one that it took turns with."""
-        mine = run.result
+        """The baseline in the same precision before one of the same variant before one that took turns with the run."""
+        own = run.result
         return min(
             preferred,
             key=lambda b: (
-                b.result["precision"] != mine["precision"],
+                b.result["precision"] != own["precision"],
                 variant_of[id(b)] != variant_of[id(run)],
-                b.result["timing"]["race"] != mine["timing"]["race"],
+                b.result["timing"]["race"] != own["timing"]["race"],
             ),
         )
 
@@ -169,15 +177,15 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
 
 
 def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Task, batch, seed and device; where these are the same for several, also what else tells them apart."""
+    """Task, batch, seed and device; where several share these, also the fields that tell them apart."""
     known = [[{**task_identity(run), **facet(run), "task": run.result["task"]} for run in runs] for runs in groups]
 
     def each(key: str) -> list[str]:
         return [_each(run[key] for run in runs if run.get(key) is not None) for runs in known]
 
     shown = ("task", "task.batch_size", "seed", "device_name")
-    columns = zip(*map(each, shown), strict=True)
-    titles = [f"{task}, batch {batch}, seed {seed}, {device or 'no device'}" for task, batch, seed, device in columns]
+    fields = zip(*map(each, shown), strict=True)
+    titles = [f"{task}, batch {batch}, seed {seed}, {device or 'no device'}" for task, batch, seed, device in fields]
     names = short_names(key for runs in known for run in runs for key in run if key.startswith("task."))
     words = {key: f"{name} {{}}" for key, name in names.items()}
     for key, word in {**words, "threads": "{} threads", "host": "host {:.8}"}.items():
@@ -195,26 +203,26 @@ def _each(values: Iterable[object]) -> str:
 
 
 def _variants(runs: Sequence[Run]) -> list[str]:
-    """For each run its values of the fields in which they differ, consequences of others left out, and of torch."""
+    """For each run its values of the fields in which runs differ, less those that follow from others; and its torch."""
     words: list[list[str]] = [[] for _ in runs]
     names = short_names(key for run in runs for key in task_identity(run))
     for key in varied(runs):
         pairs = combinations(zip(runs, words, strict=True), 2)
         if any(word_a == word_b and key in differing(a, b) for (a, word_a), (b, word_b) in pairs):
-            for run, mine in zip(runs, words, strict=True):
+            for run, own in zip(runs, words, strict=True):
                 if key in (identity := task_identity(run)):
                     value = identity[key][:8] if key in OBSERVED else identity[key]
-                    mine.append(f"{names[key]}={value}")
+                    own.append(f"{names[key]}={value}")
     torch = [run.result.get("versions", {}).get("torch") for run in runs]
     if len({*torch} - {None}) > 1:
-        for version, mine in zip(torch, words, strict=True):
-            mine += [f"torch {version}"] if version else []
-    return [" ".join(mine) for mine in words]
+        for version, own in zip(torch, words, strict=True):
+            own += [f"torch {version}"] if version else []
+    return [" ".join(own) for own in words]
 
 
 def _options(runs: Sequence[Run]) -> list[str]:
-    """For each run those of its backend's options, and its loss scale, that differ among the runs of this backend in
-    this precision: where most of them have the same, that goes without saying."""
+    """For each run the options of its backend, and its loss scale, in which the runs of this backend in this precision
+    differ; a value that most of them have goes without saying."""
 
     def options(run: Run) -> dict[str, Any]:
         asked_for = run.result["config"].get("backend", {})
@@ -234,8 +242,8 @@ def _options(runs: Sequence[Run]) -> list[str]:
 
 
 def _labels(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
-    """Backend and precision (once where they are the same word) and variant; where that is not enough, also engine, and
-    in the end the folder."""
+    """Backend and precision (once where they are the same word) and variant; where runs share these, also the engine,
+    and in the end the folder."""
     keys = ["backend", "precision"]
     for more in ("engine", None):
         words = [[str(run.result.get(key, "")) for key in keys] for run in runs]

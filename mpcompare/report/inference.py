@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpcompare.report.columns import TEXT, Column, named, number
+from mpcompare.report.columns import TEXT, Column, named, number, recorded, span
 from mpcompare.report.comparison import Comparison, Entry
 
-Result = Mapping[str, Any]  # of one way, as in result.json
+Result = Mapping[str, Any]  # the numbers of one way, as in result.json
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,6 @@ def costs_again(entries: Sequence[Entry]) -> list[bool]:
     return [latencies in costs[:place] for place, latencies in enumerate(costs)]
 
 
-def _recorded(name: str, unit: str, meaning: str, **shown: Any) -> Column[Row]:
-    """A column of a value that stands under the same name in ``result.json``."""
-    return Column(name, unit, meaning, lambda row: row.result.get(name), **shown)
-
-
 COLUMNS: tuple[Column[Row], ...] = (
     Column("comparison", TEXT, "The title of the comparison.", lambda row: row.comparison.title),
     Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
@@ -75,24 +70,24 @@ COLUMNS: tuple[Column[Row], ...] = (
         "The number of samples in a batch.",
         lambda row: row.entry.run.result["inference"]["batch_size"],
     ),
-    _recorded("test_accuracy", "1", "The accuracy on held-out samples.", heading="test acc.", text=number(".4f")),
-    _recorded("test_loss", "1", "The loss on held-out samples.", heading="test loss", text=number(".5f"), width=120),
-    _recorded(
+    recorded("test_accuracy", "1", "The accuracy on held-out samples.", heading="test acc.", text=number(".4f")),
+    recorded("test_loss", "1", "The loss on held-out samples.", heading="test loss", text=number(".5f"), width=120),
+    recorded(
         "latency_ms", "ms", "The time of a batch, median of the timed ones.", heading="ms/batch p50", text=number(".4g")
     ),
-    _recorded("latency_ms_p20", "ms", "The time of a batch, 20th percentile of the timed ones."),
-    _recorded("latency_ms_p80", "ms", "The time of a batch, 80th percentile of the timed ones."),
+    recorded("latency_ms_p20", "ms", "The time of a batch, 20th percentile of the timed ones."),
+    recorded("latency_ms_p80", "ms", "The time of a batch, 80th percentile of the timed ones."),
     Column(
         "latency_ms_p20_p80",
         "ms",
         "The time of a batch, 20th to 80th percentile of the timed ones.",
         lambda row: (row.result.get("latency_ms_p20"), row.result.get("latency_ms_p80")),
         heading="p20 - p80",
-        text=lambda row, ends: " - ".join(number(".4g")(row, end) for end in ends),
+        text=span(".4g"),
         width=120,
         in_files=False,
     ),
-    _recorded(
+    recorded(
         "samples_per_s",
         "1/s",
         "The samples of a batch over its median time.",
@@ -100,21 +95,21 @@ COLUMNS: tuple[Column[Row], ...] = (
         text=number(".4g"),
         width=120,
     ),
-    _recorded(
+    recorded(
         "peak_memory_bytes",
         "bytes",
         "The measured peak of memory, weights and batch included.",
         heading="peak MB",
         text=number(".4g", per=1e6),
     ),
-    _recorded(
+    recorded(
         "weight_bytes",
         "bytes",
         "The memory of parameters and buffers.",
         heading="weights MB",
         text=number(".4g", per=1e6),
     ),
-    _recorded("unavailable", TEXT, "The reason why the network cannot be applied in this way."),
+    recorded("unavailable", TEXT, "The reason why the network cannot be applied in this way."),
     Column(
         "speedup_vs_fp32",
         "1",

@@ -8,7 +8,7 @@ from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 
 TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
-# Of a core. Ratios are known within 2 % (measure.rel_ci), and that much of a core can shift them by as much. An entrant
+# Cores. Ratios are known within 2 % (measure.rel_ci), and that much of a core can shift them by as much. An entrant
 # that waits uses 0.0004, and 0.002 where its blocks take 10 ms: the messages between two turns.
 OUT_OF_TURN = 0.02
 OTHERS = 0.25  # cores that other programs keep busy, from which on they are named
@@ -75,7 +75,7 @@ def timing(comparison: Comparison) -> list[str]:
 
 
 def _out_of_turn(entry: Entry) -> float:
-    """How many cores the entrant kept busy while others had their turns; 0 where it waited, or had none to wait for."""
+    """The cores that the entrant kept busy while others had their turns; 0 where it waited, or had none to wait for."""
     cores = entry.run.blocks["cores_between_turns"].median()
     return float(cores) if _race(entry) and cores > OUT_OF_TURN else 0.0
 

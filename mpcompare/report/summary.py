@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent
+from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent, recorded, span
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.remarks import environment, resumed_from
@@ -34,11 +34,6 @@ def columns_of(row: Row) -> list[Column[Row]]:
     return [*_BEFORE_PHASES, *map(_phase, row.result.get("phase_ms", {})), *_AFTER_PHASES]
 
 
-def _recorded(name: str, unit: str, meaning: str, **shown: Any) -> Column[Row]:
-    """A column of a value that stands under the same name in ``result.json``."""
-    return Column(name, unit, meaning, lambda row: row.result.get(name), **shown)
-
-
 def _phase(name: str) -> Column[Row]:
     return Column(
         f"{name.replace(' ', '_')}_ms",
@@ -61,26 +56,26 @@ def _speedup(row: Row, _: float) -> str:
 
 
 _BEFORE_PHASES: tuple[Column[Row], ...] = (
-    _recorded("backend", TEXT, "The implementation.", heading="backend"),
-    _recorded("engine", TEXT, "The library that computes the matrix products.", heading="engine", width=160),
-    _recorded("precision", TEXT, "The precision that was asked for.", heading="precision"),
-    _recorded("dataset", TEXT, "The data set."),
-    _recorded("step_ms_p20", "ms", "The time of a step, 20th percentile of the blocks."),
-    _recorded(
+    recorded("backend", TEXT, "The implementation.", heading="backend"),
+    recorded("engine", TEXT, "The library that computes the matrix products.", heading="engine", width=160),
+    recorded("precision", TEXT, "The precision that was asked for.", heading="precision"),
+    recorded("dataset", TEXT, "The data set."),
+    recorded("step_ms_p20", "ms", "The time of a step, 20th percentile of the blocks."),
+    recorded(
         "step_ms_p50",
         "ms",
         "The time of a step, median of the blocks.",
         heading="ms/step p50",
         text=number(".4g"),
     ),
-    _recorded("step_ms_p80", "ms", "The time of a step, 80th percentile of the blocks."),
+    recorded("step_ms_p80", "ms", "The time of a step, 80th percentile of the blocks."),
     Column(
         "step_ms_p20_p80",
         "ms",
         "The time of a step, 20th to 80th percentile of the blocks.",
         lambda row: (row.result.get("step_ms_p20"), row.result.get("step_ms_p80")),
         heading="p20 - p80",
-        text=lambda row, ends: " - ".join(number(".4g")(row, end) for end in ends),
+        text=span(".4g"),
         width=160,
         in_files=False,
     ),
@@ -92,7 +87,7 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         heading="x {baseline}",
         text=_speedup,
     ),
-    _recorded(
+    recorded(
         "peak_memory_bytes",
         "bytes",
         "The measured peak of a step's memory, the batch included.",
@@ -109,7 +104,7 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         width=160,
         in_files=False,
     ),
-    _recorded(
+    recorded(
         "final_loss",
         "1",
         "The training loss of the last step.",
@@ -127,7 +122,7 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         width=100,
         wraps=True,
     ),
-    _recorded(
+    recorded(
         "test_accuracy",
         "1",
         "The accuracy on held-out samples after training; empty for tasks without classes.",
@@ -175,17 +170,17 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
     ),
 )
 _AFTER_PHASES: tuple[Column[Row], ...] = (
-    _recorded("phase_overhead", "1", "The cost of the clock between the phases, relative to bare steps."),
-    _recorded("construct_s", "s", "The time that making the backend took, builds and compilation included."),
-    _recorded("first_step_ms", "ms", "The time of the first step."),
-    _recorded("peak_memory_bytes_analytic", "bytes", "The peak of a step's memory by the analytic model."),
-    _recorded("loss_scale", TEXT, "The kind of loss scaling."),
-    _recorded("skipped_steps", "1", "The number of training steps that were skipped for an overflow."),
-    _recorded("task", TEXT, "The task."),
-    _recorded("batch_size", "1", "The number of samples in a batch."),
-    _recorded("seed", "1", "The seed of the initial weights and of generated data."),
-    _recorded("device_name", TEXT, "The device."),
-    _recorded("status", TEXT, "The state of the run: ok, failed, interrupted or running."),
+    recorded("phase_overhead", "1", "The cost of the clock between the phases, relative to bare steps."),
+    recorded("construct_s", "s", "The time that making the backend took, builds and compilation included."),
+    recorded("first_step_ms", "ms", "The time of the first step."),
+    recorded("peak_memory_bytes_analytic", "bytes", "The peak of a step's memory by the analytic model."),
+    recorded("loss_scale", TEXT, "The kind of loss scaling."),
+    recorded("skipped_steps", "1", "The number of training steps that were skipped for an overflow."),
+    recorded("task", TEXT, "The task."),
+    recorded("batch_size", "1", "The number of samples in a batch."),
+    recorded("seed", "1", "The seed of the initial weights and of generated data."),
+    recorded("device_name", TEXT, "The device."),
+    recorded("status", TEXT, "The state of the run: ok, failed, interrupted or running."),
     Column(
         "error",
         TEXT,
@@ -200,8 +195,8 @@ _AFTER_PHASES: tuple[Column[Row], ...] = (
         lambda row: row.entry.variant or None,
         heading="variant",
     ),
-    _recorded("workspace_bytes", "bytes", "The memory that the matrix products hold for themselves."),
-    _recorded("peak_rss_bytes", "bytes", "The largest resident set of the process while it trained."),
+    recorded("workspace_bytes", "bytes", "The memory that the matrix products hold for themselves."),
+    recorded("peak_rss_bytes", "bytes", "The largest resident set of the process while it trained."),
     Column(
         "environment",
         TEXT,

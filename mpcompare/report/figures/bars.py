@@ -37,10 +37,10 @@ def beside(axes: Axes, x: float, y: float, text: str) -> None:
     axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=8)
 
 
-def one_legend(figure: Figure, order: Sequence[str], columns: int) -> None:
+def one_legend(figure: Figure, order: Sequence[str], ncols: int) -> None:
     """Draws one legend for all panels below them; labels that ``order`` does not name come last."""
     pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in pairs}
     labels = sorted(handles, key=lambda label: order.index(label) if label in order else len(order))
     legend = [handles[label] for label in labels]
-    figure.legend(legend, labels, loc="outside lower center", ncols=min(columns, len(labels)), fontsize=8)
+    figure.legend(legend, labels, loc="outside lower center", ncols=min(ncols, len(labels)), fontsize=8)

@@ -16,7 +16,7 @@ SHOWN = ("weight", "input", "computes", "output", "gradient")
 # Background and text; every cell says its dtype as well.
 STYLES = {"fp32": ("#0072B2", "white"), "bf16": ("#E69F00", "black"), "fp16": ("#CC79A7", "black")}
 OTHER = ("0.75", "black")
-PALE = 0.22  # how much of its colour a cell keeps that is as the baseline's
+PALE = 0.22  # the opacity of a cell that is as the baseline's
 CELL, ROW, GAP = 0.4, 0.24, 0.5  # inches: width and height of a cell; in cells: between two runs
 HEAD = 0.75  # inches above the rows
 

@@ -14,7 +14,7 @@ from mpcompare.report.figures.kit import WIDTH, at_the_top, grid, nothing, posit
 from mpcompare.verdict.findings import relative_error
 
 HATCHES = ("", "////", "....", r"\\\\", "xxxx", "----", "++++")
-NOTHING = 1e-10  # of the largest gradient's norm: what is smaller is the rounding of float64 alone
+NOTHING = 1e-10  # times the largest gradient's norm: a smaller one is the rounding of float64 alone
 
 
 def gradient_error(report: Report) -> Figure | None:
@@ -33,7 +33,7 @@ def gradient_error(report: Report) -> Figure | None:
         axes.set_xlabel(f"gradient{twin} in the first step\nexact: float64 from the same rounded weights and inputs\n"
                         "(gap: no error; triangle: inf, NaN or missing)", fontsize=9)  # fmt: skip
         if axes.get_legend_handles_labels()[1]:
-            part.legend(loc="outside lower center", ncols=2, fontsize=8)  # where it hides no bar
+            part.legend(loc="outside lower center", ncols=2, fontsize=8)  # hides no bar
     return figure
 
 

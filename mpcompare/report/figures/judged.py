@@ -1,4 +1,4 @@
-"""A finished run with its verdict, for the figures of the verdict. No other file of theirs reads the findings."""
+"""A finished run with its verdict, as the figures of the verdict draw it. Only this file reads the findings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from mpcompare.verdict.findings import Errors, Findings
 from mpcompare.verdict.judge.trajectories import loss_difference, loss_noise
 from mpcompare.verdict.judge.verdict import Verdict
 
-Counts = Mapping[str, Sequence[int]]  # by layer or parameter: how many values are 0, and have each exponent
+Counts = Mapping[str, Sequence[int]]  # by layer or parameter: the number of zeros, and of each exponent
 Exponents = Mapping[str, Counts]  # by step, "first" and "last"
 
 

@@ -42,12 +42,12 @@ def grid(comparisons: Sequence[Comparison], height: float, width: float = WIDTH)
         width: inches of a part.
     """
     rows = math.ceil(len(comparisons) / 3)
-    columns = math.ceil(len(comparisons) / rows)
+    in_row = math.ceil(len(comparisons) / rows)
     texts = [(c.title, c.dataset, c.not_the_same) for c in comparisons]
     titles = [[line for text in paragraphs for line in textwrap.wrap(text, 84)] for paragraphs in texts]
     height += LINE * max(map(len, titles))
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    parts = list(figure.subfigures(rows, columns, squeeze=False).flat)[: len(comparisons)]
+    figure = Figure(figsize=(width * in_row, height * rows), layout="constrained")
+    parts = list(figure.subfigures(rows, in_row, squeeze=False).flat)[: len(comparisons)]
     for part, title in zip(parts, titles, strict=True):
         part.suptitle("\n".join(title), fontsize=9, x=0.02, ha="left")
     return figure, parts

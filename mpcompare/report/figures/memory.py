@@ -25,14 +25,14 @@ KIND_COLOURS = {
     "gradients": "#F0E442",
     "workspace": "#BBBBBB",
 }
-# Of operators, where no model tells the kinds: muted, so that nobody takes them for kinds.
+# Colours of operators, where no model tells the kinds: muted, so that nobody takes them for kinds.
 OPERATOR_COLOURS = [colormaps["tab20b"](place) for place in (0, 6, 9, 13, 17, 2, 5, 10, 14, 18)]
-OPERATORS, OTHERS = 5, "other operators"  # how many of a run are told apart, and the rest
+OPERATORS, OTHERS = 5, "other operators"  # the number that is told apart in a run, and the rest
 # Labels of the measured rows; short, because a legend does not wrap.
 ALLOCATED = "measured: allocator"
 OUTSIDE = "measured: packing buffers"
 RESIDENT = "measured: rise of RSS"
-Piece = tuple[float, str, dict[str, Any]]  # of a stacked bar: width, label, style
+Piece = tuple[float, str, dict[str, Any]]  # width, label and style of a part of a stacked bar
 
 
 def memory(report: Report) -> Figure | None:
@@ -42,8 +42,8 @@ def memory(report: Report) -> Figure | None:
         return None
     operators = _operators(entry.run for comparison in report.finished for entry in comparison.finished)
     figure = bars(report.finished, partial(_memory, operators=operators), inches=0.95)
-    columns = 2 if max(map(len, operators), default=0) > 16 else 3  # a legend does not wrap
-    one_legend(figure, [*KIND_COLOURS, *operators, OTHERS, ALLOCATED, OUTSIDE, RESIDENT], columns)
+    ncols = 2 if max(map(len, operators), default=0) > 16 else 3  # a legend does not wrap
+    one_legend(figure, [*KIND_COLOURS, *operators, OTHERS, ALLOCATED, OUTSIDE, RESIDENT], ncols)
     return figure
 
 

@@ -10,8 +10,8 @@ from mpcompare.report.comparison import Entry, phases_of
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.bars import bars, beside, one_legend
 
-# By phase, in their order. Okabe and Ito's palette but for the fourth, which is of ColorBrewer's Dark2: a colour-blind
-# reader tells it from the neighbours on both sides better than the palette's blue and vermilion.
+# The colour of each phase, in their order: Okabe and Ito's palette, but for the fourth, which is from ColorBrewer's
+# Dark2. Colour-blind readers tell it from the phases beside it better than the palette's blue and vermilion.
 COLOURS = dict(
     zip(
         (*PHASES, WHOLE_STEP),
@@ -19,7 +19,7 @@ COLOURS = dict(
         strict=True,
     )
 )
-LABELLED = 0.12  # of a bar: a shorter piece has no room for its number
+LABELLED = 0.12  # share of a bar: a shorter piece has no room for its number
 
 
 def phases(report: Report) -> Figure | None:
@@ -27,7 +27,7 @@ def phases(report: Report) -> Figure | None:
     if not report.finished:
         return None
     figure = bars(report.finished, _phases, room=1.5)
-    one_legend(figure, list(COLOURS), columns=6)
+    one_legend(figure, list(COLOURS), ncols=6)
     return figure
 
 

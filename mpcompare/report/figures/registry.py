@@ -18,7 +18,7 @@ from mpcompare.report.figures.update_ratio import update_ratio
 
 Draw = Callable[[Report], Figure | None]  # None where there is nothing to draw
 
-# By the name of the file, in the order in which a reader wants them.
+# Figures by the name of their file, in the order in which a reader wants them.
 FIGURES: Mapping[str, Draw] = {
     "loss.png": loss,
     "step_time.png": step_time,

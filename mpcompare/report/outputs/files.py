@@ -19,6 +19,7 @@ def path_in(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Writes rows as CSV, with the columns of all of them, whole or not at all."""
-    write_atomically(path, lambda unfinished: pd.DataFrame(rows).to_csv(unfinished, index=False))
+def write_csv(folder: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes rows as CSV, with the columns of all of them, whole or not at all; no file if there are no rows."""
+    if rows:
+        write_atomically(path_in(folder, name), lambda path: pd.DataFrame(rows).to_csv(path, index=False))

@@ -6,11 +6,11 @@ from typing import Any
 from mpcompare.report import summary
 from mpcompare.report.columns import values
 from mpcompare.report.contents import Report
-from mpcompare.report.outputs.files import path_in, write_csv
+from mpcompare.report.outputs.files import write_csv
 
 
 def write(report: Report, folder: Path) -> None:
-    write_csv(path_in(folder, "summary.csv"), rows(report))
+    write_csv(folder, "summary.csv", rows(report))
 
 
 def rows(report: Report) -> list[dict[str, Any]]:

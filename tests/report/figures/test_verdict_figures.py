@@ -103,7 +103,7 @@ def test_bars_and_limits_are_those_of_the_records(runs):
 
 
 def test_a_gradient_that_is_0_is_not_drawn(runs):
-    """Of a bias before a norm float64 has rounding errors only, and beside those any error is as large as a house."""
+    """The exact gradient of a bias before a norm is rounding errors of float64, and any error is large beside those."""
     runs = {name: with_errors(run, layer1_bias={"norm": 1e-17, "error": 1e-5}) for name, run in runs.items()}
     report, _ = reported(runs)
     (axes,) = gradient_error(report).axes

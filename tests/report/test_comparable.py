@@ -1,0 +1,117 @@
+"""Runs that may stand in one report, and those that are refused."""
+
+import pandas as pd
+import pytest
+from support.records import write_run
+
+from mpcompare.errors import InputError
+from mpcompare.report.comparable import short_names
+from mpcompare.report.comparison import compare
+from mpcompare.report.report import report
+from mpcompare.report.runs import find_runs
+
+DIFFERENCES = {  # what differs, and the line that says so
+    "task.optimizer.lr": ({"lr": 0.2}, "task.optimizer.lr=0.1 in 0, task.optimizer.lr=0.2 in 1"),
+    "task.model.hidden": ({"hidden": [8, 4]}, "task.model.hidden=[32] in 0, task.model.hidden=[8, 4] in 1"),
+    "task.batch_size": ({"batch_size": 16}, "task.batch_size=8 in 0, task.batch_size=16 in 1"),
+    "seed": ({"seed": 1}, "seed=0 in 0, seed=1 in 1"),
+    "dataset_fingerprint": ({"dataset_fingerprint": "e"}, "dataset_fingerprint=d in 0, dataset_fingerprint=e in 1"),
+    "initial_weights": ({"initial_weights": "v"}, "initial_weights=w in 0, initial_weights=v in 1"),
+}
+
+
+@pytest.mark.parametrize("field", DIFFERENCES)
+def test_runs_that_differ_are_refused_with_the_field_and_allowed_by_its_name(tmp_path, field, capsys):
+    difference, line = DIFFERENCES[field]
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", step_ms=5.0, **difference)
+    with pytest.raises(InputError) as refused:
+        report([tmp_path], tmp_path / "report", "amp")
+    assert str(refused.value) == (
+        f"{line}: these are not one comparison; report.allow=[{field}], or --allow {field} of python -m "
+        "mpcompare.report, puts them together"
+    )
+    assert not (tmp_path / "report").exists()
+    assert report([tmp_path], tmp_path / "report", "amp", [field])
+    assert f"NOT THE SAME: {field} (report.allow)" in capsys.readouterr().out
+    (comparison,) = compare(find_runs([tmp_path]), "amp", [field])
+    (value,) = difference.values()
+    assert comparison.entries[1].label == f"mine bf16 {field.rpartition('.')[2]}={value}"
+    assert comparison.entries[1].speedup.median == 2.0
+    summary = pd.read_csv(tmp_path / "report" / "summary.csv")
+    assert summary["not_the_same"].tolist() == [f"NOT THE SAME: {field} (report.allow)"] * 2
+
+
+def test_a_refusal_names_every_field_and_what_is_allowed_already(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", lr=0.2, seed=1, initial_weights="v")
+    with pytest.raises(InputError) as refused:
+        compare(find_runs([tmp_path]), "amp", ["task.optimizer.lr"])
+    assert str(refused.value).startswith("seed=0 in 0, seed=1 in 1; initial_weights=w in 0, initial_weights=v in 1: ")
+    assert "--allow task.optimizer.lr seed initial_weights of" in str(refused.value)
+    (comparison,) = compare(find_runs([tmp_path]), "amp", ["task", "seed", "initial_weights"])
+    assert comparison.not_the_same == "NOT THE SAME: task.optimizer.lr, seed, initial_weights (report.allow)"
+    assert comparison.title == "t, batch 8, seed 0/1, cpu"
+
+
+def test_what_is_allowed_holds_what_is_in_it_and_names_are_short_where_they_tell(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", hidden=[8])
+    config = tmp_path / "1" / "result.json"
+    config.write_text(config.read_text().replace('"Net"', '"Other"'))
+    with pytest.raises(InputError, match="task.model._target_=Net in 0, task.model._target_=Other in 1"):
+        compare(find_runs([tmp_path]), "amp", ["task.model.hidden"])
+    (comparison,) = compare(find_runs([tmp_path]), "amp", ["task.model"])
+    assert comparison.not_the_same == "NOT THE SAME: task.model._target_, task.model.hidden (report.allow)"
+    assert comparison.entries[1].label == "mine bf16 model._target_=Other"  # from which hidden=[8] need not be told
+    assert short_names(["task.model.lr", "task.optimizer.lr", "task.loss", "seed"]) == {
+        "task.model.lr": "model.lr", "task.optimizer.lr": "optimizer.lr", "task.loss": "loss", "seed": "seed",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("allow", "message"),
+    [
+        (
+            ["lr"],
+            "report.allow=lr: expected one of task, task._target_, task.model, task.model._target_, task.model.hidden, "
+            "task.optimizer, task.optimizer._target_, task.optimizer.lr, task.batch_size, seed, dataset_fingerprint",
+        ),
+        (["task.nope"], "report.allow=task.nope: expected one of task, "),
+        (["device_name"], "report.allow=device_name: expected one of task, "),
+        ("seed", "report.allow=seed: expected a list of names, such as [seed,task.optimizer.lr], or []"),
+    ],
+)
+def test_what_cannot_be_allowed_is_named(tmp_path, allow, message):
+    write_run(tmp_path / "0", "amp")
+    with pytest.raises(InputError) as refused:
+        report([tmp_path], tmp_path / "report", "amp", allow)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize("field", ["dataset_fingerprint", "initial_weights"])
+@pytest.mark.parametrize("device_name", ["cpu", "gpu"])
+def test_what_was_asked_for_alike_and_came_out_different_is_refused_in_one_sweep_too(tmp_path, field, device_name):
+    write_run(tmp_path / "0", "amp", sweep="s")
+    write_run(tmp_path / "1", "mine", sweep="s", device_name=device_name, **{field: "other"})
+    with pytest.raises(InputError, match=f"{field}=. in 0, {field}=other in 1: these are not one comparison"):
+        compare(find_runs([tmp_path]), "amp")
+
+
+def test_data_that_a_sweep_varied_on_purpose_is_a_comparison_each(tmp_path):
+    write_run(tmp_path / "0", "amp", sweep="s")
+    write_run(tmp_path / "1", "amp", sweep="s", data="digits", dataset_fingerprint="e")
+    assert len(compare(find_runs([tmp_path]), "amp")) == 2
+    for folder, more in (("2", {}), ("3", {"data": "digits", "dataset_fingerprint": "e"})):
+        write_run(tmp_path / "single" / folder, "amp", **more)
+    with pytest.raises(InputError, match="dataset_fingerprint=d in 2, dataset_fingerprint=e in 3"):
+        compare(find_runs([tmp_path / "single"]), "amp")
+
+
+def test_sweeps_are_merged_where_each_shares_a_task_with_another(tmp_path):
+    for sweep, seeds in (("A", (0, 1)), ("C", (2, 3)), ("B", (1, 2))):
+        for seed in seeds:
+            write_run(tmp_path / sweep / str(seed), "amp", sweep=sweep, seed=seed, initial_weights=f"w{seed}")
+    assert len(compare(find_runs([tmp_path]), "amp")) == 4  # A and C through B
+    with pytest.raises(InputError, match="seed=0 in A/0, seed=2 in C/2; initial_weights=w0 in A/0, "):
+        compare(find_runs([tmp_path / "A", tmp_path / "C"]), "amp")

@@ -1,4 +1,4 @@
-"""What a run writes down, and reads back: ``steps.csv``, a row a step, and ``result.json``, everything else."""
+"""The record of a run, written and read back: ``steps.csv``, a row a step, and ``result.json``, everything else."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv",
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Lets ``write`` make a file beside ``path`` and moves it there: it is there whole, or what was there stays."""
+    """Lets ``write`` make a file beside ``path`` and moves it there: the new file is whole, or the old one stays."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     unfinished = Path(name)
@@ -108,15 +108,18 @@ class Recorder:
         return InputError("hydra output folder", self.folder, f"cannot write there ({error.strerror})")
 
 
-def conclude(folder: Path, identity: dict[str, Any], cause: str) -> bool:
-    """Completes the record of a run whose process is gone: what still says ``running`` has failed for ``cause``.
+def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
+    """Completes the record of a run whose process is gone: one that still says ``running`` has failed for ``cause``.
+
+    Args:
+        at_start: the first entries of its result, for a run that has not written them.
 
     Returns:
-        Whether there was anything to complete.
+        True if there was anything to complete.
     """
     path = folder / RESULT
     folder.mkdir(parents=True, exist_ok=True)
-    result = json.loads(path.read_text()) if path.exists() else {"status": "running", **identity}
+    result = json.loads(path.read_text()) if path.exists() else {"status": "running", **at_start}
     if result["status"] != "running":
         return False
     result.update(status="interrupted" if cause == "interrupted" else "failed", error=cause)

@@ -25,7 +25,7 @@ STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv",
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Lets ``write`` make a file beside ``path`` and moves it there: it is there whole, or what was there stays."""
+    """Lets ``write`` make a file beside ``path`` and moves it there: the new file is whole, or the old one stays."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     unfinished = Path(name)
@@ -104,10 +104,13 @@ class Recorder:
 
 
 def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
-    """Completes the record of a run whose process is gone: what still says ``running`` has failed for ``cause``.
+    """Completes the record of a run whose process is gone: one that still says ``running`` has failed for ``cause``.
+
+    Args:
+        at_start: the first entries of its result, for a run that has not written them.
 
     Returns:
-        Whether there was anything to complete.
+        True if there was anything to complete.
     """
     path = folder / RESULT
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the entrants of one race share: a value that the first to ask has computed, and the others map from its file."""
+"""Values that the entrants of a race share: the first to ask computes one, and the others map it from its file."""
 
 import logging
 import pickle
@@ -24,15 +24,15 @@ class Shared:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """``folder``: exists, and is the race's own; None shares with nobody."""
+        """``folder`` exists, and is the race's own; None: values are shared with nobody."""
         self.folder = folder
         self._warned = False
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """The value called ``name``, a file's name: what another has made, or what ``make`` returns.
+        """Returns the value called ``name``, a file's name: the one that another has made, else that of ``make``.
 
-        A file is there whole or not at all. Where it can be neither written nor read, that is a warning, and this
-        process has a value of its own.
+        A file is there whole or not at all. If it can be neither written nor read, that is a warning, and this process
+        has a value of its own.
         """
         if self.folder is None:
             return make()
@@ -45,7 +45,7 @@ class Shared:
         value = make()
         try:
             write_atomically(file, lambda unfinished: _save(value, unfinished))
-            return _map(file)  # and the copy that made it is free
+            return _map(file)  # the tensors that were saved are freed
         except _UNREADABLE as error:
             self._warn(name, error)
         return value
@@ -59,12 +59,12 @@ class Shared:
 
 ALONE = Shared(None)
 
-# What torch.save raises on a full disk, and torch.load on a file that is none of its own.
+# torch.save raises these on a full disk, and torch.load on a file that is none of its own.
 _UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError)
 
 
 def _save(value: Any, file: Path) -> None:
-    """Without a checksum, which nobody reads."""
+    """Saves it without a checksum, which nobody reads."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: what training continues from, bit for bit, or one line that says what is wrong with it.
+"""Checkpoints on disk: training continues from one bit for bit, or one line says what is wrong with it.
 
     checkpoints/
         step-000120/            the last two that were saved
@@ -6,7 +6,7 @@
             state.safetensors   all tensors; any program that knows safetensors can read them
             checkpoint.json     everything else, with a SHA-256 of each of the two files
 
-checkpoint.py says what a checkpoint holds, files.py writes and verifies the two files of one, and folder.py keeps
+checkpoint.py defines the content of a checkpoint, files.py writes and verifies its two files, and folder.py keeps
 several. Nothing is pickled.
 """
 

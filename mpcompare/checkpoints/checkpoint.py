@@ -1,4 +1,4 @@
-"""What a checkpoint holds, taken apart into named tensors and plain values, and put together again."""
+"""The content of a checkpoint, taken apart into named tensors and plain values, and put together again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ class Checkpoint:
     Attributes:
         state: a backend's ``state_dict()``, as the contract has it: tensors of any shape under ``params``, ``buffers``
             and each kind of ``optimizer``, numbers under ``loss_scale``.
-        step: how many steps were taken, skipped ones included.
-        updates: how many of them changed the parameters.
-        position: how many batches were served, from the first of the data on.
+        step: number of steps that were taken, skipped ones included.
+        updates: number of them that changed the parameters.
+        position: number of batches that were served, from the first of the data on.
         what_is_trained: the task, its data and the backend, as values that JSON has; inf and NaN come back as the
             strings of :func:`mpcompare.records.finite`, tuples as lists.
         generators: states of random generators, uint8 ``[bytes]``, by names of the caller's choice.
@@ -35,10 +35,10 @@ class Checkpoint:
 
 
 def take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors under ``GROUP/NAME``, and the rest, which names the groups and their members in order.
+    """Returns the tensors under ``GROUP/NAME``, and the rest, which names the groups and their members in order.
 
     Raises:
-        ValueError: the state is none of the contract's, which would lose what this does not know.
+        ValueError: the state is none of the contract's: its unknown parts would be lost.
     """
     state = checkpoint.state
     if set(state) != {"params", "buffers", "optimizer", "loss_scale"}:
@@ -57,14 +57,14 @@ def take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any
         "updates": checkpoint.updates,
         "position": checkpoint.position,
         "loss_scale": dict(state["loss_scale"]),
-        "identity": dict(checkpoint.what_is_trained),
+        "identity": dict(checkpoint.what_is_trained),  # the name that it has in files
         "groups": {group: list(named) for group, named in members.items()},
     }
     return tensors, finite(content)
 
 
 def put_together(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> Checkpoint:
-    """The inverse of :func:`take_apart`.
+    """Returns the checkpoint from what :func:`take_apart` returned.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the two do not belong together or are none of its making.

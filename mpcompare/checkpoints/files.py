@@ -2,7 +2,7 @@
 
 The SHA-256 in that line is of all bytes after it, and among those is the SHA-256 of ``state.safetensors``. So no byte
 of either can change unnoticed, and a file of one checkpoint is not taken for that of another. It is no signature:
-whoever wants to can write a checkpoint by hand.
+anybody can write a checkpoint by hand.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ DTYPES = frozenset(
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
         *(torch.float8_e4m3fn, torch.float8_e5m2),
     }
-)  # what safetensors 0.7 writes and reads
+)  # safetensors 0.7 writes and reads these
 
 
-class Unreadable(Exception):  # noqa: N818 - it says what a checkpoint is
+class Unreadable(Exception):  # noqa: N818 - it describes a checkpoint
     """A folder does not hold the two files as they were written. The reason is one line."""
 
 
@@ -41,7 +41,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     """Writes both files into ``folder``, which exists and is empty, and returns when they are on the disk.
 
     Raises:
-        OSError, SafetensorError: they cannot be written; what is there then is no checkpoint.
+        OSError, SafetensorError: they cannot be written; the folder holds no checkpoint then.
         ValueError: a tensor cannot be held, or the state is none of the contract's.
     """
     tensors, rest = take_apart(checkpoint)
@@ -67,14 +67,14 @@ def read(folder: Path) -> Checkpoint:
         The checkpoint, its tensors on the CPU, contiguous, in memory of their own.
 
     Raises:
-        Unreadable: whatever is wrong with them.
+        Unreadable: something is wrong with them.
     """
     content = _read_content(folder / CONTENT)
     try:
         noted = content["tensors"]
         _check_tensors(folder / TENSORS, noted["bytes"], noted["sha256"])
         with safe_open(folder / TENSORS, framework="pt") as file:
-            # What it returns is mapped, and a read error in there would end the process.
+            # A tensor from the file is mapped, and a read error in it would end the process.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no dict
         return put_together(tensors, content)
     except OSError as error:
@@ -86,7 +86,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def _read_content(file: Path) -> dict[str, Any]:
-    """``checkpoint.json``, verified."""
+    """Returns the content of ``checkpoint.json``, verified."""
     try:
         raw = file.read_bytes()
     except FileNotFoundError as error:
@@ -124,9 +124,9 @@ def _first_line(body: bytes) -> str:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same values as safetensors takes them: on the CPU, contiguous, and no two in the same memory.
+    """Returns the same values as safetensors takes them: on the CPU, contiguous, and no two in the same memory.
 
-    Each name has its own values in the file, tied or not: what is tied is the network's to say. Most are not copied.
+    Each name has its own values in the file, tied or not: the network says what is tied. Most are not copied.
     """
     apart = {}
     for name, tensor in tensors.items():
@@ -144,7 +144,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _digest(file: Path) -> str:
-    """SHA-256 of a file of any size, in hex."""
+    """Returns the SHA-256 of a file of any size, in hex."""
     digest, buffer = hashlib.sha256(), bytearray(2**20)
     with file.open("rb", buffering=0) as stream:
         while count := stream.readinto(buffer):

@@ -1,8 +1,8 @@
 """Several checkpoints in one folder, which one process at a time writes: the newest is always whole.
 
 Whatever happens, a kill -9 or a power cut, a folder named ``step-000123`` holds a checkpoint that was written to its
-end. What is being written, and what is being deleted, has a name that starts with a dot; the next save removes what was
-left of it. ``step-000123.replaced`` is an older one of the same step, whole too, for the moment between two renames.
+end. A checkpoint that is being written or deleted has a name that starts with a dot; the next save removes its remains.
+``step-000123.replaced`` is an older one of the same step, whole too, for the moment between two renames.
 """
 
 import logging
@@ -28,12 +28,12 @@ _NAME = re.compile(rf"step-(\d{{6,}})({re.escape(REPLACED)})?")
 def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
     """Adds a checkpoint to ``folder``, which is made where it is missing, and returns its own folder.
 
-    It is on the disk when this returns, and only then older ones are deleted: of these the last ``keep - 1`` stay, so
-    that for a moment there are ``keep + 1``. Those of later steps are deleted too: they are of another course that
+    It is on the disk when this returns, and only then older ones are deleted: the last ``keep - 1`` of these stay, so
+    that for a moment there are ``keep + 1``. Those of later steps are deleted too: they belong to another course that
     training took from an earlier checkpoint, and would pass for the newest.
 
     Raises:
-        InputError: it cannot be written. What was there stays.
+        InputError: it cannot be written. The checkpoints that were there stay.
     """
     check_whole("keep", keep, at_least=1)
     path = folder / f"step-{checkpoint.step:06d}"
@@ -66,7 +66,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
 
 
 def newest(folder: Path) -> Path:
-    """The newest checkpoint of ``folder``, not yet verified.
+    """Returns the newest checkpoint of ``folder``, not yet verified.
 
     Raises:
         InputError: there is none.
@@ -78,11 +78,11 @@ def load(path: Path, older: bool = False) -> Checkpoint:
     """Reads and verifies a checkpoint.
 
     Args:
-        path: one checkpoint; or a folder of them, or that of a run, of which the newest is meant.
-        older: whether one before it will do if it is damaged. Which one was taken, and why, is a warning then.
+        path: one checkpoint; or a folder of them, or that of a run, whose newest is meant.
+        older: whether one before it will do if it is damaged. A warning then says which one was taken, and why.
 
     Raises:
-        InputError: naming ``resume``, what is wrong with which file; or that there is no checkpoint.
+        InputError: there is no checkpoint, or a file of it is damaged. The field is ``resume``.
     """
     faults: list[str] = []
     for candidate in _candidates(path):
@@ -107,39 +107,39 @@ def _load(path: Path) -> Checkpoint:
 
 
 def _candidates(path: Path) -> list[Path]:
-    """The checkpoint that ``path`` means, then those before it; at least one."""
+    """Returns the checkpoint that ``path`` means, then those before it; at least one."""
     try:
         if _step(path) >= 0 or any((path / name).exists() for name in (TENSORS, CONTENT)):
-            found = [path, *_before(path)] if path.is_dir() else []
+            checkpoints = [path, *_before(path)] if path.is_dir() else []
         else:
             inside = path / CHECKPOINTS
-            found = _all(inside if inside.is_dir() else path)
+            checkpoints = _all(inside if inside.is_dir() else path)
     except OSError as error:
         raise InputError("resume", path, f"cannot be read ({error.strerror})") from error
-    if not found:
+    if not checkpoints:
         raise InputError("resume", path, "holds no checkpoint" if path.is_dir() else "no such folder")
-    return found
+    return checkpoints
 
 
 def _all(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest first; of one step the replaced one last."""
+    """Returns the checkpoints of a folder, the newest first; a replaced one comes after the other of its step."""
     names = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(names, key=lambda path: (_step(path), not path.name.endswith(REPLACED)), reverse=True)
 
 
 def _before(path: Path) -> list[Path]:
-    """The checkpoints of earlier steps beside one, the newest first."""
+    """Returns the checkpoints of earlier steps in the same folder, the newest first."""
     return [other for other in _all(path.parent) if _step(other) < _step(path)]
 
 
 def _step(path: Path) -> int:
-    """The step in a checkpoint's name; -1 where it has another name."""
-    found = _NAME.fullmatch(path.name)
-    return int(found[1]) if found else -1
+    """Returns the step in a checkpoint's name; -1 where it has another name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
 
 
 def _tidy(folder: Path) -> None:
-    """Removes what a killed save has left."""
+    """Removes the remains of a killed save."""
     for leftover in folder.glob(".step-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     for replaced in folder.glob(f"step-*{REPLACED}"):

@@ -1,1 +1,1 @@
-"""All that knows Hydra."""
+"""The command line. Nothing outside of this room knows Hydra."""

@@ -1,4 +1,4 @@
-"""What Hydra calls around a run and a sweep: the output folder is tried first, the report is drawn last."""
+"""Callbacks of Hydra around a run and a sweep: the output folder is tried first, the report is drawn last."""
 
 import sys
 import tempfile
@@ -15,7 +15,7 @@ from mpcompare.errors import InputError, fail
 class Report(Callback):
     """Checks the output folder before anything is computed or written; after a sweep draws its report.
 
-    Hydra turns an exception of a callback into a warning, so what must not pass ends the program here.
+    Hydra turns an exception of a callback into a warning, so an error that must not pass ends the program here.
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
@@ -49,7 +49,7 @@ class Report(Callback):
 
 
 def _check_folder(field: str, name: str, below: bool) -> None:
-    """Ends the program with one line if nothing can be written to the folder, or a run in it would be mixed in."""
+    """Ends the program with one line if the folder cannot be written, or holds a run that would be mixed in."""
     from mpcompare.records import check_unused
 
     folder = Path(name)

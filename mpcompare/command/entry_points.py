@@ -1,11 +1,11 @@
-"""Backends of installed packages. A package names one in its ``pyproject.toml``, and ``backend=my_amp`` is known:
+"""Backends of installed packages. A package that names one in its ``pyproject.toml`` makes ``backend=my_amp`` known:
 
     [project.entry-points."mpcompare.backends"]
     my_amp = "my_amp.backend:MyAmp"
 
-Nothing is imported for that: an entrant imports the class of the backend that was chosen, in its own process. So the
-class's options are not known when the configuration is composed. Its node takes any key (``backend.KEY=VALUE``), and
-the Plan refuses those that the constructor does not take.
+The package is not imported for that: an entrant imports the class of the backend that was chosen, in its own process.
+So the options of the class are not known when the configuration is composed. Its node takes any key
+(``backend.KEY=VALUE``), and the Plan refuses those that the constructor does not take.
 """
 
 from importlib import metadata
@@ -23,7 +23,7 @@ def register() -> None:
     """Adds the backends of installed packages to Hydra's group ``backend``.
 
     Raises:
-        InputError: one has a name that this project or another package has already given away.
+        InputError: a backend has a name that this project or another package has already given to one.
     """
     taken = {path.stem: "this project" for path in (CONF / "backend").glob("*.yaml")}
     for entry in metadata.entry_points(group=GROUP):
@@ -41,9 +41,9 @@ def register() -> None:
 
 
 def origin(name: str) -> str:
-    """`` of package NAME VERSION`` where the backend ``name`` comes from an entry point; else an empty string."""
-    found = {entry.name: _package(entry) for entry in metadata.entry_points(group=GROUP)}
-    return f" of {found[name]}" if name in found else ""
+    """Returns `` of package NAME VERSION`` if the backend ``name`` comes from an entry point; else an empty string."""
+    packages = {entry.name: _package(entry) for entry in metadata.entry_points(group=GROUP)}
+    return f" of {packages[name]}" if name in packages else ""
 
 
 def _package(entry: metadata.EntryPoint) -> str:

@@ -1,4 +1,4 @@
-"""Faults of a run in one line: those that a user can change something about, told from those of this project."""
+"""The faults of a run in one line: those that a user can mend, apart from those of this project."""
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException

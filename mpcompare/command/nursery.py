@@ -1,7 +1,7 @@
-"""Where the processes of entrants come from: forks of a server that has imported torch (``preload.py``).
+"""The source of the processes of entrants: forks of a server that has imported torch (``preload.py``).
 
-The server is a new program, so that nothing of the launcher's but its environment gets into it, and it ends with the
-``with`` block, or with the launcher.
+The server is a new program, so only the environment of the launcher gets into it. It ends with the ``with`` block, or
+with the launcher.
 """
 
 import os
@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from multiprocessing import context, forkserver, get_context, process, resource_tracker
 from typing import Any
 
-# Ctrl-C in a terminal, and what ends a job of a batch system, go to all processes. Only the launcher shall hear them.
+# Ctrl-C in a terminal, and the signal that ends a job of a batch system, go to all processes. Only the launcher shall
+# hear them.
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 
 PRELOAD = ["mpcompare.command.preload"]
@@ -20,10 +21,10 @@ PRELOAD = ["mpcompare.command.preload"]
 
 @contextmanager
 def nursery(fork: bool = True) -> Iterator[context.BaseContext]:
-    """Makes processes in which ``HELD_BACK`` are blocked at first, with the launcher's environment of now.
+    """Makes processes in which ``HELD_BACK`` are blocked at first, with the environment that the launcher has now.
 
     Args:
-        fork: False where they shall load their libraries anew, as they must where their environments differ.
+        fork: False if they are to load their libraries anew, as they must where their environments differ.
 
     Yields:
         The ``multiprocessing`` context to take processes and pipes from; start them with :func:`start`.
@@ -49,7 +50,7 @@ def start(new: process.BaseProcess) -> None:
 
 
 def _has_imported(forks: context.BaseContext) -> bool:
-    """Waits for the server; False if it died, of a torch that is broken, say. Entrants of their own record why."""
+    """Waits for the server; returns False if it died, of a torch that is broken, say. Spawned entrants record why."""
     first = forks.Process(target=int)  # type: ignore[attr-defined]  # ends at once
     try:
         first.start()
@@ -69,7 +70,7 @@ def _held_back() -> Iterator[None]:
 
 
 def _end_server() -> None:
-    """A server that lives on would hand its old environment to the next sweep of this process."""
+    """Ends the server. One that lived on would hand its old environment to the next sweep of this process."""
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)

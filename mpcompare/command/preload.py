@@ -1,7 +1,7 @@
-"""Imports what every entrant needs, for a process that does nothing else and that entrants are forks of.
+"""Imports everything that an entrant needs, in a process that does nothing else and of which entrants are forks.
 
-torch takes seconds to import and hundreds of megabytes; forks share both. What a fork must not inherit has not happened
-then: no thread was started, nothing was computed and CUDA was not called.
+torch takes seconds to import and hundreds of megabytes; forks share both. Nothing has happened by then that a fork must
+not inherit: no thread was started, nothing was computed and CUDA was not called.
 """
 
 import gc

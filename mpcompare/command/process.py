@@ -103,10 +103,10 @@ class Process:
             self.process.join()
         try:
             output = self.job.folder / OUTPUT
-            said = output.read_text(errors="replace").strip().splitlines() if output.exists() else []
-            if not said:
+            printed = output.read_text(errors="replace").strip().splitlines() if output.exists() else []
+            if not printed:
                 output.unlink(missing_ok=True)
-            cause = self.cause or self._cause_of_death(said)
+            cause = self.cause or self._cause_of_death(printed)
             if records.conclude(self.job.folder, self.job.record_at_start, cause):
                 self.board.line(f"{self.name}: {cause}")
         except (OSError, ValueError) as error:
@@ -114,15 +114,15 @@ class Process:
                 "hydra output folder", self.job.folder, f"cannot complete the record ({error})"
             )
 
-    def _cause_of_death(self, said: Sequence[str]) -> str:
+    def _cause_of_death(self, printed: Sequence[str]) -> str:
         code = self.process.exitcode or 0
         named = {each.value: each.name for each in signal.Signals}
         cause = f"killed by {named.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
         if code == -signal.SIGKILL:
             out_of_memory = _oom_kills() > self.oom_kills
             cause += ": out of memory" + (", as the kernel was meanwhile" if out_of_memory else ", or by hand")
-        elif said:
-            cause += f": {said[-1]}"
+        elif printed:
+            cause += f": {printed[-1]}"
         return cause
 
 

@@ -1,1 +1,1 @@
-"""Instruments: clock, memory meter, numerics. They know no backend and no task by name."""
+"""Instruments: clock, memory meter, heap, machine, bystanders. They know no backend, no task and no verdict."""

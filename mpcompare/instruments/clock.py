@@ -10,17 +10,17 @@ import torch
 
 
 class Clock(Protocol):
-    """Marks points in time, and tells later what lay between them."""
+    """Marks points in time, and later returns the times between them."""
 
     def mark(self) -> None:
-        """Now; on a GPU, the moment when everything queued so far is done."""
+        """Marks this moment; on a GPU, the one when everything queued so far is done."""
 
     def read(self) -> list[float]:
-        """Milliseconds between each two neighbouring marks since the last read; waits for the last mark."""
+        """Returns the milliseconds between neighbouring marks since the last read; waits for the last mark."""
 
 
 class CpuClock:
-    """Wall time: on a CPU a step is done when its last call returns."""
+    """A clock of wall time: on a CPU a step is done when its last call returns."""
 
     def __init__(self) -> None:
         self._marks: list[int] = []
@@ -34,7 +34,7 @@ class CpuClock:
 
 
 class CudaClock:
-    """CUDA events on the current stream: the device never waits for the clock, only the reader does."""
+    """A clock of CUDA events on the current stream: the device never waits for it, only the reader does."""
 
     def __init__(self) -> None:
         self._marks: list[torch.cuda.Event] = []
@@ -52,7 +52,7 @@ class CudaClock:
 
 
 def clock(device: torch.device) -> Clock:
-    """The clock for ``device``."""
+    """Returns the clock for ``device``."""
     return CudaClock() if device.type == "cuda" else CpuClock()
 
 
@@ -60,7 +60,7 @@ def settle(limit_s: float = 0.5) -> bool:
     """Waits until this process uses no core any more: OpenMP threads spin for some milliseconds after their work.
 
     Returns:
-        Whether they stopped within ``limit_s``; with ``OMP_WAIT_POLICY=active``, say, they do not.
+        True if they stopped within ``limit_s``; with ``OMP_WAIT_POLICY=active``, say, they do not.
     """
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
@@ -72,6 +72,6 @@ def settle(limit_s: float = 0.5) -> bool:
 
 
 def percentiles(step_ms: Sequence[float]) -> dict[str, float]:
-    """``step_ms_p20``, ``step_ms_p50`` (the median) and ``step_ms_p80``; no outlier is removed."""
+    """Returns ``step_ms_p20``, ``step_ms_p50`` (the median) and ``step_ms_p80``; no outlier is removed."""
     values = np.percentile(step_ms, (20, 50, 80))
     return {f"step_ms_p{p}": float(value) for p, value in zip((20, 50, 80), values, strict=True)}

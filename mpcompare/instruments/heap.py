@@ -1,7 +1,7 @@
-"""What malloc does with freed memory while nothing is timed.
+"""Freed memory is kept for reuse while nothing is timed.
 
 glibc maps a large block when it is asked for, and unmaps it when it is freed: each page of each tensor is a page fault,
-a quarter of a second for every GB. Steps are trained and timed as that is. Who only examines them need not wait for it.
+a quarter of a second for every GB. Steps are trained and timed like that. Examining them need not wait for it.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 MMAPS = 1 << 16  # glibc's DEFAULT_MMAP_MAX
 LARGE = 32 << 20  # glibc maps blocks from its threshold on, which grows with what is freed up to this
 HOLE = 1 << 20  # a free block of so many bytes or more is a hole
-SET_BY_USER = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # who has set malloc up gets it as it is
+SET_BY_USER = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # with these malloc is set up, and stays as it is
 
 _filled: list[int] = []  # addresses of the blocks that lie in holes
 
@@ -29,8 +29,9 @@ class _Mallinfo2(ctypes.Structure):
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """While it is entered, malloc keeps what is freed for what is asked for next. At the end memory goes back to the
-    system, and malloc works as in a process that has freed large blocks.
+    """Lets malloc keep freed memory for the next blocks that are asked for, until the end of the block.
+
+    At the end memory goes back to the system, and malloc works as in a process that has freed large blocks.
 
     A small block that outlives this holds the heap above all that was freed below it. A tensor of a later step would
     lie in such a hole, whose pages stay mapped, and be faster by up to a third than another entrant's, which found

@@ -1,7 +1,7 @@
-"""The memory meter: what torch's allocator handed out at the fullest moment, and how much of the process is resident.
+"""The memory meter: the memory that torch's allocator handed out at the fullest moment, and the resident set.
 
-Like the clock it belongs to the harness, depends on the device, and knows no backend. Three views that cannot replace
-each other: the allocator counts tensors, exactly; on CUDA it reserves more than it hands out; the resident set is all
+Like the clock it belongs to the harness, depends on the device, and knows no backend. Three views cannot replace each
+other: the allocator counts tensors, exactly; on CUDA it reserves more than it hands out; the resident set is all memory
 that the process has touched, workspaces of libraries and freed memory that was kept included.
 """
 
@@ -37,11 +37,12 @@ class Peak:
 
     Attributes:
         bytes: the most that torch's allocator had handed out at a time, above the level at the start.
-        by_op: what the run had allocated and not freed at that moment, by the innermost operator that asked for it,
-            the largest first.
+        by_op: the memory that the run had allocated and not freed at that moment, by the innermost operator that asked
+            for it, the largest first.
         reserved_bytes: the most that torch's CUDA allocator held, handed out or not; None on a CPU.
-        graph_pool_bytes: how much of it lies in private pools, those of CUDA graphs; None on a CPU.
-        workspace_bytes: what cuBLAS holds of ``bytes`` for its products in the end, from first use on; None on a CPU.
+        graph_pool_bytes: the part of it in private pools, those of CUDA graphs; None on a CPU.
+        workspace_bytes: the part of ``bytes`` that cuBLAS holds for its products in the end, from first use on; None on
+            a CPU.
     """
 
     bytes: int
@@ -52,16 +53,16 @@ class Peak:
 
 
 def peak_memory(device: torch.device, run: Callable[[], object]) -> Peak:
-    """The peak of ``run``, which is profiled: not to be timed. What it returns lives until the peak is known.
+    """Returns the peak of ``run``, which is profiled: not to be timed. Its result lives until the peak is known.
 
     On CUDA ``bytes`` is ``max_memory_allocated``; on a CPU it is the sum over the allocator's own events. Memory that
     libraries take by themselves (cuBLAS where it does not ask torch, buffers of a CPU GEMM) is not seen.
     """
-    gc.collect()  # what is garbage already must not be freed, and subtracted, in the middle of the run
+    gc.collect()  # garbage that is there already must not be freed, and subtracted, in the middle of the run
     if device.type == "cpu":
         return Peak(*_fullest(_profile(run)[0], device))
     free_cublas_workspaces(device)  # this run's would not be charged to it if an earlier one left them
-    torch.cuda.empty_cache()  # what earlier runs left reserved is not this run's
+    torch.cuda.empty_cache()  # memory that earlier runs left reserved is not this run's
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     events, _alive = _profile(run)  # a graph that is gone has freed its pool, and the workspaces in it
@@ -82,7 +83,7 @@ def peak_memory(device: torch.device, run: Callable[[], object]) -> Peak:
 
 
 def free_cublas_workspaces(device: torch.device) -> int:
-    """Frees the workspaces that torch's allocator has given to cuBLAS; returns how many bytes that were.
+    """Frees the workspaces that torch's allocator has given to cuBLAS; returns their bytes.
 
     torch keeps one for each pair of a cuBLAS handle and a stream from its first product on: 32 MiB on Hopper
     (CUBLAS_WORKSPACE_CONFIG). Every thread has a handle of its own, so autograd's backward takes a second one, and a
@@ -113,7 +114,7 @@ def _profile(run: Callable[[], object]) -> tuple[list[dict[str, Any]], object]:
 
 
 def _fullest(events: Iterable[dict[str, Any]], device: torch.device) -> tuple[int, dict[str, int]]:
-    """The highest level of the allocator, and what was live then by operator."""
+    """Returns the highest level of the allocator, and the bytes that were live then by operator."""
     changes = list(_changes(events, KINETO_DEVICE[device.type]))
     level = np.cumsum([0, *(size for _, _, size in changes)])
     peak = int(level.argmax())
@@ -130,13 +131,14 @@ def _fullest(events: Iterable[dict[str, Any]], device: torch.device) -> tuple[in
 
 
 def _changes(events: Iterable[dict[str, Any]], device_type: int) -> Iterator[tuple[str, int, int]]:
-    """Allocations and frees in their order: operator, address, and bytes, negative for a free.
+    """Yields allocations and frees in their order: operator, address, and bytes, negative for a free.
 
     One pass in order of time, in which every thread has the stack of its operators that have not ended.
     """
-    told = [event for event in events if event.get("cat") == "cpu_op" or event.get("name") == "[memory]"]
+    events = [event for event in events if event.get("cat") == "cpu_op" or event.get("name") == "[memory]"]
+    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))  # an operator before its callees
     running: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for event in sorted(told, key=lambda event: (event["ts"], -event.get("dur", 0))):  # an operator before its callees
+    for event in events:
         stack = running[event["tid"]]
         while stack and stack[-1]["ts"] + stack[-1]["dur"] < event["ts"]:
             stack.pop()
@@ -147,17 +149,17 @@ def _changes(events: Iterable[dict[str, Any]], device_type: int) -> Iterator[tup
 
 
 def _asker(stack: list[str]) -> str:
-    """The innermost operator that does more than make an empty tensor; else the outermost; ``-`` outside of all."""
+    """Returns the innermost operator that does more than make an empty tensor; else the outermost; ``-`` outside."""
     return next((name for name in reversed(stack) if not name.startswith(EMPTY)), stack[0] if stack else "-")
 
 
 def rss_bytes() -> int | None:
-    """What is resident of this process now; None where that is not known (elsewhere than on Linux)."""
+    """Returns the resident set of this process now; None where that is not known (elsewhere than on Linux)."""
     return _proc_status("VmRSS")
 
 
 def peak_rss_bytes() -> int | None:
-    """The most that was resident since the last reset, or since the process began; None where that is not known."""
+    """Returns the largest resident set since the last reset, or since the process began; None where it is not known."""
     peak = _proc_status("VmHWM")
     if peak is not None:
         return peak
@@ -170,9 +172,9 @@ def peak_rss_bytes() -> int | None:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """The garbage collector leaves alone what is there now: walking all that the imports made takes it 150 ms.
+    """Keeps the garbage collector off the objects that are there now: walking all imported ones takes it 150 ms.
 
-    Where something was frozen before, it all stays so: walking the objects that forks share would copy their pages.
+    If some were frozen before, all stay so: walking the objects that forks share would copy their pages.
     """
     before = gc.get_freeze_count()
     gc.collect()
@@ -185,7 +187,7 @@ def frozen() -> Iterator[None]:
 
 
 def release() -> None:
-    """Frees garbage, and gives freed memory back: to the system where malloc can, to the GPU for other processes."""
+    """Frees garbage, and gives freed memory back: to the system where malloc can, and to the GPU's other processes."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -194,7 +196,7 @@ def release() -> None:
 
 
 def reset_peak_rss() -> bool:
-    """Lets :func:`peak_rss_bytes` start again from what is resident now; returns whether it can (on Linux).
+    """Lets :func:`peak_rss_bytes` start again from the resident set of now; returns whether it can (on Linux).
 
     Garbage is freed first, and freed memory goes back to the system: a run that could reuse it would seem small.
     """

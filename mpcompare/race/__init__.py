@@ -1,1 +1,1 @@
-"""Who takes turns when, and what the measured times say."""
+"""The race: the turns of its entrants, and the intervals of what was measured."""

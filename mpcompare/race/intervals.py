@@ -1,4 +1,4 @@
-"""What measured times say: a median with a 95 % bootstrap interval, and ratios formed pair by pair."""
+"""Intervals of measured times: a median with a 95 % bootstrap interval, and ratios formed pair by pair."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """How far the interval reaches to its wider side, relative to the median; inf where there is none."""
+        """The distance from the median to the farther end, relative to the median; inf where there is no interval."""
         if math.isnan(self.low):
             return math.inf
         return max(self.high - self.median, self.median - self.low) / self.median
@@ -33,7 +33,7 @@ MIN_VALUES = 6  # of five normal values the interval holds the median in 93 of 1
 
 
 def interval(values: Iterable[float]) -> Interval:
-    """The median of independent ``values`` with its interval: the expanded percentile bootstrap.
+    """Returns the median of independent ``values`` with its interval: the expanded percentile bootstrap.
 
     The plain percentile bootstrap is too narrow for few values: it covers about 90 % where it says 95. Taking its
     quantiles at ``Phi(-sqrt(n / (n - 1)) t_{n-1})`` mends that (Hesterberg, "What Teachers Should Know About the
@@ -51,11 +51,14 @@ def interval(values: Iterable[float]) -> Interval:
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
-    """The ratio of two entrants' times, formed round by round: drift of the machine hits both alike and cancels."""
+    """Returns the ratio of two entrants' times, formed round by round: drift of the machine hits both and cancels."""
     return interval(np.asarray(numerator, dtype=float) / np.asarray(denominator, dtype=float))
 
 
 def unpaired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
-    """The ratio of medians of times that were not taken side by side: wider, and blind to drift between the two."""
+    """Returns the ratio of medians of times that were not taken side by side.
+
+    Its interval is wider, and blind to drift between the two.
+    """
     a, b = interval(numerator), interval(denominator)
     return Interval(a.median / b.median, a.low / b.high, a.high / b.low)

@@ -1,4 +1,4 @@
-"""How a run or a race goes: a bar for each entrant on a terminal, plain lines elsewhere; on stderr."""
+"""The progress of a run or a race: a bar for each entrant on a terminal, plain lines elsewhere; on stderr."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ LINE_EVERY_S = 10  # where there is no terminal
 
 
 class Board:
-    """A bar for each name, drawn by whoever calls: a refreshing thread would run beside the steps that are timed.
+    """A bar for each name, drawn by its callers: a refreshing thread would run beside the steps that are timed.
 
     Args:
         names: of the entrants, one bar each.
@@ -58,13 +58,14 @@ class Board:
             self.written = now
 
     def say(self, name: str, text: str, is_error: bool) -> None:
-        """A line of one entrant's; but for errors, what another has said already is not repeated (which data, say)."""
+        """Writes a line of one entrant's. One that another has said already (the data set, say) is not repeated unless
+        it is an error."""
         if is_error or text not in self.said:
             self.said.add(text)
             self.line(f"{name}: {text}")
 
     def line(self, text: str) -> None:
-        """A line above the bars."""
+        """Writes a line above the bars."""
         if self.lines:
             self.console.print(Text(text), soft_wrap=True)
             self.bars.refresh()

@@ -1,13 +1,13 @@
-"""How entrants take turns: at any moment one of them computes. Knows neither processes nor backends.
+"""The turns of a race: at any moment one of its entrants computes. Nothing here knows processes or backends.
 
 An entrant is a program that stops at the end of each of its turns and goes on when it is told to: a generator that
-yields ``Turn`` and is sent an ``Order`` (in ``train``), here or in a process of its own (in ``launcher``).
+yields ``Turn`` and is sent an ``Order`` (``entrant/``), here or in a process of its own (``command/process.py``).
 
     order       the entrant's turn
-    (start)     imports what it needs; all may do this at once
-    Train       makes its backend, loads the data, trains, evaluates
+    (start)     imports its libraries; all may do this at once
+    Train       makes its backend, loads the data, trains, evaluates, is examined
     Time        times one block of steps; once a round, in an order that rotates from round to round
-    Finish      times the phases and measures memory
+    Finish      times the phases, and measures memory and inference
 """
 
 import itertools
@@ -22,12 +22,12 @@ from mpcompare.errors import check_number
 
 @dataclass(frozen=True)
 class Rules:
-    """When enough blocks are timed.
+    """The rules that say when enough blocks are timed: section ``measure`` of the configuration.
 
     Attributes:
         rel_ci: half width of a 95 % interval, relative to its ratio, that is narrow enough.
         budget_s: seconds that timing takes at most, however wide the intervals are; at least one round is timed.
-        block_s: seconds that a block takes, about; at least one step.
+        block_s: seconds of a block, about; it has at least one step.
     """
 
     rel_ci: float
@@ -55,10 +55,11 @@ class Finish:
     """Timing is over.
 
     Attributes:
-        rounds: how many there were.
+        rounds: their number.
         stopped: ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out).
-        half_width: relative, of the widest interval: of the ratios between entrants; of one alone, of its step time.
-        seconds: that timing took.
+        half_width: relative half width of the widest interval: of a ratio between two entrants; of the step time, if
+            there was one entrant.
+        seconds: duration of timing.
         race: a name shared by those that took turns to the end; None for one alone.
     """
 
@@ -74,7 +75,7 @@ Order = Train | Time | Finish
 
 @dataclass(frozen=True)
 class Progress:
-    """Something to show; the turn goes on."""
+    """A step of progress to show; the turn goes on."""
 
     done: float
     total: float
@@ -86,8 +87,8 @@ class Turn:
     """The end of a turn.
 
     Attributes:
-        step_ms: of the block, where one was timed.
-        text: what is worth a line.
+        step_ms: milliseconds a step, where a block was timed.
+        text: a line to show.
     """
 
     step_ms: float = math.nan
@@ -98,30 +99,30 @@ Turns = Generator[Progress | Turn, Order | None, None]
 
 
 class Entrant(Protocol):
-    """Who takes part."""
+    """An entrant, as its race sees it."""
 
     name: str
 
     def turn(self, order: Order | None) -> Turn | None:
-        """One turn, from ``order`` (None: the start) to its end; None if the entrant is gone: finished, or failed."""
+        """Takes one turn, from ``order`` (None: the start) to its end; returns None if the entrant has ended."""
 
 
 class Display(Protocol):
     """Shows how a race goes."""
 
     def progress(self, name: str, progress: Progress) -> None:
-        """How far an entrant is."""
+        """Shows the progress of an entrant."""
 
     def line(self, text: str) -> None:
-        """What is worth a line."""
+        """Shows a line."""
 
 
-# The first look: from fewer rounds the spread, which plans the next one, is hardly known.
+# The first look is taken after so many: from fewer rounds the spread, which plans the next look, is hardly known.
 MIN_ROUNDS = 10
 
 
 def race(entrants: Sequence[Entrant], rules: Rules, display: Display, name: str | None = None) -> None:
-    """Runs all entrants to their ends. One that is gone early is left out from then on; the others go on."""
+    """Runs all entrants to their ends. An entrant that is gone early is left out; the others go on."""
     racing = [entrant for entrant in entrants if entrant.turn(None)]
     trained = []
     for entrant in racing:
@@ -134,7 +135,7 @@ def race(entrants: Sequence[Entrant], rules: Rules, display: Display, name: str 
 
 
 def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | None) -> tuple[list[Entrant], Finish]:
-    """Rounds of blocks until the rules say that it is enough."""
+    """Times rounds of blocks until the rules say that it is enough; returns the entrants that are left."""
     from mpcompare.race import intervals  # scipy is slow to import, and --help imports this file
 
     start = time.monotonic()
@@ -170,8 +171,8 @@ def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | Non
 
 
 def _order(racing: Sequence[Entrant], rounds: int) -> list[Entrant]:
-    """Rotated by one from round to round, and every other time around backwards, so that no one always goes first, and
-    no one always follows the same other."""
+    """Returns the entrants in the order of a round: rotated by one from round to round, and backwards every other time
+    around. So none always goes first, and none always follows the same other."""
     if not racing:
         return []
     first = rounds % len(racing)
@@ -180,10 +181,10 @@ def _order(racing: Sequence[Entrant], rounds: int) -> list[Entrant]:
 
 
 def _next_look(rounds: int, half_width: float, rel_ci: float) -> int:
-    """The round at which the interval should be narrow: its width falls with the square root of their number.
+    """Returns the round at which the interval should be narrow: its width falls with the square root of their number.
 
     Looking after each round and stopping at the first narrow interval would stop where the noise happens to look small:
-    of intervals at 95 % 91 would hold the truth.
+    91 of 100 such intervals would hold the truth in place of 95.
     """
     expected = rounds * (half_width / rel_ci) ** 2
     return math.ceil(min(max(expected, 1.25 * rounds), 4 * rounds))
@@ -199,7 +200,7 @@ def _show(
 
 
 def describe_timing(finish: dict[str, object]) -> str:
-    """A :class:`Finish`, as a record holds it, in words."""
+    """Returns a :class:`Finish`, as a record holds it, in words."""
     rounds, half_width = finish["rounds"], float(str(finish["half_width"]))
     what = "every ratio" if finish["race"] else "the step time"
     why = "narrow enough" if finish["stopped"] == "rel_ci" else "the time budget ended (measure.budget_s)"

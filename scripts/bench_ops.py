@@ -283,7 +283,7 @@ def main() -> None:
 
 
 def describe_clocks(loads: list[dict[str, float | str | None]]) -> str:
-    """Returns a line on the GPU's clock during the timing and what held it back, as ``Bystanders`` saw them."""
+    """Returns a line on the clock of the GPU while it was timed, and on the reasons that held it back."""
     known = [load["clock_mhz"] for load in loads if load["clock_mhz"] is not None]
     reasons = pd.Series([load["throttle"] for load in loads], dtype=object).dropna().value_counts(normalize=True)
     held = ", ".join(f"{reason} {share:.0%}" for reason, share in reasons.items()) or "unknown"

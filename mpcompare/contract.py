@@ -188,6 +188,9 @@ class WholeStep(Protocol):
         """Takes a whole step and returns the mean loss of its micro-batches, an fp32 scalar on the device, unscaled."""
 
 
+_Phases = Iterator[tuple[str, Any]]  # each phase that is done, and the mean of the losses so far
+
+
 def in_one_piece(backend: Any) -> bool:
     """Whether the backend's step has no phases: it offers ``train_step``."""
     return callable(getattr(backend, "train_step", None))
@@ -211,48 +214,51 @@ class Walk:
         self, backend: Any, batches: Batches, lr: float | Tensor, at_the_end: Callable[[], None] = lambda: None
     ) -> None:
         """``at_the_end`` is called once, after the last phase."""
-        self.backend, self.batches, self.lr = backend, batches, lr
-        self.in_one_piece = in_one_piece(backend)
+        self.backend, self.in_one_piece = backend, in_one_piece(backend)
         self.loss: Any = 0.0
-        self._phases = self._in_one_piece(at_the_end) if self.in_one_piece else self._by_phases(at_the_end)
+        take = _whole if self.in_one_piece else _by_phases
+        # It knows nothing of this walk: one that is left before its end is no circle, which would keep the backend.
+        self._phases = take(backend, batches, lr, at_the_end)
 
     def __iter__(self) -> Iterator[str]:
-        return self._phases
+        for phase, self.loss in self._phases:
+            yield phase
 
     def through(self, phase: str) -> None:
         """Goes on until ``phase`` is done; to the end where the step is in one piece."""
-        for done in self._phases:
+        for done, self.loss in self._phases:
             if done == phase:
                 return
 
     def finish(self) -> Tensor:
         """Goes on to the end, and returns the loss."""
-        for _ in self._phases:
+        for _, self.loss in self._phases:
             pass
         return cast(Tensor, self.loss)
 
-    def _in_one_piece(self, at_the_end: Callable[[], None]) -> Iterator[str]:
-        self.loss = self.backend.train_step(self.batches, self.lr)
-        yield WHOLE_STEP
-        at_the_end()
 
-    def _by_phases(self, at_the_end: Callable[[], None]) -> Iterator[str]:
-        backend, count = self.backend, len(self.batches)
-        for x, y in self.batches:
-            # The sum is a new tensor, because a backend may overwrite its own loss in the next forward.
-            self.loss = backend.forward(x, y) if count == 1 else self.loss + backend.forward(x, y) / count
-            yield "forward"
-            backend.backward()
-            yield "backward"
-        backend.unscale()
-        yield "unscale"
-        backend.clip()
-        yield "clip"
-        backend.step(self.lr)
-        yield "step"
-        backend.update()
-        yield "update"
-        at_the_end()
+def _whole(backend: Any, batches: Batches, lr: float | Tensor, at_the_end: Callable[[], None]) -> _Phases:
+    yield WHOLE_STEP, backend.train_step(batches, lr)
+    at_the_end()
+
+
+def _by_phases(backend: Any, batches: Batches, lr: float | Tensor, at_the_end: Callable[[], None]) -> _Phases:
+    loss: Any = 0.0
+    for x, y in batches:
+        # The sum is a new tensor, because a backend may overwrite its own loss in the next forward.
+        loss = backend.forward(x, y) if len(batches) == 1 else loss + backend.forward(x, y) / len(batches)
+        yield "forward", loss
+        backend.backward()
+        yield "backward", loss
+    backend.unscale()
+    yield "unscale", loss
+    backend.clip()
+    yield "clip", loss
+    backend.step(lr)
+    yield "step", loss
+    backend.update()
+    yield "update", loss
+    at_the_end()
 
 
 def take_step(backend: Any, batches: Batches, lr: float | Tensor) -> Tensor:

@@ -221,18 +221,19 @@ class Walk:
         self._phases = take(backend, batches, lr, at_the_end)
 
     def __iter__(self) -> Iterator[str]:
-        for phase, self.loss in self._phases:
+        phases = self._phases
+        for phase, self.loss in phases:
             yield phase
 
     def through(self, phase: str) -> None:
         """Goes on until ``phase`` is done; to the end where the step is in one piece."""
-        for done, self.loss in self._phases:
+        for done in self:
             if done == phase:
                 return
 
     def finish(self) -> Tensor:
         """Goes on to the end, and returns the loss."""
-        for _, self.loss in self._phases:
+        for _ in self:
             pass
         return cast(Tensor, self.loss)
 

@@ -56,7 +56,7 @@ class Run:
         return (resumed["step"], resumed["weights"]) if resumed else None
 
 
-# What a result must hold to be read as one, and to be read as a finished one.
+# The keys that every result has from its start, and those of a finished one.
 AT_START = ("status", "backend", "precision", "task", "batch_size", "seed", "config")
 FINISHED = (
     *("engine", "loss_scale", "dataset", "dataset_reason", "dataset_fingerprint", "initial_weights", "device_name"),
@@ -102,7 +102,7 @@ def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) ->
 
 
 def steps_before(result: dict[str, Any]) -> int:
-    """How many steps had been taken where a run began: those of the checkpoint that it resumed from."""
+    """Returns the number of steps before a run began: those of the checkpoint that it resumed from."""
     return int((result.get("resumed_from") or {}).get("step", 0))
 
 

@@ -59,7 +59,7 @@ def relative_error(error: GradientError | None) -> float:
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """How often each micro-batch counts in the gradients, by least squares.
+    """The weight of each micro-batch in the gradients, by least squares.
 
     Attributes:
         counts: a number for each micro-batch, 1 if the gradients are right.
@@ -155,7 +155,7 @@ class ClipFactor:
 
 @dataclass(frozen=True)
 class Clip:
-    """What clipping made of the gradients of one step.
+    """The norms of one step's gradients before and after clipping, and the factor of each.
 
     Attributes:
         norm: of all gradients before, as the backend says.
@@ -179,7 +179,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Step:
-    """What the loss scale and the weights did in one step.
+    """The loss scale and the weights in one step.
 
     Attributes:
         finite: whether the gradients were.
@@ -240,7 +240,7 @@ class Drive:
 
     @property
     def gradients(self) -> Errors:
-        """Of the finite step; empty where there is none, or it shows none."""
+        """The errors in the finite step; empty where there is none, or it shows none."""
         return self.finite.gradients if self.finite else {}
 
     @property
@@ -251,7 +251,7 @@ class Drive:
 
 @dataclass(frozen=True)
 class RoundingError:
-    """What one rounding of each result does to a tensor.
+    """The error of a tensor that one rounding of each result makes.
 
     Attributes:
         error: root mean square of ``||g - exact||``.
@@ -347,7 +347,7 @@ class WrongScale:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What of the task decides how its numbers are read.
+    """The settings of the task that decide how its numbers are read.
 
     Attributes:
         batch_size: rows of a step.

@@ -98,7 +98,7 @@ def _rounding(subject: Subject, batch: Batches) -> dict[str, RoundingError]:
 
 
 def recipe(task: Task) -> Recipe:
-    """Returns what of the task decides how its numbers are read."""
+    """Returns the settings of the task that decide how its numbers are read."""
     return Recipe(
         batch_size=task.batch_size,
         accumulate=task.accumulate,

@@ -94,8 +94,8 @@ def rounding_errors(
 ) -> dict[str, RoundingError]:
     """Returns how far such errors move gradients, and buffers after the step, from rounded weights and inputs.
 
-    Of a large batch whose rows do not depend on each other, some are enough: neither do their errors, and the mean over
-    more rows has smaller ones, like the root of their number.
+    Some rows of a large batch are enough where rows do not depend on each other: neither do their errors, and the mean
+    over more rows has smaller ones, like the root of their number.
 
     Errors g - exact of a tensor, whose covariance is C, vary in ``(tr C)^2 / tr C^2`` dimensions, of which up to about
     ``numerics.SKETCH`` are told apart. Where they are many, the length of the error varies little.

@@ -60,7 +60,7 @@ class Examined:
 
     @cached_property
     def unit_roundoff(self) -> float:
-        """Of the precision that the findings are in."""
+        """The unit roundoff of the precision in which the backend was asked to compute."""
         return PRECISIONS[self.findings.precision].unit_roundoff
 
 

@@ -15,7 +15,7 @@ RESUMED = "training (it began at another point: resume)"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of a run.
+    """A verdict on one run.
 
     Attributes:
         word: ``same``; ``within noise`` (its gradients cannot be seen, the run cannot be told from its reference's);

@@ -38,6 +38,7 @@ from mpcompare.entrant.start import Start
 from mpcompare.errors import InputError
 from mpcompare.instruments.clock import clock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
+from mpcompare.precision import PRECISIONS
 from mpcompare.race.turns import Train
 from mpcompare.records import Recorder
 from mpcompare.report.comparison import compare
@@ -50,6 +51,7 @@ from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Constant, Cosine, Warmup
 from mpcompare.verdict.examine.noise import train_again
 from mpcompare.verdict.examine.reload import lost_entries
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.verdict import RESUMED
 
 CPU = torch.device("cpu")
@@ -422,14 +424,15 @@ def test_noise_of_a_resumed_run_begins_where_it_began(tmp_path):
     take(stepper, stream, 7)
     start = left_at(tmp_path, setup, stepper, 7)
     losses = [float(stepper.step(batch)) for batch in islice(stream, 5)]
-    again = train_again(
-        setup.make_backend, setup.model, setup.loss_scale, task, "fp16", setup.batches, 5, 0, True, start
+    subject = Subject(
+        setup.make_backend, setup.model, setup.loss_scale, PRECISIONS["fp16"], task, setup.batches, start=start
     )
+    again = train_again(subject, [{"skipped": True}] * 5, 0)  # so that it keeps the loss scale
     while True:
         try:
             next(again)
         except StopIteration as end:
-            noise = end.value["losses"]
+            noise = end.value.losses
             break
     assert noise == pytest.approx(losses, rel=2**-8)
     assert noise != losses

@@ -273,6 +273,7 @@ def trained(plan, folder):
     """Trains as planned; returns the steps without their times."""
     folder.mkdir()
     if plan.resume.folder is None:
+        plan.dataset()  # imports scikit-learn, which draws from Python's generator the first time
         torch.manual_seed(0), random.seed(0), np.random.seed(0)
     turns = compete(plan, Recorder(folder, {"config": {}}))
     next(turns)

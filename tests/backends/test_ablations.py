@@ -203,7 +203,8 @@ def test_the_verdict_names_what_was_taken_away(deep, name):
     assert (verdict.word, verdict.cause) == ("differs" if cause else "same", cause), verdict.because
     if name == "no loss scale":
         assert "at loss scale 1, " in verdict.because
-        assert run.numerics["first"]["subnormal"] > 0.9 > 0.1 > reference.numerics["first"]["subnormal"]
+        own, of_reference = (each.findings.first.finite.subnormal for each in (run, reference))
+            assert own > 0.9 > 0.1 > of_reference
 
 
 def test_bf16_needs_no_loss_scale(deep):

@@ -68,7 +68,12 @@ def test_a_module_and_data_of_ones_own_are_compared_without_a_yaml(cli, tmp_path
     assert results["0-amp-auto"]["dataset"] == "load"
     assert results["0-amp-auto"]["test_accuracy"] is not None
     numerics = json.loads((folder / "2-master_weights-auto" / "numerics.json").read_text())
-    assert list(numerics["first"]["gradients"]) == ["embedding.weight", "norm.weight", "norm.bias", "output.bias"]
+    assert list(numerics["first"]["finite"]["gradients"]) == [
+        "embedding.weight",
+        "norm.weight",
+        "norm.bias",
+        "output.bias",
+    ]
     assert list(numerics["first"]["buffers"]) == ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
     verdicts = json.loads((folder / "report" / "verdict.json").read_text())
     assert verdicts["2-master_weights-auto"]["word"] == "same", verdicts["2-master_weights-auto"]["because"]

@@ -204,7 +204,7 @@ def test_the_verdict_names_what_was_taken_away(deep, name):
     if name == "no loss scale":
         assert "at loss scale 1, " in verdict.because
         own, of_reference = (each.findings.first.finite.subnormal for each in (run, reference))
-            assert own > 0.9 > 0.1 > of_reference
+        assert own > 0.9 > 0.1 > of_reference
 
 
 def test_bf16_needs_no_loss_scale(deep):

@@ -42,7 +42,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.race.turns import Train
 from mpcompare.records import Recorder
 from mpcompare.report.comparison import compare
-from mpcompare.report.runs import find_runs
+from mpcompare.report.runs import find_runs, read_run
 from mpcompare.report.verdicts import judge_all as judge
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.data.generated import digits
@@ -470,8 +470,8 @@ def test_a_sweep_resumes_and_says_so(cli, tmp_path):
     assert amp["loss"].tolist() == whole["loss"][10:].tolist()
     assert scratch["loss"].tolist() == pytest.approx(amp["loss"].tolist(), rel=1e-3)
     assert read(tmp_path / "sweep" / "1-scratch-fp16")["resumed_from"]["step"] == 10
-    found = json.loads((tmp_path / "sweep" / "1-scratch-fp16" / "numerics.json").read_text())
-    assert (found["reload"]["lost"], found["policy"]) == ([], None)
+    findings = read_run(tmp_path / "sweep" / "1-scratch-fp16").findings
+    assert (findings.reload.lost, findings.wrong_scale) == ([], None)
 
     # Had scratch begun elsewhere, its training would be another one to the verdict.
     other = read(tmp_path / "sweep" / "1-scratch-fp16")

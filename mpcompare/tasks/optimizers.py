@@ -142,10 +142,28 @@ class SgdReplay:
         return -lr * velocity, roundings * lr * sizes
 
 
-class _Means:
-    """The answers that :class:`Adam` and :class:`AdamW` share; neither is a kind of the other."""
+@dataclass(frozen=True)
+class _AdamOrAdamW:
+    """The part that :class:`Adam` and :class:`AdamW` share; neither is a kind of the other."""
 
-    betas: tuple[float, float]
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("task.optimizer.lr", self.lr, above=0)
+        check_number("task.optimizer.eps", self.eps, above=0)
+        _check_weight_decay(self.weight_decay)
+        betas: object = self.betas
+        if (
+            not isinstance(betas, (list, tuple))
+            or len(betas) != 2
+            or not all(isinstance(b, (int, float)) and not isinstance(b, bool) and 0 <= b < 1 for b in betas)
+        ):
+            expected = "expected two numbers of at least 0 and below 1, as in [0.9,0.999]"
+            raise InputError("task.optimizer.betas", betas, expected)
+        object.__setattr__(self, "betas", tuple(map(float, betas)))  # a list in YAML
 
     @property
     def remembers(self) -> bool:
@@ -160,7 +178,7 @@ class _Means:
 
 
 @dataclass(frozen=True)
-class Adam(_Means):
+class Adam(_AdamOrAdamW):
     """``w = w - lr m / (sqrt(v) + eps)``, as ``torch.optim.Adam`` has it (Kingma and Ba, arXiv 1412.6980); m and v are
     means of g and g^2 over the updates, in which older ones count less.
 
@@ -174,14 +192,6 @@ class Adam(_Means):
         InputError: an attribute has another value.
     """
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_adam(self)
-
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.Adam:
         return torch.optim.Adam(params, **asdict(self), fused=fused or None)
 
@@ -190,20 +200,14 @@ class Adam(_Means):
 
 
 @dataclass(frozen=True)
-class AdamW(_Means):
+class AdamW(_AdamOrAdamW):
     """:class:`Adam` whose weight decay is no part of m and v: ``w = w - lr (m / (sqrt(v) + eps) + weight_decay w)``, as
     ``torch.optim.AdamW`` has it (Loshchilov and Hutter, arXiv 1711.05101).
 
     Attributes and errors: as in :class:`Adam`.
     """
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 1e-2
-
-    def __post_init__(self) -> None:
-        _check_adam(self)
 
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.AdamW:
         return torch.optim.AdamW(params, **asdict(self), fused=fused or None)
@@ -290,19 +294,3 @@ def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor,
 def _check_weight_decay(weight_decay: object) -> None:
     if weight_decay != 0:
         check_number("task.optimizer.weight_decay", weight_decay, above=0)
-
-
-def _check_adam(rule: Adam | AdamW) -> None:
-    """Raises InputError where an attribute is out of its range. Makes ``betas``, a list in YAML, a pair of floats."""
-    check_number("task.optimizer.lr", rule.lr, above=0)
-    check_number("task.optimizer.eps", rule.eps, above=0)
-    _check_weight_decay(rule.weight_decay)
-    betas: object = rule.betas
-    if (
-        not isinstance(betas, (list, tuple))
-        or len(betas) != 2
-        or not all(isinstance(b, (int, float)) and not isinstance(b, bool) and 0 <= b < 1 for b in betas)
-    ):
-        expected = "expected two numbers of at least 0 and below 1, as in [0.9,0.999]"
-        raise InputError("task.optimizer.betas", betas, expected)
-    object.__setattr__(rule, "betas", tuple(map(float, betas)))

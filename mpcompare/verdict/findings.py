@@ -146,7 +146,13 @@ class UpdateError:
 
 @dataclass(frozen=True)
 class ClipFactor:
-    """The effect of clipping on one gradient: ``factor`` times itself, plus a ``rest`` relative to its ``norm``."""
+    """The effect of clipping on one gradient, which becomes ``factor`` times itself, plus a rest.
+
+    Attributes:
+        factor: by least squares.
+        rest: the norm of the rest over ``norm``.
+        norm: that of the gradient before clipping.
+    """
 
     factor: float
     rest: float
@@ -338,7 +344,13 @@ class NoiseRun:
 
 @dataclass(frozen=True)
 class WrongScale:
-    """The first training step whose loss scale is not the one that its rules give."""
+    """The first training step whose loss scale is not the one that its policy gives.
+
+    Attributes:
+        step: its number, from 1.
+        loss_scale: as the backend says, before the step.
+        should_scale: as the policy says.
+    """
 
     step: int
     loss_scale: float

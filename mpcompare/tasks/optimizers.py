@@ -38,7 +38,7 @@ class Replay(Protocol):
 
 
 class Optimizer(Protocol):
-    """The rule by which weights are updated, with the names of ``torch.optim``."""
+    """The way in which weights are updated, with the names of ``torch.optim``."""
 
     @property
     def lr(self) -> float:
@@ -123,21 +123,21 @@ class SgdReplay:
     roundings each. Those of momentum come again in each step after the first, for the v of the step before.
     """
 
-    def __init__(self, rule: Sgd) -> None:
-        self.rule = rule
-        self.roundings = 3 * (1 + (rule.weight_decay > 0) + rule.nesterov)
+    def __init__(self, optimizer: Sgd) -> None:
+        self.optimizer = optimizer
+        self.roundings = 3 * (1 + (optimizer.weight_decay > 0) + optimizer.nesterov)
         self.velocities: dict[str, tuple[Tensor, Tensor, int]] = {}
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        momentum = self.rule.momentum
-        grad, size = _decayed(grad, weight, self.rule.weight_decay)
+        momentum = self.optimizer.momentum
+        grad, size = _decayed(grad, weight, self.optimizer.weight_decay)
         velocity, sizes, roundings = grad, size, self.roundings
         if momentum:
             if name in self.velocities:
                 velocity, sizes, roundings = self.velocities[name]
                 velocity, sizes, roundings = momentum * velocity + grad, momentum * sizes + size, roundings + 3
             self.velocities[name] = velocity, sizes, roundings
-        if self.rule.nesterov:
+        if self.optimizer.nesterov:
             velocity, sizes = grad + momentum * velocity, size + momentum * sizes
         return -lr * velocity, roundings * lr * sizes
 
@@ -243,14 +243,14 @@ class AdamReplay:
     The decay of AdamW multiplies w by the constant ``1 - lr weight_decay``, one rounding for each of the two.
     """
 
-    def __init__(self, rule: Adam | AdamW, decoupled: bool) -> None:
-        self.rule = rule
+    def __init__(self, optimizer: Adam | AdamW, decoupled: bool) -> None:
+        self.optimizer = optimizer
         self.decoupled = decoupled
         self.means: dict[str, tuple[Tensor, ...]] = {}
         self.updates: dict[str, int] = {}
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        (beta1, beta2), decay = self.rule.betas, self.rule.weight_decay
+        (beta1, beta2), decay = self.optimizer.betas, self.optimizer.weight_decay
         grad, size = _decayed(grad, weight, 0.0 if self.decoupled else decay)
         new = (grad, size, grad.square(), size.square())
         kept = self.means.get(name, (torch.zeros_like(grad),) * 4)
@@ -277,11 +277,11 @@ class AdamReplay:
     def corrections(self, t: int) -> tuple[float, float]:
         """Returns the divisors of m and v in update ``t``, 1 for the first: both start at 0, and are too small at
         first."""
-        return 1 - self.rule.betas[0] ** t, 1 - self.rule.betas[1] ** t
+        return 1 - self.optimizer.betas[0] ** t, 1 - self.optimizer.betas[1] ** t
 
     def denominator(self, v: Tensor, c2: float) -> Tensor:
         """Returns ``d`` of a ``v`` that is divided by ``c2`` already."""
-        return v.sqrt() + self.rule.eps
+        return v.sqrt() + self.optimizer.eps
 
 
 def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor, Tensor]:

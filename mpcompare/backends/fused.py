@@ -76,7 +76,7 @@ def load_operators(device: torch.device) -> None:
 
 
 class Fused:
-    """Manual mixed precision with fused native operators; the same contract and the same rules as ``scratch``.
+    """Manual mixed precision with fused native operators; the same contract and the same steps as ``scratch``.
 
     ``graph`` makes the whole step one CUDA graph; ``auto`` does so on a GPU. Only then is there a ``train_step()``.
     """

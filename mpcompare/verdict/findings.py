@@ -100,7 +100,7 @@ class FirstUpdate:
         error: norm of the difference.
         norm, largest: the norm and the largest element of the exact change.
         weights: norm of the tensor before.
-        gain: the number by which a rule that is linear multiplies a gradient.
+        gain: the number by which an update that is linear multiplies a gradient.
     """
 
     error: float
@@ -190,12 +190,12 @@ class Step:
     Attributes:
         finite: whether the gradients were.
         skipped: whether the backend says that it skipped.
-        should_skip: whether the rules of the loss scale skip.
+        should_skip: whether the policy of the loss scale skips.
         moved: whether a weight changed.
         moved_early: whether one changed before the gradients of all micro-batches were there.
         finite_after_clip: whether the clipped gradients were finite.
         loss_scale: as the backend says, before the step.
-        should_scale: as the rules of the loss scale say.
+        should_scale: as the policy of the loss scale says.
     """
 
     finite: bool
@@ -210,7 +210,7 @@ class Step:
 
 @dataclass(frozen=True)
 class NextScale:
-    """The loss scale after the last step: as the backend says, and as its rules say."""
+    """The loss scale after the last step: as the backend says, and as its policy says."""
 
     loss_scale: float
     should_scale: float

@@ -1,4 +1,4 @@
-"""The rule of clipping, for those who examine it and those who judge it."""
+"""The factor of clipping, for those who examine it and those who judge it."""
 
 
 def factor_of_norm(norm: float, clip_norm: float) -> float:

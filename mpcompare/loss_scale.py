@@ -125,18 +125,18 @@ BY_NAME: dict[str, type[LossScale]] = {each.name: each for each in (NoLossScale,
 STATE = ("scale", "growth_tracker", "overflows_left")
 
 
-def state_of(policy: LossScale) -> dict[str, float]:
+def state_of(scaling: LossScale) -> dict[str, float]:
     """What the next step depends on; nothing where there is no loss scaling."""
-    if isinstance(policy, NoLossScale):
+    if isinstance(scaling, NoLossScale):
         return {}
-    return {name: getattr(policy, name) for name in STATE if hasattr(policy, name)}
+    return {name: getattr(scaling, name) for name in STATE if hasattr(scaling, name)}
 
 
-def load_state(policy: LossScale, state: Mapping[str, float]) -> None:
+def load_state(scaling: LossScale, state: Mapping[str, float]) -> None:
     """The inverse of :func:`state_of`. What a state does not say stays as it is: another implementation's may have no
     hysteresis, or no loss scaling at all."""
-    if not isinstance(policy, NoLossScale):
-        vars(policy).update({name: value for name, value in state.items() if hasattr(policy, name)})
+    if not isinstance(scaling, NoLossScale):
+        vars(scaling).update({name: value for name, value in state.items() if hasattr(scaling, name)})
 
 
 def auto(precision: str) -> LossScale:

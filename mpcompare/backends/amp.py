@@ -26,27 +26,29 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.task import Task
 
 
-def grad_scaler(policy: LossScale, device: str) -> torch.amp.GradScaler:
-    """Returns the ``GradScaler`` of the same rules; without loss scaling a disabled one, as the recipe has it.
+def grad_scaler(scaling: LossScale, device: str) -> torch.amp.GradScaler:
+    """Returns the ``GradScaler`` of the same policy; without loss scaling a disabled one, as the recipe has it.
 
     Raises:
-        InputError: ``policy`` has a floor or hysteresis, and GradScaler has neither.
+        InputError: ``scaling`` has a floor or hysteresis, and GradScaler has neither.
     """
-    if isinstance(policy, NoLossScale):
+    if isinstance(scaling, NoLossScale):
         return torch.amp.GradScaler(device, enabled=False)
-    if isinstance(policy, DynamicLossScale):
-        if policy.min_scale != 0:
-            raise InputError("loss_scale.min_scale", policy.min_scale, "GradScaler has no floor, its backends accept 0")
-        if policy.hysteresis != 1:
-            raise InputError("loss_scale.hysteresis", policy.hysteresis, "GradScaler has none, its backends accept 1")
+    if isinstance(scaling, DynamicLossScale):
+        if scaling.min_scale != 0:
+            raise InputError(
+                "loss_scale.min_scale", scaling.min_scale, "GradScaler has no floor, its backends accept 0"
+            )
+        if scaling.hysteresis != 1:
+            raise InputError("loss_scale.hysteresis", scaling.hysteresis, "GradScaler has none, its backends accept 1")
         return torch.amp.GradScaler(
             device,
-            init_scale=policy.init_scale,
-            growth_factor=policy.growth_factor,
-            backoff_factor=policy.backoff_factor,
-            growth_interval=policy.growth_interval,
+            init_scale=scaling.init_scale,
+            growth_factor=scaling.growth_factor,
+            backoff_factor=scaling.backoff_factor,
+            growth_interval=scaling.growth_interval,
         )
-    return torch.amp.GradScaler(device, init_scale=policy.init_scale)  # update(new_scale) keeps it static
+    return torch.amp.GradScaler(device, init_scale=scaling.init_scale)  # update(new_scale) keeps it static
 
 
 class Amp(TorchModel):

@@ -76,7 +76,7 @@ def load_operators(device: torch.device) -> None:
 
 
 class Fused:
-    """Manual mixed precision with fused native operators; the same contract and the same rules as ``scratch``.
+    """Manual mixed precision with fused native operators; the same contract and the same steps as ``scratch``.
 
     ``graph`` makes the whole step one CUDA graph; ``auto`` does so on a GPU. Only then is there a ``train_step()``.
     """
@@ -94,7 +94,7 @@ class Fused:
         graph: bool | str = "auto",
     ) -> None:
         self.mlp = plain_mlp(model, task, "backend=fused")
-        self.task, self.rule, self.precision = task, self.mlp.optimizer, precision
+        self.task, self.optimizer, self.precision = task, self.mlp.optimizer, precision
         params = self.mlp.by_hand(dict(model.named_parameters()))
         self.device, self.dtype = params["W1"].device, torch_dtype(PRECISIONS[precision].storage)
         if engine == "torch":
@@ -121,7 +121,7 @@ class Fused:
         sizes, low = self.mlp.sizes, PRECISIONS[self.precision].is_16_bit
         self.flat_masters = masters = self._buffer(torch.float32)
         self.flat_copies = copies = self._buffer(self.dtype) if low else masters
-        kinds = [kind for kind, value in self.rule.initial_state(masters[:0]).items() if value.dim()]
+        kinds = [kind for kind, value in self.optimizer.initial_state(masters[:0]).items() if value.dim()]
         remembered = {kind: self._buffer(torch.float32) for kind in kinds}
         self.parts: list[Part] = []
         if low and self.task.accumulate == 1:
@@ -231,21 +231,21 @@ class Fused:
 
     def _update_masters(self) -> None:
         scale, found_inf = self.scaling.used_scale, self.scaling.found_inf
-        rule = self.rule
-        if isinstance(rule, Sgd):
+        optimizer = self.optimizer
+        if isinstance(optimizer, Sgd):
             for master, state, copies, grad in self.parts:
                 velocity = state.get("momentum_buffer")
                 ops.sgd(
                     master, velocity, copies, grad, self.lr, scale, found_inf, self.clip_factor,
-                    momentum=rule.momentum, nesterov=rule.nesterov, weight_decay=rule.weight_decay,
+                    momentum=optimizer.momentum, nesterov=optimizer.nesterov, weight_decay=optimizer.weight_decay,
                 )  # fmt: skip
         else:
             self.updates.add_(1).sub_(found_inf)  # a step that is skipped does not count
             for master, state, copies, grad in self.parts:
                 ops.adam(
                     master, state["exp_avg"], state["exp_avg_sq"], copies, grad, self.lr, self.updates, scale,
-                    found_inf, self.clip_factor, beta1=rule.betas[0], beta2=rule.betas[1], eps=rule.eps,
-                    weight_decay=rule.weight_decay, decoupled=isinstance(rule, AdamW),
+                    found_inf, self.clip_factor, beta1=optimizer.betas[0], beta2=optimizer.betas[1],
+                    eps=optimizer.eps, weight_decay=optimizer.weight_decay, decoupled=isinstance(optimizer, AdamW),
                 )  # fmt: skip
         if self.task.accumulate > 1 and self.flat_copies is not self.flat_masters:
             self.flat_copies.copy_(self.flat_masters)
@@ -319,19 +319,19 @@ class Fused:
         return {name: dtype_name(tensor.dtype) for name, tensor in observed.items()}
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        take_step(self, [(x, y)] * self.task.accumulate, self.rule.lr)
+        take_step(self, [(x, y)] * self.task.accumulate, self.optimizer.lr)
         z = [*(z.dtype for z in self.z), self.logits.dtype]
         loss = {"input": z[-1], "output": self.loss.dtype}  # all between the two is inside one operator
         return layer_dtypes_of_mlp(self.mlp, self.masters, self.params, z, self.scaled_grads, loss)
 
     def state_dict(self) -> State:
-        optimizer = {kind: self.mlp.named(views) for kind, views in self.remembered.items()}
-        if not isinstance(self.rule, Sgd):
-            optimizer["step"] = dict.fromkeys(self.master_params(), self.updates.cpu().clone())
+        remembered = {kind: self.mlp.named(views) for kind, views in self.remembered.items()}
+        if not isinstance(self.optimizer, Sgd):
+            remembered["step"] = dict.fromkeys(self.master_params(), self.updates.cpu().clone())
         return {
             "params": self.master_params(),
             "buffers": {},
-            "optimizer": optimizer,
+            "optimizer": remembered,
             "loss_scale": self.scaling.state(),
         }
 

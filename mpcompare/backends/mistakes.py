@@ -83,11 +83,11 @@ class DecaysTheGradient(Scratch):
     """AdamW's weight decay is added to the gradient, as Adam has it: the division by sqrt(v) takes most of it away."""
 
     def step(self, lr: float | Tensor) -> None:
-        rule = self.rule
-        if isinstance(rule, AdamW):
-            self.rule = Adam(**asdict(rule))
+        optimizer = self.optimizer
+        if isinstance(optimizer, AdamW):
+            self.optimizer = Adam(**asdict(optimizer))
         super().step(lr)
-        self.rule = rule
+        self.optimizer = optimizer
 
 
 class Resumed(Scratch):

@@ -67,17 +67,17 @@ def mask_relu_(dz: Tensor, z: Tensor) -> Tensor:
     return torch.ops.aten.threshold_backward.grad_input(dz, z, 0, grad_input=dz)
 
 
-def sgd(rule: Sgd, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
+def sgd(optimizer: Sgd, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
     """``g = g + weight_decay w; v = momentum v + g; w = w - lr v``, or ``w - lr (g + momentum v)`` with nesterov."""
-    if rule.weight_decay:
-        g = g.add(w, alpha=rule.weight_decay)
-    if rule.momentum:
-        v = remembered["momentum_buffer"].mul_(rule.momentum).add_(g)
-        g = g.add(v, alpha=rule.momentum) if rule.nesterov else v
+    if optimizer.weight_decay:
+        g = g.add(w, alpha=optimizer.weight_decay)
+    if optimizer.momentum:
+        v = remembered["momentum_buffer"].mul_(optimizer.momentum).add_(g)
+        g = g.add(v, alpha=optimizer.momentum) if optimizer.nesterov else v
     w.add_(g, alpha=-lr)
 
 
-def adam(rule: Adam | AdamW, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
+def adam(optimizer: Adam | AdamW, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
     """``w = w - lr m / (sqrt(v) + eps)`` of the means m of g and v of g^2 (Kingma and Ba, arXiv 1412.6980).
 
     Mixed precision keeps m and v in fp32, as it does the masters:
@@ -87,16 +87,16 @@ def adam(rule: Adam | AdamW, w: Tensor, g: Tensor, remembered: Params, lr: float
     AdamW decays the weight itself, by lr weight_decay (Loshchilov and Hutter, arXiv 1711.05101). Adam adds the decay to
     the gradient, where the division by sqrt(v) takes most of it away again.
     """
-    beta1, beta2 = rule.betas
-    if isinstance(rule, AdamW):
-        w.mul_(1 - lr * rule.weight_decay)
-    elif rule.weight_decay:
-        g = g.add(w, alpha=rule.weight_decay)
+    beta1, beta2 = optimizer.betas
+    if isinstance(optimizer, AdamW):
+        w.mul_(1 - lr * optimizer.weight_decay)
+    elif optimizer.weight_decay:
+        g = g.add(w, alpha=optimizer.weight_decay)
     updates = int(remembered["step"].add_(1))  # those that were skipped do not count
     m = remembered["exp_avg"].lerp_(g, 1 - beta1)  # m = beta1 m + (1 - beta1) g
     v = remembered["exp_avg_sq"].mul_(beta2).addcmul_(g, g, value=1 - beta2)
     # Both start at 0 and are too small by 1 - beta^updates at first.
-    denominator = v.div(1 - beta2**updates).sqrt_().add_(rule.eps)
+    denominator = v.div(1 - beta2**updates).sqrt_().add_(optimizer.eps)
     w.addcdiv_(m, denominator, value=-lr / (1 - beta1**updates))
 
 
@@ -129,7 +129,7 @@ class Scratch:
         accumulate = torch_dtype(FORMATS[accumulate_dtype])
         self.engine, self.gemm = ops.select_gemm(engine, device, self.compute_dtype, accumulate)  # (3)
         self.loss_of = cross_entropy if self.mlp.loss == "cross_entropy" else mse
-        self.task, self.rule = task, self.mlp.optimizer
+        self.task, self.optimizer = task, self.mlp.optimizer
         self.layers = range(1, len(self.mlp.sizes))  # 1 .. L
         self.scaling = loss_scale
         dtype = torch.float32 if master_params else self.compute_dtype
@@ -137,7 +137,7 @@ class Scratch:
         self.masters = {
             k: p.to(dtype, copy=True, memory_format=rows) for k, p in params.items()
         }  # (1) the fp32 masters
-        self.remembered = {name: self.rule.initial_state(p) for name, p in self.masters.items()}
+        self.remembered = {name: self.optimizer.initial_state(p) for name, p in self.masters.items()}
         self.scaled_grads: Params = {}
         self.skipped = False
         self.grad_norm: Tensor | None = None
@@ -204,10 +204,10 @@ class Scratch:
             return
         lr = float(lr)
         for name, master in self.masters.items():  # (1) in fp32
-            if isinstance(self.rule, Sgd):
-                sgd(self.rule, master, self.unscaled[name], self.remembered[name], lr)
+            if isinstance(self.optimizer, Sgd):
+                sgd(self.optimizer, master, self.unscaled[name], self.remembered[name], lr)
             else:
-                adam(self.rule, master, self.unscaled[name], self.remembered[name], lr)
+                adam(self.optimizer, master, self.unscaled[name], self.remembered[name], lr)
 
     def update(self) -> None:
         self.scaling.update(self.found_inf)  # (2) grow after many good steps, back off after an overflow

@@ -2,7 +2,7 @@
 
 way              computation
 autocast BITS    ``torch.autocast`` around the fp32 module, which casts its weights in every call
-BITS weights     the module cast once, by the rules of tasks/cast.py: norms and embeddings stay in fp32
+BITS weights     the module cast once, as tasks/cast.py does it: norms and embeddings stay in fp32
 fp32             the module as it is, in IEEE fp32
 tf32             the same with TF32 allowed, only of a run in that precision
 

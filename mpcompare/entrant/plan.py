@@ -83,7 +83,8 @@ class Monitoring:
     """Section ``monitor``.
 
     Attributes:
-        every: each step whose number is a multiple of this is monitored; None: none is.
+        every: each step whose number is a multiple of this is monitored: its gradients and updates are looked at, while
+            the clock stands still; None: no step is.
     """
 
     every: int | None

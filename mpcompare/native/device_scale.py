@@ -1,4 +1,4 @@
-"""The loss scale of a step that never asks the host: the rules of loss_scale.py, with their numbers on the device."""
+"""The loss scale of a step that never asks the host: loss_scale.py with its numbers on the device."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from mpcompare.native import ops
 
 
 class DeviceLossScale:
-    """A loss scale by the native operators, with the same rules and the same bits.
+    """A loss scale by the native operators, with the same policy and the same bits.
 
     Attributes:
         scale: the scale of the next step, an fp32 scalar.
@@ -18,13 +18,13 @@ class DeviceLossScale:
         found_inf: not 0 where the last step's gradients held inf or NaN, an fp32 scalar.
     """
 
-    def __init__(self, policy: LossScale, device: torch.device) -> None:
-        self.policy = policy
-        self.scale = torch.tensor(policy.scale, dtype=torch.float32, device=device)
+    def __init__(self, scaling: LossScale, device: torch.device) -> None:
+        self.scaling = scaling
+        self.scale = torch.tensor(scaling.scale, dtype=torch.float32, device=device)
         self.used_scale = self.scale.clone()
         self.found_inf = torch.zeros((), device=device)
         self.growth_tracker, self.overflows_left = (
-            torch.tensor(getattr(policy, name, 0), dtype=torch.int32, device=device)
+            torch.tensor(getattr(scaling, name, 0), dtype=torch.int32, device=device)
             for name in ("growth_tracker", "overflows_left")
         )
 
@@ -32,7 +32,7 @@ class DeviceLossScale:
         """Sets ``found_inf`` and ``used_scale``. Without loss scaling no gradient is checked, as without a
         ``GradScaler``."""
         self.used_scale.copy_(self.scale)
-        if isinstance(self.policy, NoLossScale):
+        if isinstance(self.scaling, NoLossScale):
             return
         self.found_inf.zero_()
         for grad in scaled_grads:
@@ -40,21 +40,21 @@ class DeviceLossScale:
 
     def update(self) -> None:
         """Sets ``scale`` for the next step."""
-        if isinstance(self.policy, DynamicLossScale):
-            rule = self.policy
+        if isinstance(self.scaling, DynamicLossScale):
+            scaling = self.scaling
             ops.update_scale(
-                self.scale, self.growth_tracker, self.overflows_left, self.found_inf, min_scale=rule.min_scale,
-                growth_factor=rule.growth_factor, backoff_factor=rule.backoff_factor,
-                growth_interval=rule.growth_interval, hysteresis=rule.hysteresis,
+                self.scale, self.growth_tracker, self.overflows_left, self.found_inf, min_scale=scaling.min_scale,
+                growth_factor=scaling.growth_factor, backoff_factor=scaling.backoff_factor,
+                growth_interval=scaling.growth_interval, hysteresis=scaling.hysteresis,
             )  # fmt: skip
 
     def state(self) -> dict[str, float]:
         """Returns the values that the next step depends on, under the names of loss_scale.py; waits for the device."""
-        known = state_of(self.policy)
+        known = state_of(self.scaling)
         return {name: getattr(self, name).item() for name in known}
 
     def load_state(self, state: Mapping[str, float]) -> None:
         """Loads what :meth:`state` returns. A value that is not in ``state`` stays as it is."""
-        for name in state_of(self.policy):
+        for name in state_of(self.scaling):
             if name in state:
                 getattr(self, name).fill_(state[name])

@@ -70,6 +70,22 @@ def span(spec: str) -> Callable[[object, Iterable[Any]], str]:
     return lambda row, ends: " - ".join(number(spec)(row, end) for end in ends)
 
 
+def percentiles(name: str, meaning: str, width: int) -> Column[Any]:
+    """Returns the column of a recorded time's 20th to 80th percentile in ms: ``name_p20`` and ``name_p80`` of the
+    record together, for a console alone."""
+    ends = (f"{name}_p20", f"{name}_p80")
+    return Column(
+        f"{name}_p20_p80",
+        "ms",
+        meaning,
+        lambda row: tuple(map(row.result.get, ends)),
+        heading="p20 - p80",
+        text=span(".4g"),
+        width=width,
+        in_files=False,
+    )
+
+
 def percent(difference: float) -> str:
     """``+1.5 %``; ``-`` for nan. Never -0.0."""
     return "-" if math.isnan(difference) else f"{round(100 * difference, 1) + 0.0:+.1f} %"

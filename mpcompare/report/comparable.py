@@ -1,4 +1,4 @@
-"""The rules for runs: those that may stand in one report, and those that stand in one comparison."""
+"""The runs that may stand in one report, and those that stand in one comparison."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpcompare.report.columns import TEXT, Column, named, number, recorded, span
+from mpcompare.report.columns import TEXT, Column, named, number, percentiles, recorded
 from mpcompare.report.comparison import Comparison, Entry
 
 Result = Mapping[str, Any]  # the numbers of one way, as in result.json
@@ -77,16 +77,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     ),
     recorded("latency_ms_p20", "ms", "The time of a batch, 20th percentile of the timed ones."),
     recorded("latency_ms_p80", "ms", "The time of a batch, 80th percentile of the timed ones."),
-    Column(
-        "latency_ms_p20_p80",
-        "ms",
-        "The time of a batch, 20th to 80th percentile of the timed ones.",
-        lambda row: (row.result.get("latency_ms_p20"), row.result.get("latency_ms_p80")),
-        heading="p20 - p80",
-        text=span(".4g"),
-        width=120,
-        in_files=False,
-    ),
+    percentiles("latency_ms", "The time of a batch, 20th to 80th percentile of the timed ones.", width=120),
     recorded(
         "samples_per_s",
         "1/s",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent, recorded, span
+from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percent, percentiles, recorded
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.remarks import environment, resumed_from
@@ -62,23 +62,10 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
     recorded("dataset", TEXT, "The data set."),
     recorded("step_ms_p20", "ms", "The time of a step, 20th percentile of the blocks."),
     recorded(
-        "step_ms_p50",
-        "ms",
-        "The time of a step, median of the blocks.",
-        heading="ms/step p50",
-        text=number(".4g"),
+        "step_ms_p50", "ms", "The time of a step, median of the blocks.", heading="ms/step p50", text=number(".4g")
     ),
     recorded("step_ms_p80", "ms", "The time of a step, 80th percentile of the blocks."),
-    Column(
-        "step_ms_p20_p80",
-        "ms",
-        "The time of a step, 20th to 80th percentile of the blocks.",
-        lambda row: (row.result.get("step_ms_p20"), row.result.get("step_ms_p80")),
-        heading="p20 - p80",
-        text=span(".4g"),
-        width=160,
-        in_files=False,
-    ),
+    percentiles("step_ms", "The time of a step, 20th to 80th percentile of the blocks.", width=160),
     Column(
         "speedup_vs_baseline",
         "1",
@@ -105,12 +92,7 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         in_files=False,
     ),
     recorded(
-        "final_loss",
-        "1",
-        "The training loss of the last step.",
-        heading="final loss",
-        text=number(".5f"),
-        width=160,
+        "final_loss", "1", "The training loss of the last step.", heading="final loss", text=number(".5f"), width=160
     ),
     Column(
         "max_abs_loss_diff_vs_baseline",

@@ -38,7 +38,7 @@ class Replay(Protocol):
 
 
 class Optimizer(Protocol):
-    """The rule by which weights are updated, with the names of ``torch.optim``."""
+    """The way in which weights are updated, with the names of ``torch.optim``."""
 
     @property
     def lr(self) -> float:
@@ -123,29 +123,47 @@ class SgdReplay:
     roundings each. Those of momentum come again in each step after the first, for the v of the step before.
     """
 
-    def __init__(self, rule: Sgd) -> None:
-        self.rule = rule
-        self.roundings = 3 * (1 + (rule.weight_decay > 0) + rule.nesterov)
+    def __init__(self, optimizer: Sgd) -> None:
+        self.optimizer = optimizer
+        self.roundings = 3 * (1 + (optimizer.weight_decay > 0) + optimizer.nesterov)
         self.velocities: dict[str, tuple[Tensor, Tensor, int]] = {}
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        momentum = self.rule.momentum
-        grad, size = _decayed(grad, weight, self.rule.weight_decay)
+        momentum = self.optimizer.momentum
+        grad, size = _decayed(grad, weight, self.optimizer.weight_decay)
         velocity, sizes, roundings = grad, size, self.roundings
         if momentum:
             if name in self.velocities:
                 velocity, sizes, roundings = self.velocities[name]
                 velocity, sizes, roundings = momentum * velocity + grad, momentum * sizes + size, roundings + 3
             self.velocities[name] = velocity, sizes, roundings
-        if self.rule.nesterov:
+        if self.optimizer.nesterov:
             velocity, sizes = grad + momentum * velocity, size + momentum * sizes
         return -lr * velocity, roundings * lr * sizes
 
 
-class _Means:
-    """The answers that :class:`Adam` and :class:`AdamW` share; neither is a kind of the other."""
+@dataclass(frozen=True)
+class _AdamOrAdamW:
+    """The part that :class:`Adam` and :class:`AdamW` share; neither is a kind of the other."""
 
-    betas: tuple[float, float]
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("task.optimizer.lr", self.lr, above=0)
+        check_number("task.optimizer.eps", self.eps, above=0)
+        _check_weight_decay(self.weight_decay)
+        betas: object = self.betas
+        if (
+            not isinstance(betas, (list, tuple))
+            or len(betas) != 2
+            or not all(isinstance(b, (int, float)) and not isinstance(b, bool) and 0 <= b < 1 for b in betas)
+        ):
+            expected = "expected two numbers of at least 0 and below 1, as in [0.9,0.999]"
+            raise InputError("task.optimizer.betas", betas, expected)
+        object.__setattr__(self, "betas", tuple(map(float, betas)))  # a list in YAML
 
     @property
     def remembers(self) -> bool:
@@ -160,7 +178,7 @@ class _Means:
 
 
 @dataclass(frozen=True)
-class Adam(_Means):
+class Adam(_AdamOrAdamW):
     """``w = w - lr m / (sqrt(v) + eps)``, as ``torch.optim.Adam`` has it (Kingma and Ba, arXiv 1412.6980); m and v are
     means of g and g^2 over the updates, in which older ones count less.
 
@@ -174,14 +192,6 @@ class Adam(_Means):
         InputError: an attribute has another value.
     """
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_adam(self)
-
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.Adam:
         return torch.optim.Adam(params, **asdict(self), fused=fused or None)
 
@@ -190,20 +200,14 @@ class Adam(_Means):
 
 
 @dataclass(frozen=True)
-class AdamW(_Means):
+class AdamW(_AdamOrAdamW):
     """:class:`Adam` whose weight decay is no part of m and v: ``w = w - lr (m / (sqrt(v) + eps) + weight_decay w)``, as
     ``torch.optim.AdamW`` has it (Loshchilov and Hutter, arXiv 1711.05101).
 
     Attributes and errors: as in :class:`Adam`.
     """
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 1e-2
-
-    def __post_init__(self) -> None:
-        _check_adam(self)
 
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.AdamW:
         return torch.optim.AdamW(params, **asdict(self), fused=fused or None)
@@ -239,14 +243,14 @@ class AdamReplay:
     The decay of AdamW multiplies w by the constant ``1 - lr weight_decay``, one rounding for each of the two.
     """
 
-    def __init__(self, rule: Adam | AdamW, decoupled: bool) -> None:
-        self.rule = rule
+    def __init__(self, optimizer: Adam | AdamW, decoupled: bool) -> None:
+        self.optimizer = optimizer
         self.decoupled = decoupled
         self.means: dict[str, tuple[Tensor, ...]] = {}
         self.updates: dict[str, int] = {}
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-        (beta1, beta2), decay = self.rule.betas, self.rule.weight_decay
+        (beta1, beta2), decay = self.optimizer.betas, self.optimizer.weight_decay
         grad, size = _decayed(grad, weight, 0.0 if self.decoupled else decay)
         new = (grad, size, grad.square(), size.square())
         kept = self.means.get(name, (torch.zeros_like(grad),) * 4)
@@ -273,11 +277,11 @@ class AdamReplay:
     def corrections(self, t: int) -> tuple[float, float]:
         """Returns the divisors of m and v in update ``t``, 1 for the first: both start at 0, and are too small at
         first."""
-        return 1 - self.rule.betas[0] ** t, 1 - self.rule.betas[1] ** t
+        return 1 - self.optimizer.betas[0] ** t, 1 - self.optimizer.betas[1] ** t
 
     def denominator(self, v: Tensor, c2: float) -> Tensor:
         """Returns ``d`` of a ``v`` that is divided by ``c2`` already."""
-        return v.sqrt() + self.rule.eps
+        return v.sqrt() + self.optimizer.eps
 
 
 def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor, Tensor]:
@@ -290,19 +294,3 @@ def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor,
 def _check_weight_decay(weight_decay: object) -> None:
     if weight_decay != 0:
         check_number("task.optimizer.weight_decay", weight_decay, above=0)
-
-
-def _check_adam(rule: Adam | AdamW) -> None:
-    """Raises InputError where an attribute is out of its range. Makes ``betas``, a list in YAML, a pair of floats."""
-    check_number("task.optimizer.lr", rule.lr, above=0)
-    check_number("task.optimizer.eps", rule.eps, above=0)
-    _check_weight_decay(rule.weight_decay)
-    betas: object = rule.betas
-    if (
-        not isinstance(betas, (list, tuple))
-        or len(betas) != 2
-        or not all(isinstance(b, (int, float)) and not isinstance(b, bool) and 0 <= b < 1 for b in betas)
-    ):
-        expected = "expected two numbers of at least 0 and below 1, as in [0.9,0.999]"
-        raise InputError("task.optimizer.betas", betas, expected)
-    object.__setattr__(rule, "betas", tuple(map(float, betas)))

@@ -28,7 +28,7 @@ class Task:
             weights from torch's global generator.
         loss: ``cross_entropy`` or ``mse`` (:mod:`mpcompare.tasks.losses`), or a callable of output and targets that
             returns a scalar.
-        optimizer: the rule that updates the weights (:mod:`mpcompare.tasks.optimizers`).
+        optimizer: the formula that updates the weights (:mod:`mpcompare.tasks.optimizers`).
         batch_size: samples of a batch, all that one update sees. Only whole batches are used.
         schedule: the learning rate of each update (:mod:`mpcompare.tasks.schedules`).
         accumulate: the number of micro-batches, of equal size, in which a batch is computed; their gradients are added.

@@ -1,4 +1,4 @@
-"""One backend on one task in one precision, and the questions that several rules ask of it."""
+"""One backend on one task in one precision, and the questions that several requirements ask of it."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.oracle import Exact, exact_step
 
 CPU = torch.device("cpu")
-POLICIES: tuple[LossScale, ...] = (
+LOSS_SCALES: tuple[LossScale, ...] = (
     NoLossScale(),
     StaticLossScale(256.0),
     DynamicLossScale(256.0, growth_interval=2),
@@ -45,8 +45,8 @@ class Candidate:
     def model(self, seed: int = 0) -> nn.Module:
         return self.task.new_model(seed, self.device)
 
-    def make(self, model: nn.Module, policy: LossScale) -> Any:
-        return self.backend_class(model, self.task, self.precision, copy.deepcopy(policy), **self.options)
+    def make(self, model: nn.Module, scaling: LossScale) -> Any:
+        return self.backend_class(model, self.task, self.precision, copy.deepcopy(scaling), **self.options)
 
     def batches(self, count: int) -> list[Batches]:
         """Returns the batches of so many steps, each as its micro-batches."""
@@ -57,20 +57,20 @@ class Candidate:
         """Takes a step at the task's learning rate, and returns the loss."""
         return Stepper(backend, self.task.new_rates()).step(batch)
 
-    def policy(self) -> LossScale:
+    def accepted_scaling(self) -> LossScale:
         """Returns the loss scale of ``loss_scale=auto``, or the first other one that the backend accepts.
 
         Raises:
             InputError: the backend accepts none.
         """
         refused: InputError | None = None
-        for policy in (self.auto_scaling(), *POLICIES):
+        for scaling in (self.auto_scaling(), *LOSS_SCALES):
             try:
-                self.make(self.model(), policy)
+                self.make(self.model(), scaling)
             except InputError as error:
                 refused = refused or error
             else:
-                return policy
+                return scaling
         assert refused is not None
         raise refused
 
@@ -83,16 +83,16 @@ class Candidate:
         return loss_scale.auto(self.precision)
 
     def new(self, seed: int = 0) -> Any:
-        return self.make(self.model(seed), self.policy())
+        return self.make(self.model(seed), self.accepted_scaling())
 
-    def accepted(self, *policies: LossScale) -> Iterator[LossScale]:
+    def accepted(self, *scalings: LossScale) -> Iterator[LossScale]:
         """Yields those that the backend does not refuse with an InputError."""
-        for policy in policies:
+        for scaling in scalings:
             try:
-                self.make(self.model(), policy)
+                self.make(self.model(), scaling)
             except InputError:
                 continue
-            yield policy
+            yield scaling
 
     def exact(self) -> Exact:
         """Returns the first step in float64."""

@@ -1,4 +1,4 @@
-"""``check_backend``: all rules, on each task in each precision."""
+"""``check_backend``: all requirements, on each task in each precision."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from mpcompare.instruments import machine
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task
-from mpcompare.testing import rules
+from mpcompare.testing import requirements
 from mpcompare.testing.candidate import Candidate
 from mpcompare.testing.outcome import BrokenContract, Checked
 from mpcompare.testing.small_tasks import small_tasks
@@ -38,11 +38,11 @@ def check_backend(
         The list of what was checked, and of what was skipped.
 
     Raises:
-        BrokenContract: it breaks rules (all are listed), or nothing could be checked.
+        BrokenContract: it breaks requirements (all are listed), or nothing could be checked.
         InputError: a precision that it does not have, or a device that is not there.
     """
     name = getattr(backend_class, "__name__", str(backend_class))
-    if broken := list(rules.of_the_class(backend_class, options)):
+    if broken := list(requirements.of_the_class(backend_class, options)):
         raise BrokenContract(name, broken)
     where = machine.select_device(device)
     if precision is not None:
@@ -78,24 +78,24 @@ def _check(candidate: Candidate, checked: Checked) -> Iterator[str]:
         yield f"the constructor raises {_said(error)}"
         return
     checked.candidates.append(candidate.name)
-    if broken := list(rules.of_the_interface(backend)):
+    if broken := list(requirements.of_the_interface(backend)):
         yield from broken
         return
     clean = True
-    for rule in rules.RULES:
-        for sentence in _all_of(rule, candidate, checked):
+    for requirement in requirements.REQUIREMENTS:
+        for sentence in _all_of(requirement, candidate, checked):
             clean = False
             yield sentence
     if clean:
-        yield from _all_of(rules.verdict, candidate, checked)
+        yield from _all_of(requirements.verdict, candidate, checked)
 
 
-def _all_of(rule: rules.Rule, candidate: Candidate, checked: Checked) -> Iterator[str]:
-    """Yields what the rule finds; a backend that raises has broken it."""
+def _all_of(requirement: requirements.Requirement, candidate: Candidate, checked: Checked) -> Iterator[str]:
+    """Yields a sentence for each breach of the requirement; a backend that raises breaks it."""
     try:
-        yield from rule(candidate, checked)
+        yield from requirement(candidate, checked)
     except Exception as error:
-        yield f"{(rule.__doc__ or '').splitlines()[0].rstrip('.')}: raises {_said(error)}"
+        yield f"{(requirement.__doc__ or '').splitlines()[0].rstrip('.')}: raises {_said(error)}"
 
 
 def _said(error: Exception) -> str:

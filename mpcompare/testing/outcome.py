@@ -17,13 +17,13 @@ class Checked:
 
 
 class BrokenContract(AssertionError):  # noqa: N818 - said as it is, like BackendUnavailable
-    """The rules that a backend breaks, a line each.
+    """The requirements that a backend breaks, a line each.
 
     Attributes:
-        rules: each broken rule in a sentence, with the tasks and precisions in which it is broken.
+        requirements: each broken one in a sentence, with the tasks and precisions in which it is broken.
     """
 
-    def __init__(self, name: str, rules: list[str]) -> None:
-        self.rules = rules
-        count = "one rule" if len(rules) == 1 else f"{len(rules)} rules"
-        super().__init__("\n  ".join([f"{name} breaks {count} of the contract:", *rules]))
+    def __init__(self, name: str, requirements: list[str]) -> None:
+        self.requirements = requirements
+        count = "one requirement" if len(requirements) == 1 else f"{len(requirements)} requirements"
+        super().__init__("\n  ".join([f"{name} breaks {count} of the contract:", *requirements]))

@@ -100,7 +100,7 @@ class FirstUpdate:
         error: norm of the difference.
         norm, largest: the norm and the largest element of the exact change.
         weights: norm of the tensor before.
-        gain: the number by which a rule that is linear multiplies a gradient.
+        gain: the number by which an update that is linear multiplies a gradient.
     """
 
     error: float
@@ -146,7 +146,13 @@ class UpdateError:
 
 @dataclass(frozen=True)
 class ClipFactor:
-    """The effect of clipping on one gradient: ``factor`` times itself, plus a ``rest`` relative to its ``norm``."""
+    """The effect of clipping on one gradient, which becomes ``factor`` times itself, plus a rest.
+
+    Attributes:
+        factor: by least squares.
+        rest: the norm of the rest over ``norm``.
+        norm: that of the gradient before clipping.
+    """
 
     factor: float
     rest: float
@@ -184,12 +190,12 @@ class Step:
     Attributes:
         finite: whether the gradients were.
         skipped: whether the backend says that it skipped.
-        should_skip: whether the rules of the loss scale skip.
+        should_skip: whether the policy of the loss scale skips.
         moved: whether a weight changed.
         moved_early: whether one changed before the gradients of all micro-batches were there.
         finite_after_clip: whether the clipped gradients were finite.
         loss_scale: as the backend says, before the step.
-        should_scale: as the rules of the loss scale say.
+        should_scale: as the policy of the loss scale says.
     """
 
     finite: bool
@@ -204,7 +210,7 @@ class Step:
 
 @dataclass(frozen=True)
 class NextScale:
-    """The loss scale after the last step: as the backend says, and as its rules say."""
+    """The loss scale after the last step: as the backend says, and as its policy says."""
 
     loss_scale: float
     should_scale: float
@@ -338,7 +344,13 @@ class NoiseRun:
 
 @dataclass(frozen=True)
 class WrongScale:
-    """The first training step whose loss scale is not the one that its rules give."""
+    """The first training step whose loss scale is not the one that its policy gives.
+
+    Attributes:
+        step: its number, from 1.
+        loss_scale: as the backend says, before the step.
+        should_scale: as the policy says.
+    """
 
     step: int
     loss_scale: float

@@ -334,11 +334,11 @@ class MomentumDampened(Scratch):
     def step(self, lr: float | Tensor) -> None:
         if getattr(self, "later", False):
             for g in self.unscaled.values():
-                g *= 1 - self.rule.momentum
+                g *= 1 - self.optimizer.momentum
         super().step(lr)
         if getattr(self, "later", False):
             for g in self.unscaled.values():
-                g /= 1 - self.rule.momentum
+                g /= 1 - self.optimizer.momentum
         self.later = getattr(self, "later", False) or not self.skipped
 
 

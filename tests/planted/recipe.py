@@ -334,14 +334,14 @@ class DecayBeforeUnscaling(Scratch):
 
     def unscale(self) -> None:
         for name, master in self.masters.items():
-            decay = self.rule.weight_decay * master.to(self.compute_dtype)
+            decay = self.optimizer.weight_decay * master.to(self.compute_dtype)
             self.scaled_grads[name] = self.scaled_grads[name] + decay
         super().unscale()
 
     def step(self, lr: float | Tensor) -> None:
-        kept, self.rule = self.rule, replace(self.rule, weight_decay=0.0)
+        kept, self.optimizer = self.optimizer, replace(self.optimizer, weight_decay=0.0)
         super().step(lr)
-        self.rule = kept
+        self.optimizer = kept
 
 
 @RECIPE.plants("weight decay", task={**ADAMW, **WARMUP})
@@ -423,7 +423,7 @@ class OneDenominatorForEachTensor(OtherAdam):
 @RECIPE.plants("optimizer", precisions=FP16, task=MOMENTUM)
 class MomentumDecaysInASkippedStep(ChangedInASkippedStep):
     def change(self, remembered: Params) -> None:
-        remembered["momentum_buffer"].mul_(self.rule.momentum)
+        remembered["momentum_buffer"].mul_(self.optimizer.momentum)
 
 
 @RECIPE.plants("optimizer", task=ADAM)
@@ -438,9 +438,9 @@ class LastLayerNotUpdated(Scratch):
 @RECIPE.plants("momentum", task={"optimizer": Sgd(0.05, 0.9, nesterov=True)})
 class NesterovLeftOut(Scratch):
     def step(self, lr: float | Tensor) -> None:
-        kept, self.rule = self.rule, replace(self.rule, nesterov=False)
+        kept, self.optimizer = self.optimizer, replace(self.optimizer, nesterov=False)
         super().step(lr)
-        self.rule = kept
+        self.optimizer = kept
 
 
 @RECIPE.plants("momentum", task={**MOMENTUM, **WARMUP})

@@ -211,7 +211,7 @@ class NoMasterWeights(Amp):
 
 
 @pytest.mark.parametrize(
-    ("backend", "tasks", "rule"),
+    ("backend", "tasks", "sentence"),
     [
         (WritesIntoTheModel, MLP, "it writes to the parameters of the model that it was given: expected a copy"),
         (WritesIntoTheModel, CNN, "it writes to the buffers of the model that it was given: expected a copy"),
@@ -249,20 +249,20 @@ class NoMasterWeights(Amp):
         (lambda: None, MLP, "it is no class"),
     ],
 )
-def test_a_broken_rule_is_a_line(backend, tasks, rule):
+def test_a_broken_requirement_is_a_line(backend, tasks, sentence):
     with pytest.raises(BrokenContract) as caught:
         check_backend(backend, tasks=tasks)
-    assert [line for line in caught.value.rules if rule in line], caught.value
-    assert all("\n" not in line for line in caught.value.rules)
+    assert [line for line in caught.value.requirements if sentence in line], caught.value
+    assert all("\n" not in line for line in caught.value.requirements)
 
 
-def test_all_broken_rules_are_listed_each_once():
+def test_all_broken_requirements_are_listed_each_once():
     class Several(FourDtypes, OwnKinds):
         pass
 
-    with pytest.raises(AssertionError, match="Several breaks 2 rules of the contract:") as caught:
+    with pytest.raises(AssertionError, match="Several breaks 2 requirements of the contract:") as caught:
         check_backend(Several, tasks={**MLP, "again": TASKS["mlp"]})
-    assert [line.rpartition(" (")[2] for line in caught.value.rules] == ["mlp fp32, again fp32)"] * 2
+    assert [line.rpartition(" (")[2] for line in caught.value.requirements] == ["mlp fp32, again fp32)"] * 2
 
 
 def test_an_option_is_handed_to_the_constructor_and_a_wrong_one_is_named():

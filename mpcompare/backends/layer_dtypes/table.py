@@ -1,4 +1,4 @@
-"""The table of dtypes by layer, and the rules by which an operator or a tensor counts in it."""
+"""The table of dtypes by layer, and the conditions under which an operator or a tensor counts in it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

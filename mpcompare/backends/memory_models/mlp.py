@@ -64,11 +64,11 @@ def alloc_update(ledger: Ledger, task: PlainMlp, adam_temporaries: int) -> None:
 
     ``adam_temporaries``: how many of the weight's size Adam has at a time.
     """
-    rule, largest = task.optimizer, max(fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes))
-    if not isinstance(rule, AdamW) and rule.weight_decay:
+    optimizer, largest = task.optimizer, max(fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes))
+    if not isinstance(optimizer, AdamW) and optimizer.weight_decay:
         ledger.alloc("gradients", "gradient and decay", largest, 4)
-    if isinstance(rule, Sgd):
-        if rule.nesterov:
+    if isinstance(optimizer, Sgd):
+        if optimizer.nesterov:
             ledger.alloc("optimizer state", "nesterov's sum", largest, 4)
         return
     for number in range(adam_temporaries):

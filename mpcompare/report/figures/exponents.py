@@ -9,20 +9,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.precision import FP16
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.histograms import (
-    choose,
-    counted,
-    ends,
-    histograms,
-    name_width,
-    nonempty,
-    only,
-    percent,
-    share,
-    short,
-    source,
-    table,
-)
+from mpcompare.report.figures import histograms
 from mpcompare.report.figures.judged import Counts, Judged, judged
 from mpcompare.report.figures.kit import WIDTH, grid, nothing
 
@@ -37,11 +24,11 @@ def exponents(report: Report) -> Figure | None:
     histograms of activations and gradients, and beside these the shares that it loses. None where no run counted
     exponents."""
     comparisons = judged(report)
-    if not any(map(counted, comparisons)):
+    if not any(map(histograms.counted, comparisons)):
         return None
     figure, parts = grid(report.finished, 8.6, 1.75 * WIDTH)
     for part, runs in zip(parts, comparisons, strict=True):
-        if run := counted(runs):
+        if run := histograms.counted(runs):
             _part(part, run)
         else:
             nothing(part.subplots(), "no run counted exponents")
@@ -51,11 +38,11 @@ def exponents(report: Report) -> Figure | None:
 def _part(part: SubFigure, run: Judged) -> None:
     scale, groups = run.first_scale, {title: run.exponents(title) for title in PANELS}
     strip, *panels = part.subplots(4, 1, sharex=True, height_ratios=(0.8, 3, 3, 3))
-    chosen = {title: choose(nonempty(run, counts["first"])) for title, counts in groups.items()}
-    drawn = [only(counts, chosen[title][0]) for title, counts in groups.items()]
-    low, high = ends(drawn, ZERO - math.log2(scale), INFINITE)
+    chosen = {title: histograms.choose(histograms.nonempty(run, counts["first"])) for title, counts in groups.items()}
+    drawn = [histograms.only(counts, chosen[title][0]) for title, counts in groups.items()]
+    low, high = histograms.ends(drawn, ZERO - math.log2(scale), INFINITE)
     _formats(strip, scale, low, high)
-    strip.set_title(source(run), fontsize=9, loc="left")
+    strip.set_title(histograms.source(run), fontsize=9, loc="left")
     for axes, (title, counts) in zip(panels, groups.items(), strict=True):
         used = 1.0 if title == "activations" else scale
         names, left_out = chosen[title]
@@ -64,8 +51,8 @@ def _part(part: SubFigure, run: Judged) -> None:
         axes.axvline(INFINITE, color="0.7", linewidth=1)
         if used != 1:
             _moved_limits(axes, used)
-        histograms(axes, names, counts, low, high)
-        table(axes, *_losses(names, counts["first"], used), left_out)
+        histograms.draw(axes, names, counts, low, high)
+        histograms.table(axes, *_losses(names, counts["first"], used), left_out)
         axes.set_title(title, fontsize=9, loc="left")
     panels[-1].set_xlabel("|value|   (at the left: exactly 0)")
 
@@ -73,7 +60,7 @@ def _part(part: SubFigure, run: Judged) -> None:
 def lost_in_fp16(counts: Sequence[int], scale: float = 1.0) -> tuple[float, float]:
     """Returns the shares of the nonzero values, times ``scale``, that fp16 rounds to 0 and that are subnormal in it."""
     shift = math.log2(scale)
-    return share(counts, -math.inf, ZERO - shift), share(counts, ZERO - shift, SUBNORMAL - shift)
+    return histograms.share(counts, -math.inf, ZERO - shift), histograms.share(counts, ZERO - shift, SUBNORMAL - shift)
 
 
 def _formats(axes: Axes, scale: float, low: float, high: float) -> None:
@@ -125,12 +112,12 @@ def _losses(names: Sequence[str], counts: Counts, scale: float) -> tuple[str, li
     """The head and the rows of the table: the shares that fp16 loses of each tensor, without and with the scale."""
     scales = [1.0, scale] if scale != 1 else [1.0]
     words = ["in fp16", f"in fp16 x 2^{math.log2(scale):.4g}"]
-    width = name_width(names)
+    width = histograms.name_width(names)
     head = "% of what is not 0\n" + " " * width + "".join(f"  {word:^16}" for word in words[: len(scales)])
     head += "\n" + " " * width + f"{'to 0':>7}{'subnormal':>11}" * len(scales)
     rows = []
     for name in names:
         lost = [lost_in_fp16(counts[name], s) for s in scales]
-        parts = "".join(f"{percent(zero):>7}{percent(subnormal):>11}" for zero, subnormal in lost)
-        rows.append(short(name).ljust(width) + parts)
+        parts = "".join(f"{histograms.percent(zero):>7}{histograms.percent(subnormal):>11}" for zero, subnormal in lost)
+        rows.append(histograms.short(name).ljust(width) + parts)
     return head, rows

@@ -79,7 +79,7 @@ def ends(groups: Iterable[Exponents], lowest: float, highest: float) -> tuple[fl
     return math.floor(min([lowest, *used])) - 2.0, float(max([highest, *used])) + 4
 
 
-def histograms(axes: Axes, names: Sequence[str], counts: Exponents, low: float, high: float) -> None:
+def draw(axes: Axes, names: Sequence[str], counts: Exponents, low: float, high: float) -> None:
     """Draws shares of all values, zeros included: those at the left, away from the others."""
     zero = low - 5
     for place, name in enumerate(names):

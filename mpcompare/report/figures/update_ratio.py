@@ -8,20 +8,7 @@ from matplotlib.figure import Figure
 
 from mpcompare.precision import FP16, PRECISIONS
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.histograms import (
-    choose,
-    counted,
-    ends,
-    histograms,
-    name_width,
-    nonempty,
-    only,
-    percent,
-    share,
-    short,
-    source,
-    table,
-)
+from mpcompare.report.figures import histograms
 from mpcompare.report.figures.judged import Counts, Judged, judged
 from mpcompare.report.figures.kit import WIDTH, grid, nothing
 
@@ -34,12 +21,12 @@ ROUNDOFF = {each.storage.name: math.log2(each.storage.unit_roundoff) for each in
 def update_ratio(report: Report) -> Figure | None:
     """Draws histograms of the updates over their weights; None where no run counted exponents."""
     comparisons = judged(report)
-    if not any(map(counted, comparisons)):
+    if not any(map(histograms.counted, comparisons)):
         return None
     figure, parts = grid(report.finished, 3.6, 1.75 * WIDTH)
     for part, runs in zip(parts, comparisons, strict=True):
         axes = part.subplots()
-        if run := counted(runs):
+        if run := histograms.counted(runs):
             _panel(axes, run)
         else:
             nothing(axes, "no run counted exponents")
@@ -48,17 +35,17 @@ def update_ratio(report: Report) -> Figure | None:
 
 def _panel(axes: Axes, run: Judged) -> None:
     counts = run.exponents("updates")
-    names, left_out = choose(nonempty(run, counts["first"]))
-    low, high = ends([only(counts, names)], min(ROUNDOFF.values()), 0.0)
+    names, left_out = histograms.choose(histograms.nonempty(run, counts["first"]))
+    low, high = histograms.ends([histograms.only(counts, names)], min(ROUNDOFF.values()), 0.0)
     axes.axvspan(low, ROUNDOFF[FP16.name], color="0.93", zorder=0, linewidth=0)
     for precision, limit in ROUNDOFF.items():
         axes.axvline(limit, color="black", linestyle="--", linewidth=0.8)
         side = {"fp16": "right", "bf16": "left"}.get(precision, "center")
         axes.annotate(f"{precision}: $2^{{{limit:.0f}}}$", (limit, 1), (0, 3), xycoords=axes.get_xaxis_transform(),
                       textcoords="offset points", ha=side, fontsize=8)  # fmt: skip
-    histograms(axes, names, counts, low, high)
-    table(axes, *_losses(names, counts["first"]), left_out)
-    axes.set_title(source(run), fontsize=9, loc="left", pad=16)
+    histograms.draw(axes, names, counts, low, high)
+    histograms.table(axes, *_losses(names, counts["first"]), left_out)
+    axes.set_title(histograms.source(run), fontsize=9, loc="left", pad=16)
     axes.set_xlabel("lr |gradient| / |weight|   (at the left: gradient exactly 0)\n"
                     "an update below half the gap beside its weight is lost: at most those left of the line",
                     fontsize=9)  # fmt: skip
@@ -66,16 +53,16 @@ def _panel(axes: Axes, run: Judged) -> None:
 
 def lost_updates(counts: Sequence[int]) -> dict[str, float]:
     """Returns by precision the share of the nonzero updates that is lost in weights of that precision, at most."""
-    return {precision: share(counts, -math.inf, limit) for precision, limit in ROUNDOFF.items()}
+    return {precision: histograms.share(counts, -math.inf, limit) for precision, limit in ROUNDOFF.items()}
 
 
 def _losses(names: Sequence[str], counts: Counts) -> tuple[str, list[str]]:
     """The head and the rows of the table: the shares of the updates of each parameter that are lost."""
-    width = name_width(names)
+    width = histograms.name_width(names)
     precisions = "".join(f"{precision:>9}" for precision in ROUNDOFF)
     head = "% of what is not 0: lost (at most) in\n" + " " * width + precisions
-    rows = [
-        short(name).ljust(width) + "".join(f"{percent(lost):>9}" for lost in lost_updates(counts[name]).values())
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        shares = "".join(f"{histograms.percent(lost):>9}" for lost in lost_updates(counts[name]).values())
+        rows.append(histograms.short(name).ljust(width) + shares)
     return head, rows

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mpcompare.tasks.data.dataset import Dataset
 from mpcompare.tasks.data.generated import synthetic_images
-from mpcompare.tasks.data.source import Source, take_or_stand_in
+from mpcompare.tasks.data.source import Source, StandIn, take_or_stand_in
 
 SOURCE = Source(
     name="CIFAR-10",
@@ -36,15 +36,8 @@ def cifar10(seed: int, samples: int, root: str | None = None, download_limit_s: 
     Raises:
         InputError: a file on disk is not CIFAR-10's.
     """
-    return take_or_stand_in(
-        SOURCE,
-        _read,
-        lambda: synthetic_images(seed, samples),
-        root,
-        download_limit_s,
-        "data=cifar10",
-        "SYNTHETIC IMAGES, NOT CIFAR-10",
-    )
+    stand_in = StandIn("SYNTHETIC IMAGES, NOT CIFAR-10", lambda: synthetic_images(seed, samples))
+    return take_or_stand_in(SOURCE, _read, stand_in, root, download_limit_s, "data=cifar10")
 
 
 def _read(root: Path, reason: str) -> Dataset:

@@ -6,7 +6,7 @@ from mpcompare.errors import InputError
 from mpcompare.tasks.data.dataset import Dataset
 from mpcompare.tasks.data.folder import find_root
 from mpcompare.tasks.data.generated import digits
-from mpcompare.tasks.data.source import Source, take_or_stand_in
+from mpcompare.tasks.data.source import Source, StandIn, take_or_stand_in
 
 SOURCE = Source(
     name="MNIST",
@@ -38,15 +38,8 @@ def mnist(seed: int, root: str | None = None) -> Dataset:
 
 def auto(seed: int, samples: int, root: str | None = None, download_limit_s: float = 15) -> Dataset:
     """Returns MNIST where it is on disk or downloads within ``download_limit_s`` seconds, else ``samples`` digits."""
-    return take_or_stand_in(
-        SOURCE,
-        _read,
-        lambda: digits(seed, samples),
-        root,
-        download_limit_s,
-        "data=auto",
-        "scikit-learn's DIGITS, NOT MNIST",
-    )
+    stand_in = StandIn("scikit-learn's DIGITS, NOT MNIST", lambda: digits(seed, samples))
+    return take_or_stand_in(SOURCE, _read, stand_in, root, download_limit_s, "data=auto")
 
 
 def _read(root: Path, reason: str) -> Dataset:

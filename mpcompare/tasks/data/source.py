@@ -100,21 +100,32 @@ class Source:
         return None
 
 
+@dataclass(frozen=True)
+class StandIn:
+    """Data in the place of a data set that cannot be had.
+
+    Attributes:
+        loudly: its name for the log, which says that it is not the data set.
+        make: returns it.
+    """
+
+    loudly: str
+    make: Callable[[], Dataset]
+
+
 def take_or_stand_in(
     source: Source,
     read: Callable[[Path, str], Dataset],
-    stand_in: Callable[[], Dataset],
+    stand_in: StandIn,
     root: str | None,
     download_limit_s: float,
     option: str,
-    loudly: str,
 ) -> Dataset:
     """Returns the data set where it is on disk or downloads within ``download_limit_s`` seconds, else the stand-in.
 
     Args:
         read: makes the data set of the folder and of the reason why it was taken.
         option: the override that asked for it, ``data=auto``, as the log names it.
-        loudly: the stand-in's name for the log, which says that it is not the data set.
     """
     check_number("data.download_limit_s", download_limit_s, above=0)
     root, folder = find_root(root)
@@ -122,8 +133,8 @@ def take_or_stand_in(
         dataset = read(folder, f"found in {root}")
     elif failure := source.download(folder, download_limit_s):
         reason = f"{source.name} is not in {root} and cannot be downloaded ({failure})"
-        log.warning("%s: using %s: %s", option, loudly, reason)
-        return replace(stand_in(), reason=reason)
+        log.warning("%s: using %s: %s", option, stand_in.loudly, reason)
+        return replace(stand_in.make(), reason=reason)
     else:
         dataset = read(folder, f"downloaded to {root}")
     log.info("%s: using %s, %s", option, source.name, dataset.reason)

@@ -1,7 +1,7 @@
 """A new backend, driven step by step: the passes ``first`` and ``overflow``.
 
 After each phase that changes something, the backend is asked for its gradients and its weights, which are held beside
-the oracle's, beside the optimizer's rule in fp32 arithmetic, and beside the rules of the loss scale.
+the oracle's, beside the optimizer's updates in fp32 arithmetic, and beside the policy of the loss scale.
 """
 
 import copy

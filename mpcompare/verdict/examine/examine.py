@@ -4,7 +4,7 @@ first       from the initial weights: loss and gradients beside the float64 orac
 last        the trained backend's next step: its gradients beside those of a new one that starts from its weights
 overflow    from the initial weights with a loss scale that is too large, and with an infinite input
 reload      a new backend that loaded the state of another, beside that other, step by step
-scale       the loss scale of every training step, beside the one that its rules give
+scale       the loss scale of every training step, beside the one that its policy gives
 noise       trained again under changes that must not matter: how far apart may two correct runs be?
 
 Each is a file here. The passes ``first`` and ``overflow`` are taken at the network's smooth twin where it has one

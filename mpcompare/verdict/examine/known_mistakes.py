@@ -15,7 +15,7 @@ from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW, Replay, Sgd
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.errors import update_error
 
-ELEMENTS = 4096  # of a large tensor, evenly spread: every rule is one of single elements
+ELEMENTS = 4096  # of a large tensor, evenly spread: every update is one of single elements
 
 
 @dataclass(frozen=True)
@@ -149,37 +149,37 @@ def _decayed(replay: Replay, share: Callable[[Update], float]) -> Mistake:
     return decayed
 
 
-def _sgd_mistakes(rule: Sgd) -> Iterator[tuple[str, Mistake]]:
-    if not rule.momentum:
+def _sgd_mistakes(optimizer: Sgd) -> Iterator[tuple[str, Mistake]]:
+    if not optimizer.momentum:
         return
-    yield "no momentum", _by(replace(rule, momentum=0.0, nesterov=False).replay())
-    yield "the other momentum", _by(replace(rule, nesterov=not rule.nesterov).replay())
-    kept = 1 - rule.momentum
-    yield "momentum dampened", _by(rule.replay(), grad_of=lambda g, update: kept * g if update.number else g)
-    yield "momentum a mean", _by(rule.replay(), grad_of=lambda g, update: kept * g)
-    if not rule.weight_decay:  # v = momentum v + lr g; w = w - v
-        by_rate = _by(rule.replay(), rate=lambda update: 1.0, grad_of=lambda g, update: update.lr * g)
+    yield "no momentum", _by(replace(optimizer, momentum=0.0, nesterov=False).replay())
+    yield "the other momentum", _by(replace(optimizer, nesterov=not optimizer.nesterov).replay())
+    kept = 1 - optimizer.momentum
+    yield "momentum dampened", _by(optimizer.replay(), grad_of=lambda g, update: kept * g if update.number else g)
+    yield "momentum a mean", _by(optimizer.replay(), grad_of=lambda g, update: kept * g)
+    if not optimizer.weight_decay:  # v = momentum v + lr g; w = w - v
+        by_rate = _by(optimizer.replay(), rate=lambda update: 1.0, grad_of=lambda g, update: update.lr * g)
         yield "lr in the momentum", by_rate
 
 
-def _adam_mistakes(rule: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
-    decoupled = isinstance(rule, AdamW)
-    yield "eps inside the root", _by(EpsInside(rule, decoupled))
-    yield "eps 0", _by(NoEps(rule, decoupled))
-    yield "eps before the correction", _by(EpsBefore(rule, decoupled))
-    yield "no bias correction", _by(NoCorrection(rule, decoupled))
-    yield "no bias correction of m", _by(NoCorrectionOfM(rule, decoupled))
-    yield "no bias correction of v", _by(NoCorrectionOfV(rule, decoupled))
-    yield "bias correction counts skipped steps", _by(CountsSteps(rule, decoupled))
-    yield "bias correction one update ahead", _by(OneAhead(rule, decoupled))
-    yield "betas swapped", _by(replace(rule, betas=rule.betas[::-1]).replay())
+def _adam_mistakes(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
+    decoupled = isinstance(optimizer, AdamW)
+    yield "eps inside the root", _by(EpsInside(optimizer, decoupled))
+    yield "eps 0", _by(NoEps(optimizer, decoupled))
+    yield "eps before the correction", _by(EpsBefore(optimizer, decoupled))
+    yield "no bias correction", _by(NoCorrection(optimizer, decoupled))
+    yield "no bias correction of m", _by(NoCorrectionOfM(optimizer, decoupled))
+    yield "no bias correction of v", _by(NoCorrectionOfV(optimizer, decoupled))
+    yield "bias correction counts skipped steps", _by(CountsSteps(optimizer, decoupled))
+    yield "bias correction one update ahead", _by(OneAhead(optimizer, decoupled))
+    yield "betas swapped", _by(replace(optimizer, betas=optimizer.betas[::-1]).replay())
 
 
 class EpsInside(AdamReplay):
     """``sqrt(v + eps)``."""
 
     def denominator(self, v: Tensor, c2: float) -> Tensor:
-        return (v + self.rule.eps).sqrt()
+        return (v + self.optimizer.eps).sqrt()
 
 
 class NoEps(AdamReplay):
@@ -193,7 +193,7 @@ class EpsBefore(AdamReplay):
     """``(sqrt(v) + eps) / sqrt(c2)``, with v as it is kept."""
 
     def denominator(self, v: Tensor, c2: float) -> Tensor:
-        return v.sqrt() + self.rule.eps / c2**0.5
+        return v.sqrt() + self.optimizer.eps / c2**0.5
 
 
 class NoCorrection(AdamReplay):

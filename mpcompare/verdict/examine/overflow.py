@@ -32,8 +32,8 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
 
 
 def _too_large(scaling: LossScale, largest: float) -> LossScale:
-    """Returns the rules with the smallest scale at which the largest gradient overflows in fp16, so that the others may
-    not; a dynamic scale then backs off far enough at once, and grows again after two good steps.
+    """Returns the policy from the smallest scale on at which the largest gradient overflows in fp16, so that the others
+    may not; a dynamic scale then backs off far enough at once, and grows again after two good steps.
 
     Args:
         largest: element of what a micro-batch adds to the gradients: it is computed in 16 bits, and their sum is not.

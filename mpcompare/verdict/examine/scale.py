@@ -1,4 +1,4 @@
-"""The loss scale of every training step, beside the one that its rules give."""
+"""The loss scale of every training step, beside the one that its policy gives."""
 
 import copy
 from collections.abc import Mapping, Sequence

@@ -58,7 +58,7 @@ class Subject:
 
 
 def at_scale(scaling: LossScale, scale: float) -> LossScale:
-    """Returns the same rules from another loss scale on, as far as they allow it."""
+    """Returns the same policy from another loss scale on, as far as it allows that."""
     if isinstance(scaling, NoLossScale):
         return scaling
     return replaced(scaling, init_scale=max(scale, getattr(scaling, "min_scale", 0.0), 2.0**-126))

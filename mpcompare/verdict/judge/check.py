@@ -30,6 +30,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
+        """Whether the value is within its limit."""
         return self.value <= self.limit
 
 
@@ -73,4 +74,5 @@ class Case:
 
     @property
     def is_reference(self) -> bool:
+        """Whether the run is the reference itself, so that the checks beside another run do not apply."""
         return self.run is self.reference

@@ -1,4 +1,4 @@
-"""Updates beside the optimizer's rule, and the known mistake that makes them where they are not its."""
+"""Updates beside the optimizer's own, and the known mistake that makes them where they are not these."""
 
 from collections.abc import Iterator
 
@@ -39,7 +39,7 @@ KNOWN_MISTAKES = {
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields each update beside the optimizer's rule in fp32, in units of what its roundings allow."""
+    """Yields each update beside the optimizer's in fp32, in units of what its roundings allow."""
     cause, how = _known_mistake(case.run.findings)
     for where, drive in case.run.findings.drives.items():
         for number, update in enumerate(drive.updates, start=1):

@@ -1,4 +1,4 @@
-"""The rules: each yields a sentence for everything that is not as it should be."""
+"""The requirements of the contract: each yields a sentence for everything that is not as it should be."""
 
 import copy
 import inspect
@@ -22,12 +22,12 @@ from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.task import Params, buffers_of, params_of
-from mpcompare.testing.candidate import POLICIES, Candidate
+from mpcompare.testing.candidate import LOSS_SCALES, Candidate
 from mpcompare.testing.examined import examined_run
 from mpcompare.testing.outcome import Checked
 from mpcompare.verdict.examine import numerics
 
-Rule = Callable[[Candidate, Checked], Iterator[str]]
+Requirement = Callable[[Candidate, Checked], Iterator[str]]
 ANSWERS = (
     "master_params", "buffers", "grads", "loss_scale", "dtypes", "state_dict", "load_state_dict", "module_dtypes",
     "memory_model",
@@ -89,7 +89,7 @@ def _is_skipped(value: object) -> bool:
 def _leaves_the_model_alone(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """It starts from the model's weights, and does not write to the model."""
     model, as_it_was = candidate.model(), candidate.model()
-    backend = candidate.make(model, candidate.policy())
+    backend = candidate.make(model, candidate.accepted_scaling())
     for what, tensors, expected in (
         ("parameters", backend.master_params(), params_of(as_it_was)),
         ("buffers", backend.buffers(), buffers_of(as_it_was)),
@@ -112,9 +112,9 @@ def _leaves_the_model_alone(candidate: Candidate, checked: Checked) -> Iterator[
 
 def _loss(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """The loss is an fp32 scalar on the device, unscaled."""
-    for policy in candidate.accepted(StaticLossScale(256.0), NoLossScale()):
+    for scaling in candidate.accepted(StaticLossScale(256.0), NoLossScale()):
         batch = candidate.batches(1)[0]
-        loss = candidate.step(candidate.make(candidate.model(), policy), batch)
+        loss = candidate.step(candidate.make(candidate.model(), scaling), batch)
         if not isinstance(loss, Tensor):
             yield f"the loss is a {type(loss).__name__}, expected a tensor"
             continue
@@ -124,7 +124,7 @@ def _loss(candidate: Candidate, checked: Checked) -> Iterator[str]:
         exact = candidate.exact()
         if loss.numel() == 1 and not abs(float(loss) - exact.loss) <= 0.25 * abs(exact.loss):
             times = float(loss) / exact.loss
-            yield f"the loss is {times:.3g} times the exact one at loss scale {policy.scale:g}: expected it unscaled"
+            yield f"the loss is {times:.3g} times the exact one at loss scale {scaling.scale:g}: expected it unscaled"
 
 
 def _parameters(candidate: Candidate, checked: Checked) -> Iterator[str]:
@@ -138,8 +138,8 @@ def _parameters(candidate: Candidate, checked: Checked) -> Iterator[str]:
 def _gradients(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """Gradients have the parameters' names and shapes, are fp32 and unscaled."""
     exact = candidate.exact().grads
-    for policy in candidate.accepted(StaticLossScale(256.0), NoLossScale()):
-        backend = candidate.make(candidate.model(), policy)
+    for scaling in candidate.accepted(StaticLossScale(256.0), NoLossScale()):
+        backend = candidate.make(candidate.model(), scaling)
         grads = _first_gradients(candidate, backend)
         if not grads:
             checked.skipped[f"{candidate.name}, gradients"] = "grads() is empty"
@@ -149,31 +149,31 @@ def _gradients(candidate: Candidate, checked: Checked) -> Iterator[str]:
         if not broken:
             norm, expected = (math.hypot(*(g.double().norm().item() for g in each.values())) for each in (grads, exact))
             if not expected / 2 <= norm <= 2 * expected:
-                times = f"{norm / expected:.3g} times the exact ones at loss scale {policy.scale:g}"
+                times = f"{norm / expected:.3g} times the exact ones at loss scale {scaling.scale:g}"
                 yield f"grads() are {times}: expected them unscaled"
 
 
-def _policies(candidate: Candidate, checked: Checked) -> Iterator[str]:
+def _loss_scale(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """The loss scale follows its policy, and a skipped step leaves every parameter bit for bit."""
     stream, real = candidate.batches(6), candidate.dataset.x_train.is_floating_point()
     if not real:
         checked.skipped[f"{candidate.name}, overflow"] = (
             "its inputs are integers, of which none makes a gradient infinite"
         )
-    for policy in candidate.accepted(*POLICIES):
-        backend, name = candidate.make(candidate.model(), policy), f"loss_scale={policy.name}"
-        policy = copy.deepcopy(policy)
+    for scaling in candidate.accepted(*LOSS_SCALES):
+        backend, name = candidate.make(candidate.model(), scaling), f"loss_scale={scaling.name}"
+        scaling = copy.deepcopy(scaling)
         wrong = set()
         for number, batch in enumerate(stream):
             overflows = real and number == 3
             if overflows:
                 batch = [(torch.full_like(x, math.inf), y) for x, y in batch]
             scale, before = float(backend.loss_scale()), _copy(backend.master_params())
-            if scale != policy.scale:
-                wrong.add(f"{name}: loss_scale() is {scale:g} where the policy says {policy.scale:g}")
+            if scale != scaling.scale:
+                wrong.add(f"{name}: loss_scale() is {scale:g} where the policy says {scaling.scale:g}")
                 break
             candidate.step(backend, batch)
-            skips = overflows and not isinstance(policy, NoLossScale)
+            skips = overflows and not isinstance(scaling, NoLossScale)
             if not _is_skipped(backend.skipped):
                 wrong.add(f"skipped is {backend.skipped!r}, expected a bool or a 0-d tensor")
             elif bool(backend.skipped) != skips:
@@ -184,7 +184,7 @@ def _policies(candidate: Candidate, checked: Checked) -> Iterator[str]:
                 wrong.add(f"{name}: a step with infinite gradients changes parameters")
             if not overflows and not moved:
                 wrong.add(f"{name}: a step with finite gradients changes no parameter")
-            policy.update(skips)
+            scaling.update(skips)
             if overflows and not skips:
                 break  # everything is NaN from here on
         yield from sorted(wrong)
@@ -208,8 +208,9 @@ def _answers(candidate: Candidate, checked: Checked) -> Iterator[str]:
 def _state(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """A new backend that loads a state continues bit for bit."""
     stream = candidate.batches(8)
-    policy = next(candidate.accepted(DynamicLossScale(256.0, growth_interval=3), StaticLossScale(256.0), NoLossScale()))
-    first = candidate.make(candidate.model(), policy)
+    scalings = (DynamicLossScale(256.0, growth_interval=3), StaticLossScale(256.0), NoLossScale())
+    scaling = next(candidate.accepted(*scalings))
+    first = candidate.make(candidate.model(), scaling)
     for batch in stream[:2]:
         candidate.step(first, batch)
     file = io.BytesIO()
@@ -221,7 +222,7 @@ def _state(candidate: Candidate, checked: Checked) -> Iterator[str]:
     }
     expected = list(_go_on(candidate, first, stream[2:]))
     for way, state in ways.items():
-        loaded = candidate.make(candidate.model(seed=1), policy)  # other weights: what the state lacks shows
+        loaded = candidate.make(candidate.model(seed=1), scaling)  # other weights: what the state lacks shows
         loaded.load_state_dict(state)
         different = _first_difference(expected, list(_go_on(candidate, loaded, stream[2:])), candidate.device)
         if different:
@@ -244,8 +245,8 @@ def _two_at_once(candidate: Candidate, checked: Checked) -> Iterator[str]:
 def verdict(candidate: Candidate, checked: Checked) -> Iterator[str]:
     """It computes the same as torch's own implementation, as far as the verdict can tell."""
     peer = next(each for each in PEERS if candidate.precision in each.PRECISIONS)
-    policy = candidate.policy()
-    train = partial(examined_run, scaling=policy, steps=STEPS)
+    scaling = candidate.accepted_scaling()
+    train = partial(examined_run, scaling=scaling, steps=STEPS)
     try:
         reference = train("reference", replace(candidate, backend_class=peer, options={}), noise=2)
     except (BackendUnavailable, InputError) as error:
@@ -256,12 +257,12 @@ def verdict(candidate: Candidate, checked: Checked) -> Iterator[str]:
         yield f"beside {peer.__name__} the verdict is {judged}: {judged.because}"
 
 
-RULES: tuple[Rule, ...] = (
-    _leaves_the_model_alone, _loss, _parameters, _gradients, _policies, _answers, _state, _two_at_once
+REQUIREMENTS: tuple[Requirement, ...] = (
+    _leaves_the_model_alone, _loss, _parameters, _gradients, _loss_scale, _answers, _state, _two_at_once
 )  # fmt: skip
 
 
-# ---- helpers of several rules
+# ---- helpers of several requirements
 
 
 def _first_gradients(candidate: Candidate, backend: Any) -> Params:

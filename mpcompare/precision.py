@@ -61,7 +61,7 @@ FORMATS = {each.name: each for each in (FP32, TF32, FP16, BF16)}
 
 @dataclass(frozen=True)
 class Precision:
-    """How a training step stores and multiplies its numbers.
+    """The formats in which a training step stores and multiplies its numbers.
 
     Attributes:
         storage: the format of activations, and of gradients by them, between operators.

@@ -56,7 +56,7 @@ class Run:
         return (resumed["step"], resumed["weights"]) if resumed else None
 
 
-# What a result must hold to be read as one, and to be read as a finished one.
+# The fields that a result must hold to be read as one, and those of a finished one.
 AT_START = ("status", "backend", "precision", "task", "batch_size", "seed", "config")
 FINISHED = (
     *("engine", "loss_scale", "dataset", "dataset_reason", "dataset_fingerprint", "initial_weights", "device_name"),
@@ -102,7 +102,7 @@ def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) ->
 
 
 def steps_before(result: dict[str, Any]) -> int:
-    """How many steps had been taken where a run began: those of the checkpoint that it resumed from."""
+    """Returns how many steps had been taken where a run began: those of the checkpoint that it resumed from."""
     return int((result.get("resumed_from") or {}).get("step", 0))
 
 
@@ -121,17 +121,17 @@ def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataF
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """All runs at and below ``folders``, in natural order of their paths (2 before 10)."""
-    found: dict[Path, None] = {}
+    """Returns all runs at and below ``folders``, in natural order of their paths (2 before 10)."""
+    paths: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
             raise InputError("folder", folder, "no such folder")
         here = sorted((path.parent for path in folder.rglob(RESULT)), key=_natural)
         if not here:
             raise InputError("folder", folder, f"holds no run: no {RESULT} in it or below")
-        found.update(dict.fromkeys(path.resolve() for path in here))
-    common = Path(os.path.commonpath(list(found)))
-    return [read_run(path, str(path.relative_to(common)).removeprefix(".")) for path in found]
+        paths.update(dict.fromkeys(path.resolve() for path in here))
+    common = Path(os.path.commonpath(list(paths)))
+    return [read_run(path, str(path.relative_to(common)).removeprefix(".")) for path in paths]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""What a user can get wrong, said in one line: the field, its value, what is accepted."""
+"""Errors of a user, said in one line: the field, its value, what is accepted."""
 
 import math
 import sys

@@ -126,15 +126,15 @@ STATE = ("scale", "growth_tracker", "overflows_left")
 
 
 def state_of(scaling: LossScale) -> dict[str, float]:
-    """What the next step depends on; nothing where there is no loss scaling."""
+    """Returns the values that the next step depends on; none where there is no loss scaling."""
     if isinstance(scaling, NoLossScale):
         return {}
     return {name: getattr(scaling, name) for name in STATE if hasattr(scaling, name)}
 
 
 def load_state(scaling: LossScale, state: Mapping[str, float]) -> None:
-    """The inverse of :func:`state_of`. What a state does not say stays as it is: another implementation's may have no
-    hysteresis, or no loss scaling at all."""
+    """Loads what :func:`state_of` returns. A value that is not in ``state`` stays as it is: another implementation's
+    state may have no hysteresis, or no loss scaling at all."""
     if not isinstance(scaling, NoLossScale):
         vars(scaling).update({name: value for name, value in state.items() if hasattr(scaling, name)})
 

@@ -1,4 +1,4 @@
-"""Where things are: the project's own files, and the user's cache."""
+"""The paths of the project's own files and of the user's cache."""
 
 import os
 from pathlib import Path
@@ -11,10 +11,11 @@ CSRC = _ROOT / "csrc"
 
 
 def data_root() -> str:
-    """Where MNIST is looked for and downloaded to: ``$MPCOMPARE_DATA``, else the cache folder."""
+    """Returns the folder to which data sets are downloaded: ``$MPCOMPARE_DATA``, else the cache folder."""
     return os.environ.get("MPCOMPARE_DATA") or str(cache_dir()).replace(str(Path.home()), "~", 1)
 
 
 def cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/mpcompare``, by default ``~/.cache/mpcompare``: data sets and built operators."""
+    """Returns the folder of data sets and built operators: ``$XDG_CACHE_HOME/mpcompare``, by default
+    ``~/.cache/mpcompare``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpcompare"

@@ -101,7 +101,7 @@ def adam(optimizer: Adam | AdamW, w: Tensor, g: Tensor, remembered: Params, lr: 
 
 
 class Scratch:
-    """The six phases by hand. With ``precision=fp32`` every cast below is the identity: the same step in FP32."""
+    """The six phases by hand. With ``precision=fp32`` every cast below changes nothing: the same step in FP32."""
 
     PRECISIONS = ("fp16", "bf16", "fp32", "tf32")
     IDLE_PHASES: tuple[str, ...] = ()

@@ -87,7 +87,7 @@ def ways(precision: str, device: torch.device) -> dict[str, Callable[[nn.Module]
     """Returns by name the functions that make each way from a network in evaluation mode, which they do not change.
 
     Args:
-        precision: of the run, resolved.
+        precision: that of the run, resolved.
     """
     trained = PRECISIONS[precision]
     bits = (trained if trained.is_16_bit else preferred(device)).storage
@@ -105,8 +105,8 @@ def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inferenc
     """Measures each way beside the others.
 
     Args:
-        state: of the trained backend.
-        scores: of the trained backend, which are those of the fp32 way.
+        state: that of the trained backend.
+        scores: those of the trained backend, which are those of the fp32 way.
 
     Returns:
         ``batch_size``; ``seconds`` that it took; ``batches`` that were timed of each way; and by name the ``ways``:

@@ -8,7 +8,7 @@ took them. The examination of its training begins where it began.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,23 @@ def _fields(trained: Mapping[str, Any]) -> dict[str, Any]:
     return {field: v for key in SAME for field, v in named_fields(key, finite(trained.get(key))).items()}
 
 
-def describe(checkpoint: Checkpoint, folder: Path | None) -> dict[str, Any]:
-    """Returns ``resumed_from`` of a record: the place of the checkpoint, and what tells it from others."""
-    return {
+@dataclass(frozen=True)
+class Resumed:
+    """The part of ``result.json`` that only a run has which continues from a checkpoint.
+
+    Attributes:
+        resumed_from: the place of the checkpoint, its step, its backend and precision, and a hash of its weights.
+    """
+
+    resumed_from: dict[str, Any]
+
+
+def describe(checkpoint: Checkpoint, folder: Path | None) -> Resumed:
+    """Returns the part of the record of a run that continues from this checkpoint, which was found in ``folder``."""
+    origin = {
         "path": str(folder),
         "step": checkpoint.step,
         **{key: checkpoint.what_is_trained.get(key) for key in ("backend", "precision")},
         "weights": fingerprint(checkpoint.state["params"]),
     }
+    return Resumed(origin)

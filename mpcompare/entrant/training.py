@@ -22,7 +22,7 @@ class Trained:
     """The end of training.
 
     Attributes:
-        rows: of ``steps.csv``.
+        rows: those of ``steps.csv``.
         state: a copy of the backend's state.
         updates: the number of updates that led to it.
         scores: loss and accuracy on the held-out samples.

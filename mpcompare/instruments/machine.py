@@ -80,12 +80,12 @@ class Provenance:
     Attributes:
         device: ``cpu`` or ``cuda``.
         host: hash of its name.
-        threads: of torch.
-        versions: of packages; None where one is not installed.
+        threads: the number that torch uses.
+        versions: those of packages; None where one is not installed.
         cuda, driver: None on a CPU.
-        flags: of torch's matrix products.
+        flags: those of torch's matrix products.
         environment: variables that change speed without being seen in the configuration.
-        commit: of this project, with ``-dirty`` where files differ from it; None where it is not known.
+        commit: that of this project, with ``-dirty`` where files differ from it; None where it is not known.
     """
 
     device: str

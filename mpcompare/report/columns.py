@@ -52,7 +52,7 @@ def recorded(name: str, unit: str, meaning: str, **shown: Any) -> Column[Any]:
     """Returns the column of a value that a record has under the same name, for rows that have a ``result``.
 
     Args:
-        shown: what a console shows of it, as in :class:`Column`.
+        shown: the part of it that a console shows, as in :class:`Column`.
     """
     return Column(name, unit, meaning, lambda row: row.result.get(name), **shown)
 

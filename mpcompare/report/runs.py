@@ -121,17 +121,17 @@ def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataF
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """All runs at and below ``folders``, in natural order of their paths (2 before 10)."""
-    found: dict[Path, None] = {}
+    """Returns all runs at and below ``folders``, in natural order of their paths (2 before 10)."""
+    paths: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
             raise InputError("folder", folder, "no such folder")
         here = sorted((path.parent for path in folder.rglob(RESULT)), key=_natural)
         if not here:
             raise InputError("folder", folder, f"holds no run: no {RESULT} in it or below")
-        found.update(dict.fromkeys(path.resolve() for path in here))
-    common = Path(os.path.commonpath(list(found)))
-    return [read_run(path, str(path.relative_to(common)).removeprefix(".")) for path in found]
+        paths.update(dict.fromkeys(path.resolve() for path in here))
+    common = Path(os.path.commonpath(list(paths)))
+    return [read_run(path, str(path.relative_to(common)).removeprefix(".")) for path in paths]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -14,7 +14,7 @@ class Rates:
     for them.
 
     Attributes:
-        updates: how many updates were taken: a number, or a 0-d int64 tensor on the device.
+        updates: the number of updates that were taken: a number, or a 0-d int64 tensor on the device.
     """
 
     def __init__(self, lr: float, schedule: Schedule, updates: int = 0) -> None:

@@ -48,7 +48,7 @@ def check_backend(
     if precision is not None:
         precision = resolve_precision(precision, backend_class.PRECISIONS, where, name)
     checked = Checked()
-    found: dict[str, list[str]] = {}
+    candidates_of: dict[str, list[str]] = {}
     for task_name, (task, dataset) in (small_tasks() if tasks is None else tasks).items():
         for each in backend_class.PRECISIONS if precision is None else (precision,):
             candidate = Candidate(backend_class, task, dataset.to(where), each, options, where, task_name)
@@ -58,8 +58,8 @@ def check_backend(
                 continue
             with machine.tf32(tf32):
                 for sentence in _check(candidate, checked):
-                    found.setdefault(sentence, []).append(candidate.name)
-    broken = [f"{sentence} ({', '.join(candidates)})" for sentence, candidates in found.items()]
+                    candidates_of.setdefault(sentence, []).append(candidate.name)
+    broken = [f"{sentence} ({', '.join(candidates)})" for sentence, candidates in candidates_of.items()]
     if not broken and not checked.candidates:
         reasons = "; ".join(dict.fromkeys(checked.skipped.values()))
         broken = [f"nothing could be checked: {reasons or 'there is no task'}"]

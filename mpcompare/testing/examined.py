@@ -36,10 +36,10 @@ def examined_run(
     """Trains and examines in this process; nothing is timed.
 
     Args:
-        name: of the run and its backend.
+        name: the name of the run and of its backend.
         candidate: the backend, its task and precision.
-        noise: how many more runs measure the noise: two for one that others are judged beside.
-        seed: of the initial weights.
+        noise: the number of runs that find the noise: two for one that others are judged beside.
+        seed: that of the initial weights.
         scaling: the loss scale; None: that of ``loss_scale=auto``.
 
     Returns:

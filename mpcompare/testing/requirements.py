@@ -47,8 +47,8 @@ def of_the_class(backend_class: Any, options: Mapping[str, Any]) -> Iterator[str
         yield f"PRECISIONS is {precisions!r}, expected a tuple of {', '.join(PRECISIONS)}"
     parameters = list(inspect.signature(backend_class).parameters.values())
     if [p.name for p in parameters[:4]] != ["model", "task", "precision", "loss_scale"]:
-        found = ", ".join(p.name for p in parameters[:4])
-        yield f"the constructor takes {found or 'nothing'}, expected model, task, precision, loss_scale, then options"
+        names = ", ".join(p.name for p in parameters[:4])
+        yield f"the constructor takes {names or 'nothing'}, expected model, task, precision, loss_scale, then options"
     for p in parameters[4:]:
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
             yield f"the constructor takes {p}, expected each option by name, so that a wrong one can be refused"
@@ -269,16 +269,16 @@ def _first_gradients(candidate: Candidate, backend: Any) -> Params:
     return _copy(show_gradients(backend, candidate.batches(1)[0], candidate.task.optimizer.lr)[1])
 
 
-def _named(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any) -> Iterator[str]:
-    """Compares names, shapes and dtype of ``found`` with those of ``expected``."""
-    if missing := [name for name in expected if name not in found]:
+def _named(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any) -> Iterator[str]:
+    """Compares names, shapes and dtype of ``tensors`` with those of ``expected``."""
+    if missing := [name for name in expected if name not in tensors]:
         yield f"{what} lack {', '.join(missing)}"
-    if unknown := [name for name in found if name not in expected]:
+    if unknown := [name for name in tensors if name not in expected]:
         yield f"{what} have {', '.join(unknown)}, which the model has not"
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if name in expected and tensor.shape != expected[name].shape:
             yield f"{what}: {name} is {list(tensor.shape)}, expected {list(expected[name].shape)}"
-    if wrong := {_dtype(tensor) for tensor in found.values() if dtype is not None and tensor.dtype is not dtype}:
+    if wrong := {_dtype(tensor) for tensor in tensors.values() if dtype is not None and tensor.dtype is not dtype}:
         yield f"{what} are {', '.join(sorted(wrong))}, expected {str(dtype).removeprefix('torch.')}"
 
 
@@ -300,10 +300,10 @@ def _go_on(candidate: Candidate, backend: Any, stream: list[Batches]) -> Iterato
         }}  # fmt: skip
 
 
-def _first_difference(expected: list[dict[str, Tensor]], found: list[dict[str, Tensor]], device: torch.device) -> str:
+def _first_difference(expected: list[dict[str, Tensor]], actual: list[dict[str, Tensor]], device: torch.device) -> str:
     """Returns the first difference, as in ``another loss in step 2``; empty where there is none. On CUDA sums may be
     taken in another order."""
-    for number, (a, b) in enumerate(zip(expected, found, strict=True), start=1):
+    for number, (a, b) in enumerate(zip(expected, actual, strict=True), start=1):
         for name, tensor in a.items():
             near = device.type == "cuda" and _near(tensor, b[name])
             if not near and not numerics.same_bits(tensor, b[name]):

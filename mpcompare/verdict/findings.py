@@ -164,8 +164,8 @@ class Clip:
     """The norms of one step's gradients before and after clipping, and the factor of each.
 
     Attributes:
-        norm: of all gradients before, as the backend says.
-        norm_after: of the clipped ones.
+        norm: that of all gradients before, as the backend says.
+        norm_after: that of the clipped ones.
         clip_norm, norm_type: as the task asks for.
         elements: the number of all elements.
         should_norm, should_factor: the norm before, and the factor that follows from it; None where the gradients
@@ -230,8 +230,8 @@ class Drive:
         buffers: after the first step, beside the oracle's; empty where that step overflows or there are none.
         known_mistakes: by name the largest error over its bound of updates made that way; empty where the updates are
             right.
-        digits: of what the optimizer remembers, by kind, the share of numbers that have no more digits than a 16-bit
-            format; empty where the updates are right.
+        digits: by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format;
+            empty where the updates are right.
     """
 
     steps: list[Step]
@@ -262,7 +262,7 @@ class RoundingError:
     Attributes:
         error: root mean square of ``||g - exact||``.
         dimensions: the number of dimensions in which ``g - exact`` varies.
-        samples: how many these are estimated from.
+        samples: the number of samples from which these are estimated.
     """
 
     error: float
@@ -312,10 +312,10 @@ class Reload:
     """A backend that loaded the state of another, beside that other, one step later.
 
     Attributes:
-        expected: of the one that saved.
-        found: of the one that loaded.
+        expected: the step of the backend that saved.
+        found: the step of the one that loaded.
         error: the distance of their weights and buffers.
-        norm: how far those of the first moved in the step.
+        norm: the distance that those of the first moved in the step.
         lost: the entries of the state that are others in the loaded backend; None in old records, which do not say.
     """
 
@@ -333,7 +333,7 @@ class NoiseRun:
     Attributes:
         change: the changes in words.
         losses, skipped: step by step.
-        moved: how far the weights went, as sketches.
+        moved: the change of each parameter, as a sketch.
     """
 
     change: str
@@ -385,7 +385,7 @@ class Findings:
 
     Attributes:
         precision: in which the backend was asked to compute.
-        recipe: of the task.
+        recipe: the part of the task that decides how numbers are read.
         longest_sum: about how many numbers are summed at most.
         layers: the owner of each parameter and buffer.
         twin: the layers that were replaced in the network of the passes ``first`` and ``overflow``; empty where these
@@ -396,7 +396,7 @@ class Findings:
         overflow: with a loss scale that is too large; None without loss scaling.
         reload: a state that was saved and loaded.
         wrong_scale: None where the loss scale of each training step is right.
-        moved: how far training moved each parameter, as a sketch.
+        moved: the change of each parameter over training, as a sketch.
         noise: training again; empty where the noise was not measured.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
             they were not counted.

@@ -14,7 +14,7 @@ from mpcompare.report.contents import Report, Verdicts
 
 PIPE = 200  # characters: a file or a pipe has no width, and is not wrapped at 80
 LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
-IDENTITY = ("backend", "precision", "variant")  # the columns of a run that did not finish
+UNFINISHED = ("backend", "precision", "variant")  # the columns of a run that did not finish
 NARROW = 100  # characters: a console below this shows the phases alone
 
 
@@ -71,7 +71,7 @@ def _runs(comparison: Comparison, verdicts: Verdicts, width: int) -> Table:
         if row.entry.ok:
             table.add_row(*(column.cell(row) for column in columns))
         else:
-            known = (column.cell(row) for column in columns if column.name in IDENTITY)
+            known = (column.cell(row) for column in columns if column.name in UNFINISHED)
             table.add_row(*known, row.result["status"], style="red")
     return table
 

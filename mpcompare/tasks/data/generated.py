@@ -33,8 +33,8 @@ def digits(seed: int, samples: int) -> Dataset:
     angle, shift = random[0] * math.radians(15), random[1:] * 2 / 14  # grid coordinates: 28 pixels span [-1, 1]
     affine = torch.stack([angle.cos(), -angle.sin(), shift[0], angle.sin(), angle.cos(), shift[1]], dim=1)
     train = _resample(x_train[source], affine.reshape(-1, 2, 3))
-    identity = torch.tensor([[1.0, 0, 0], [0, 1, 0]]).repeat(held_out, 1, 1)
-    test = _resample(x_test, identity)
+    unchanged = torch.tensor([[1.0, 0, 0], [0, 1, 0]]).repeat(held_out, 1, 1)
+    test = _resample(x_test, unchanged)
     return Dataset("digits", "asked for", train, y_train[source], test, y_test)
 
 

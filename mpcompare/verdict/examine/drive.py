@@ -243,7 +243,7 @@ def _moved(before: Params, after: Mapping[str, Tensor]) -> bool:
 def _first_update(task: Task, taken: _Taken, exact: Mapping[str, Tensor]) -> dict[str, FirstUpdate]:
     """Returns the change of each tensor beside the one that the oracle's gradients make."""
     factor = numerics.clip_factor(exact, task.clip_norm, task.clip_norm_type)
-    found = {}
+    updates = {}
     for name in exact:
         largest, squares = [], []
         for w, new, g in numerics.chunks(taken.before[name], taken.after[name], exact[name]):
@@ -254,5 +254,7 @@ def _first_update(task: Task, taken: _Taken, exact: Mapping[str, Tensor]) -> dic
             pieces = (new.double() - w - step, step, w, step - decay, g)
             squares.append(torch.stack([torch.dot(piece, piece) for piece in pieces]))
         error, norm, weights, gain, grad = torch.stack(squares).sum(dim=0).sqrt().tolist()
-        found[name] = FirstUpdate(error, norm, torch.stack(largest).max().item(), weights, gain / grad if grad else 0.0)
-    return found
+        updates[name] = FirstUpdate(
+            error, norm, torch.stack(largest).max().item(), weights, gain / grad if grad else 0.0
+        )
+    return updates

@@ -19,10 +19,10 @@ def effective_precision(subject: Subject, batch: Batches, grads: Params, errors:
     unit next to 0 that turned on or off any may be.
 
     Args:
-        errors: of the gradients beside the oracle of the precision asked for.
+        errors: those of the gradients beside the oracle of the precision asked for.
     """
     asked = subject.precision
-    found, error = asked, _largest(errors)
+    nearest, error = asked, _largest(errors)
     if not asked.is_16_bit or error <= 2 * asked.unit_roundoff:
         return asked.name  # others need not be tried
 
@@ -38,10 +38,10 @@ def effective_precision(subject: Subject, batch: Batches, grads: Params, errors:
             continue
         rough = errors_beside(other, torch.float32)  # in fp32 arithmetic it costs a quarter, and rules most of them out
         if closer(rough) and closer(there := errors_beside(other, torch.float64)):
-            found, error = other, _largest(there)
+            nearest, error = other, _largest(there)
         elif (asked.name, other.name) == ("bf16", "fp32") and _largest(rough) >= error:
             break  # fp16's oracle lies between the two, so it is not that one either
-    return found.name if error <= 16 * found.unit_roundoff else asked.name
+    return nearest.name if error <= 16 * nearest.unit_roundoff else asked.name
 
 
 def _largest(errors: Errors) -> float:

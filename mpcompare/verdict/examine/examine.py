@@ -40,9 +40,9 @@ def examine(
 
     Args:
         stepper: the backend that training left, with all that it has become, and its next learning rate.
-        rows: of ``steps.csv``.
-        moved: how far training moved each parameter, as ``numerics.sketch``.
-        noise: how many more runs measure the noise; 0 for a backend that others are not compared with.
+        rows: those of ``steps.csv``.
+        moved: the change of each parameter over training, as ``numerics.sketch``.
+        noise: the number of runs that find the noise; 0 for a backend that others are not compared with.
     """
     trained = stepper.backend
     weights = {name: p.detach().clone() for name, p in trained.master_params().items()}

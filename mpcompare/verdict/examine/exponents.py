@@ -30,7 +30,7 @@ def exponents_of(subject: Subject, exact: Exact, trained: nn.Module, batch: Batc
 
 def _updates(subject: Subject, params: Params, grads: Mapping[str, Tensor]) -> dict[str, list[int]]:
     """Returns ``numerics.exponents`` of ``|first update| / |w|`` from these gradients, by parameter."""
-    optimizer, found = subject.task.optimizer, {}
+    optimizer, by_name = subject.task.optimizer, {}
     for name in grads:
         counts = []
         for w, g in numerics.chunks(params[name], grads[name]):
@@ -40,5 +40,5 @@ def _updates(subject: Subject, params: Params, grads: Mapping[str, Tensor]) -> d
             count = numerics.exponents(update.div_(w).masked_fill_(no_weight, 0))
             count[0] -= int(no_weight.sum())
             counts.append(count)
-        found[name] = torch.stack(counts).sum(dim=0).tolist()
-    return found
+        by_name[name] = torch.stack(counts).sum(dim=0).tolist()
+    return by_name

@@ -66,11 +66,11 @@ def known_mistakes(task: Task, updates: Sequence[Update], compute_dtype: torch.d
     wrong = [name for name, worst in excess(_by(task.optimizer.replay())).items() if not worst <= 1]
     if not wrong:
         return {}
-    found = {}
+    errors = {}
     for name, mistake in _mistakes(task, compute_dtype):
         worst = excess(mistake)
-        found[name] = max(worst[tensor] for tensor in wrong)
-    return found
+        errors[name] = max(worst[tensor] for tensor in wrong)
+    return errors
 
 
 def _by(

@@ -26,8 +26,8 @@ def train_again(subject: Subject, rows: Sequence[Mapping[str, Any]], number: int
     overflowed, for it would skip other steps.
 
     Args:
-        rows: of ``steps.csv``.
-        number: of the run; another one draws other changes.
+        rows: those of ``steps.csv``.
+        number: the run's; another one draws other changes.
     """
     task, begin = subject.task, subject.start
     generator = torch.Generator().manual_seed(number)

@@ -76,12 +76,12 @@ def sketch(params: Mapping[str, Tensor]) -> dict[str, list[float]]:
     Each element is added to a random one of the numbers with a random sign, the same ones in every run (the count
     sketch of Charikar, Chen and Farach-Colton, ICALP 2002): runs can be compared long after their weights are gone.
     """
-    found = {}
+    sketches = {}
     for name, p in params.items():
         sums = torch.zeros(2 * SKETCH, dtype=torch.float64)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         for (values,) in chunks(p.detach()):
             place = torch.randint(2 * SKETCH, values.shape, generator=generator)
             sums.index_add_(0, place, values.cpu().double())
-        found[name] = (sums[:SKETCH] - sums[SKETCH:]).tolist()  # the upper half are the negative signs
-    return found
+        sketches[name] = (sums[:SKETCH] - sums[SKETCH:]).tolist()  # the upper half are the negative signs
+    return sketches

@@ -205,21 +205,21 @@ def rounded(model: nn.Module, precision: Precision) -> nn.Module:
 def outputs_of(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Yields the outputs of all layers (modules without modules in them) in the order of their calls, while it is
     entered; a later call of the same layer is ``name#2``."""
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
             if isinstance(tensor, Tensor) and tensor.requires_grad:
-                calls = sum(known.partition("#")[0] == name for known in found)
-                found[f"{name}#{calls + 1}" if calls else name] = tensor
+                calls = sum(known.partition("#")[0] == name for known in outputs)
+                outputs[f"{name}#{calls + 1}" if calls else name] = tensor
 
         return hook
 
     layers = [(name, m) for name, m in model.named_modules() if not any(True for _ in m.children())]
     handles = [m.register_forward_hook(keep(name)) for name, m in layers]
     try:
-        yield found
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()

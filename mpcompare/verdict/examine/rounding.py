@@ -38,7 +38,7 @@ SELECTING = {
 
 
 class _Rounding(torch.autograd.Function):
-    """The identity, but that the value and its gradient are rounded."""
+    """Passes a value on, and its gradient back, both rounded."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, error: Callable[[Tensor], Tensor]) -> Tensor:
@@ -152,7 +152,7 @@ class _Step:
 
     Attributes:
         named: the parameters that are trained.
-        names: of what the step returns, its gradients and then the floating buffers.
+        names: those of the tensors that the step returns, its gradients and then the floating buffers.
     """
 
     def __init__(self, network: nn.Module, loss_fn: Loss, batches: Batches) -> None:
@@ -169,8 +169,8 @@ class _Step:
         for x, y in self.batches:
             with context:
                 output = network(x)
-            found = torch.autograd.grad(self.loss_fn(output, y) / len(self.batches), params, allow_unused=True)
-            grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, found, strict=True)]
+            raw = torch.autograd.grad(self.loss_fn(output, y) / len(self.batches), params, allow_unused=True)
+            grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, raw, strict=True)]
             sums = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
         buffers = [network.get_buffer(name).clone() for name in self.statistics]
         for name, before in state.items():

@@ -13,7 +13,7 @@ def first_wrong_scale(scaling: LossScale, rows: Sequence[Mapping[str, Any]]) -> 
 
     Args:
         scaling: the loss scale before the first step.
-        rows: of ``steps.csv``.
+        rows: those of ``steps.csv``.
     """
     scaling = copy.deepcopy(scaling)
     for row in rows:

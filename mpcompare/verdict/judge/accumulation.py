@@ -12,8 +12,8 @@ def wrong_sum(batches: MicroBatches, limit: float) -> str:
     alike, and they do not count as often as a known mistake makes them.
 
     Args:
-        limit: of the error of all gradients together. So large a remainder is no reason to doubt the counts, and so
-            large an error of the gradients is one of ``limit / smallest`` in them.
+        limit: that of the error of all gradients together. A remainder as large is no reason to doubt the counts, and
+            an error of the gradients as large is one of ``limit / smallest`` in them.
     """
     counts, every = batches.counts, len(batches.counts)
     error = SKETCHED * limit / batches.smallest if batches.smallest else math.inf

@@ -68,7 +68,7 @@ class Symptoms:
     """Everything that tells a cause.
 
     Attributes:
-        run: whose gradients they are.
+        run: the run that has these gradients.
         errors: by tensor; at least one failed.
         own, reference: the pass of the run, and that of its reference.
         loss_is_right: whether the loss of the pass is within its limit.

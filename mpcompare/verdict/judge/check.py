@@ -14,7 +14,7 @@ class Check:
     """A number and its limit.
 
     Attributes:
-        name: what was looked at, and of which tensor.
+        name: the property that was looked at, and the tensor.
         value, limit: the check passes where ``value <= limit``; NaN does not pass.
         cause: a word or two for what is wrong where it fails; docs/verdict.md lists them.
         because: the same in a sentence, with its numbers.
@@ -42,8 +42,8 @@ class Examined:
         name: to speak of it.
         precision: the one asked for.
         dtypes: as observed, by ``params``, ``activations``, ``gradients``, ``loss`` and ``optimizer``.
-        findings: of the examination.
-        steps: of ``steps.csv``.
+        findings: those of the examination.
+        steps: the rows of ``steps.csv``.
         start: the step and the fingerprint of the weights where training continued; None: it began at the beginning.
         timed_loss: the loss in a timed block; None where nothing was timed.
         timed_loss_difference: the largest difference to the loss of the examined backend at the same step; None

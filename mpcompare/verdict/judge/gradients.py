@@ -57,7 +57,7 @@ def _checks(
     Args:
         passes: the run's and its reference's.
         roundings: by tensor.
-        cause: of all that fails; empty where the errors tell it.
+        cause: that of all checks that fail; empty where the errors tell it.
     """
     run, reference = (each.step for each in passes)
     errors = _errors(case, where, passes, roundings)

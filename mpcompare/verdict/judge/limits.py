@@ -25,7 +25,7 @@ def tensor_limit(run: Examined, reference: GradientError | FirstUpdate, rounding
     of their length (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019).
 
     Args:
-        rounding: of this tensor; None if it is not known.
+        rounding: the rounding error of this tensor; None if it is not known.
     """
     u, once = run.unit_roundoff, rounding.error if rounding else 0.0
     sums = sum_error(run) * max(reference.norm, once / u)  # relative to what is summed, which may cancel

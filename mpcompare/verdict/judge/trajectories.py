@@ -44,7 +44,7 @@ def common_steps(reference: Examined, run: Examined | None = None) -> int:
     another takes parts them too. Runs that resumed from different points have none in common.
 
     Args:
-        run: whose skipped steps count as well; without it, those of the reference and its noise runs.
+        run: one whose skipped steps count as well; without it, those of the reference and its noise runs.
     """
     if run is not None and run.start != reference.start:
         return 0

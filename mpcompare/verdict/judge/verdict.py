@@ -23,7 +23,7 @@ class Verdict:
             ``not examined`` (it or its reference: ``verdict.enabled=false``).
         cause: of ``differs``, that of the first check that failed; of ``not comparable``, the field.
         because: the cause in a sentence.
-        unchecked: what could not be looked at.
+        unchecked: the parts that could not be looked at.
     """
 
     word: str

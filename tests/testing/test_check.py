@@ -1,4 +1,4 @@
-"""check_backend: right backends pass, and each planted violation is one line that names it."""
+"""check_backend lets right backends pass, and names each violation in one line."""
 
 import copy
 
@@ -147,7 +147,7 @@ class OwnKinds(Fp32):
 
 
 class Shared(Fp32):
-    """Says the loss of the one that was made last."""
+    """``fp32`` that returns the loss of the instance that was made last."""
 
     latest = None
 
@@ -191,7 +191,7 @@ class Unavailable(Fp32):
 
 
 class OnePercentMore(Fp32):
-    """Right in all that the interface shows but its numbers."""
+    """``fp32`` whose gradients alone are wrong."""
 
     def backward(self):
         super().backward()
@@ -200,7 +200,7 @@ class OnePercentMore(Fp32):
 
 
 class NoMasterWeights(Amp):
-    """Says fp32 and keeps weights that have the digits of bf16."""
+    """``amp`` that says fp32 and keeps weights that have the digits of bf16."""
 
     def step(self, lr):
         super().step(lr)
@@ -249,14 +249,14 @@ class NoMasterWeights(Amp):
         (lambda: None, MLP, "it is no class"),
     ],
 )
-def test_a_broken_rule_is_a_line(backend, tasks, rule):
+def test_a_broken_requirement_is_a_line(backend, tasks, rule):
     with pytest.raises(BrokenContract) as caught:
         check_backend(backend, tasks=tasks)
     assert [line for line in caught.value.rules if rule in line], caught.value
     assert all("\n" not in line for line in caught.value.rules)
 
 
-def test_all_broken_rules_are_listed_each_once():
+def test_all_broken_requirements_are_listed_each_once():
     class Several(FourDtypes, OwnKinds):
         pass
 

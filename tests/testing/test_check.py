@@ -249,14 +249,14 @@ class NoMasterWeights(Amp):
         (lambda: None, MLP, "it is no class"),
     ],
 )
-def test_a_broken_requirement_is_a_line(backend, tasks, rule):
+def test_a_broken_rule_is_a_line(backend, tasks, rule):
     with pytest.raises(BrokenContract) as caught:
         check_backend(backend, tasks=tasks)
     assert [line for line in caught.value.rules if rule in line], caught.value
     assert all("\n" not in line for line in caught.value.rules)
 
 
-def test_all_broken_requirements_are_listed_each_once():
+def test_all_broken_rules_are_listed_each_once():
     class Several(FourDtypes, OwnKinds):
         pass
 

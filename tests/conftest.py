@@ -24,7 +24,7 @@ hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, d
 hypothesis.settings.load_profile("mpcompare")
 
 # Small tests, and the processes that they start, are quickest on one thread: two wait for each other in every small
-# step, for long where other programs compute too.
+# step, and for long if other programs compute too.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C, which tests send.
@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Lets torch compute on two threads, for tests of what splits its work between them."""
+    """Lets torch compute on two threads, for tests of operators that split their work between them."""
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
@@ -42,7 +42,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.fixture(params=["cpu", CUDA])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Each device; on a CPU CUDA graphs are recorded (tests/support/graphs.py)."""
+    """Returns each device; on a CPU, CUDA graphs are recorded (tests/support/graphs.py)."""
     if request.param == "cpu":
         request.getfixturevalue("recorded_graphs")
     return torch.device(request.param)
@@ -50,7 +50,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="session")
 def mnist_root() -> Path:
-    """The folder that holds MNIST."""
+    """Returns the folder that holds MNIST."""
     root = os.environ.get("MPCOMPARE_DATA")
     if not root or not (Path(root) / "MNIST").is_dir():
         pytest.skip("MPCOMPARE_DATA does not name a folder with MNIST")
@@ -68,7 +68,8 @@ class Ended:
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Ended]:
-    """``python -m mpcompare ARGS``, or another module's main, in this process and in an empty folder."""
+    """Returns a function that runs ``python -m mpcompare ARGS``, or another module's main, in this process, in an
+    empty folder."""
 
     def run(*args: str, main: Callable[[], None] | None = None) -> Ended:
         from mpcompare.__main__ import main as mpcompare_main

@@ -1,4 +1,4 @@
-"""The verdict's power: which planted bug is seen by which check, and are correct runs ever accused?
+"""The verdict's power: the checks that see each planted bug, and the correct runs that are accused.
 
     python tests/power.py planted --family all       tables of planted bugs by kinds of checks
     python tests/power.py correct --tasks 100        random tasks, seeds and precisions with scratch and fused
@@ -7,7 +7,7 @@
     python tests/power.py correct --family recipe    random optimizers, schedules, clips and accumulations
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
 
-Exit code 1 where a bug is missed that should be seen, or a correct run is accused.
+The exit code is 1 if a bug is missed that should be seen, or if a correct run is accused.
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Tally:
         """Counts a run, and prints it if it is accused."""
         if name != "amp":
             self.runs[name] += 1
-            self.parted += any(what.startswith("training from") for what in verdict.unchecked)
+            self.parted += any(part.startswith("training from") for part in verdict.unchecked)
         if verdict.word not in ("same", "reference"):
             self.accused += 1
             print(f"{where}{task}: {verdict}: {verdict.because}", flush=True)

@@ -24,7 +24,7 @@ def test_every_format_has_a_dtype_of_its_size_that_is_named_after_it():
 
 
 def nearest(x, format):
-    """``x`` as a multiple of the gap between the format's numbers around it; Python rounds halves to even."""
+    """Returns ``x`` rounded to a multiple of the gap between the format's numbers; Python rounds halves to even."""
     if not math.isfinite(x) or x == 0:
         return x
     smallest_exponent = math.frexp(format.smallest_normal)[1]

@@ -11,7 +11,7 @@ from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale,
 
 
 def follow(policy: StaticLossScale, trace: list[bool], static: bool = False) -> None:
-    """Takes both through ``trace``: where it is True a gradient is inf. Scale, its inverse and skips must be equal."""
+    """Takes the policy and GradScaler through ``trace``, a gradient is inf if True. Scales and skips must be equal."""
     scaler = grad_scaler(policy, "cpu")
     p = torch.zeros(3, requires_grad=True)
     optimizer = torch.optim.SGD([p], lr=1.0)

@@ -138,14 +138,14 @@ def test_a_finished_run_without_all_its_steps_is_not_readable(tmp_path):
 
 
 def test_only_what_still_runs_is_concluded(tmp_path):
-    identity = {**AT_START, "backend": "amp"}
-    del identity["status"]
-    assert records.conclude(tmp_path / "new", identity, "killed by SIGKILL")
+    at_start = {**AT_START, "backend": "amp"}
+    del at_start["status"]
+    assert records.conclude(tmp_path / "new", at_start, "killed by SIGKILL")
     assert read_run(tmp_path / "new").result["error"] == "killed by SIGKILL"
-    assert not records.conclude(tmp_path / "new", identity, "something else")
+    assert not records.conclude(tmp_path / "new", at_start, "something else")
     (tmp_path / "new2").mkdir()
-    Recorder(tmp_path / "new2", identity).add(engine="native")
-    assert records.conclude(tmp_path / "new2", identity, "interrupted")
+    Recorder(tmp_path / "new2", at_start).add(engine="native")
+    assert records.conclude(tmp_path / "new2", at_start, "interrupted")
     result = read_run(tmp_path / "new2").result
     assert (result["status"], result["engine"]) == ("interrupted", "native")
 

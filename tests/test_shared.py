@@ -13,7 +13,7 @@ VALUE = {"x": torch.arange(6.0).reshape(2, 3), "more": [(torch.tensor([1, 2]), 0
 
 
 class Make:
-    """Counts how often it was asked."""
+    """A function that counts its calls."""
 
     def __init__(self):
         self.times = 0

@@ -25,7 +25,7 @@ def functions(path: Path) -> Iterator[Function]:
 
 
 def parameters(function: Function) -> int:
-    """Returns how many there are, without ``self`` and ``cls``."""
+    """Returns the number of parameters, without ``self`` and ``cls``."""
     given = function.args
     names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg) if a]
     return len([name for name in names if name not in ("self", "cls")])

@@ -1,4 +1,4 @@
-"""Each technique of mixed precision taken away from scratch: what that does, in numbers, and what the verdict says."""
+"""The ablations of scratch: the numbers that change if a technique is taken away, and the verdict's causes."""
 
 from functools import partial
 
@@ -49,7 +49,7 @@ def test_the_defaults_take_nothing_away(precision, momentum):
 
 @pytest.mark.parametrize(("precision", "digits"), [("fp16", 11), ("bf16", 8)])
 def test_without_masters_an_update_below_half_a_gap_is_lost(device, precision, digits):
-    """Weights of 1 have the gap 2^(1-digits) above and half of that below them; the bias's gradient is 2/3 here."""
+    """Weights of 1 have the gap 2^(1-digits) above them and half of that below; the bias's gradient is 2/3 here."""
     task = make_task(in_features=1, hidden=[], out_features=1, loss="mse", batch_size=3, lr=2.0**-digits / 2)
     x, y = torch.zeros(3, 1, device=device), torch.tensor([[0.0], [1.0], [1.0]], device=device)  # mean 2 (1 - y) = 2/3
     moved = {}
@@ -86,7 +86,7 @@ def test_without_masters_the_optimizer_has_16_bit_weights_and_says_so(device, mo
 
 @pytest.mark.parametrize(("accumulate", "stops_at"), [(torch.float16, 32768.0), (torch.bfloat16, 4096.0)])
 def test_a_sum_of_ones_stops_where_16_is_half_a_gap(device, accumulate, stops_at):
-    """16 ones at a time: fp16 has the gap 32 from 2^15 on, bf16 from 2^12 on, and ties go to even."""
+    """Ones are added 16 at a time. The gap is 32 from 2^15 on in fp16, from 2^12 on in bf16, and ties go to even."""
     ones, out = torch.ones(1, 40000, device=device), torch.empty(1, 1, device=device)
     ops.low_gemm(ones, ones, out, trans_b=True, accumulate=accumulate)
     assert out.item() == stops_at
@@ -95,7 +95,7 @@ def test_a_sum_of_ones_stops_where_16_is_half_a_gap(device, accumulate, stops_at
 
 
 def test_each_block_is_summed_exactly_and_the_total_rounded():
-    """After 2048 a 1 is half a gap of fp16's, and lost; 16 of them in one block are not."""
+    """Beside 2048, 1 is half a gap of fp16 and is lost; 16 of them in one block are not."""
     a = torch.zeros(2, 16 * 100, dtype=torch.float16)
     a[:, 0] = 2048
     a[0, 16::16] = 1  # one in each block
@@ -188,7 +188,7 @@ ABLATIONS = {
 
 @pytest.fixture(scope="module")
 def deep():
-    """Shaped like that of conf/experiment/ablations.yaml, and smaller."""
+    """Returns a task like that of conf/experiment/ablations.yaml, but smaller, its data, and a run of ``amp``."""
     task = make_task(in_features=784, hidden=[64] * 4, out_features=10, batch_size=4096, samples=4096 * 2, lr=0.01)
     dataset = dataset_of(task)
     return task, dataset, examined("amp", Amp, task, dataset, "fp16", steps=2, noise=1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.backends import BACKENDS, each_column, finish_step, make_backend, step_to_gradients, take_step
+from support.backends import BACKENDS, each_backend, finish_step, make_backend, step_to_gradients, take_step
 from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.backends import scratch
@@ -30,7 +30,7 @@ def loss_and_grads(name, task, precision, device, x, y, engine="native", seed=0)
 
 
 def sum_of_magnitudes(model, loss_fn, x, y):
-    """``sum_i |gradient of sample i| / n``, tensor by tensor: what rounding errors are relative to."""
+    """Returns ``sum_i |gradient of sample i| / n`` by tensor; rounding errors are relative to it."""
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in params_of(model).items()}
     for i in range(len(x)):
         for name, g in exact_step(model, loss_fn, [(x[i : i + 1], y[i : i + 1])], PRECISIONS["fp32"]).grads.items():
@@ -43,11 +43,12 @@ SCALED = ["amp", "amp_graph", "master_weights", *MANUAL]  # with a loss scale
 
 
 def assert_as_good_as_peer(name, task, precision, device, engine, seed):
-    """Error of the backend's loss and gradients against float64 at most twice that of torch's own implementation.
+    """Asserts that the errors of loss and gradients, against float64, are at most twice those of torch's own
+    implementation.
 
-    The floor, for tensors on which the peer happens to be exact: one 16-bit rounding apart (2 u), and fp32 sums in
+    The floor is for tensors on which the peer happens to be exact: one 16-bit rounding apart (2 u), and fp32 sums in
     another order (a unit roundoff of fp32 for every summand along the way, Higham section 3.1), both relative to the
-    magnitude of what was summed.
+    sum of the summands' magnitudes.
     """
     x, y = make_batch(task, device, seed)
     model = task.new_model(seed, device)
@@ -89,7 +90,7 @@ def test_manual_gradients(device, name, precision, loss):
 
 @pytest.mark.parametrize("name", SCALED)
 def test_loss_scaling_saves_gradients_that_fp16_would_lose(device, name):
-    """Output 0, targets 2^-20: the output's gradient is 2^-27, which is 0 in fp16; times 2^16 it is exact.
+    """The output is 0 and the targets are 2^-20, so the output's gradient is 2^-27: 0 in fp16, and exact times 2^16.
 
     x is rounded to fp16 (u), sums are fp32, and each gradient is rounded once (u): 2 u of the magnitudes.
     """
@@ -137,7 +138,7 @@ def test_softmax_of_any_logits_is_that_of_float64(device, size):
     assert (dlogits - logits64.grad).abs().max().item() <= 2 * error / 64
 
 
-@each_column
+@each_backend
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_step_is_sgd_on_fp32_masters(device, name, precision, momentum):
     task = make_task(momentum=momentum)
@@ -158,7 +159,7 @@ def test_a_step_is_sgd_on_fp32_masters(device, name, precision, momentum):
             )
 
 
-@each_column
+@each_backend
 def test_all_start_alike_and_leave_the_initial_weights_alone(device, name, precision):
     task = make_task()
     model = task.new_model(0, device)
@@ -217,7 +218,7 @@ def test_static_scale_of_grad_scaler_never_moves(device, name):
         assert float(backend.loss_scale()) == 128.0
 
 
-@each_column
+@each_backend
 def test_without_loss_scaling_nothing_is_checked(device, name, precision):
     task = make_task()
     x, y = make_batch(task, device)
@@ -228,7 +229,7 @@ def test_without_loss_scaling_nothing_is_checked(device, name, precision):
     assert backend.master_params()["layer1.bias"].isnan().any()
 
 
-@each_column
+@each_backend
 def test_state_dict_continues_bit_for_bit(device, name, precision, tmp_path):
     task = make_task(momentum=0.9)
     scaled = name != "fp32"
@@ -251,7 +252,7 @@ def test_state_dict_continues_bit_for_bit(device, name, precision, tmp_path):
     assert fingerprint(whole.master_params()) == fingerprint(resumed.master_params())
 
 
-@each_column
+@each_backend
 def test_observed_dtypes_are_what_the_precision_promises(device, name, precision):
     task = make_task()
     backend = make_backend(name, task, precision, device)
@@ -271,7 +272,7 @@ def test_activations_stay_in_compute_dtype_inside_scratch(device):
     assert [tuple(z.shape) for z in backend.z] == [(32, width) for width in mlp_of(task).sizes[:-1]]
 
 
-@each_column
+@each_backend
 def test_training_learns_a_batch_by_heart(device, name, precision):
     task = make_task(lr=0.3, hidden=[64], momentum=0.9)
     backend = make_backend(name, task, precision, device, DynamicLossScale() if precision == "fp16" else None)
@@ -337,7 +338,7 @@ def test_fused_writes_the_same_buffers_in_every_step(device):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_fused_keeps_rows_aligned_and_their_padding_0(device, precision):
-    """16 bytes from row to row, 256 in 16 bits from tensor to tensor; what lies between is never written."""
+    """Rows begin at multiples of 16 bytes, and 16-bit tensors at multiples of 256; nothing is written between them."""
     task = make_task(in_features=20, hidden=[13, 7], out_features=5, momentum=0.9)
     backend = make_backend("fused", task, precision, device, DynamicLossScale(2.0**30, growth_interval=2))
     for seed in range(8):
@@ -363,8 +364,8 @@ def test_fused_keeps_rows_aligned_and_their_padding_0(device, precision):
 
 
 def test_scale_of_5000_steps_equals_gradscalers(device):
-    """It grows, overflows by itself and by injected inf, and backs off, again and again; GradScaler sees an inf where
-    fused skips."""
+    """The scale grows, overflows by itself and by injected inf, and backs off, again and again. GradScaler is given an
+    inf in each step that fused skips."""
     task = make_task(hidden=[16], batch_size=8)
     fused = make_backend("fused", task, "fp16", device, DynamicLossScale(growth_interval=20))
     scaler = torch.amp.GradScaler(device.type, growth_interval=20)

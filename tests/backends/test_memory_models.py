@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.backends import BACKENDS, CPU_COLUMNS, make_backend
+from support.backends import BACKENDS, CPU_BACKENDS, make_backend
 from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.contract import Stepper
@@ -19,11 +19,9 @@ from mpcompare.tasks.task import params_of
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("two_threads")
-# Not fp16 of torch, which is slow on a CPU, and bf16's twin; nor graphs, which are no graphs there; master_weights,
-# whose module may be any, has no model.
-MEASURED = [c for c in CPU_COLUMNS if c != ("amp", "fp16") and c[0] not in ("amp_graph", "master_weights")]
-
-
+# amp in fp16 is slow on a CPU and has the model of bf16, amp_graph captures no graph there, and master_weights, which
+# trains any module, has no model.
+MEASURED = [b for b in CPU_BACKENDS if b != ("amp", "fp16") and b[0] not in ("amp_graph", "master_weights")]
 OPTIMIZERS = [Sgd(0.1), Sgd(0.1, 0.9), Sgd(0.1, 0.9, nesterov=True, weight_decay=0.1), Adam(weight_decay=0.1), AdamW()]
 
 
@@ -44,7 +42,7 @@ def test_kinds_tell_autocast_from_a_backend_that_keeps_its_own_copies():
 
 
 def measured_and_modelled(name, task, initial, precision, x, y):
-    """The peak of the first steps, and the model."""
+    """Returns the peak of the first steps, in bytes, and the memory model."""
     made = []
 
     def run():
@@ -58,7 +56,7 @@ def measured_and_modelled(name, task, initial, precision, x, y):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "precision"), [("amp", "bf16"), ("fp32", "fp32")])
 def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
-    """The shape that the README shows, and the tolerance that its table promises: a run takes up to 1 GB."""
+    """The shape and the tolerance are those of the README's table. A run takes up to 1 GB."""
     task = make_task(in_features=784, hidden=[8192], out_features=10, batch_size=8192)
     x, y = make_batch(task, CPU)
     peak, model = measured_and_modelled(name, task, task.new_model(0, CPU), precision, x, y)
@@ -73,7 +71,7 @@ def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
     accumulate=st.sampled_from([1, 2, 4]), clip_norm=st.sampled_from([None, 0.1]),
 )  # fmt: skip
 def test_memory_model_is_what_is_measured(name_precision, sizes, batch_size, loss, optimizer, accumulate, clip_norm):
-    """Every large tensor is in the model: it differs from the allocator's own count by small temporaries only."""
+    """The model has every large tensor, so it differs from the allocator's own count by small temporaries only."""
     name, precision = name_precision
     task = make_task(
         in_features=sizes[0], hidden=sizes[1:-1], out_features=sizes[-1], batch_size=batch_size * accumulate, loss=loss,
@@ -88,7 +86,7 @@ def test_memory_model_is_what_is_measured(name_precision, sizes, batch_size, los
 
 
 def test_a_network_that_is_no_mlp_has_no_model():
-    """Nor has the backend for any module; what is measured stands alone there."""
+    """Nor has ``master_weights``, which trains any module. Their measured peaks stand alone."""
     task = replace(make_task(), model=lambda: torch.nn.Sequential(torch.nn.Linear(20, 5), torch.nn.GELU()))
     for name, precision in (("fp32", "fp32"), ("amp", "bf16"), ("master_weights", "bf16")):
         assert make_backend(name, task, precision, CPU).memory_model() == {}

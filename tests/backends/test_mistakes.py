@@ -1,4 +1,4 @@
-"""The mistakes of conf/backend/mistake: each is chosen by its name, and differs from torch.amp where it is one."""
+"""The mistakes of conf/backend/mistake are chosen by name, and differ from torch.amp on a task that shows them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -41,9 +41,9 @@ def seen(backend_class, task, precision="bf16", device="cpu"):
     return backend.module_dtypes(*batch_of(task, device))
 
 
-def row(found, layer):
-    """weight, input, computes, output, gradient, backward"""
-    return " ".join(found[layer][what] for what in tuple(report.ROLES)[1:])
+def row(dtypes, layer):
+    """Returns a layer's dtypes of weight, input, computes, output, gradient and backward."""
+    return " ".join(dtypes[layer][role] for role in tuple(report.ROLES)[1:])
 
 
 # As torch's lists have it: linear, conv2d and attention run in 16 bits, layer_norm and the losses in fp32, and what is
@@ -128,7 +128,7 @@ def test_a_graph_is_seen_before_it_is_captured(device):
 
 
 def test_showing_dtypes_changes_no_bit():
-    """Nor does it leave anything behind."""
+    """Neither the step nor what stays behind on the modules is changed."""
     shown, other = (Amp(GPT.new_model(0, torch.device("cpu")), GPT, "bf16", NoLossScale()) for _ in range(2))
     shown.module_dtypes(*batch_of(GPT))
     take_step(other, *batch_of(GPT))
@@ -191,8 +191,8 @@ def test_a_compiled_step_is_seen_in_the_graphs_that_inductor_gets(device):
 @pytest.fixture(scope="module")
 def comparison():
     entries = []
-    columns = [("amp", Amp), ("master_weights", MasterWeights), ("amp", Amp), ("fp32", Fp32), ("outside", None)]
-    for name, backend in columns:
+    runs = [("amp", Amp), ("master_weights", MasterWeights), ("amp", Amp), ("fp32", Fp32), ("outside", None)]
+    for name, backend in runs:
         precision = "fp32" if name == "fp32" else "bf16"
         result = {"status": "ok", "backend": name, "precision": precision}
         result["module_dtypes"] = {} if backend is None else seen(backend, GPT, precision)

@@ -1,4 +1,4 @@
-"""What people use instead of plain amp and fp32: one CUDA graph, torch.compile, TF32."""
+"""Backends that people choose instead of plain amp and fp32: one CUDA graph, torch.compile, TF32."""
 
 import io
 import json
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 class EagerGraph(Amp):
-    """What amp_graph captures, run as it is: amp with fused SGD."""
+    """The step that amp_graph captures, without a graph: amp with fused SGD."""
 
     def __init__(self, model, task, precision, loss_scale):
         super().__init__(model, task, precision, loss_scale)
@@ -46,7 +46,7 @@ class EagerGraph(Amp):
 
 
 def stream(task, device, steps, infinite=()):
-    """Batches, some of them with an infinite input."""
+    """Yields batches; those of the numbers ``infinite`` have an infinite input."""
     for number in range(steps):
         x, y = make_batch(task, device, number)
         if number in infinite:
@@ -59,7 +59,7 @@ def bits(tensors):
 
 
 def trajectory(backend, batches):
-    """Step by step all that can be seen of it, bit for bit: NaN is equal to itself here."""
+    """Yields scale, loss, gradients, skip and weights of each step as bits, so that NaN is equal to itself."""
     for x, y in batches:
         scale = float(backend.loss_scale())
         loss, grads = step_to_gradients(backend, x, y)
@@ -69,7 +69,7 @@ def trajectory(backend, batches):
 
 @pytest.fixture
 def empty_is_nan(monkeypatch):
-    """What torch does not initialize holds NaN."""
+    """Fills the memory that torch does not initialize with NaN."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
@@ -111,13 +111,13 @@ def test_the_graph_is_the_eager_step_bit_for_bit(device, eager, graphed, loss, m
 
 
 def policy_of(policy):
-    """A fresh one of the same rules."""
+    """Returns a fresh loss scale of the same policy."""
     return type(policy)(**{k: getattr(policy, k) for k in ("init_scale", "growth_interval") if hasattr(policy, k)})
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (4, 4), (4, 0)])
 def test_a_graph_continues_from_a_state_whether_it_is_captured_or_not(device, before, after):
-    """``before`` steps of the one whose state is taken, ``after`` steps of the one that takes it: 2 are warm-up."""
+    """The state is saved after ``before`` steps and loaded after ``after`` steps; the first 2 steps are warm-up."""
     task = make_task(momentum=0.9)
 
     def new(seed):
@@ -134,7 +134,7 @@ def test_a_graph_continues_from_a_state_whether_it_is_captured_or_not(device, be
 
 
 def saved(backend):
-    """Its state as a file has it."""
+    """Returns the backend's state, written to a file and read again."""
     file = io.BytesIO()
     torch.save(backend.state_dict(), file)
     file.seek(0)
@@ -142,7 +142,7 @@ def saved(backend):
 
 
 def test_a_skipped_first_step_leaves_no_momentum(device, empty_is_nan):
-    """torch's fused SGD makes its buffers in the first step, and leaves them as memory happens to be if it skips it."""
+    """torch's fused SGD makes its buffers in the first step, and does not initialize them if that step is skipped."""
     task = make_task(momentum=0.9)
     backend = make_backend("amp_graph", task, "fp16", device, DynamicLossScale(1024.0))
     x, y = make_batch(task, device)
@@ -168,7 +168,7 @@ def test_the_verdict_on_a_graph_is_same(device, precision):
 
 
 def test_the_memory_of_a_graph_is_amps_and_a_batch_of_its_own(recorded_graphs):
-    """Of the warm-up: on a CPU a recorded graph keeps every tensor it makes."""
+    """The memory is that of the warm-up, because a graph that is recorded on a CPU keeps every tensor it makes."""
     task = make_task(in_features=512, hidden=[640, 512], batch_size=512, momentum=0.9)
     x, y = make_batch(task, CPU)
     measured, models = [], []
@@ -191,7 +191,7 @@ def test_the_memory_of_a_graph_is_amps_and_a_batch_of_its_own(recorded_graphs):
 
 @pytest.mark.parametrize("device", [CUDA])
 def test_tf32_rounds_what_fp32_does_not(device):
-    """Operands with 10 bits after the point, sums in fp32: errors like fp16's, 2^-11, and not like fp32's."""
+    """Operands have 10 bits after the point and sums are fp32, so errors are like fp16's, 2^-11, not like fp32's."""
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("no TF32 before sm_80")
     task = make_task(in_features=256, hidden=[256], batch_size=256)
@@ -230,14 +230,14 @@ TINY = {"hidden": [24], "momentum": 0.9}
 
 @pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.slow), CUDA], scope="module")
 def compiled(request):
-    """A device, and the task that has been compiled there in fp16."""
+    """Returns a device, and the task that has been compiled there in fp16."""
     device, task = torch.device(request.param), make_task(**TINY)
     take_step(make_backend("amp_compile", task, "fp16", device), *make_batch(task, device))
     return device, task
 
 
 def test_fresh_instances_compile_nothing(compiled):
-    """As the harness makes them, one for each block, from other weights and with another loss scale."""
+    """The harness makes an instance for each block, from other weights and with another loss scale."""
     device, task = compiled
     graphs = counters["stats"]["unique_graphs"]
     for seed in range(20):

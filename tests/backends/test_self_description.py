@@ -1,4 +1,4 @@
-"""What a backend may say of itself, and what is assumed of one that does not: its warm-up and its workspaces."""
+"""A backend's own description of its warm-up and its workspaces, and the defaults for one that has none."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved is loaded bit for bit, and what is damaged is one line."""
+"""Checkpoints are loaded bit for bit as they were saved, and damage is named in one line."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, files, load, newest, 
 from mpcompare.errors import InputError
 
 TENSORS, CONTENT = files.TENSORS, files.CONTENT
-IDENTITY = {"task": {"model": {"hidden": [32, 16]}, "lr": 0.1}, "seed": 0, "backend": "amp", "data": "0f3a"}
+WHAT_IS_TRAINED = {"task": {"model": {"hidden": [32, 16]}, "lr": 0.1}, "seed": 0, "backend": "amp", "data": "0f3a"}
 
 
 def checkpoint(step=3, **changes):
@@ -36,7 +36,7 @@ def checkpoint(step=3, **changes):
         "loss_scale": {"scale": 65536.0, "growth_tracker": step},
     }
     generators = {"cpu": torch.Generator().manual_seed(step).get_state()[:40]}
-    return replace(Checkpoint(state, step, step - 1, step, IDENTITY, generators), **changes)
+    return replace(Checkpoint(state, step, step - 1, step, WHAT_IS_TRAINED, generators), **changes)
 
 
 def bits(tensor):
@@ -44,11 +44,11 @@ def bits(tensor):
     return (tensor.dtype, tuple(tensor.shape), plain.view(torch.uint8).tolist())
 
 
-def groups(found):
-    """All tensors by group, as bits, in their order."""
-    state = found.state
+def groups(checkpoint):
+    """Returns all tensors by group, as bits, in their order."""
+    state = checkpoint.state
     named = {name: state[name] for name in ("params", "buffers")}
-    named.update(state["optimizer"], generators=found.generators)
+    named.update(state["optimizer"], generators=checkpoint.generators)
     return {group: [(name, bits(tensor)) for name, tensor in tensors.items()] for group, tensors in named.items()}
 
 
@@ -73,7 +73,7 @@ def refused(path, match, **options):
 
 @st.composite
 def random_tensors(draw):
-    """Tensors of any bits and layouts; some are tied, overlap, or are views of one buffer."""
+    """Draws tensors of any bits and layouts; some are tied, overlap, or are views of one buffer."""
     made, generator = {}, torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     for number in range(draw(st.integers(0, 5))):
         name = draw(st.sampled_from(["w", "0.weight", "a/b", "größe", "params", "__metadata__"])) + str(number)
@@ -118,7 +118,7 @@ NUMBERS = st.one_of(st.floats(), st.integers(-(2**70), 2**70))
     st.integers(0, 2**40),
 )
 def test_any_state_comes_back_bit_for_bit(tmp_path_factory, state, generators, step):
-    saved = Checkpoint(state, step, step // 2, step + 1, IDENTITY, generators)
+    saved = Checkpoint(state, step, step // 2, step + 1, WHAT_IS_TRAINED, generators)
     folder = tmp_path_factory.mktemp("checkpoints")
     path = save(folder, saved)
     assert path == newest(folder)
@@ -163,7 +163,7 @@ def test_other_programs_can_read_it(tmp_path):
     assert torch.equal(load_file(path / TENSORS)["optimizer/exp_avg/0.weight"], torch.full((2, 3), 0.1))
     content = json.loads((path / CONTENT).read_text())
     assert content["tensors"]["sha256"] == hashlib.sha256((path / TENSORS).read_bytes()).hexdigest()
-    assert (content["step"], content["identity"]) == (3, IDENTITY)
+    assert (content["step"], content["identity"]) == (3, WHAT_IS_TRAINED)
 
 
 def test_the_same_state_has_the_same_bytes(tmp_path):

@@ -1,4 +1,4 @@
-"""Every configuration composes and instantiates, and the invariant: a config <-> a file <-> a row of the README."""
+"""Every configuration composes and instantiates, and each backend has a configuration, a file and a row of a table."""
 
 import re
 from dataclasses import fields, replace
@@ -36,7 +36,7 @@ def hydra_context():
 @pytest.mark.parametrize(("group", "option"), [(g, o) for g, options in GROUPS.items() for o in options])
 def test_every_option_composes_and_instantiates(group, option):
     override = f"+{group}={option}" if group in ("experiment", "ablation") else f"{group}={option}"
-    # What is a template needs the user's module or function, and reviews a model with a vocabulary.
+    # A template needs the user's module or function, and reviews need a model with a vocabulary.
     needs = {
         "module": ["task.model._target_=torch.nn.Linear", "+task.model.in_features=784", "+task.model.out_features=10"],
         "function": ["data._target_=mpcompare.tasks.data.generated.digits"],
@@ -164,7 +164,7 @@ def test_what_an_optimizer_does_not_take_is_said_in_one_line(tmp_path, lines, ov
 
 
 def own_task(folder, lines):
-    """The override that chooses a task of the user's, with these lines beside the usual ones."""
+    """Returns the overrides that choose a task of the user's, with these lines beside the usual ones."""
     (folder / "task").mkdir()
     (folder / "task" / "mine.yaml").write_text(OWN + lines)
     return [f"hydra.searchpath=[file://{folder}]", "task=mine", "data=digits"]

@@ -1,4 +1,4 @@
-"""Backends of installed packages: known to --help and to ``backend=``, imported only when they are chosen."""
+"""Backends of installed packages are known to --help and to ``backend=``, and imported only when they are chosen."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ class MyAmp(Amp):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """``install(name, source, entry points)``: a package with metadata, as pip would have put it on ``sys.path``."""
+    """Returns a function that puts a package of one module, with its metadata, on ``sys.path``, as pip would have."""
     monkeypatch.setattr(ConfigStore.instance(), "repo", {**ConfigStore.instance().repo})
     ConfigStore.instance().repo["backend"] = {}
     site = tmp_path / "site"

@@ -1,4 +1,4 @@
-"""A sweep as a race of processes: isolation, turns, and every way to die."""
+"""A sweep is a race of processes, which are isolated, take turns, and may die in many ways."""
 
 import itertools
 import json
@@ -24,7 +24,8 @@ def results(folder):
 
 @pytest.fixture
 def start(tmp_path, request):
-    """The command in a session of its own, so that what it leaves behind is found; it ends with the test."""
+    """Returns a function that starts the command in a session of its own, where its orphans can be found. The command
+    ends with the test."""
 
     def start(*args):
         process = subprocess.Popen(
@@ -168,12 +169,19 @@ def test_ctrl_c_ends_all_within_seconds_and_leaves_nothing_running(start, tmp_pa
         assert pd.read_csv(path).iloc[:, 0].is_monotonic_increasing
 
 
+def endless_race(start, tmp_path, *overrides):
+    """Starts a race that goes on for long, and waits until both entrants are timed. Returns the launcher."""
+    overrides = ("backend=amp,fp32", "measure.budget_s=1000", "measure.rel_ci=0.00001", *overrides)
+    names = [override.split("=")[0] for override in overrides]
+    small = [override for override in SMALL if override.split("=")[0] not in names]
+    process = start("-m", *small, *overrides, "hydra.sweep.dir=s")
+    wait_for(lambda: len(list(tmp_path.rglob("blocks.csv"))) == 2, process)
+    return process
+
+
 @pytest.mark.slow
 def test_entrants_do_not_outlive_a_launcher_that_is_killed(start, tmp_path):
-    small = [a for a in SMALL if not a.startswith("measure.budget")]
-    process = start("-m", "backend=amp,fp32", *small, "measure.budget_s=1000", "measure.rel_ci=0.00001",
-                    "hydra.sweep.dir=s")  # fmt: skip
-    wait_for(lambda: len(list(tmp_path.rglob("blocks.csv"))) == 2, process)
+    process = endless_race(start, tmp_path)
     process.kill()
     process.communicate(timeout=30)
     assert nothing_is_left_of(process)
@@ -183,11 +191,8 @@ def test_entrants_do_not_outlive_a_launcher_that_is_killed(start, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_launcher_holds_no_torch_and_entrants_share_it(start, tmp_path):
-    small = [a for a in SMALL if not a.startswith(("measure.budget", "data", "task.samples"))]
-    process = start("-m", "backend=amp,fp32", *small, "measure.budget_s=1000", "measure.rel_ci=0.00001",
-                    "data=synthetic", "task.samples=65536", "hydra.sweep.dir=s")  # fmt: skip
+    process = endless_race(start, tmp_path, "data=synthetic", "task.samples=65536")
     data_bytes = 65536 * 784 * 4
-    wait_for(lambda: len(list(tmp_path.rglob("blocks.csv"))) == 2, process)
     assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
     (server,) = children(process.pid)
     assert "libtorch" in Path(f"/proc/{server}/maps").read_text()
@@ -209,11 +214,8 @@ def private_bytes(pid):
 
 @pytest.mark.slow
 def test_a_signal_to_all_processes_ends_a_race_like_ctrl_c(start, tmp_path):
-    """As a terminal, a batch system or a service manager sends it."""
-    small = [a for a in SMALL if not a.startswith("measure.budget")]
-    process = start("-m", "backend=amp,fp32", *small, "measure.budget_s=1000", "measure.rel_ci=0.00001",
-                    "hydra.sweep.dir=s")  # fmt: skip
-    wait_for(lambda: len(list(tmp_path.rglob("blocks.csv"))) == 2, process)
+    """Terminals, batch systems and service managers send such a signal."""
+    process = endless_race(start, tmp_path)
     os.killpg(process.pid, signal.SIGTERM)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -256,7 +258,7 @@ def test_variables_that_libraries_read_when_they_are_loaded_count_as_they_are_at
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.0, 4.0])
 def test_an_entrant_that_is_killed_at_any_moment_costs_nobody_else(start, tmp_path, delay_s):
-    """At any moment from the start of its process; scripts/check_clock.py does it at random ones."""
+    """The moments begin with the start of the entrant's process; scripts/check_clock.py takes random ones."""
     process = start("-m", "backend=scratch,amp,fp32", *SMALL, "measure.budget_s=3", "measure.rel_ci=0.0001",
                     "hydra.sweep.dir=s")  # fmt: skip
     wait_for(lambda: (tmp_path / "s" / "2-fp32-auto").is_dir() and len(entrants(process.pid)) >= 3, process)
@@ -272,7 +274,7 @@ def test_an_entrant_that_is_killed_at_any_moment_costs_nobody_else(start, tmp_pa
 
 
 def children(pid):
-    """Processes that a process has started, but for multiprocessing's resource tracker."""
+    """Returns the processes that a process has started, without multiprocessing's resource tracker."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # one is gone by now
@@ -284,5 +286,5 @@ def children(pid):
 
 
 def entrants(pid):
-    """Of a launcher: forks of its only child."""
+    """Returns the entrants of a launcher, which are forks of its only child."""
     return [entrant for server in children(pid) for entrant in children(server)]

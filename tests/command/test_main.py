@@ -1,4 +1,4 @@
-"""The command line as a user has it: what the README and --help name, what is written, and every wrong input."""
+"""The command line as a user has it: the commands that README and --help name, the records, and every wrong input."""
 
 import json
 import math
@@ -28,7 +28,7 @@ from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import params_of
 
-# A sweep in this process: no other has to start, where it is not the launcher that is tested.
+# A sweep in this process, for tests of anything but the launcher: no other process has to start.
 BASIC = (*SMALL, "hydra/launcher=basic")
 
 EVERY = ", ".join(sorted(BACKENDS))
@@ -71,7 +71,7 @@ def test_a_run_writes_steps_and_result(cli, tmp_path, device_name):
 
 
 def test_what_is_written_is_what_happened(cli, tmp_path):
-    """The run again by hand: the same losses from the same batches, and the numbers that are made of them."""
+    """The run is repeated by hand: the same batches give the same losses, and the numbers that are made of them."""
     folder = tmp_path / "run"
     assert cli(*SMALL, "backend=fp32", f"hydra.run.dir={folder}", "task.samples=192", "device=cpu").code == 0
     result = json.loads((folder / "result.json").read_text())

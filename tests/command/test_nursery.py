@@ -1,4 +1,4 @@
-"""Where entrants come from."""
+"""Entrants are forks of a server, or processes of their own."""
 
 import os
 import sys

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 import torch
-from support.backends import CPU_COLUMNS, columns
+from support.backends import CPU_BACKENDS, backends
 from support.command import SMALL
 
 
@@ -21,23 +21,23 @@ WIDE = (*SMALL, "task.model.hidden=[256]", "task.batch_size=512", "train.steps=8
 
 
 def losses(folder):
-    """As written: every digit that tells one float from the next."""
+    """Returns the losses as they are written, with every digit that tells one float from the next."""
     return pd.read_csv(folder / "steps.csv", dtype=str)["loss"].tolist()
 
 
 QUICK = {("amp", "bf16"), ("scratch", "bf16")}
 
 
-@columns([c for c in CPU_COLUMNS if c[0] != "amp_graph"], QUICK)  # amp_graph is amp's arithmetic there
+@backends([b for b in CPU_BACKENDS if b[0] != "amp_graph"], QUICK)  # amp_graph is amp's arithmetic there
 def test_two_runs_give_the_same_bits(cli, tmp_path, name, precision, device):
-    column = (f"backend={name}", f"precision={precision}", f"device={device.type}")
+    backend = (f"backend={name}", f"precision={precision}", f"device={device.type}")
     for run in ("a", "b"):
-        ended = cli(*WIDE, *column, f"hydra.run.dir={tmp_path / run}")
+        ended = cli(*WIDE, *backend, f"hydra.run.dir={tmp_path / run}")
         assert ended.code == 0, ended.err
         assert json.loads((tmp_path / run / "result.json").read_text())["flags"]["deterministic_algorithms"] is True
     assert len(set(losses(tmp_path / "a"))) == 9  # it trains
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
-    assert cli(*WIDE, *column, "seed=1", f"hydra.run.dir={tmp_path / 'c'}").code == 0
+    assert cli(*WIDE, *backend, "seed=1", f"hydra.run.dir={tmp_path / 'c'}").code == 0
     assert losses(tmp_path / "c")[0] != losses(tmp_path / "a")[0]
 
 

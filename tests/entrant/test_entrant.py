@@ -7,7 +7,7 @@ import weakref
 import pandas as pd
 import pytest
 import torch
-from support.entrants import AT_START, PLAN, STARTS, Watched, turn
+from support.entrants import AT_START, PLAN, STARTS, Recording, turn
 from support.plans import replan
 from support.tasks import make_batch, make_task
 
@@ -59,7 +59,7 @@ def test_every_block_times_the_same_steps_from_the_trained_weights(entrant, tmp_
 def test_the_trained_backend_is_gone_before_a_block_is_timed(tmp_path):
     made = []
 
-    class Kept(Watched):
+    class Kept(Recording):
         def __init__(self, *args):
             super().__init__(*args)
             made.append(weakref.ref(self))
@@ -128,7 +128,7 @@ def test_a_step_that_fails_leaves_the_ones_before_it(entrant, tmp_path, monkeypa
     def fails(self):
         left.pop()
 
-    monkeypatch.setattr(Watched, "update", fails)
+    monkeypatch.setattr(Recording, "update", fails)
     turn(entrant, None)
     with pytest.raises(IndexError):
         turn(entrant, Train())
@@ -136,7 +136,7 @@ def test_a_step_that_fails_leaves_the_ones_before_it(entrant, tmp_path, monkeypa
 
 
 class HalfTheRowsOnceLoaded(Fp32):
-    """Takes half of the rows as soon as it was given a state, as in timed blocks."""
+    """``fp32`` that takes half of the rows once it was given a state, as in timed blocks."""
 
     loaded = False
 
@@ -149,7 +149,7 @@ class HalfTheRowsOnceLoaded(Fp32):
         self.loaded = True
 
 
-@pytest.mark.parametrize(("cls", "same"), [(Watched, True), (HalfTheRowsOnceLoaded, False)])
+@pytest.mark.parametrize(("cls", "same"), [(Recording, True), (HalfTheRowsOnceLoaded, False)])
 def test_the_losses_of_timed_blocks_are_beside_those_of_the_trained_backend(tmp_path, cls, same):
     entrant = compete(replan(PLAN, make_backend=cls), Recorder(tmp_path, AT_START))
     for order in (None, Train(), Time(1), Time(2)):

@@ -1,4 +1,4 @@
-"""Held-out loss and accuracy while a network trains: what is written, and that training does not notice."""
+"""Held-out loss and accuracy are written while a network trains, and training does not notice."""
 
 import json
 import time
@@ -27,12 +27,12 @@ from mpcompare.tasks.task import Task
 
 
 def normalised():
-    """A network with running statistics, which evaluating must not move."""
+    """Returns a network with running statistics, which evaluating must not move."""
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
 
 
 def noisy_cross_entropy(output, targets):
-    """Draws from torch's generator, which evaluating must leave as it is."""
+    """Returns a loss that draws from torch's generator, which evaluating must leave as it is."""
     return nn.functional.cross_entropy(output, targets) + 0.01 * torch.rand(())
 
 
@@ -43,7 +43,7 @@ PLAN = replan(
 
 
 def train(folder, **changes):
-    """Up to the end of training: ``steps.csv`` without times, ``evals.csv``, ``result.json``."""
+    """Runs up to the end of training. Returns ``steps.csv`` without times, ``evals.csv`` and ``result.json``."""
     folder.mkdir()
     torch.manual_seed(1)
     turns = compete(replan(PLAN, **changes), Recorder(folder, AT_START))
@@ -56,8 +56,8 @@ def train(folder, **changes):
 
 def test_evaluating_after_every_step_changes_no_bit_of_training(tmp_path):
     steps, evals, result = train(tmp_path / "0")
-    watched, curve, again = train(tmp_path / "1", eval={"every": 1})
-    pd.testing.assert_frame_equal(steps, watched, check_exact=True)
+    evaluated, curve, again = train(tmp_path / "1", eval={"every": 1})
+    pd.testing.assert_frame_equal(steps, evaluated, check_exact=True)
     assert evals["step"].tolist() == [7]
     assert curve["step"].tolist() == [1, 2, 3, 4, 5, 6, 7]
     pd.testing.assert_frame_equal(evals, curve[6:].reset_index(drop=True), check_exact=True)
@@ -103,9 +103,9 @@ def test_the_score_is_the_mean_over_all_samples_also_where_the_last_part_is_shor
 
 
 def test_evaluations_are_read_back_and_a_record_without_them_has_none(tmp_path):
-    identity = {"status": "running", "config": {"task": {}}}
-    identity |= dict.fromkeys(("backend", "precision", "task", "batch_size", "seed"))
-    recorder = Recorder(tmp_path, identity)
+    at_start = {"status": "running", "config": {"task": {}}}
+    at_start |= dict.fromkeys(("backend", "precision", "task", "batch_size", "seed"))
+    recorder = Recorder(tmp_path, at_start)
     assert len(read_run(tmp_path).evals) == 0
     recorder.evaluation({"step": 2, "test_loss": 1.5, "test_accuracy": None})
     recorder.evaluation({"step": 4, "test_loss": float("inf"), "test_accuracy": 0.5})

@@ -1,4 +1,4 @@
-"""Inference with what was trained: how exact each way is, what it costs, and what becomes of one that cannot be had."""
+"""Inference with the trained network: the accuracy and the costs of each way, and ways that cannot be had."""
 
 import copy
 import json
@@ -48,7 +48,7 @@ PLAN = replan(PLAN, make_backend=Amp, backend="amp", load_data=partial(digits, s
 
 
 class Trained:
-    """A setup, and what some steps left."""
+    """A setup, and the state after some steps."""
 
     def __init__(self, folder, steps=20, shared=ALONE, **changes):
         folder.mkdir()
@@ -160,7 +160,7 @@ def test_without_any_way_there_is_nothing_to_time():
 
 
 class OnlyFp32(nn.Module):
-    """Adds an fp32 matrix product by hand, which weights in 16 bits do not meet."""
+    """A network with an fp32 matrix product by hand, which cannot take activations in 16 bits."""
 
     def __init__(self):
         super().__init__()
@@ -271,7 +271,7 @@ def test_the_table_has_a_row_for_each_way_of_each_run(tmp_path, capsys):
     more = {"inference": {"batch_size": 8, "seconds": 1.0, "batches": 3, "ways": found}}
     write_run(tmp_path / "0", "amp", **more)
     write_run(tmp_path / "1", "mine", **more)
-    write_run(tmp_path / "2", "older")  # of which nothing is known
+    write_run(tmp_path / "2", "older")  # a record without inference
     assert report([tmp_path], tmp_path / "report")
     out = capsys.readouterr().out
     assert "inference, batch 8" in out
@@ -299,7 +299,7 @@ def test_no_run_without_inference_has_a_table(tmp_path, capsys):
 
 
 def test_the_last_step_of_a_stepper_is_not_needed(tmp_path):
-    """The networks are made from the state alone: the backend is gone by then."""
+    """The networks are made from the state alone, because the backend is gone by then."""
     trained = Trained(tmp_path / "0", steps=1, task=Task(partial(Mlp, 784, [16], 10), "cross_entropy", Sgd(0.1), 32))
     assert isinstance(trained.setup.new_stepper(), Stepper)
     del trained.state["optimizer"], trained.state["loss_scale"]

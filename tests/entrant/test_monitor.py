@@ -1,4 +1,4 @@
-"""Steps that are looked into: what is counted, and that the step stays what it was."""
+"""Monitored steps: the numbers that are counted, and that the step stays the same."""
 
 import math
 import time
@@ -83,7 +83,7 @@ def test_a_momentum_or_a_decay_moves_what_has_no_gradient():
 
 
 class InOnePiece(Fp32):
-    """Its step is whole: gradients are seen after it, clipped."""
+    """``fp32`` whose step is in one piece, so that its gradients are seen after it, clipped."""
 
     IDLE_PHASES = ()
 
@@ -101,7 +101,7 @@ PLAN = replan(PLAN, train={"steps": 8, "warmup_steps": 1})
 
 
 def train(folder, **changes):
-    """``steps.csv`` and the trained weights, of a run up to its first block."""
+    """Runs up to the first block. Returns ``steps.csv`` and the trained weights."""
     folder.mkdir()
     weights = {}
     plan = replan(PLAN, **changes)
@@ -137,16 +137,16 @@ def test_looking_changes_no_bit_of_training(tmp_path, cls, precision, policy, op
     task = replace(TASK, optimizer=optimizer, **more)
     run = {"make_backend": cls, "precision": precision, "loss_scale": policy, "task": task}
     steps, weights = train(tmp_path / "0", **run)
-    watched, same = train(tmp_path / "1", **run, monitor={"every": 1})
+    monitored, same = train(tmp_path / "1", **run, monitor={"every": 1})
     own = [*MONITORED, "step_ms", *([] if more.get("clip_norm") else ["grad_norm"])]
-    pd.testing.assert_frame_equal(steps.drop(columns=own), watched.drop(columns=own), check_exact=True)
+    pd.testing.assert_frame_equal(steps.drop(columns=own), monitored.drop(columns=own), check_exact=True)
     assert all(torch.equal(weights[name], same[name]) for name in weights)
     assert steps[list(MONITORED)].isna().all(axis=None)
-    assert watched[list(MONITORED[:3])].notna().all(axis=None)
-    assert (watched["lost_updates"].isna() == watched["skipped"]).all()  # what was skipped has no update to lose
-    assert watched["grad_norm"][~watched["skipped"]].gt(0).all()
-    assert (watched["skipped"] == (watched["grad_nonfinite"] > 0)).all()
-    assert watched["skipped"].any() == (policy is SCALE)
+    assert monitored[list(MONITORED[:3])].notna().all(axis=None)
+    assert (monitored["lost_updates"].isna() == monitored["skipped"]).all()  # what was skipped has no update to lose
+    assert monitored["grad_norm"][~monitored["skipped"]].gt(0).all()
+    assert (monitored["skipped"] == (monitored["grad_nonfinite"] > 0)).all()
+    assert monitored["skipped"].any() == (policy is SCALE)
 
 
 def test_every_so_many_steps_are_looked_into_and_every_step_has_its_time(tmp_path, monkeypatch):
@@ -226,9 +226,9 @@ def test_a_backend_that_shows_no_gradients_leaves_the_columns_empty(tmp_path):
 
 
 def test_steps_that_are_older_than_the_columns_are_read(tmp_path):
-    identity = {"status": "running", "config": {"task": {}}}
-    identity |= dict.fromkeys(("backend", "precision", "task", "batch_size", "seed"))
-    Recorder(tmp_path, identity)
+    at_start = {"status": "running", "config": {"task": {}}}
+    at_start |= dict.fromkeys(("backend", "precision", "task", "batch_size", "seed"))
+    Recorder(tmp_path, at_start)
     (tmp_path / "steps.csv").write_text(
         "step,warmup,loss,lr,loss_scale,skipped,grad_norm,clipped,step_ms\n1,True,2.5,0.1,1.0,False,,False,0.5\n"
     )

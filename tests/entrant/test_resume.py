@@ -1,4 +1,4 @@
-"""A run that resumes: bit for bit the one that was not interrupted, with another backend from the same state."""
+"""A resumed run equals the uninterrupted one bit for bit, and another backend continues from the same state."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.backends import BACKENDS, each_column
+from support.backends import BACKENDS, each_backend
 from support.command import SMALL
 from support.marks import slow_after
 from support.plans import SMALL_PLAN, replan
@@ -60,7 +60,7 @@ TRAINED = {"task": {"lr": 0.1}, "seed": 0, "backend": "amp", "precision": "fp16"
 
 # ---- any backend, any task, any step
 
-RULES = [
+OPTIMIZERS = [
     Sgd(0.1), Sgd(0.1, 0.9), Sgd(0.1, 0.9, True, 0.01), Sgd(0.1, weight_decay=0.1), Adam(0.02), Adam(0.02, (0.8, 0.9)),
     AdamW(0.02), AdamW(0.02, weight_decay=0.0),
 ]  # fmt: skip
@@ -68,13 +68,13 @@ RULES = [
 
 @st.composite
 def cases(draw):
-    """A task, its data with inputs that overflow here and there, and at which step it is left."""
+    """Draws a task, its data with inputs that overflow here and there, and the step at which training stops."""
     total = draw(st.integers(2, 9))
     schedule = draw(st.sampled_from([Constant(), Warmup(4), Cosine(), Cosine(6, 2), Cosine(warmup_steps=1)]))
     accumulate = draw(st.sampled_from([1, 1, 2, 4]))
     clip_norm, norm_type = draw(st.sampled_from([(None, 2.0), (0.5, 2.0), (0.1, math.inf)]))
     task = replace(
-        TASK, optimizer=draw(st.sampled_from(RULES)), schedule=schedule.over(total), accumulate=accumulate,
+        TASK, optimizer=draw(st.sampled_from(OPTIMIZERS)), schedule=schedule.over(total), accumulate=accumulate,
         clip_norm=clip_norm, clip_norm_type=norm_type,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
@@ -95,7 +95,7 @@ def cases(draw):
 
 
 def setup_of(name, precision, device, task, dataset, policy):
-    """As ``set_up`` makes it."""
+    """Returns a setup as ``set_up`` makes it."""
     policy = NoLossScale() if name == "fp32" else policy
     options = {"engine": "native"} if "engine" in options_of(BACKENDS[name]) else {}
 
@@ -110,7 +110,7 @@ def setup_of(name, precision, device, task, dataset, policy):
 
 
 def take(stepper, stream, steps):
-    """What each step shows, every bit of it."""
+    """Returns the bits of all that each step shows."""
     return [
         (
             bits(stepper.rates.now), bits(stepper.backend.loss_scale()), bits(stepper.step(batch)),
@@ -129,7 +129,7 @@ def what_is_trained(setup):
 
 
 def left_at(folder, setup, stepper, step):
-    """What is found on the disk after a step."""
+    """Returns the point to resume from, saved after a step and loaded again."""
     save(folder, saving.checkpoint_of(stepper, step, what_is_trained(setup), setup.device))
     return resume.fit(load(folder), what_is_trained(setup), setup.loss_scale, folder)
 
@@ -148,7 +148,7 @@ def continues_bit_for_bit(folder, setup, total, at):
 
 
 def property_test(quick, deep):
-    """Few examples in the plain command, many in the slow one."""
+    """Parametrises ``examples``: few in the plain command, many in the slow one."""
     return pytest.mark.parametrize("examples", [quick, pytest.param(deep, marks=pytest.mark.slow)])
 
 
@@ -162,7 +162,7 @@ def any_run_continues_bit_for_bit(name, precision, device, examples, tmp_path_fa
     check()
 
 
-@each_column
+@each_backend
 @property_test(3, 100)
 def test_any_run_continues_bit_for_bit(name, precision, device, examples, tmp_path_factory):
     any_run_continues_bit_for_bit(name, precision, device, examples, tmp_path_factory)
@@ -206,8 +206,8 @@ def test_any_backend_continues_from_the_exact_state_of_another(examples, tmp_pat
 
 
 def assert_same_state(given, found):
-    """Bit for bit, where what an optimizer does not yet remember is 0. The loss scale as far as both have one of the
-    same kind."""
+    """Asserts that two states are equal bit for bit. Moments that an optimizer does not have yet are 0, and loss scales
+    are compared if they are of the same kind."""
     for state, other in ((given, found), (found, given)):
         for kind, tensors in state["optimizer"].items():
             for name, tensor in tensors.items():
@@ -253,7 +253,7 @@ def test_generators_continue_where_they_were(tmp_path):
 
 
 class Noisy(Fp32):
-    """Draws from every generator in each step."""
+    """``fp32`` that draws from every generator in each step."""
 
     def step(self, lr):
         super().step(lr)
@@ -261,7 +261,7 @@ class Noisy(Fp32):
             p.add_(torch.randn_like(p), alpha=1e-3 * (1 + random.random() + np.random.random()))
 
 
-# ---- what a resumed run is made of
+# ---- the parts of a resumed run
 
 PLAN = replan(
     SMALL_PLAN, task=make_task(in_features=784, out_features=10, momentum=0.9), train={"steps": 8, "warmup_steps": 2},
@@ -270,7 +270,7 @@ PLAN = replan(
 
 
 def trained(plan, folder):
-    """Trains as planned; returns the steps without their times."""
+    """Trains as planned. Returns the steps without their times."""
     folder.mkdir()
     if plan.resume.folder is None:
         plan.dataset()  # imports scikit-learn, which draws from Python's generator the first time
@@ -319,10 +319,10 @@ def test_no_checkpoint_is_written_unless_asked_for(tmp_path):
 def test_every_step_of_a_checkpoint_is_in_the_record(tmp_path, monkeypatch):
     seen = []
 
-    def watched(folder, checkpoint, keep=2):
+    def counted(folder, checkpoint, keep=2):
         seen.append((checkpoint.step, pd.read_csv(folder.parent / "steps.csv")["step"].tolist()))
 
-    monkeypatch.setattr(saving, "save", watched)
+    monkeypatch.setattr(saving, "save", counted)
     trained(replan(PLAN, train={"checkpoint_every": 3}), tmp_path / "run")
     assert seen == [(step, list(range(1, step + 1))) for step in (3, 6, 9)]
 
@@ -335,7 +335,7 @@ def test_saving_is_no_part_of_a_step(tmp_path, monkeypatch):
 
 @pytest.fixture
 def left(tmp_path):
-    """A run that was left after its checkpoints 5 and 10."""
+    """Returns the folder of a run that was left after its checkpoints 5 and 10."""
     trained(replan(PLAN, train={"checkpoint_every": 5}), tmp_path / "left")
     return tmp_path / "left"
 
@@ -450,12 +450,12 @@ def read(folder):
 
 @pytest.mark.slow
 def test_a_sweep_resumes_and_says_so(cli, tmp_path):
-    """Each from the same checkpoint of amp, and each is judged on the steps that it took."""
+    """Both runs resume from one checkpoint of amp, and each is judged on the steps that it took."""
     quiet = ("hydra/launcher=basic", "verdict.noise=2")
     command = (*RUN, "backend=amp", "precision=fp16", "task.batch_size=32", "train.checkpoint_every=5")
     assert cli(*command, "hydra.run.dir=amp", "verdict.enabled=false").code == 0
-    columns = ("backend=amp,scratch", "precision=fp16", "task.batch_size=32")
-    ended = cli("-m", *RUN, *quiet, *columns, "resume=amp", "hydra.sweep.dir=sweep")
+    sweep = ("backend=amp,scratch", "precision=fp16", "task.batch_size=32")
+    ended = cli("-m", *RUN, *quiet, *sweep, "resume=amp", "hydra.sweep.dir=sweep")
     assert ended.code == 0, ended.err
     assert re.search(r"^amp fp16.*, scratch fp16.*: resumed from step 10 of amp fp16 \(amp\)$", ended.out, re.MULTILINE)
     summary = pd.read_csv(tmp_path / "sweep" / "report" / "summary.csv")

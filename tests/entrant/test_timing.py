@@ -107,7 +107,7 @@ def test_a_block_begins_when_the_backend_is_warm():
 
 
 def test_the_clock_of_a_cpu_is_the_walls():
-    """The real clock shows what the others show with a clock that is told."""
+    """The real clock measures the time that other tests tell to a clock."""
     clock = CpuClock()
 
     class Sleeper(Phases):

@@ -1,4 +1,4 @@
-"""The load of the machine, and what holds a GPU back."""
+"""The load of the machine, and the reasons for which a GPU is held back."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 class Nvml:
-    """The driver's library as ctypes sees it: fills what it is pointed at, returns 0 where it could."""
+    """The driver's library as ctypes sees it: a call fills the memory that it is given, and returns 0 if it could."""
 
     failing = ()
 
@@ -68,11 +68,11 @@ def test_without_the_drivers_library_nothing_is_known(monkeypatch):
 
 
 def test_the_load_of_the_machine_is_seen():
-    watch = Bystanders(CPU)
-    watch.start()
+    bystanders = Bystanders(CPU)
+    bystanders.start()
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     time.sleep(1)
-    load = watch.stop()
+    load = bystanders.stop()
     other.kill()
     assert set(load) == {"clock_mhz", "other_cores", "throttle"}
     if load["other_cores"] is not None:

@@ -1,4 +1,4 @@
-"""Freed memory is kept while nothing is timed, and what is timed later does not notice."""
+"""Freed memory is kept while nothing is timed, and steps that are timed later do not notice."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_memory_goes_back(found):
 
 
 def test_holes_do_not_add_up(found):
-    """The blocks that fill a hole are freed before the next ones are made."""
+    """Blocks that fill a hole are freed before the next ones are made."""
     assert max(found["heap"]) < found["heap"][0] + 4 * 256 * MB
 
 

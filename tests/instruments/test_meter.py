@@ -68,7 +68,7 @@ def test_what_was_live_at_the_peak_is_named_by_the_operator_that_asked_for_it(de
 
 
 def test_a_freed_tensor_is_not_at_the_peak_though_its_address_is_used_again():
-    """The events of a trace, by hand: nested operators, two threads, an address that is used twice, an older tensor."""
+    """The trace is written by hand: nested operators, two threads, an address that is used twice, an older tensor."""
 
     def op(name, start, end, thread=1):
         return {"cat": "cpu_op", "name": name, "tid": thread, "ts": start, "dur": end - start}
@@ -124,7 +124,7 @@ def test_without_proc_the_peak_is_the_processs_own_account(monkeypatch):
 
 
 class FakeAllocator:
-    """torch's CUDA allocator, as far as the meter asks it; cuBLAS takes a workspace at its first product."""
+    """The part of torch's CUDA allocator that the meter asks. cuBLAS takes a workspace at its first product."""
 
     WORKSPACE = 32 * MEGABYTE
 
@@ -169,7 +169,7 @@ def test_the_workspaces_of_cublas_are_charged_to_the_run_that_uses_them(monkeypa
     assert peak.bytes == (2 * 32 + 20) * MEGABYTE
     assert peak.workspace_bytes == 2 * 32 * MEGABYTE
     assert peak.graph_pool_bytes == 5
-    assert allocator.level == 7 * MEGABYTE  # what others hold is as it was
+    assert allocator.level == 7 * MEGABYTE  # the memory of others stays
 
 
 def test_a_torch_that_cannot_clear_workspaces_has_none(monkeypatch):

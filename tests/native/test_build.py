@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def fresh_cache(tmp_path, monkeypatch):
-    """An empty cache folder, and a process that has not built anything."""
+    """Returns an empty cache folder, for a process that has not built anything."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     ops._load_once.cache_clear()
     yield tmp_path
@@ -99,7 +99,7 @@ def test_unknown_engine_is_named():
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch")
 def test_cuda_sources_compile_and_link_without_a_gpu(tmp_path, monkeypatch):
-    """For sm_80, sm_90 and sm_100, in one library."""
+    """One library holds the code for sm_80, sm_90 and sm_100."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     recipe = build.cuda_recipe("sm_90")
     others = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in (80, 90, 100)]

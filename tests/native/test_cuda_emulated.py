@@ -1,6 +1,7 @@
-"""The CUDA operators on a CPU, by tests/support/emulator: the tests of test_ops.py, test_fused_ops.py and
-test_optimizer_ops.py, and those of what CPU operators do not have, searches, captures, paths around cublasLt, and
-grids."""
+"""The CUDA operators on a CPU, by tests/support/emulator.
+
+The tests of test_ops.py, test_fused_ops.py and test_optimizer_ops.py run here, too, beside tests of the parts that
+CPU operators do not have: searches, captures, paths around cublasLt, and grids."""
 
 import functools
 import inspect
@@ -61,7 +62,7 @@ def device():
 
 @pytest.fixture(autouse=True)
 def built(monkeypatch):
-    """The emulated operators in the place of the CPU's, and the emulator's switches as they start."""
+    """Puts the emulated operators in the place of the CPU's, and the emulator's switches as they start."""
     ops.load("cpu")
     for name in ("backwards", "capturing", "unsupported", "losing_nan", "math_mode"):
         emulator.switch(name).value = 0

@@ -96,7 +96,7 @@ def test_weight_grad_against_float64(device, dtype):
 
 
 def relu_backward(da, w, z, dbias):
-    """linear_backward where dw is not looked at."""
+    """Calls linear_backward, and drops dw."""
     torch.ops.mpcompare.linear_backward(da, w, z, torch.empty_like(w, memory_format=torch.contiguous_format), dbias)
 
 
@@ -587,7 +587,7 @@ def test_what_is_written_may_not_overlap(device, op, written, other, message):
         ("adam", {"eps": -1.0}, "eps is -1, expected at least 0"),
     ],
 )
-def test_rules_that_make_no_sense_are_rejected(device, op, options, message):
+def test_options_that_make_no_sense_are_rejected(device, op, options, message):
     arguments = ARGUMENTS[op](device)
     arguments[1] = None if op == "sgd" else arguments[1]
     with pytest.raises(RuntimeError, match=f"{op}: {message}"):

@@ -1,4 +1,4 @@
-"""The stand-in for CUDA graphs on a CPU goes wrong where a graph would."""
+"""The stand-in for CUDA graphs on a CPU goes wrong in the cases in which a graph would."""
 
 import pytest
 import torch

@@ -27,7 +27,7 @@ def operands(M, N, K, dtype, trans_a=False, trans_b=False, device=CPU, seed=0):
 
 
 def check(a, b, c, *, trans_a=False, trans_b=False, alpha=1.0, beta=0.0, gemm=ops.native_gemm):
-    """gemm's result against float64, within the bound of rounding: K + 3 fp32 roundings, then one to C's dtype.
+    """Checks gemm's result against float64, within K + 3 fp32 roundings and then one to C's dtype.
 
     |C - exact| <= (K + 3) 2^-24 (|alpha| |A| |B| + |beta| |C|) + u |exact| + smallest subnormal of C   (Higham, 3.5)
     """
@@ -85,7 +85,7 @@ def test_gemm_of_skinny_shapes(M, N, K, dtype, trans_a, trans_b):
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_gemm_and_its_naive_reference_agree(dtype):
-    """Both are within the bound of rounding, the reference by three loops that can be read at a glance."""
+    """Both are within the bound of rounding; the reference is three loops that can be read at a glance."""
     for trans_a, trans_b in ((False, False), (True, False), (False, True), (True, True)):
         a, b, c = operands(37, 29, 300, dtype, trans_a, trans_b)
         check(a, b, c.clone(), trans_a=trans_a, trans_b=trans_b, beta=0.5, gemm=torch.ops.mpcompare.gemm_reference)
@@ -146,7 +146,7 @@ def test_subnormal_fp16_survives(device):
 
 
 def test_subnormal_bf16_is_flushed_or_kept_but_never_anything_else():
-    """x86's bf16 instruction takes subnormal inputs for 0 (below 2^-126); plain torch keeps them: the exact path."""
+    """x86's bf16 instruction takes subnormal inputs (below 2^-126) for 0; plain torch, the exact path, keeps them."""
     tiny = 2.0**-130
     a = torch.full((4, 4), tiny, dtype=torch.bfloat16)
     eye = torch.eye(4, dtype=torch.bfloat16)
@@ -177,7 +177,7 @@ def amx(built):
 
 
 def around(x, value=math.nan):
-    """The same values as a view in the middle of a larger matrix, ``value`` on all sides."""
+    """Returns the same values as a view in the middle of a larger matrix, with ``value`` on all sides."""
     outer = torch.full((x.shape[0] + 2, x.shape[1] + 2), value, dtype=x.dtype)
     outer[1:-1, 1:-1] = x
     return outer[1:-1, 1:-1]
@@ -186,7 +186,7 @@ def around(x, value=math.nan):
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("K", [1, 31, 32, 33, 63, 300, 1023, 1025, 2080])
 def test_tiles_pad_with_zeros_whatever_lies_beside_the_operands(K):
-    """Where K, M or N end inside a tile; what lies before and behind is NaN, and so is what was packed before."""
+    """K, M and N end inside a tile; memory around the operands is NaN, and so is the product packed before."""
     nan = torch.full((70, 2100), math.nan, dtype=torch.bfloat16)
     for M, N in ((1, 17), (31, 33), (33, 31), (47, 65), (65, 16), (33, 1), (2, 10)):
         for trans_a, trans_b in ((False, False), (True, False), (False, True), (True, True)):
@@ -226,7 +226,7 @@ def test_tiles_give_the_same_bits_with_any_number_of_threads(M, N, K):
 
 @pytest.mark.usefixtures("amx")
 def test_tiles_and_vectors_agree(tmp_path):
-    """In a process with MPCOMPARE_AMX=0: both are within K + 3 roundings of float64, so within twice that here."""
+    """Vectors run in a process with MPCOMPARE_AMX=0. Both are within K + 3 roundings of float64, so within 2 K + 6."""
     script = """
 import sys, torch
 from mpcompare.native import ops
@@ -260,7 +260,7 @@ def test_one_openmp_runtime_serves_torch_and_the_operators():
 
 
 def overlapping(like, which):
-    """a 4 x 6, b 6 x 8 and out 4 x 8 in one buffer; the last element of a, or of b, is the first of out."""
+    """Returns a 4 x 6, b 6 x 8 and out 4 x 8 in one buffer; the last element of a, or of b, is the first of out."""
     memory = torch.zeros(24 + 48 + 32, device=like.device)
     a, b = memory[:24].view(4, 6), memory[24:72].view(6, 8)
     if which == "a":
@@ -309,7 +309,7 @@ def test_gemm_compiles_into_a_graph_by_its_fake_kernel():
 
 
 def test_the_packing_workspace_is_counted_kept_and_given_back():
-    """In a process of its own: 0 before a product, then what its threads hold; a thread that ends frees its own."""
+    """In a new process it is 0 before a product, then the buffers of its threads; a thread that ends frees its own."""
     script = """
 import threading, time, torch
 from mpcompare.native import ops

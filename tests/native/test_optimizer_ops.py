@@ -23,7 +23,7 @@ def fp32(x):
 
 
 def check_sgd(master, velocity, params, grad, lr, momentum, loss_scale):
-    """v: a rounding of each product, then of the sum; master: lr times both, a rounding of lr v, then of the sum."""
+    """Checks sgd. v: a rounding of each product, then of the sum; master: lr times both, lr v, the sum."""
     scaled, w = fp32(1 / loss_scale) * grad.double(), master.double()
     before = 0.0 if velocity is None else fp32(momentum) * velocity.double()
     v, size = scaled + before, scaled.abs() + abs(before)
@@ -88,7 +88,7 @@ def test_sgd_propagates_inf_and_nan_and_overflows_params_to_inf(device, dtype):
 @DTYPE
 @pytest.mark.parametrize("found_inf", [0.0, 1.0])
 def test_sgd_makes_params_where_the_gradient_lies(device, dtype, found_inf):
-    """Of a skipped step too, in which masters and velocity keep every bit."""
+    """A skipped step makes params, too, and masters and velocity keep every bit."""
     for count in (1, 16, 1000, 50_001):
         master, velocity = randn(count, device=device), randn(count, device=device, seed=1)
         grad = randn(count, dtype=dtype, device=device, seed=2)
@@ -124,7 +124,7 @@ def test_sgd_of_parameters_that_begin_anywhere(device, dtype):
 
 
 def test_sgd_divides_by_the_scale_as_gradscaler_does(device):
-    """By the reciprocal, rounded to fp32; of a scale that has decayed to 0 that is inf, and 0 inf is NaN."""
+    """The factor is the reciprocal, rounded to fp32. It is inf for a scale that has decayed to 0, and 0 inf is NaN."""
     grad = randn(1000, device=device, scale=100.0)
     for loss_scale in (3.0, 1e-3, 65536.0):
         master = torch.zeros(1000, device=device)
@@ -149,7 +149,7 @@ def adam(master, exp_avg, exp_avg_sq, params, grad, *, lr, step, loss_scale=1.0,
 
 
 def train(start, grads, rule, *, torch_optimizer, dtype, loss_scale, clip):
-    """The parameters after each step of torch's optimizer with unscaled, clipped gradients; its state beside them."""
+    """Yields parameters and state after each step of torch's optimizer with unscaled, clipped gradients."""
     p = torch.nn.Parameter(start.to(dtype, copy=True))
     optimizer = torch_optimizer([p], **rule)
     for grad in grads:
@@ -160,13 +160,14 @@ def train(start, grads, rule, *, torch_optimizer, dtype, loss_scale, clip):
 
 
 def unscale_error(grad, loss_scale, clip):
-    """The gradient that the optimizer sees, and the error of two products."""
+    """Returns the gradient that the optimizer sees, and the error of two products."""
     g = grad.double() * fp32(1 / loss_scale) * (1.0 if clip is None else fp32(clip))
     return g, 2 * U * g.abs() + 2 * HALF_SUBNORMAL["fp32"]
 
 
 def check_training_by_sgd(count, dtype, device, *, lr=0.1, momentum=0.0, weight_decay=0.0, nesterov=False, clip=None):
-    """Errors of float64 and of fp32, u for each product, sum and rounded constant, carried from step to step:
+    """Checks five steps against torch in float64. Errors of fp32, u for each product, sum and rounded constant, are
+    carried from step to step:
 
     g: those of w times weight_decay, and 3 u of each term    v: momentum times those of v, those of g, 3 u of each term
     d: as v     w: those of w, lr times those of d, 2 u of lr d, u of w
@@ -217,9 +218,9 @@ def test_training_by_sgd_is_torchs(device, dtype, clip, rule):
 def check_training_by_adam(
     count, dtype, device, *, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True, clip=None
 ):
-    """As check_training_by_sgd. In every form of m, v and w, torch's among them, there are at most 4 u of each term; in
-    the denominator a root, its error from those of v (not to first order: v may be 0), 3 u of that root, u of eps and
-    of the sum; in the quotient 3 u.
+    """Checks five steps as check_training_by_sgd does. Every form of m, v and w, torch's among them, has at most 4 u of
+    each term; the denominator has the error of a root from those of v (not to first order: v may be 0), 3 u of that
+    root, u of eps and of the sum; the quotient has 3 u.
     """
     loss_scale, lr, (beta1, beta2) = 1000.0, fp32(lr), betas
     start, grads = randn(count, device=device), [randn(count, dtype=dtype, device=device, seed=s) for s in range(1, 6)]
@@ -294,7 +295,7 @@ def test_adam_of_a_late_step(device):
 @DTYPE
 @pytest.mark.parametrize("found_inf", [0.0, 1.0])
 def test_adam_makes_params_where_the_gradient_lies(device, dtype, found_inf):
-    """Of a skipped step too, in which masters and state keep every bit, also where no step has been taken yet."""
+    """A skipped step makes params, too, and masters and state keep every bit, even before the first update."""
     for count in (1, 16, 1000, 50_001):
         state = [randn(count, device=device), randn(count, device=device, seed=1), randn(count, device=device).abs()]
         grad = randn(count, dtype=dtype, device=device, seed=2)
@@ -339,7 +340,7 @@ def test_adam_propagates_inf_and_nan(device, dtype):
 
 @pytest.mark.parametrize("op", ["sgd", "adam"])
 def test_a_clip_factor_is_a_smaller_gradient(device, op):
-    """Before weight decay; by a power of 2 bit for bit."""
+    """The clip factor comes before weight decay. A power of 2 gives the same bits."""
 
     def run(grad, **options):
         state = [randn(999, device=device, seed=1), torch.zeros(999, device=device), torch.zeros(999, device=device)]
@@ -417,7 +418,7 @@ def test_grad_norm_of_what_squares_of_fp32_cannot_hold(device):
 
 
 def test_grad_norm_tells_gradients_that_overflow_by_a_small_scale_from_those_that_are_inf(device):
-    """As GradScaler, which looks at them before it unscales."""
+    """GradScaler, too, looks at gradients before it unscales them."""
     for infinity in (False, True):
         norm, found_inf = norm_of(torch.full((10,), 1e30, device=device), loss_scale=1e-10, infinity=infinity)
         assert (norm.item(), found_inf.item()) == (math.inf, 0)
@@ -425,7 +426,7 @@ def test_grad_norm_tells_gradients_that_overflow_by_a_small_scale_from_those_tha
 
 @pytest.mark.parametrize("kind", [2.0, math.inf])
 def test_clip_factor_is_that_of_torch(device, kind):
-    """Its norm is fp32: n u, and 4 u of the division, the sum and the product."""
+    """torch's norm is fp32: n u, and 4 u of the division, the sum and the product."""
     for scale in (1e-4, 1.0, 100.0):
         p = torch.nn.Parameter(randn(1000, device=device))
         p.grad = randn(1000, device=device, seed=1, scale=scale)
@@ -438,7 +439,7 @@ def test_clip_factor_is_that_of_torch(device, kind):
 
 
 def test_clip_factor_of_a_norm_that_is_not_finite(device):
-    """As clip_grad_norm_: NaN spoils all gradients, inf makes 0 of those that are finite."""
+    """The factor is that of clip_grad_norm_: NaN spoils all gradients, inf makes 0 of those that are finite."""
     for norm, expected in ((math.nan, math.nan), (math.inf, 0.0)):
         factor = torch.empty((), device=device)
         ops.clip_factor(scalar(norm, device, torch.float64), factor, max_norm=1.0)

@@ -1,4 +1,4 @@
-"""csrc/search.hpp: which algorithm is chosen, and when it is looked for."""
+"""The search of csrc/search.hpp: the algorithm that is chosen, and the calls that look for it."""
 
 import subprocess
 

@@ -9,7 +9,7 @@ from mpcompare.race.turns import Progress
 
 @pytest.fixture
 def screen(monkeypatch):
-    """What a board of two shows; ``terminal`` says whether there is one."""
+    """Returns a function that makes a board of two, with or without a terminal, and the stream that it prints to."""
 
     def make(terminal, **kwargs):
         out = io.StringIO()

@@ -1,4 +1,4 @@
-"""Who takes turns when, and when it is enough: with entrants that only pretend to compute."""
+"""The order of turns and the end of timing, with entrants that only pretend to compute."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ class Board:
 
 
 class Pretender:
-    """Takes ``step_ms(round)``; gone when told ``gone``, an order's type or a round's number."""
+    """An entrant whose steps take ``step_ms(round)``. It is gone once told ``gone``, an order's type or a round."""
 
     def __init__(self, name, log, step_ms=lambda round_: 1.0, gone="never"):
         self.name, self.log, self.step_ms, self.gone = name, log, step_ms, gone

@@ -1,4 +1,4 @@
-"""The columns of the tables: each has a unit and a meaning, and says what a console shows of it."""
+"""The columns of the tables have a unit, a meaning, and a place on the console."""
 
 import math
 

@@ -88,7 +88,7 @@ def test_the_report_imports_no_torch():
 
 
 def test_a_report_is_drawn_without_torch(tmp_path):
-    """torch takes seconds and hundreds of megabytes, and the process that launches a sweep draws its report."""
+    """The process that launches a sweep draws its report, and torch would take seconds and hundreds of megabytes."""
     write_run(tmp_path / "0", "mine")
     write_run(tmp_path / "1", "amp")
     script = (

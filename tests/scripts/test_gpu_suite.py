@@ -1,4 +1,4 @@
-"""The scripts that a GPU is measured with, as far as a CPU can run them."""
+"""The scripts for a GPU, as far as a CPU can run them."""
 
 import json
 import os
@@ -29,7 +29,7 @@ TINY = ("--device", "cpu", "--batch", "64", "--hidden", "32")
 
 @pytest.fixture
 def run(cli):
-    """A script's main with these arguments; what it prints."""
+    """Returns a function that runs a script's main with some arguments, and returns the text that it prints."""
 
     def run(script, *arguments):
         ended = cli(*map(str, arguments), main=script.main)
@@ -74,7 +74,7 @@ def test_operators_are_timed_against_torch(run, tmp_path, monkeypatch):
 
 
 def finished_suite(folder, run, cli, monkeypatch):
-    """What gpu_suite.sh leaves in its folder, in the smallest sizes."""
+    """Makes the files that gpu_suite.sh leaves in its folder, in the smallest sizes."""
     monkeypatch.setattr(bench_ops, "cpu_peaks", lambda: {"fp32": 100.0, "fp16": 100.0, "bf16": 200.0})
     monkeypatch.setattr(roofline, "BLOCK_S", 0.005)
     (folder / "logs").mkdir(parents=True)

@@ -19,7 +19,7 @@ from mpcompare.report.runs import Run
 
 
 def kept(folder, baseline):
-    """A sweep as docs_figures.sh keeps it, beside ``baseline``: amp, scratch twice as fast, and fused, which failed."""
+    """Writes a sweep as docs_figures.sh keeps it: amp, scratch twice as fast, and a failed fused."""
     times = {"amp": 4.0, "scratch": 2.0}
     rows = [{"backend": "fused", "precision": "bf16", "run": "2-fused"}]
     for name, ms in reversed(times.items()):

@@ -24,20 +24,20 @@ BACKENDS: dict[str, type[Backend]] = {
     "fp32": Fp32, "tf32": Tf32, "amp": Amp, "amp_graph": AmpGraph, "amp_compile": AmpCompile, "scratch": Scratch,
     "fused": Fused, "master_weights": MasterWeights,
 }  # fmt: skip
-# Every backend in every precision, but TF32, which the harness allows and not the backend.
-CUDA_COLUMNS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if p != "tf32"]
-CPU_COLUMNS = [(name, p) for name, p in CUDA_COLUMNS if name != "amp_compile"]  # compiles for seconds: test_peers.py
+# Each backend in each of its precisions, but TF32, which the harness allows and not the backend.
+CUDA_BACKENDS = [(name, p) for name, cls in BACKENDS.items() for p in cls.PRECISIONS if p != "tf32"]
+CPU_BACKENDS = [b for b in CUDA_BACKENDS if b[0] != "amp_compile"]  # which compiles for seconds: test_peers.py
 
 
-def columns(on_cpu: list[tuple[str, str]], quick: Collection[tuple[str, str]] | None = None) -> pytest.MarkDecorator:
+def backends(on_cpu: list[tuple[str, str]], quick: Collection[tuple[str, str]] | None = None) -> pytest.MarkDecorator:
     """Parametrises ``device``, ``name`` and ``precision``: those on a CPU, slow unless ``quick``, and all on CUDA."""
     slow = [pytest.mark.slow]
-    each = [pytest.param("cpu", *c, marks=[] if quick is None or c in quick else slow) for c in on_cpu]
-    each += [pytest.param("cuda", *column, marks=CUDA.marks) for column in CUDA_COLUMNS]
+    each = [pytest.param("cpu", *b, marks=[] if quick is None or b in quick else slow) for b in on_cpu]
+    each += [pytest.param("cuda", *b, marks=CUDA.marks) for b in CUDA_BACKENDS]
     return pytest.mark.parametrize(("device", "name", "precision"), each, indirect=["device"])
 
 
-each_column = columns(CPU_COLUMNS)
+each_backend = backends(CPU_BACKENDS)
 
 
 def make_backend(

@@ -9,7 +9,7 @@ from mpcompare.tasks.fingerprint import fingerprint
 STARTS = []
 
 
-class Watched(Fp32):
+class Recording(Fp32):
     """``fp32`` that records the weights and the batch of its first step."""
 
     def forward(self, x, y):
@@ -20,12 +20,12 @@ class Watched(Fp32):
 
 
 def turn(turns, order):
-    """Takes one turn; returns the event at its end."""
+    """Takes one turn. Returns the event at its end."""
     event = turns.send(order)
     while isinstance(event, Progress):
         event = next(turns)
     return event
 
 
-PLAN = replan(SMALL_PLAN, make_backend=Watched)
+PLAN = replan(SMALL_PLAN, make_backend=Recording)
 AT_START = {"backend": "fp32", "config": {}}

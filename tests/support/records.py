@@ -7,7 +7,7 @@ from typing import Any
 from mpcompare.race.turns import Finish
 from mpcompare.records import EVAL_FIELDS, Recorder
 
-IDENTITY = ("task", "batch_size", "seed", "sweep")
+AT_START = ("task", "batch_size", "seed", "sweep")
 # Parts of a result.
 MEASURED = {
     "device": "cpu", "memory_model": {"inputs": {"x": 200_000}, "activations": {"z0": 900_000, "z1": 800_000}},
@@ -37,10 +37,10 @@ def write_run(
             :func:`_result` have for them; ``evals``, the rows of ``evals.csv``; any other entry of the result.
     """
     folder.mkdir(parents=True)
-    identity = {"task": "t", "batch_size": 8, "seed": 0, "sweep": None}
-    identity |= {name: more.pop(name) for name in IDENTITY if name in more}
-    config = _config(identity["batch_size"], len(losses), more)
-    recorder = Recorder(folder, {"backend": backend, "precision": precision, **identity, "config": config})
+    at_start = {"task": "t", "batch_size": 8, "seed": 0, "sweep": None}
+    at_start |= {name: more.pop(name) for name in AT_START if name in more}
+    config = _config(at_start["batch_size"], len(losses), more)
+    recorder = Recorder(folder, {"backend": backend, "precision": precision, **at_start, "config": config})
     if losses:
         recorder.steps([_step(number, loss, step_ms) for number, loss in enumerate(losses, start=1)])
     for row in more.pop("evals", []):

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def initial(seed=0, **shape):
-    """The weights of a small task."""
+    """Returns the weights of a small task."""
     return params_of(make_task(**shape).new_model(seed, CPU))
 
 
@@ -143,7 +143,7 @@ def test_flops_count_every_matrix_product_of_a_step():
 
 
 class OwnOptimizer:
-    """One of somebody else's."""
+    """Somebody else's optimizer."""
 
     lr = 0.1
 

@@ -1,4 +1,4 @@
-"""The modules of the tasks: their shapes, and that each learns."""
+"""The modules of the tasks have the right shapes, and each learns."""
 
 from itertools import islice
 
@@ -15,7 +15,7 @@ from mpcompare.tasks.text import CharGpt, CharLstm, SentimentLstm
 
 
 def reviews(seed):
-    """Reviews of the layout of imdb's, in which three words praise and three others blame."""
+    """Returns reviews of the layout of imdb's, in which three words praise and three others blame."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(2, (960,), generator=generator)
     x = torch.randint(2, 50, (960, 24), generator=generator)

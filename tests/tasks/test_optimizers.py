@@ -9,7 +9,7 @@ import torch
 from mpcompare.errors import InputError
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 
-RULES = [
+OPTIMIZERS = [
     Sgd(),
     Sgd(0.1),
     Sgd(0.1, weight_decay=0.1),
@@ -37,7 +37,7 @@ def with_lr(optimizer, lr):
 
 
 def gradients(weight, weight_decay, step):
-    """Of many magnitudes, some 0, some that the decay cancels."""
+    """Returns gradients of many magnitudes, of which some are 0 and some cancel the decay."""
     grad = SCALES[step] * torch.randn_like(weight)
     grad[::5] *= 10 ** torch.empty_like(grad[::5]).uniform_(-30, 2)
     grad[1::5] = -weight_decay * weight[1::5] * (1 + 1e-5 * torch.randn_like(weight[1::5]))
@@ -51,61 +51,61 @@ def test_defaults_are_torchs():
         assert asdict(cls()) == {name: defaults[name] for name in asdict(cls())}
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_it_makes_torchs_own(rule):
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_it_makes_torchs_own(optimizer):
     for fused in (False, True):
-        optimizer = rule.make(iter([torch.nn.Parameter(torch.ones(3))]), fused)
-        assert type(optimizer) is TORCHS[type(rule)]
-        assert optimizer.defaults.items() >= {**asdict(rule), "fused": fused or None}.items()
+        torchs = optimizer.make(iter([torch.nn.Parameter(torch.ones(3))]), fused)
+        assert type(torchs) is TORCHS[type(optimizer)]
+        assert torchs.defaults.items() >= {**asdict(optimizer), "fused": fused or None}.items()
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_in_float64_the_replay_is_torchs_step(rule):
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_in_float64_the_replay_is_torchs_step(optimizer):
     torch.manual_seed(0)
     weights = {"w": torch.randn(40, 5).double(), "b": torch.zeros(5).double()}
     modules = {name: torch.nn.Parameter(w.clone()) for name, w in weights.items()}
-    optimizer, replay = rule.make(modules.values()), rule.replay()
+    torchs, replay = optimizer.make(modules.values()), optimizer.replay()
     for step, scale in enumerate(SCALES):
-        lr = scale * rule.lr
-        with_lr(optimizer, lr)
+        lr = scale * optimizer.lr
+        with_lr(torchs, lr)
         for name, p in modules.items():
             p.grad = gradients(p.detach().flatten(), 0.0, step).reshape(p.shape)
             change, magnitude = replay.step(name, p.grad.clone(), weights[name], lr)
             weights[name] = weights[name] + change
             assert bool((magnitude >= change.abs()).all())
-        optimizer.step()
+        torchs.step()
         for name, p in modules.items():
             torch.testing.assert_close(weights[name], p.detach(), rtol=1e-13, atol=1e-15)
 
 
 def excess(p, before, change, magnitude):
-    """The largest error of a new weight, in units of what fp32 may make, as the examination has it."""
+    """Returns the largest error of a new weight, in units of the error that the examination accepts of fp32."""
     error = (p.detach().double() - before - change).abs()
     return (error / (U * ((before + change).abs() + magnitude) + 2.0**-149)).max().item()
 
 
 @pytest.mark.parametrize("how", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_torchs_fp32_is_within_the_roundings_of_the_replay(rule, how):
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_torchs_fp32_is_within_the_roundings_of_the_replay(optimizer, how):
     torch.manual_seed(0)
     for size in (1e-3, 1.0, 0.0):
         p = torch.nn.Parameter(size * torch.randn(20011))
-        optimizer, replay = TORCHS[type(rule)]([p], **asdict(rule), **how), rule.replay()
+        torchs, replay = TORCHS[type(optimizer)]([p], **asdict(optimizer), **how), optimizer.replay()
         for step, scale in enumerate(SCALES):
             before = p.detach().clone()
-            p.grad = gradients(before, rule.weight_decay, step)
-            moved = replay.step("w", p.grad.double(), before.double(), scale * rule.lr)
-            with_lr(optimizer, scale * rule.lr).step()
+            p.grad = gradients(before, optimizer.weight_decay, step)
+            moved = replay.step("w", p.grad.double(), before.double(), scale * optimizer.lr)
+            with_lr(torchs, scale * optimizer.lr).step()
             assert excess(p, before.double(), *moved) <= 1
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_adam_whose_bias_corrections_are_fp32_tensors_is_within_them_too(decoupled):
-    """As torch has it with ``capturable=True``, which a CPU does not take."""
+    """torch computes so with ``capturable=True``, which a CPU does not take."""
     torch.manual_seed(0)
     (beta1, beta2), lr, decay = (0.9, 0.999), 0.01, 0.1
-    rule = (AdamW if decoupled else Adam)(lr, weight_decay=decay)
-    w, replay, largest = 1e-3 * torch.randn(20011), rule.replay(), 0.0
+    optimizer = (AdamW if decoupled else Adam)(lr, weight_decay=decay)
+    w, replay, largest = 1e-3 * torch.randn(20011), optimizer.replay(), 0.0
     m, v = torch.zeros_like(w), torch.zeros_like(w)
     for t in range(1, 6):
         before, g = w, torch.randn(20011)
@@ -147,28 +147,32 @@ def test_mistakes_are_beyond_the_roundings(mistake):
         assert excess(w, before.double(), *moved) > 1
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_a_step_that_a_scaler_skips_is_no_update(rule):
-    """Fused optimizers skip on the device, the first step, too."""
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_a_step_that_a_scaler_skips_is_no_update(optimizer):
+    """Fused optimizers skip on the device, even the first step."""
     for fused in (False, True):
         p = torch.nn.Parameter(torch.ones(50))
-        optimizer, replay = rule.make([p], fused), rule.replay()
+        torchs, replay = optimizer.make([p], fused), optimizer.replay()
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(torch.zeros(()))  # which makes its state
         for value in (math.inf, 1.0, math.nan, 2.0):
             before = p.detach().clone()
             p.grad = torch.full_like(p, value * scaler.get_scale())
-            scaler.unscale_(optimizer)
-            scaler.step(optimizer)
+            scaler.unscale_(torchs)
+            scaler.step(torchs)
             scaler.update()
             if math.isfinite(value):
-                assert excess(p, before.double(), *replay.step("w", p.grad.double(), before.double(), rule.lr)) <= 1
+                assert (
+                    excess(p, before.double(), *replay.step("w", p.grad.double(), before.double(), optimizer.lr)) <= 1
+                )
             else:
                 assert torch.equal(p, before)
 
 
-def test_a_rule_knows_whether_it_remembers():
-    remembering = [rule.remembers for rule in (Sgd(), Sgd(momentum=0.9), Adam(), AdamW(), Adam(betas=(0.0, 0.0)))]
+def test_an_optimizer_knows_whether_it_remembers():
+    remembering = [
+        optimizer.remembers for optimizer in (Sgd(), Sgd(momentum=0.9), Adam(), AdamW(), Adam(betas=(0.0, 0.0)))
+    ]
     assert remembering == [False, True, True, True, False]
 
 

@@ -1,4 +1,4 @@
-"""A network of one's own: what a user's package brings, entered by its dotted name, and what cannot be compared."""
+"""Networks and data of a user's package, by their dotted names, and those that cannot be compared."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The schedules have the curves of torch.optim.lr_scheduler, where it has them."""
+"""The schedules have the curves of torch.optim.lr_scheduler, as far as it has them."""
 
 import math
 from itertools import pairwise
@@ -14,7 +14,7 @@ LR = 0.3
 
 
 def curve(scheduler_of, steps=60):
-    """The learning rates that one of torch's schedulers gives to each step."""
+    """Returns the learning rates that one of torch's schedulers gives to each step."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=LR)
     scheduler, rates = scheduler_of(optimizer), []
     for _ in range(steps):
@@ -25,12 +25,12 @@ def curve(scheduler_of, steps=60):
 
 
 def warmup(steps):
-    """1 / steps, 2 / steps, ..., 1."""
+    """Returns torch's scheduler with the factors 1 / steps, 2 / steps, ..., 1."""
     return lambda optimizer: LinearLR(optimizer, start_factor=1 / steps, total_iters=steps - 1)
 
 
 def cosine(steps, warmup_steps=0, min_factor=0.0):
-    """torch's cosine rises again after its end, so a constant follows there."""
+    """Returns torch's scheduler, followed by a constant, because torch's cosine rises again after its end."""
 
     def scheduler(optimizer):
         half = CosineAnnealingLR(optimizer, steps - warmup_steps, eta_min=min_factor * LR)

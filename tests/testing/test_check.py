@@ -1,4 +1,4 @@
-"""check_backend: right backends pass, and each planted violation is one line that names it."""
+"""check_backend lets right backends pass, and names each violation in one line."""
 
 import copy
 
@@ -147,7 +147,7 @@ class OwnKinds(Fp32):
 
 
 class Shared(Fp32):
-    """Says the loss of the one that was made last."""
+    """``fp32`` that returns the loss of the instance that was made last."""
 
     latest = None
 
@@ -191,7 +191,7 @@ class Unavailable(Fp32):
 
 
 class OnePercentMore(Fp32):
-    """Right in all that the interface shows but its numbers."""
+    """``fp32`` whose gradients alone are wrong."""
 
     def backward(self):
         super().backward()
@@ -200,7 +200,7 @@ class OnePercentMore(Fp32):
 
 
 class NoMasterWeights(Amp):
-    """Says fp32 and keeps weights that have the digits of bf16."""
+    """``amp`` that says fp32 and keeps weights that have the digits of bf16."""
 
     def step(self, lr):
         super().step(lr)

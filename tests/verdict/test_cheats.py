@@ -1,4 +1,4 @@
-"""Backends that compute something else as soon as they were loaded: what is timed is what was examined."""
+"""Backends that compute something else once they were loaded: timed backends compute as the examined ones did."""
 
 import pytest
 from support.judging import dataset_of, examined
@@ -16,7 +16,7 @@ TASK = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
 
 
 class HalfOfTheRows(Amp):
-    """Takes half of each batch from the moment it was loaded, and needs half of the time."""
+    """``amp`` that takes half of each batch once it was loaded, and needs half of the time."""
 
     loaded = False
 
@@ -61,7 +61,7 @@ def test_what_was_loaded_goes_on_as_what_was_not(backend, precision):
 
 
 def timed(backend, folder):
-    """A run whose every turn is taken, as its record is read back."""
+    """Takes every turn of a run. Returns the run as its record is read back."""
     plan = replan(
         SMALL_PLAN, backend="amp", make_backend=backend, is_baseline=True, task=TASK, precision="bf16",
         load_data=lambda seed: dataset_of(TASK, seed), verdict={"enabled": True, "noise": 2},

@@ -1,4 +1,4 @@
-"""Correct runs are not accused, whatever the task: the other half of the verdict's power."""
+"""Correct runs are not accused, whatever the task, which is the other half of the verdict's power."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from mpcompare.tasks.task import Task
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("seed", slow_after(2, range(25)))
 def test_correct_runs_are_the_same_whatever_the_task(seed, precision, device):
-    """25 shapes, depths, losses and seeds, in two precisions, with two backends: 100 correct runs."""
+    """There are 100 correct runs: 25 shapes, depths, losses and seeds, in two precisions, with two backends."""
     task = random_task(seed)
     mlp = mlp_of(task)
     dataset = synthetic(seed, task.samples, mlp.in_features, mlp.out_features, task.loss)

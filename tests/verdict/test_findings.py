@@ -1,4 +1,4 @@
-"""Findings are written and read back whole, those of older versions, too."""
+"""Findings are written and read back whole, and those of older versions are read, too."""
 
 import json
 import math

@@ -9,8 +9,8 @@ from planted.registry import FAMILIES, bugs_of
 
 
 def parameters():
-    """Every bug of MLPs and of the recipe in every precision. Some of each kind are tried by the plain command: every
-    eighth row of the MLPs, and each bug of the recipe in one precision."""
+    """Yields every bug of MLPs and of the recipe in every precision, and whether it is slow. The plain command tries
+    every eighth row of the MLPs, and each bug of the recipe in one precision."""
     rows = [(bug, precision) for bug in bugs_of("mlp") for precision in bug.precisions]
     for number, (bug, precision) in enumerate(rows):
         yield bug, precision, number % 8 != 0
@@ -30,7 +30,7 @@ QUICK = {
 }
 
 
-# Flagged, and for another cause than the one planted, or not at all. What says why stands in docs/verdict.md.
+# Flagged for another cause than the one planted, or not at all. The reasons stand in docs/verdict.md.
 UNSEEN = {"BiasedVariance", "CnnLossIn16Bits", "GptLossIn16Bits"}
 
 

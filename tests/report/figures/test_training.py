@@ -1,4 +1,4 @@
-"""The figure of the training steps: it shows what there is, and nothing else."""
+"""The figure of the training steps has a panel for each column that a run has, and no other."""
 
 import math
 

@@ -29,7 +29,7 @@ NAMES = ("gradient_error", "noise", "exponents", "update_ratio")
 
 @pytest.fixture(scope="module")
 def records():
-    """A reference a precision, and a run that is compared with it: its copy."""
+    """Returns a reference for each precision, and a copy of it as the run to compare."""
     task = make_task()
     found = {}
     for precision in ("fp16", "bf16"):
@@ -46,7 +46,7 @@ def runs(records):
 
 
 def reported(runs):
-    """The report on the runs, and what is drawn of them; the fp16 runs and the bf16 runs lie mixed."""
+    """Returns the report on the runs, and the comparison that is drawn; the fp16 runs and the bf16 runs lie mixed."""
     order = sorted(runs.values(), key=lambda run: run.name.split("-")[0])
     comparison = Comparison(
         "title", "data", entries=[Entry(run, run.name.replace("-", " "), "", None) for run in order]
@@ -56,7 +56,7 @@ def reported(runs):
 
 
 def with_errors(run, **changes):
-    """Changes the errors of gradients in the first step: attributes by tensor, None for a gradient that is missing."""
+    """Returns a run with other errors of the first step's gradients: attributes by tensor, None for a missing one."""
     first = run.findings.first
     errors = dict(first.gradients)
     for tensor, change in changes.items():
@@ -70,7 +70,7 @@ def with_first(run, **changes):
 
 
 def histogram(**counts):
-    """Counts by exponent, ``e_3=2``: two values in [2^-3, 2^-2); ``zero``."""
+    """Returns counts by exponent; ``e_3=2`` is two values in [2^-3, 2^-2), and ``zero`` counts the zeros."""
     found = [counts.pop("zero", 0)] + [0] * (HIGHEST - LOWEST + 1)
     for name, count in counts.items():
         found[1 - int(name.removeprefix("e_")) - LOWEST] = count
@@ -103,7 +103,7 @@ def test_bars_and_limits_are_those_of_the_records(runs):
 
 
 def test_a_gradient_that_is_0_is_not_drawn(runs):
-    """The exact gradient of a bias before a norm is rounding errors of float64, and any error is large beside those."""
+    """The exact gradient of a bias before a norm is float64's rounding errors, and any error is large beside those."""
     runs = {name: with_errors(run, layer1_bias={"norm": 1e-17, "error": 1e-5}) for name, run in runs.items()}
     report, _ = reported(runs)
     (axes,) = gradient_error(report).axes

@@ -22,7 +22,7 @@ COLUMNS = {  # by the narrowest console that shows them
 
 
 def shown(tmp_path, monkeypatch, capsys, width):
-    """The lines of the report on a console of this width, without the spaces at their ends."""
+    """Returns the lines of the report on a console of this width, without the spaces at their ends."""
     terminal = Console(width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(console, "Console", lambda **_: terminal)
     comparisons = compare(find_runs([tmp_path]), "amp")

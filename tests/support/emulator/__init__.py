@@ -1,11 +1,11 @@
-"""Runs csrc/cuda on the CPU, where no GPU is: its own text, compiled by a C++ compiler.
+"""The CUDA sources on a CPU: the text of csrc/cuda, compiled by a C++ compiler.
 
-Rewritten are launches and ``__shared__`` variables, which only nvcc takes; new memory, to be filled with NaN; and the
-library's name and dispatch key, which are the CPU operators'. cuda_runtime.h and threads.cpp run the kernels,
-libraries.cpp is what csrc/cuda calls; NVIDIA's headers stay as they are.
+Three things are rewritten: launches and ``__shared__`` variables, which only nvcc takes; new memory, which is filled
+with NaN; and the library's name and dispatch key, which become those of CPU operators. cuda_runtime.h and threads.cpp
+run the kernels, libraries.cpp has the functions that csrc/cuda calls, and NVIDIA's headers stay as they are.
 
-What it cannot show: speed, threads that interleave between two barriers, launches that overlap, memory that only one of
-host and GPU can reach, and what NVIDIA's libraries do that their manuals do not say.
+The emulator cannot show speed, threads that interleave between two barriers, launches that overlap, memory that only
+one of host and GPU can reach, and anything that NVIDIA's libraries do and their manuals do not say.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ def rewritten(text: str) -> str:
 
 
 def recipe() -> build.Recipe:
-    """All in one library, from sources that it writes to the cache."""
+    """Writes the sources to the cache. Returns the recipe of one library of them all."""
     sources = [*CSRC.glob("*.?pp"), *sorted(CSRC.glob("cuda/*"))]
     texts = {path.relative_to(CSRC): rewritten(path.read_text()) for path in sources}
     units = ["memory.hpp", *(str(path) for path in texts if path.suffix in (".cpp", ".cu"))]
@@ -62,14 +62,14 @@ def recipe() -> build.Recipe:
         *("-I", str(HERE), "-isystem", str(torch_dir / "include"), "-isystem", str(NVIDIA)),
         *(str(folder / "operators.cpp"), str(HERE / "threads.cpp"), str(HERE / "libraries.cpp")),
         *(f"-L{torch_dir / 'lib'}", "-ltorch_cpu"),
-        "-Wl,-Bsymbolic",  # its own functions, although torch has loaded others of the same names
+        "-Wl,-Bsymbolic",  # calls its own functions, although torch has loaded others of the same names
     ]
     return build.Recipe("mpcompare_emulated", build.cpu_recipe().compiler, arguments)
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Builds and loads the operators: ``torch.ops.mpcompare_emulated``."""
+    """Builds and loads the operators, ``torch.ops.mpcompare_emulated``. Returns their library."""
     library = build.build(recipe())
     torch.ops.load_library(library)
     torch.library.register_fake("mpcompare_emulated::gemm")(ops._fake_gemm)
@@ -79,5 +79,5 @@ def load() -> ctypes.CDLL:
 
 
 def switch(name: str) -> ctypes.c_int:
-    """One of emulator.hpp, as its ``value``."""
+    """Returns a switch of emulator.hpp, which its ``value`` reads and sets."""
     return ctypes.c_int.in_dll(load(), f"emulator_{name}")

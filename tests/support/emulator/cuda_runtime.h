@@ -1,4 +1,4 @@
-// What a kernel and its launch need of nvcc, for a C++ compiler: NVIDIA's header of this name, for the CPU.
+// NVIDIA's header of this name for the CPU: the parts of nvcc that a kernel and its launch need, for a C++ compiler.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -38,7 +38,7 @@ struct Configuration {
   size_t dynamic_shared;
   cudaStream_t stream;
 };
-// Runs one block after the other. What CUDA forbids ends the launch, and cudaGetLastError says so.
+// Runs one block after the other. An act that CUDA forbids ends the launch, and cudaGetLastError says so.
 void run(const Configuration& how, const std::function<void()>& thread);
 
 template <class... P>

@@ -1,5 +1,5 @@
-// The functions of the CUDA runtime, cuBLAS, cublasLt and torch that csrc/cuda calls, as their manuals describe them and
-// their own headers declare them. What a manual forbids is an error.
+// The functions of the CUDA runtime, cuBLAS, cublasLt and torch that csrc/cuda calls, as their manuals describe and
+// their own headers declare them. A call that a manual forbids is an error.
 #include "emulator.hpp"
 
 #include <cublasLt.h>
@@ -140,7 +140,7 @@ void write(const Matrix& x, void* data, int64_t i, int64_t j, float value) {
     static_cast<float*>(data)[at] = value;
 }
 
-// To 10 bits of mantissa, to nearest even.
+// Rounds to 10 bits of mantissa, to nearest even.
 float to_tf32(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -164,7 +164,7 @@ struct Problem {
            C.rows == D.rows && C.columns == D.columns;
   }
 
-  // "Supported types" of cublasGemmEx and cublasLtMatmul.
+  // The tables "Supported types" of cublasGemmEx and cublasLtMatmul.
   bool supported() const {
     const bool wide = D.type == CUDA_R_32F, same = D.type == A.type;
     if (A.type != B.type || C.type != D.type) return false;
@@ -264,14 +264,14 @@ struct Preference {
   uint32_t alignment[4] = {256, 256, 256, 256};  // of A, B, C, D
 };
 
-// What an algorithm is chosen for. Its cublasLtMatmulAlgo_t says so.
+// The product that an algorithm is chosen for, as its cublasLtMatmulAlgo_t says.
 struct Algorithm {
   uint64_t index, problem;
   uint32_t alignment[4], of_bias;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
 
-// The first fails when it is run, the third is the fastest and needs memory; the last comes with a state that forbids it.
+// The first fails when it is run, the third is the fastest and needs memory, the last has a state that forbids it.
 struct Kind {
   double ms;
   uint64_t workspace;

@@ -1,4 +1,4 @@
-// A block's threads: each has a stack of its own and runs until it waits, then the next one does, in a fixed order.
+// The threads of a block. Each has a stack of its own and runs until it waits; then the next runs, in a fixed order.
 #include "emulator.hpp"
 
 #include <algorithm>
@@ -73,7 +73,7 @@ __attribute__((noinline)) void wait(State state, const char* where) {
   if (_setjmp(current->resume) == 0) _longjmp(scheduler, 1);
 }
 
-// Whether threads [begin, end) are in this state, at one place. Some but not all is what CUDA does not define.
+// Returns whether threads [begin, end) are in this state, at one place. CUDA does not define what some but not all do.
 bool all_at(State state, int begin, int end) {
   int count = 0;
   for (int i = begin; i < end; i++) count += threads[i]->state == state && threads[i]->where == threads[begin]->where;
@@ -84,7 +84,7 @@ bool all_at(State state, int begin, int end) {
   return false;
 }
 
-// Until all threads of the warp wait for the block, or have ended.
+// Runs until all threads of the warp wait for the block, or have ended.
 void run_warp(int begin, int end) {
   for (;;) {
     for (int i = begin; i < end; i++) {
@@ -152,7 +152,7 @@ void run(const Configuration& how, const std::function<void()>& thread) {
     run_block(count);
   }
   if (failure.empty()) return;
-  for (auto& t : threads) t->started = false;  // their stacks hold what will never end
+  for (auto& t : threads) t->started = false;  // their stacks hold calls that never end
   fail(failure);
 }
 

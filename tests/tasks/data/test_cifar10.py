@@ -14,7 +14,7 @@ from mpcompare.tasks.data.source import Source
 
 @pytest.fixture
 def small_cifar(tmp_path, monkeypatch):
-    """Files of CIFAR-10's layout with 4 images each, which torchvision and the module take for the real ones."""
+    """Makes files of CIFAR-10's layout with 4 images each, which torchvision and the module take for the real ones."""
     from torchvision.datasets import CIFAR10
 
     folder = tmp_path / SOURCE.folder

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.backends import BACKENDS, CPU_COLUMNS, each_column, take_step
+from support.backends import BACKENDS, CPU_BACKENDS, each_backend, take_step
 from support.judging import dataset_of, examined
 from support.tasks import make_batch, make_task
 
@@ -22,7 +22,7 @@ TASK = make_task(in_features=40, samples=32 * 25)
 DATA = dataset_of(TASK)
 
 
-@each_column
+@each_backend
 def test_a_right_backend_updates_within_fp32_and_equals_a_new_one_from_its_weights(name, precision, device):
     task = make_task(in_features=40, samples=32 * 25, momentum=0.9)
     policy = DynamicLossScale() if precision == "fp16" else NoLossScale()
@@ -60,7 +60,7 @@ def test_examining_does_not_write_to_what_it_is_given():
     assert policy == DynamicLossScale()
 
 
-@pytest.mark.parametrize(("name", "precision"), [c for c in CPU_COLUMNS if c[0] in ("amp", "scratch", "fused")])
+@pytest.mark.parametrize(("name", "precision"), [b for b in CPU_BACKENDS if b[0] in ("amp", "scratch", "fused")])
 def test_right_clips_and_counts_are_recorded(name, precision):
     task = replace(make_task(samples=32 * 12), clip_norm=0.1, accumulate=2, schedule=Warmup(3))
     findings = examined(name, BACKENDS[name], task, dataset_of(task), precision, steps=4).findings

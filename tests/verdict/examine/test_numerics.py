@@ -1,4 +1,4 @@
-"""Measures of tensors: exponents, sketches, bits."""
+"""Numbers that stand for tensors: exponents, sketches, bits."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The oracle: a step in float64 from the numbers that a precision has."""
+"""The oracle is a step in float64 from numbers that the precision holds."""
 
 from dataclasses import replace
 

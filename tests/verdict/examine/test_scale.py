@@ -1,4 +1,4 @@
-"""The loss scale of a run beside the one that its rules give."""
+"""The loss scale of a run beside the one that its policy gives."""
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.verdict.examine.scale import first_wrong_scale

@@ -1,4 +1,4 @@
-"""The word of a verdict, and what it says could not be checked."""
+"""The word of a verdict, and its list of parts that could not be checked."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ from mpcompare.tasks.optimizers import AdamW
 
 
 class Opaque(Scratch):
-    """Shows no gradients, as a step that is one graph may not."""
+    """``scratch`` that shows no gradients, like a step in one graph."""
 
     def grads(self):
         return {}
@@ -47,7 +47,7 @@ def test_what_was_not_examined_or_not_the_same_task_is_not_judged():
 
 
 def test_gradients_that_overflow_in_a_new_backend_too_are_not_held_against_the_trained_one():
-    """A run that diverged where amp did not: both of its sides are inf and NaN after training."""
+    """The run diverged and amp did not, so the trained backend and the new one have inf and NaN after training."""
     task = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
     amp, run = (
         examined(name, BACKENDS[name], task, dataset_of(task), "bf16", steps=4, noise=2 if name == "amp" else 0)

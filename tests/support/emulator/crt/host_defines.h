@@ -1,4 +1,4 @@
-// What NVIDIA's headers, as they are, need of nvcc's own.
+// The part of nvcc's own header that NVIDIA's headers, as they are, need.
 #pragma once
 #define __host__
 #define __device__

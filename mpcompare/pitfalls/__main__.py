@@ -1,0 +1,56 @@
+"""``python -m mpcompare.pitfalls [NAME ...]``: computes and prints the pitfalls of 16 bits."""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from mpcompare.errors import InputError, check_choice, fail
+from mpcompare.pitfalls.console import show, show_names
+from mpcompare.pitfalls.registry import PITFALLS
+
+SUFFIXES = (".pdf", ".png", ".svg")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m mpcompare.pitfalls",
+        description="Computes on the CPU of this machine what goes wrong in 16 bits: each line in fp16, bf16 and fp32, "
+        "with the reason beneath it.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the pitfalls to compute (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names and their questions, and compute nothing")
+    parser.add_argument(
+        "--out",
+        nargs="?",
+        type=Path,
+        const=Path("pitfalls.png"),
+        metavar="FILE",
+        help="also draw the figure of the formats' numbers into FILE (.png, .svg or .pdf; without a FILE: %(const)s)",
+    )
+    args = parser.parse_args()
+    try:
+        for name in args.names:
+            check_choice("pitfall", name, PITFALLS)
+        if args.out and args.out.suffix not in SUFFIXES:
+            raise InputError("--out", args.out, f"expected a name that ends in one of {', '.join(SUFFIXES)}")
+        chosen = [PITFALLS[name] for name in dict.fromkeys(args.names)] or list(PITFALLS.values())
+        (show_names if args.list else show)(Console(), chosen)
+        if args.out:
+            _draw(args.out)
+    except InputError as error:
+        fail(str(error))
+
+
+def _draw(file: Path) -> None:
+    from mpcompare.pitfalls.figure import formats  # matplotlib takes longer to import than the table to compute
+
+    try:
+        formats().savefig(file, dpi=150)
+    except OSError as error:
+        raise InputError("--out", file, f"cannot write there ({error.strerror})") from None
+    print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Pitfalls on a console: a row for each line, its reason beneath it, and at the end what to do instead."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from mpcompare.pitfalls.pitfall import COMPARED, Pitfall, number
+
+WIDEST = 110  # characters: on a wider console rows would lie far from their numbers
+RESULT = 12  # characters: the longest result, 0.000100017, and a space
+
+
+def show(console: Console, pitfalls: Iterable[Pitfall]) -> None:
+    """Computes and prints the pitfalls one after the other."""
+    console = console if console.width <= WIDEST else Console(file=console.file, width=WIDEST)
+    for pitfall in pitfalls:
+        lines = pitfall.lines()
+        heading = Text(f"{pitfall.name}: {pitfall.question}", style="bold")
+        console.print(_row(heading, [format.name for format in COMPARED], "bold"))
+        for line in lines:
+            results = [number(line.results[format.name]) for format in COMPARED]
+            console.print(Padding(_row(Text(line.asked), results, ""), (0, 0, 0, 2)))
+            console.print(Padding(Text(line.why, style="dim"), (0, 0, 0, 4), expand=False))
+        console.print(Padding(_labelled("instead", pitfall.instead), (0, 0, 0, 2), expand=False))
+        console.print(Padding(_labelled("source", pitfall.source), (0, 0, 0, 2), expand=False))
+        console.print()
+
+
+def show_names(console: Console, pitfalls: Iterable[Pitfall]) -> None:
+    """Prints the name and the question of each pitfall, and computes nothing."""
+    table = Table.grid(padding=(0, 2))
+    for pitfall in pitfalls:
+        table.add_row(Text(pitfall.name, style="bold"), Text(pitfall.question))
+    console.print(table)
+
+
+def _row(asked: Text, results: Sequence[str], style: str) -> Table:
+    table = Table.grid(expand=True)
+    table.add_column(ratio=1)
+    for _ in results:
+        table.add_column(justify="right", width=RESULT, no_wrap=True)
+    table.add_row(asked, *(Text(result, style) for result in results))
+    return table
+
+
+def _labelled(label: str, text: str) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_row(Text(f"{label}:", style="italic"), Text(text))
+    return table

@@ -1,0 +1,173 @@
+"""The figure of the formats' numbers: their ranges, the gaps between them, and the numbers themselves."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MultipleLocator
+
+from mpcompare.pitfalls.grid import count, gap, next_below, positive_numbers, smallest
+from mpcompare.report.figures.kit import COLOURS, dashed
+
+NORMAL, SUBNORMAL = COLOURS[0], COLOURS[4]
+GRID = (-25, 17)  # powers of two at the ends of the panel that shows the numbers
+SHIFTS = {"fp8 e5m2": 3.0, "fp8 e4m3": -3.0}  # points up: labels of lines that lie close together
+SOLID = 2**12  # from this count on numbers are drawn as a bar: no screen shows them one by one
+
+
+@dataclass(frozen=True)
+class DrawnFormat:
+    """A dtype of the figure, with the limits that torch has for it."""
+
+    label: str
+    dtype: torch.dtype
+
+    @property
+    def smallest(self) -> float:
+        return smallest(self.dtype)
+
+    @property
+    def smallest_normal(self) -> float:
+        return torch.finfo(self.dtype).smallest_normal
+
+    @property
+    def largest(self) -> float:
+        return torch.finfo(self.dtype).max
+
+
+DRAWN = (
+    DrawnFormat("fp32", torch.float32),
+    DrawnFormat("bf16", torch.bfloat16),
+    DrawnFormat("fp16", torch.float16),
+    DrawnFormat("fp8 e5m2", torch.float8_e5m2),
+    DrawnFormat("fp8 e4m3", torch.float8_e4m3fn),
+)
+
+
+def formats() -> Figure:
+    """Draws four panels: the range of each format, its relative gaps, its positive numbers around 1, and those between
+    1 and 2."""
+    figure = Figure(figsize=(10, 11), layout="constrained")
+    ranges, gaps, numbers, binade = figure.subplots(4, 1, height_ratios=(2.6, 3.6, 2.6, 2.6))
+    _ranges(ranges)
+    _gaps(gaps)
+    _numbers(numbers)
+    _binade(binade)
+    return figure
+
+
+def _ranges(axes: Axes) -> None:
+    for place, drawn in enumerate(DRAWN):
+        least, normal, largest = (math.log2(x) for x in (drawn.smallest, drawn.smallest_normal, drawn.largest))
+        axes.barh(place, normal - least, 0.5, left=least, color=SUBNORMAL)
+        axes.barh(place, largest - normal, 0.5, left=normal, color=NORMAL)
+        axes.text(least - 2, place, _power(math.log2(drawn.smallest)), ha="right", va="center", fontsize=8)
+        axes.text(largest + 2, place, _largest(drawn.largest), ha="left", va="center", fontsize=8)
+    _rows(axes)
+    axes.set_xlim(-172, 152)
+    axes.set_title("Range: from the smallest positive number to the largest", fontsize=10, loc="left")
+    axes.legend(
+        handles=[Patch(color=SUBNORMAL, label="subnormal"), Patch(color=NORMAL, label="normal")],
+        loc="lower right",
+        fontsize=8,
+    )
+    _powers_of_two(axes, 32)
+    axes.set_xlabel("value (log scale)", fontsize=9)
+
+
+def _gaps(axes: Axes) -> None:
+    """Draws the gap above each power of two over that power; up to the next one the ratio falls to half of it."""
+    for place, drawn in enumerate(DRAWN):
+        powers = range(round(math.log2(drawn.smallest)), math.floor(math.log2(drawn.largest)) + 1)
+        relative = [math.log2(gap(2.0**power, drawn.dtype) / 2.0**power) for power in powers]
+        style = dashed(place)
+        axes.plot(powers, relative, linewidth=2, label=drawn.label, **style)
+        axes.plot(powers[-1], relative[-1], "o", color=style["color"], markersize=5)
+        wide = powers[-1] > GRID[1]  # its label has no room beside its end, and stands above the line
+        axes.annotate(
+            f"{drawn.label}: {_power(relative[-1])} of the number",
+            (64 if wide else GRID[1], relative[-1]),
+            xytext=(0, 5) if wide else (6, SHIFTS.get(drawn.label, 0)),
+            textcoords="offset points",
+            ha="center" if wide else "left",
+            va="bottom" if wide else "center",
+            fontsize=8,
+        )
+    axes.set_xlim(-172, 152)
+    _powers_of_two(axes, 32)
+    axes.yaxis.set_major_locator(MultipleLocator(4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: _power(power)))
+    axes.set_ylabel("gap to the next / number", fontsize=9)
+    axes.set_xlabel("value, at powers of two (log scale)", fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.set_title(
+        "Spacing: constant among normal numbers, and up to the number itself among subnormal ones (dot: the end)",
+        fontsize=10,
+        loc="left",
+    )
+
+
+def _numbers(axes: Axes) -> None:
+    for place, drawn in enumerate(DRAWN):
+        low, high = max(drawn.smallest, 2.0 ** GRID[0]), min(drawn.largest, 2.0 ** GRID[1])
+        normal = max(drawn.smallest_normal, low)
+        if normal > low:
+            _ticks(axes, place, drawn, (low, next_below(normal, drawn.dtype)), SUBNORMAL)
+        _ticks(axes, place, drawn, (normal, high), NORMAL)
+        if drawn.largest < 2.0 ** GRID[1]:
+            axes.text(math.log2(drawn.largest) + 0.3, place, _largest(drawn.largest), va="center", fontsize=8)
+    _rows(axes)
+    axes.set_xlim(*GRID)
+    _powers_of_two(axes, 2)
+    axes.set_xlabel("value (log scale)", fontsize=9)
+    axes.set_title(
+        f"Grid: a line for each number from {_power(GRID[0])} to {_power(GRID[1])} (bars: too dense for lines)",
+        fontsize=10,
+        loc="left",
+    )
+
+
+def _binade(axes: Axes) -> None:
+    for place, drawn in enumerate(DRAWN):
+        _ticks(axes, place, drawn, (1.0, 2.0), NORMAL)
+        axes.text(1.01, place, f"{count(1.0, 2.0, drawn.dtype):,}", va="center", fontsize=8)
+    _rows(axes)
+    axes.set_xlim(-0.01, 1.08)
+    axes.set_xticks([math.log2(1 + eighth / 8) for eighth in range(9)], [f"{1 + eighth / 8:g}" for eighth in range(9)])
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlabel("value (log scale); right: how many numbers from 1 to below 2", fontsize=9)
+    axes.set_title("Grid between 1 and 2", fontsize=10, loc="left")
+
+
+def _ticks(axes: Axes, place: int, drawn: DrawnFormat, ends: tuple[float, float], colour: str) -> None:
+    low, high = ends
+    if count(low, high, drawn.dtype) >= SOLID:
+        left, right = math.log2(low), math.log2(high)
+        axes.barh(place, right - left, 0.6, left=left, color=colour)
+    else:
+        positions = positive_numbers(low, high, drawn.dtype).log2().numpy()
+        axes.vlines(positions, place - 0.3, place + 0.3, color=colour, linewidth=0.5, snap=False)
+
+
+def _rows(axes: Axes) -> None:
+    axes.set_yticks(range(len(DRAWN)), [drawn.label for drawn in DRAWN], fontsize=9)
+    axes.set_ylim(len(DRAWN) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _powers_of_two(axes: Axes, every: int) -> None:
+    axes.xaxis.set_major_locator(MultipleLocator(every))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: _power(power)))
+    axes.tick_params(axis="both", labelsize=8)
+
+
+def _power(exponent: float) -> str:
+    return f"$2^{{{exponent:.0f}}}$"
+
+
+def _largest(value: float) -> str:
+    return f"{value:,.0f}" if value < 1e6 else f"{value:.2e}"

@@ -1,0 +1,55 @@
+"""A pitfall: a question, and lines that compute the same in each of three formats."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import SupportsFloat
+
+import torch
+
+from mpcompare.dtypes import torch_dtype
+from mpcompare.precision import BF16, FP16, FP32
+
+COMPARED = (FP16, BF16, FP32)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One computation and its results.
+
+    Attributes:
+        asked: the computation, in a few words.
+        results: its result by the name of the format: fp16, bf16, fp32.
+        why: one sentence about the results, with the numbers that were computed.
+    """
+
+    asked: str
+    results: Mapping[str, float]
+    why: str
+
+
+@dataclass(frozen=True)
+class Pitfall:
+    """A question about 16 bits.
+
+    Attributes:
+        name: the word by which it is chosen on the command line.
+        lines: computes the lines, each time that it is called.
+        instead: what to do about it.
+        source: a paper or documentation.
+    """
+
+    name: str
+    question: str
+    lines: Callable[[], list[Line]]
+    instead: str
+    source: str
+
+
+def in_formats(compute: Callable[[torch.dtype], SupportsFloat]) -> dict[str, float]:
+    """Returns the result of ``compute(dtype)`` by the name of each of the three formats."""
+    return {format.name: float(compute(torch_dtype(format))) for format in COMPARED}
+
+
+def number(value: float) -> str:
+    """Returns a number as tables and sentences show it: an integer below 10^9 in full, any other with six digits."""
+    return f"{value:.0f}" if abs(value) < 1e9 and value == int(value) else f"{value:.6g}"

@@ -37,7 +37,7 @@ def assert_rounded(values, format):
     rounded = rounded_to(values, format)
     expected = torch.tensor([nearest(x, format) for x in values.tolist()], dtype=torch.float64)
     assert (rounded.dtype, rounded.shape) == (values.dtype, values.shape)
-    assert torch.equal(rounded.double().signbit(), expected.signbit())  # of zeros too
+    assert torch.equal(rounded.double().signbit(), expected.signbit())  # the signs of zeros, too
     assert torch.equal(rounded.double(), expected)
     assert torch.equal(rounded_to(rounded, format), rounded)
 

@@ -119,7 +119,7 @@ def test_summed_in_fp32_it_is_the_product(device, dtype, trans_a, trans_b):
     ops.low_gemm(a, b, found, **how, accumulate=torch.float32)
     ops.torch_gemm(a, b, expected, **how)
     torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=40 * 2.0**-24)
-    found.fill_(float("nan"))  # what is there does not count with beta = 0
+    found.fill_(float("nan"))  # beta = 0 never reads it
     ops.low_gemm(a, b, found, trans_a=trans_a, trans_b=trans_b, accumulate=torch.float32)
     assert found.isfinite().all()
 

@@ -86,7 +86,7 @@ def test_memory_model_is_what_is_measured(name_precision, sizes, batch_size, los
 
 
 def test_a_network_that_is_no_mlp_has_no_model():
-    """Nor has ``master_weights``, which trains any module. Their measured peaks stand alone."""
+    """``master_weights``, which trains any module, has no model either. The measured peaks stand alone."""
     task = replace(make_task(), model=lambda: torch.nn.Sequential(torch.nn.Linear(20, 5), torch.nn.GELU()))
     for name, precision in (("fp32", "fp32"), ("amp", "bf16"), ("master_weights", "bf16")):
         assert make_backend(name, task, precision, CPU).memory_model() == {}

@@ -51,7 +51,7 @@ def test_of_attention():
 @pytest.mark.parametrize("layers", [1, 2])
 def test_of_an_lstm(layers):
     n, t, width, vocabulary = 3, 5, 8, 11
-    to_gates = 2 * n * width * 4 * width  # of x or of h, at one time, to four gates
+    to_gates = 2 * n * width * 4 * width  # a product of x or of h at one time, to four gates
     output = 2 * n * t * width * vocabulary
     x = torch.zeros(n, t, dtype=torch.int64)
     found = step_flops(CharLstm(vocabulary, width, layers), cross_entropy, x, x)

@@ -81,7 +81,7 @@ def test_a_pass_that_fails_leaves_the_record_of_those_before_it(entrant, tmp_pat
     with pytest.raises(ZeroDivisionError):
         turn(entrant, Finish(rounds=1, stopped="budget", half_width=0.5, seconds=1.0, race=None))
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["status"] == "running"  # which its caller replaces
+    assert result["status"] == "running"  # the caller replaces this status
     assert {"engine", "device_name", "final_loss", "module_dtypes", "step_ms_p50", "phase_ms"} <= set(result)
     assert not {"memory_model", "inference", "resumed_from", "examine_s"} & set(result)
 

@@ -143,7 +143,7 @@ def test_looking_changes_no_bit_of_training(tmp_path, cls, precision, policy, op
     assert all(torch.equal(weights[name], same[name]) for name in weights)
     assert steps[list(MONITORED)].isna().all(axis=None)
     assert monitored[list(MONITORED[:3])].notna().all(axis=None)
-    assert (monitored["lost_updates"].isna() == monitored["skipped"]).all()  # what was skipped has no update to lose
+    assert (monitored["lost_updates"].isna() == monitored["skipped"]).all()  # a skipped step has no update to lose
     assert monitored["grad_norm"][~monitored["skipped"]].gt(0).all()
     assert (monitored["skipped"] == (monitored["grad_nonfinite"] > 0)).all()
     assert monitored["skipped"].any() == (policy is SCALE)

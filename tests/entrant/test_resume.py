@@ -248,7 +248,7 @@ def test_generators_continue_where_they_were(tmp_path):
     generators.restore(load(tmp_path).generators, CPU)
     assert drawn() == expected
     before = generators.states(CPU)
-    generators.restore({}, CPU)  # of a checkpoint that has none
+    generators.restore({}, CPU)  # a checkpoint without generators
     assert all(torch.equal(before[name], state) for name, state in generators.states(CPU).items())
 
 

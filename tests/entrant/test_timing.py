@@ -92,7 +92,7 @@ def test_a_block_takes_as_long_as_it_should_and_its_losses_are_kept():
     assert trial.steps == 450 / 9
     untimed = 50 // 4
     assert trial.untimed == untimed
-    assert trial.losses == list(range(1, untimed + 50 + 2))  # of all its steps, and of one after it
+    assert trial.losses == list(range(1, untimed + 50 + 2))  # the losses of all its steps, and of one after it
     short = try_block(stepper(Phases(clock)), BATCHES, 1e-6, clock)
     assert (short.steps, short.untimed) == (1, 1)
 

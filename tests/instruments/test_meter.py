@@ -46,7 +46,7 @@ def test_the_pool_of_a_graph_is_seen():
         graph.replay()
         return graph
 
-    before = meter.peak_memory(torch.device("cuda"), lambda: None).graph_pool_bytes  # of what was compiled earlier
+    before = meter.peak_memory(torch.device("cuda"), lambda: None).graph_pool_bytes  # memory of earlier compilations
     assert meter.peak_memory(torch.device("cuda"), run).graph_pool_bytes - before >= 64 * MEGABYTE
 
 

@@ -32,7 +32,7 @@ class AttentionByHand(layers.Patched):
     """``amp`` with a softmax by hand in the first block's attention, so that bugs fit inside."""
 
     diagonal = 1  # tokens from this far on are hidden
-    power = 0.5  # of the width by which products are divided
+    power = 0.5  # the power of the width by which products are divided
 
     def patch(self, model: Any) -> None:
         attention = model.blocks[0].attention

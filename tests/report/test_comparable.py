@@ -10,7 +10,7 @@ from mpcompare.report.comparison import compare
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 
-DIFFERENCES = {  # what differs, and the line that says so
+DIFFERENCES = {  # the difference, and the line that names it
     "task.optimizer.lr": ({"lr": 0.2}, "task.optimizer.lr=0.1 in 0, task.optimizer.lr=0.2 in 1"),
     "task.model.hidden": ({"hidden": [8, 4]}, "task.model.hidden=[32] in 0, task.model.hidden=[8, 4] in 1"),
     "task.batch_size": ({"batch_size": 16}, "task.batch_size=8 in 0, task.batch_size=16 in 1"),

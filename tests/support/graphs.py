@@ -40,7 +40,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any], list[Tensor | None]]] = []
-        self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # what was written, and a copy
+        self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # storages, and copies
 
     def __torch_dispatch__(self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

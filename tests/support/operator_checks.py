@@ -8,7 +8,7 @@ from support.operators import CPU, DTYPES, HALF_SUBNORMAL, U, assert_within, ran
 
 from mpcompare.native import ops
 
-NORMAL_MIN = 2.0**-126  # of fp32; below, a relative error says nothing
+NORMAL_MIN = 2.0**-126  # fp32's smallest normal number; below it a relative error says nothing
 
 
 def check_column_sums(dbias, gradient):

@@ -46,7 +46,7 @@ def test_seed_0_is_a_seed_like_any_other():
     expected = torch.rand(1)
     torch.manual_seed(321)
     assert fingerprint(initial(0)) == first
-    assert torch.equal(torch.rand(1), expected)  # who made a model in between is not seen
+    assert torch.equal(torch.rand(1), expected)  # a model that was made in between changes nothing
 
 
 def test_by_hand_it_is_the_same_network():

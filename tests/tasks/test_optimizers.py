@@ -25,7 +25,7 @@ OPTIMIZERS = [
     AdamW(0.01, (0.0, 0.0), weight_decay=0.0),
     AdamW(1e-5, weight_decay=0.5),
 ]
-SCALES = [1.0, 0.1, 0.01, 1.0, 1e-3]  # what a schedule and a run make of lr and of the gradients
+SCALES = [1.0, 0.1, 0.01, 1.0, 1e-3]  # factors of lr and of the gradients in the course of a run
 TORCHS = {Sgd: torch.optim.SGD, Adam: torch.optim.Adam, AdamW: torch.optim.AdamW}
 U = 2.0**-24
 

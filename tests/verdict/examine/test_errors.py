@@ -17,7 +17,7 @@ def test_gradient_errors_are_measured_beside_the_exact_ones():
     assert (W1.norm, W1.largest, W1.elements) == (5.0, 4.0, 2)
     assert W1.error == pytest.approx(math.sqrt(32))
     assert W1.transposed == 0
-    assert W1.zeros == 0.5  # of the two that are not 0, the 4
+    assert W1.zeros == 0.5  # the 4, of the two elements that are not 0
     assert found["b1"] is None  # missing
 
     scaled = gradient_errors({"b1": torch.tensor([0.25, 0.5])}, {"b1": exact["b1"]})["b1"]

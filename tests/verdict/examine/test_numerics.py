@@ -22,7 +22,7 @@ def test_exponents_count_powers_of_two_and_zeros():
         return int(counts[1 + exponent - LOWEST])
 
     assert (at(0), at(1), at(-24)) == (2, 1, 1)
-    assert at(LOWEST) == at(HIGHEST) == 1  # what lies beyond counts to the ends
+    assert at(LOWEST) == at(HIGHEST) == 1  # values beyond the range count to its ends
 
 
 def test_exponents_of_many_values_are_those_of_all():

@@ -24,4 +24,4 @@ def test_what_a_state_lost_is_listed():
         "loss_scale.scale",
         "loss_scale.growth_tracker",
     ]
-    assert lost_entries(other, state()) == ["loss_scale.scale"]  # what is there beside it was not lost
+    assert lost_entries(other, state()) == ["loss_scale.scale"]  # more is no loss

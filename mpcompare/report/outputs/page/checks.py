@@ -50,9 +50,14 @@ class Bar:
         return round(100 * (min(max(power, LOWEST), HIGHEST) - LOWEST) / (HIGHEST - LOWEST), 1)
 
     @property
+    def exact(self) -> bool:
+        """Whether the limit is 0, and nothing else was found."""
+        return self.check.limit == 0 and self.check.passed
+
+    @property
     def text(self) -> str:
         """The ratio in digits; ``exact`` where nothing but the limit 0 is right, and that is what was found."""
-        if self.check.limit == 0 and self.check.passed:
+        if self.exact:
             return "exact"
         if not math.isfinite(self.ratio):
             return "beyond" if self.ratio == math.inf else "NaN"

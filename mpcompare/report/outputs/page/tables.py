@@ -10,6 +10,7 @@ from mpcompare.report.columns import Column
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Verdicts
 
+LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
 NAMES = ("backend", "precision", "variant")  # the columns of a run that did not finish
 
 
@@ -34,7 +35,7 @@ def runs(comparison: Comparison, verdicts: Verdicts) -> Table:
     baselines = list(dict.fromkeys(comparison.label(entry.baseline) for entry in comparison.finished))
     needless = {"baseline": len(baselines) < 2, "variant": not any(entry.variant for entry in comparison.entries)}
     columns = [column for column in summary.SHOWN if not needless.get(column.name)]
-    versus = baselines[0] if len(baselines) == 1 else "baseline"
+    versus = baselines[0] if len(baselines) == 1 and len(baselines[0]) < LONG else "baseline"
     rows = [
         [_cell(column, row) if row.entry.ok else _unfinished(column, row) for column in columns]
         for row in summary.rows_of(comparison, verdicts)

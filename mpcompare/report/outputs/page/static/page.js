@@ -39,7 +39,7 @@
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
     const switches = target.closest(".only")?.querySelector("label input");
-    if (switches && target.classList.contains("same")) switches.checked = false;
+    if (switches && target.closest(".same")) switches.checked = false;
     for (let each = target; each; each = each.parentElement) if (each.tagName === "DETAILS") each.open = true;
     target.scrollIntoView({ block: "center" });
   }
@@ -79,8 +79,11 @@
   }, true);
 
   // Curves
-  const GROUND = { stroke: "#1a1d21", grid: { stroke: "#e3e6e9" }, ticks: { stroke: "#c9ced4" } };
+  const few = (_, ticks) => ticks.map((tick, place) => (place % Math.ceil(ticks.length / 8) ? null : tick));
+  const AXIS = { stroke: "#1a1d21", grid: { stroke: "#e3e6e9", filter: few }, ticks: { stroke: "#c9ced4", filter: few } };
+  const STEPS = [1, 2, 5].flatMap((digit) => [...Array(8).keys()].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
   const digits = (value) => (value === null || value === undefined ? "-" : String(Number(value.toPrecision(6))));
+  const label = (tick) => (tick === null ? "" : digits(tick));
   const SCALES = { loss: {}, loss_scale: { distr: 3, log: 2 }, grad_norm: { distr: 3, log: 10 } };
 
   function curves(box, part) {
@@ -109,7 +112,7 @@
         width: card.clientWidth - 16, height: 220, title, legend: { show: false },
         cursor: { sync: { key: box.dataset.place }, focus: { prox: 16 } },
         scales: { x: { time: false }, y: SCALES[name] },
-        axes: [{ ...GROUND }, { ...GROUND, size: 70, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : digits(tick))) }],
+        axes: [{ ...AXIS, incrs: STEPS }, { ...AXIS, size: 70, filter: few, values: (_, ticks) => ticks.map(label) }],
         series: [{ label: "step" }, ...series],
         hooks: { setCursor: [(each) => each.cursor.idx !== null && each.cursor.idx !== undefined && read(each.cursor.idx)] },
       }, [part.steps, ...values], card);

@@ -82,6 +82,11 @@ class Checked:
     bars: Sequence[Bar]
 
     @property
+    def word(self) -> str:
+        """The verdict in a word or three."""
+        return "no difference found" if self.verdict.word == "same" else self.verdict.word
+
+    @property
     def kinds(self) -> dict[str, list[Bar]]:
         """The bars by the kind of their check, in the order in which they were made."""
         kinds: dict[str, list[Bar]] = {}

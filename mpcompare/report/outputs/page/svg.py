@@ -34,7 +34,8 @@ def inline(figure: Figure, name: str, alt: str) -> Markup:
             line.set_markevery(max(1, len(line.get_xdata(orig=True)) // MARKS))  # type: ignore[arg-type]
     text = io.StringIO()
     with matplotlib.rc_context(_SETTINGS):
-        figure.savefig(text, format="svg", metadata=_NO_METADATA)
+        # Tight: labels that are too long for the figure widen it, and are not cut.
+        figure.savefig(text, format="svg", metadata=_NO_METADATA, bbox_inches="tight", pad_inches=0.05)
     return Markup(_shrink(_with_own_ids(text.getvalue(), name), alt))
 
 

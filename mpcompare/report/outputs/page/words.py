@@ -63,7 +63,7 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
     match verdict.word:
         case "same":
             more = f" from {other} in {count} checks{near}"
-            return Answer(entry.label, "no difference found", more, unchecked, anchor)
+            return Answer(entry.label, checked.word, more, unchecked, anchor)
         case "within noise":
             more = f": its gradients cannot be seen; in {count} checks it cannot be told from {other}{near}"
             return Answer(entry.label, "within noise", more, unchecked, anchor)

@@ -35,10 +35,17 @@
   }
 
   // Links to checks: open everything around the target, and show it.
+  function fragment() {
+    try {
+      return decodeURIComponent(location.hash.slice(1));
+    } catch {
+      return ""; // a broken escape
+    }
+  }
   function reveal() {
-    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const target = document.getElementById(fragment());
     if (!target) return;
-    const switches = target.closest(".only")?.querySelector("label input");
+    const switches = target.closest(".only")?.querySelector(".switch input");
     if (switches && target.closest(".same")) switches.checked = false;
     for (let each = target; each; each = each.parentElement) if (each.tagName === "DETAILS") each.open = true;
     target.scrollIntoView({ block: "center" });

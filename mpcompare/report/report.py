@@ -6,6 +6,7 @@ from pathlib import Path
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
+from mpcompare.report.outputs.page import output as page
 from mpcompare.report.outputs.registry import OUTPUTS
 from mpcompare.report.runs import find_runs
 from mpcompare.report.verdicts import judge_all
@@ -47,5 +48,5 @@ def report(
     contents = Report(comparisons, verdicts, baseline)
     for write in OUTPUTS:
         write(contents, out)
-    print(f"Report: {out}")
+    print(f"Report: {out / page.NAME}")
     return contents.complete and not (strict and contents.differs)

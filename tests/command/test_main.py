@@ -114,7 +114,7 @@ def test_the_sweep_of_the_readme_ends_in_a_report(cli, tmp_path):
     for name in ("loss", "step_time", "phases", "memory"):
         assert (folder / "report" / f"{name}.png").stat().st_size > 10_000
     assert "x amp bf16" in ended.out
-    assert f"Report: {folder / 'report'}" in ended.out
+    assert f"Report: {folder / 'report' / 'index.html'}\n" in ended.out
     assert "digits" in ended.out
 
     from mpcompare.report.__main__ import main

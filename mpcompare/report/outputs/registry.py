@@ -5,10 +5,12 @@ from pathlib import Path
 
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs import console, dtypes_csv, figures, inference_csv, summary_csv, verdict_json
+from mpcompare.report.outputs.page import output as page
 
 Output = Callable[[Report, Path], None]  # given a report, and the folder for its files, which may be missing
 
-# The console comes first: it shows the table even where the folder cannot be written.
+# The console comes first: it shows the table even where the folder cannot be written. The page comes last: it links to
+# the other files.
 OUTPUTS: tuple[Output, ...] = (
     console.write,
     summary_csv.write,
@@ -16,4 +18,5 @@ OUTPUTS: tuple[Output, ...] = (
     figures.write,
     dtypes_csv.write,
     inference_csv.write,
+    page.write,
 )

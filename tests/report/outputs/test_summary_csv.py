@@ -28,7 +28,7 @@ def test_summary_compares_with_the_baseline_step_by_step(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "x amp" in out
     assert "2.5e-01" in out
-    assert f"Report: {tmp_path / 'report'}" in out
+    assert f"Report: {tmp_path / 'report' / 'index.html'}\n" in out
 
 
 def test_a_failed_run_is_a_row_that_says_why(tmp_path, capsys):

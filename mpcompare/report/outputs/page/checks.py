@@ -1,0 +1,127 @@
+"""The checks of a run as bars: each value over its limit, on a logarithmic axis."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Verdicts
+from mpcompare.verdict.judge.check import Check
+from mpcompare.verdict.judge.verdict import Verdict
+
+LOWEST, HIGHEST = -3, 2  # the powers of ten of value over limit between which bars end
+NEAR = 0.5  # of a limit: a value from here on is drawn darker, and stays where only these are shown
+
+
+def ratio(check: Check) -> float:
+    """Returns the value over its limit: 0 where both are 0, inf where the limit alone is, NaN where one is."""
+    if check.limit == math.inf and check.passed:
+        return 0.0
+    if check.limit == 0:
+        return 0.0 if check.value == 0 else math.nan if math.isnan(check.value) else math.inf
+    return check.value / check.limit
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A check as it is drawn.
+
+    Attributes:
+        check: its value, its limit and its cause.
+        anchor: the id of its element, and the fragment of a link to it: ``check=RUN/NAME`` without spaces.
+    """
+
+    check: Check
+    anchor: str
+
+    @cached_property
+    def ratio(self) -> float:
+        """The value over its limit."""
+        return ratio(self.check)
+
+    @property
+    def length(self) -> float:
+        """The end of the bar, in percent of the axis from ``LOWEST`` to ``HIGHEST``; 100 for NaN."""
+        if math.isnan(self.ratio):
+            return 100.0
+        power = math.log10(self.ratio) if 0 < self.ratio < math.inf else math.copysign(math.inf, self.ratio - 0.5)
+        return round(100 * (min(max(power, LOWEST), HIGHEST) - LOWEST) / (HIGHEST - LOWEST), 1)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the limit is 0, and nothing else was found."""
+        return self.check.limit == 0 and self.check.passed
+
+    @property
+    def text(self) -> str:
+        """The ratio in digits; ``exact`` where nothing but the limit 0 is right, and that is what was found."""
+        if self.exact:
+            return "exact"
+        if not math.isfinite(self.ratio):
+            return "beyond" if self.ratio == math.inf else "NaN"
+        if 0.005 <= self.ratio < 1000:
+            return f"{self.ratio:.3g}" if 0.995 <= self.ratio < 1.005 else f"{self.ratio:.2f}"  # not 1.00 for 0.997
+        return f"{self.ratio:.0e}" if self.ratio else "0"
+
+    @property
+    def state(self) -> str:
+        """``failed``, ``near`` its limit, or ``far`` from it."""
+        if not self.check.passed:
+            return "failed"
+        return "near" if self.ratio >= NEAR else "far"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A run with its checks; there are none where it was not examined."""
+
+    entry: Entry
+    verdict: Verdict
+    bars: Sequence[Bar]
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word or three."""
+        return "no difference found" if self.verdict.word == "same" else self.verdict.word
+
+    @property
+    def kinds(self) -> dict[str, list[Bar]]:
+        """The bars by the kind of their check, in the order in which they were made."""
+        kinds: dict[str, list[Bar]] = {}
+        for bar in self.bars:
+            kinds.setdefault(bar.check.kind, []).append(bar)
+        return kinds
+
+    @property
+    def furthest(self) -> Bar | None:
+        """The bar that is the furthest: the first that failed, else that nearest to its limit."""
+        failed = [bar for bar in self.bars if not bar.check.passed]
+        return failed[0] if failed else max(self.bars, key=lambda bar: bar.ratio, default=None)
+
+    @property
+    def failed(self) -> int:
+        """The number of checks that failed."""
+        return sum(not bar.check.passed for bar in self.bars)
+
+
+def checked(comparison: Comparison, verdicts: Verdicts) -> list[Checked]:
+    """Returns the finished runs of a comparison with their checks."""
+    runs = [(entry, verdicts.get(entry.run.name)) for entry in comparison.finished]
+    return [Checked(entry, verdict, bars(entry.run.name, verdict.checks)) for entry, verdict in runs if verdict]
+
+
+def bars(run: str, checks: Sequence[Check]) -> list[Bar]:
+    """Returns the bars of a run's checks; each has an anchor of its own."""
+    anchors: dict[str, int] = {}
+    made = []
+    for check in checks:
+        anchor = f"check={_word(run)}/{_word(check.name)}"
+        anchors[anchor] = anchors.get(anchor, 0) + 1
+        made.append(Bar(check, anchor if anchors[anchor] == 1 else f"{anchor}-{anchors[anchor]}"))
+    return made
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^\w./=-]+", "-", text).strip("-")

@@ -1,0 +1,107 @@
+"""The file ``index.html``: the answer first, and then everything that it rests on."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from mpcompare.records import finite, write_atomically
+from mpcompare.report import dtypes, inference, remarks
+from mpcompare.report.comparison import Comparison
+from mpcompare.report.contents import Report
+from mpcompare.report.outputs.files import path_in
+from mpcompare.report.outputs.page import checks, figures, series, settings, tables, words
+
+PACKAGE = "mpcompare.report.outputs.page"
+NAME = "index.html"
+KINDS = (".csv", ".json", ".md", ".tex", ".png", ".svg", ".pdf")  # the files beside the page to which it links
+
+
+def write(report: Report, folder: Path) -> None:
+    """Writes the page, with links to the files that are in the folder already."""
+    path = path_in(folder, NAME)
+    files = sorted((file.name for file in folder.iterdir() if file.suffix in KINDS), key=lambda name: name[::-1])
+    page = render(report, files)
+    write_atomically(path, lambda unfinished: unfinished.write_text(page, encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A comparison on the page, as the templates show it."""
+
+    comparison: Comparison
+    answers: Sequence[words.Answer]
+    runs: tables.Table
+    ways: tables.Table
+    way_lines: Sequence[str]
+    figures: Sequence[figures.Drawn]
+    checked: Sequence[checks.Checked]
+    dtypes: settings.Dtypes
+    dtype_lines: Sequence[str]
+    lines: Sequence[str]
+    measured: settings.Settings
+    configurations: settings.Settings
+    versions: settings.Settings
+
+
+def render(report: Report, files: Sequence[str]) -> str:
+    """Returns the page.
+
+    Args:
+        files: names of files beside the page, to which it links.
+    """
+    environment = Environment(
+        loader=PackageLoader(PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    parts = [_part(report, place) for place in range(len(report.comparisons))]
+    script = Markup("\n".join(_text(name) for name in ("uplot/uPlot.iife.min.js", "static/page.js")))
+    return environment.get_template("page.html.jinja").render(
+        parts=parts,
+        glance=words.glance([answer for part in parts for answer in part.answers]),
+        markdown=words.as_markdown(report),
+        missing_baseline="" if report.has_baseline else report.baseline,
+        data=_json([series.series(comparison) for comparison in report.comparisons]),
+        style=Markup("\n".join(_text(name) for name in ("uplot/uPlot.min.css", "static/page.css"))),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        uplot_licence=_text("uplot/LICENSE"),
+        files=files,
+        axis=range(checks.LOWEST, checks.HIGHEST + 1),
+    )
+
+
+def _part(report: Report, place: int) -> Part:
+    comparison, verdicts = report.comparisons[place], report.verdicts
+    memory = (remarks.memory(entry) for entry in comparison.finished)
+    lines = [*remarks.resumed(comparison), *remarks.timing(comparison), *filter(None, memory)]
+    return Part(
+        comparison=comparison,
+        answers=words.answers(comparison, verdicts),
+        runs=tables.runs(comparison, verdicts),
+        ways=tables.ways(comparison),
+        way_lines=inference.lines(comparison),
+        figures=list(figures.drawn(comparison, report, place)) if comparison.finished else [],
+        checked=checks.checked(comparison, verdicts),
+        dtypes=settings.dtypes(comparison),
+        dtype_lines=dtypes.lines(comparison),
+        lines=lines,
+        measured=settings.measured(comparison),
+        configurations=settings.configurations(comparison),
+        versions=settings.versions(comparison),
+    )
+
+
+def _json(value: Any) -> Markup:
+    """Returns JSON that nothing in it can end the element around it."""
+    return Markup(json.dumps(finite(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
+
+
+def _text(name: str) -> str:
+    return resources.files(PACKAGE).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,144 @@
+"""Tables that hold a value of each run in a row: configurations, how it was measured, versions, and dtypes."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpcompare.records import named_fields
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.dtypes import ROLES, differing, layers_of, observed
+from mpcompare.report.figures.dtypes import alike, grouped
+
+Values = Mapping[str, Any]  # the settings of a run, by name
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A row: the values of all runs, and whether they differ."""
+
+    name: str
+    values: Sequence[str]
+    differs: bool
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A table of settings; one column stands for all runs where no setting differs."""
+
+    labels: Sequence[str]
+    rows: Sequence[Setting]
+
+    @property
+    def differing(self) -> int:
+        """The number of settings that differ."""
+        return sum(row.differs for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A row of the table of dtypes: layers that are alike, and by run their dtypes with whether each differs."""
+
+    name: str
+    layer_class: str
+    runs: Sequence[Sequence[tuple[str, bool]]]
+
+    @property
+    def differs(self) -> bool:
+        return any(differs for dtypes in self.runs for _, differs in dtypes)
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """The dtypes of layers: a group of columns for each run, with a column for each of ``ROLES``."""
+
+    labels: Sequence[str]
+    rows: Sequence[Layer]
+    roles: Mapping[str, str]
+
+
+def configurations(comparison: Comparison) -> Settings:
+    """Returns every field of the configurations."""
+    return _settings(comparison.entries, lambda entry: _fields(entry.run.result["config"]))
+
+
+def measured(comparison: Comparison) -> Settings:
+    """Returns how the finished runs were timed, what the machine did meanwhile, and what it had set."""
+    return _settings(comparison.finished, _measured)
+
+
+def versions(comparison: Comparison) -> Settings:
+    """Returns the versions of the programs and the commit."""
+
+    def of(entry: Entry) -> Values:
+        result = entry.run.result
+        known = {key: result.get(key) for key in ("commit", "python", "platform", "cuda", "driver")}
+        return {**(result.get("versions") or {}), **{key: value for key, value in known.items() if value}}
+
+    return _settings(comparison.entries, of)
+
+
+def dtypes(comparison: Comparison) -> Dtypes:
+    """Returns the dtypes of all layers as observed; without rows where none were."""
+    runs = alike(observed(comparison))
+    baseline = next((entry for entry in runs.values() if entry.is_baseline), None)
+    rows = []
+    for names, layer_class in grouped(list(runs.values())) if runs else ():
+        cells = [_dtypes_of(entry, names[0], baseline) for entry in runs.values()]
+        name = " .. ".join(dict.fromkeys((names[0], names[-1]))) or "the network"
+        rows.append(Layer(name, layer_class, cells))
+    return Dtypes(list(runs), rows, ROLES)
+
+
+def _dtypes_of(entry: Entry, layer: str, baseline: Entry | None) -> list[tuple[str, bool]]:
+    different = [] if baseline is entry else differing(entry, layer, baseline)
+    own = layers_of(entry).get(layer) or {}
+    return [(own.get(role, ""), role in different) for role in ROLES]
+
+
+def _settings(entries: Sequence[Entry], of: Callable[[Entry], Values]) -> Settings:
+    columns = [{name: _text(value) for name, value in of(entry).items()} for entry in entries]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = []
+    for name in names:
+        values = [column.get(name, "-") for column in columns]
+        rows.append(Setting(name, values, len(set(values)) > 1))
+    if any(row.differs for row in rows) or len(entries) < 2:
+        return Settings([entry.label for entry in entries], rows)
+    return Settings(["all runs"], [Setting(row.name, row.values[:1], False) for row in rows])
+
+
+def _fields(config: Values) -> Values:
+    return {field: value for key, inner in config.items() for field, value in named_fields(key, inner).items()}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _measured(entry: Entry) -> Values:
+    result, blocks = entry.run.result, entry.run.blocks
+    timing = result["timing"]
+    clock = blocks["clock_mhz"].dropna()
+    throttled = sorted(set(blocks["throttle"].dropna()))
+    return {
+        "device": result.get("device_name"),
+        "host": result.get("host"),
+        "cores": result.get("cpu_count"),
+        "threads": result.get("threads"),
+        "rounds of blocks": timing["rounds"],
+        "steps in a block": int(blocks["steps"].median()) if len(blocks) else 0,
+        "seconds of timing": timing.get("seconds"),
+        "timing stopped because of": timing.get("stopped"),
+        "half width of the interval": timing.get("half_width"),
+        "cores that other programs kept busy, median": blocks["other_cores"].median(),
+        "cores that other programs kept busy, most": blocks["other_cores"].max(),
+        "own cores busy between turns, median": blocks["cores_between_turns"].median(),
+        "clock in MHz": f"{clock.min():g} to {clock.max():g}" if len(clock) else "not known",
+        "throttled": ", ".join(throttled) or "no",
+        "blocks that began on a settled machine": f"{int(blocks['settled'].sum())} of {len(blocks)}",
+        **{f"flag {name}": value for name, value in (result.get("flags") or {}).items()},
+        **{f"environment {name}": value for name, value in (result.get("environment") or {}).items()},
+    }

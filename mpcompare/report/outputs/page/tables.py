@@ -1,0 +1,74 @@
+"""The tables of runs and of inference, with a key by which each cell is sorted."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpcompare.report import inference, summary
+from mpcompare.report.columns import Column
+from mpcompare.report.comparison import Comparison
+from mpcompare.report.contents import Verdicts
+
+LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
+NAMES = ("backend", "precision", "variant")  # the columns of a run that did not finish
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The text of a cell, and the number by which it is sorted; None where it is sorted by its text."""
+
+    text: str
+    key: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: the columns with their headings, and the cells of each row."""
+
+    columns: Sequence[tuple[str, Column[Any]]]
+    rows: Sequence[Sequence[Cell]]
+
+
+def runs(comparison: Comparison, verdicts: Verdicts) -> Table:
+    """Returns the table of runs, as a wide console shows it; a run that did not finish has its names and its status."""
+    baselines = list(dict.fromkeys(comparison.label(entry.baseline) for entry in comparison.finished))
+    needless = {"baseline": len(baselines) < 2, "variant": not any(entry.variant for entry in comparison.entries)}
+    columns = [column for column in summary.SHOWN if not needless.get(column.name)]
+    versus = baselines[0] if len(baselines) == 1 and len(baselines[0]) < LONG else "baseline"
+    rows = [
+        [_cell(column, row) if row.entry.ok else _unfinished(column, row) for column in columns]
+        for row in summary.rows_of(comparison, verdicts)
+    ]
+    return Table([(column.heading.format(baseline=versus), column) for column in columns], rows)
+
+
+def _unfinished(column: Column[summary.Row], row: summary.Row) -> Cell:
+    if column.name == "verdict":
+        return Cell(row.result["status"])
+    return _cell(column, row) if column.name in NAMES else Cell("")
+
+
+def ways(comparison: Comparison) -> Table:
+    """Returns the table of inference: a row for each run and way; without rows where nothing was tried."""
+    entries = inference.measured(comparison)
+    again = {id(entry): costs for entry, costs in zip(entries, inference.costs_again(entries), strict=True)}
+    rows = []
+    for row in inference.rows_of(comparison):
+        way = f"{row.way} (unavailable: {row.result['unavailable']})" if "unavailable" in row.result else row.way
+        shown = [
+            Cell("") if again[id(row.entry)] and column.name not in inference.SCORES else _cell(column, row)
+            for column in inference.SHOWN
+        ]
+        rows.append([Cell(row.entry.label), Cell(way), *shown])
+    names = [("run", "label"), ("in", "way")]
+    known = {column.name: column for column in inference.COLUMNS}
+    heads = [(heading, known[name]) for heading, name in names]
+    return Table([*heads, *((column.heading, column) for column in inference.SHOWN)], rows)
+
+
+def _cell(column: Column[Any], row: Any) -> Cell:
+    value = column.value(row)
+    first = value[0] if isinstance(value, tuple) else value
+    number = float(first) if isinstance(first, (int, float)) else math.nan
+    return Cell(column.cell(row), None if math.isnan(number) else number)

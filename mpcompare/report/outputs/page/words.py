@@ -1,0 +1,107 @@
+"""The verdicts in words, and as Markdown."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpcompare.report import remarks, summary
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Report, Verdicts
+from mpcompare.report.outputs.page import markdown
+from mpcompare.report.outputs.page.checks import Checked, bars
+from mpcompare.verdict.judge.verdict import Verdict
+
+# A sign for each verdict, so that colour is not all that tells them apart.
+SIGNS = {"no difference found": "✓", "differs": "✗", "reference": "=", "did not finish": "!"}
+# The classes of elements that have a colour of their own.
+KINDS = {"no difference found": "same", "differs": "differs", "did not finish": "differs"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The verdict on a run.
+
+    Attributes:
+        label: the name of the run in its comparison.
+        word: the verdict in a word or three.
+        more: the rest of the sentence, with what was compared and why; may be empty.
+        unchecked: what could not be checked; may be empty.
+        anchor: the anchor of the check that decided, or came nearest to its limit; may be empty.
+    """
+
+    label: str
+    word: str
+    more: str
+    unchecked: str = ""
+    anchor: str = ""
+
+    @property
+    def sign(self) -> str:
+        return SIGNS.get(self.word, "?")
+
+    @property
+    def kind(self) -> str:
+        """The verdict as a class of elements."""
+        return KINDS.get(self.word, "other")
+
+
+def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
+    """Returns the verdicts on the runs of a comparison, in its order."""
+    labels = {entry.run.name: entry.label for entry in comparison.entries}
+    return [_answer(entry, verdicts.get(entry.run.name), labels) for entry in comparison.entries]
+
+
+def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> Answer:
+    if not entry.ok or verdict is None:
+        return Answer(entry.label, "did not finish", f": {entry.run.result['status']}: {entry.error}")
+    other = labels.get(verdict.reference or "", verdict.reference or "")
+    checked = Checked(entry, verdict, bars(entry.run.name, verdict.checks))
+    nearest, count = checked.furthest, len(checked.bars)
+    anchor = nearest.anchor if nearest else ""
+    near = f"; the nearest to its limit, {nearest.check.name}, is at {nearest.text} of it" if nearest else ""
+    unchecked = ", ".join(verdict.unchecked)
+    match verdict.word:
+        case "same":
+            more = f" from {other} in {count} checks{near}"
+            return Answer(entry.label, checked.word, more, unchecked, anchor)
+        case "within noise":
+            more = f": its gradients cannot be seen; in {count} checks it cannot be told from {other}{near}"
+            return Answer(entry.label, "within noise", more, unchecked, anchor)
+        case "differs":
+            more = f" from {other}" if other != entry.label else ""
+            more += f": {verdict.cause}, because {verdict.because} ({checked.failed} of {count} checks failed)"
+            return Answer(entry.label, "differs", more, unchecked, anchor)
+        case "reference":
+            more = f": others are compared with it; it passed the {count} checks that need no other run{near}"
+            return Answer(entry.label, "reference", more, unchecked, anchor)
+    why = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
+    return Answer(entry.label, verdict.word, why, unchecked, anchor)
+
+
+def glance(answers: Sequence[Answer]) -> str:
+    """Returns all verdicts in a line: ``3 runs: 2 no difference found, 1 reference``."""
+    counts = Counter(answer.word for answer in answers)
+    runs = f"{len(answers)} run{'s' if len(answers) != 1 else ''}"
+    return f"{runs}: {', '.join(f'{number} {word}' for word, number in counts.items())}"
+
+
+def as_markdown(report: Report) -> str:
+    """Returns the verdicts and the table, for an issue or a pull request."""
+    return "\n\n".join(part for comparison in report.comparisons for part in _parts(comparison, report.verdicts))
+
+
+def _parts(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+    lines = [
+        f"- {answer.sign} **{markdown.plain(answer.label)}**: {answer.word}{markdown.plain(answer.more)}"
+        + (f". Not checked: {markdown.plain(answer.unchecked)}" if answer.unchecked else "")
+        for answer in answers(comparison, verdicts)
+    ]
+    columns = [column for column in summary.SHOWN if column.width <= 100 and column.name != "verdict"]
+    head = [column.heading.format(baseline="baseline") for column in columns]
+    rows = [row for row in summary.rows_of(comparison, verdicts) if row.entry.ok]
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    how = "\n".join(f"- {markdown.plain(line)}" for line in remarks.timing(comparison)) if rows else ""
+    title = f"### {markdown.plain(comparison.title)}"
+    warning = f"**{markdown.plain(comparison.not_the_same)}**" if comparison.not_the_same else ""
+    table = markdown.table(head, cells) if rows else ""
+    return [part for part in (title, warning, "\n".join(lines), table, how) if part]

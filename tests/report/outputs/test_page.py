@@ -1,0 +1,265 @@
+"""The page ``index.html``."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import time
+from html.parser import HTMLParser
+
+import pytest
+from support.records import write_run
+
+from mpcompare.report.comparison import compare
+from mpcompare.report.contents import Report
+from mpcompare.report.dtypes import ROLES
+from mpcompare.report.figures.registry import FIGURES
+from mpcompare.report.outputs.page import markdown, output
+from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, Bar, bars
+from mpcompare.report.outputs.page.figures import CAPTIONS
+from mpcompare.report.outputs.page.words import answers
+from mpcompare.report.report import report
+from mpcompare.report.runs import find_runs
+from mpcompare.verdict.judge.check import Check
+from mpcompare.verdict.judge.verdict import Verdict
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+HOSTILE = """<script>alert("x")</script>'</style>&amp;`|"""
+VOID = {"meta", "input", "link", "br", "hr", "img"}
+
+
+class Page(HTMLParser):
+    """A page as a parser sees it: its elements with their attributes, its text, and the open elements."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.text, self.scripts = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        where = self.scripts if self.open and self.open[-1] in ("script", "style") else self.text
+        where.append(data)
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def check(name="loss over the run", value=0.8, limit=1.0, kind="run", cause="a cause", because="it is so"):
+    return Check(name, value, limit, cause, because, kind)
+
+
+def rendered(folder, checks=(), files=()):
+    """Returns the page of the runs in a folder; ``mine`` has these checks, and differs if one fails."""
+    comparisons = compare(find_runs([folder]), "amp", ["task"])
+    names = {e.run.result["backend"]: e.run.name for comparison in comparisons for e in comparison.entries if e.ok}
+    failed = next((c for c in checks if not c.passed), None)
+    verdict = ("differs", failed.cause, failed.because) if failed else ("same", "", "")
+    verdicts = {name: Verdict("reference", reference=names["amp"]) for name in names.values()}
+    verdicts[names.get("mine", "")] = Verdict(*verdict, names["amp"], list(checks), ["the tail"])
+    return output.render(Report(comparisons, verdicts, "amp"), list(files))
+
+
+@pytest.fixture
+def runs(tmp_path):
+    layer = {"kind": "Linear", **dict.fromkeys(ROLES, "bf16")}
+    write_run(tmp_path / "0", "mine", losses=(2.0, 1.25, 1.125), step_ms=5.0, module_dtypes={"layer1": layer})
+    write_run(tmp_path / "1", "amp", module_dtypes={"layer1": {**layer, "weight": "fp32"}})
+    write_run(tmp_path / "2", "gone", status="failed", losses=())
+    return tmp_path
+
+
+def test_the_page_shows_the_answer_first_and_is_well_formed(runs):
+    page = Page(rendered(runs, [check()], ["summary.csv"]))
+    assert not page.open
+    places = [page.words.index(text) for text in ("Verdicts", "Table", "Figures", "Checks", "Precision of each layer",
+              "How it was measured", "Configurations", "Versions", "Downloads")]  # fmt: skip
+    assert "no difference found from amp bf16 in 1 checks" in page.words
+    assert places[0] < page.words.index("no difference found from") < places[1]
+    headings = [tag for tag, _ in page.elements if tag in ("h1", "h2", "h3")]
+    assert headings[:3] == ["h1", "h2", "h2"]
+    assert {"href": "summary.csv"} in page.all("a")
+
+
+def test_ids_are_used_once_and_links_lead_somewhere(runs):
+    page = Page(rendered(runs, [check(), check(), check("another")]))
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    inside = [link["href"][1:] for link in page.all("a") if link["href"].startswith("#")]
+    assert inside
+    assert set(inside) <= set(ids)
+    assert {"check=0/loss-over-the-run", "check=0/loss-over-the-run-2", "check=0/another"} <= set(ids)
+    references = [value[1:] for use in page.all("use") for name, value in use.items() if "href" in name]
+    assert set(references) <= set(ids)
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(runs):
+    page = Page(rendered(runs, [check()]))
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "img", "image", "iframe", "object")
+        assert not {"src", "srcset"} & set(attributes)
+        assert not any(name.startswith("on") for name in attributes)
+        for name in ("href", "xlink:href"):
+            assert not re.match(r"(?!http://www.w3.org)\w+:", attributes.get(name, ""))
+    assert any(meta.get("content", "").startswith("default-src 'none'") for meta in page.all("meta"))
+
+
+def test_everything_that_the_script_shows_is_there_without_it(runs):
+    text = rendered(runs, [check(because="the loss is too far", value=3.0)])
+    page = Page(re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL))
+    for fact in ("differs", "a cause, because the loss is too far", "2.00 (2.00-2.00)", "value 3, limit 1", "2.5e-01",
+                 "did not finish", "precision=fp16: no", "Loss. Curves", "fp32", "task.optimizer.lr",
+                 "2.15.0"):  # fmt: skip
+        assert fact in page.words, fact
+    assert sum("role" in svg for svg in page.all("svg")) == len(page.all("figure")) > 4
+    for svg in page.all("svg"):
+        assert "mine bf16" in svg["aria-label"]
+    assert all("hidden" in div for div in page.all("div") if div.get("class") == "curves")
+
+
+def test_text_of_users_is_shown_as_text(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", options={"note": HOSTILE}, dataset=HOSTILE, engine=HOSTILE)
+    write_run(tmp_path / "2", HOSTILE, status="failed", losses=())
+    write_run(tmp_path / "3", f"{HOSTILE}2")
+    text = rendered(tmp_path, [check(HOSTILE, 2.0, because=HOSTILE, cause=HOSTILE, kind=HOSTILE)], [HOSTILE])
+    page = Page(text)
+    assert not page.open
+    assert len(page.all("script")) == 2
+    assert 'alert("x")' not in "".join(page.scripts[2:]).replace('\\"', "'")
+    assert page.words.count('<script>alert("x")</script>') > 10
+    assert "\\u003cscript>alert" in text  # in the numbers
+    numbers = json.loads(page.scripts[page.scripts.index(page.scripts[1])])
+    assert any(HOSTILE in run["label"] for part in numbers for run in part["runs"])
+    (shown,) = (text for text in page.text if text.startswith("### "))
+    assert "<script>" not in shown.replace("\\<script\\>", "")
+
+
+def test_markdown_shows_text_as_it_is():
+    assert markdown.plain("a|b\n<i>*x*") == r"a\|b \<i\>\*x\*"
+    assert markdown.table(["a", "b"], [["1|2", "c"]]) == "| a | b |\n| --- | --- |\n| 1\\|2 | c |"
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "length", "text", "state"),
+    [(0.8, 1.0, 58.1, "0.80", "near"), (1.0, 1.0, 60.0, "1", "near"), (0.997, 1, 60.0, "0.997", "near"),
+     (0.01, 1.0, 20.0, "0.01", "far"), (0.0, 0, 0.0, "exact", "far"), (1.0, 0, 100.0, "beyond", "failed"),
+     (1e-9, 1.0, 0.0, "1e-09", "far"), (1e9, 1.0, 100.0, "1e+09", "failed"), (0.0, 9.0, 0.0, "0", "far"),
+     (math.nan, 1.0, 100.0, "NaN", "failed"), (math.inf, 1.0, 100.0, "beyond", "failed"),
+     (5.0, math.inf, 0.0, "0", "far")],
+)  # fmt: skip
+def test_a_bar_is_the_value_over_the_limit_on_a_logarithmic_axis(value, limit, length, text, state):
+    (bar,) = bars("run", [check(value=value, limit=limit)])
+    assert (bar.length, bar.text, bar.state) == (length, text, state)
+
+
+def test_the_limit_stands_where_the_axis_is_1():
+    assert (LOWEST, HIGHEST) == (-3, 2)  # the style sheet has the line of the limit at 60 %
+    assert Bar(check(value=1.0), "").length == 60.0
+
+
+def test_every_figure_has_a_caption():
+    assert {name.removesuffix(".png") for name in FIGURES} == set(CAPTIONS)
+
+
+def test_verdicts_in_words(runs):
+    (comparison,) = compare(find_runs([runs]), "amp")
+
+    def words(*verdict, checks=(), unchecked=()):
+        answer = answers(comparison, {"0": Verdict(*verdict, "1", list(checks), list(unchecked))})[0]
+        return f"{answer.label}: {answer.word}{answer.more}"
+
+    assert words("same", "", "", checks=[check()]) == (
+        "mine bf16: no difference found from amp bf16 in 1 checks; the nearest to its limit, loss over the run, "
+        "is at 0.80 of it"
+    )
+    assert words("differs", "clip", "it is so", checks=[check(value=2.0)]) == (
+        "mine bf16: differs from amp bf16: clip, because it is so (1 of 1 checks failed)"
+    )
+    assert words("not examined", "", "") == "mine bf16: not examined"
+    assert words("not comparable", "seed", "seed is not that of 1") == (
+        "mine bf16: not comparable: seed: seed is not that of 1"
+    )
+    assert [answer.word for answer in answers(comparison, {})] == ["did not finish"] * 3
+
+
+def test_a_report_in_which_nothing_finished_has_a_page(tmp_path):
+    write_run(tmp_path / "0", "mine", status="failed", losses=())
+    assert not report([tmp_path], tmp_path / "report", "amp")
+    page = Page((tmp_path / "report" / "index.html").read_text())
+    assert "precision=fp16: no" in page.words
+    assert "summary.csv" in page.words
+
+
+def test_long_training_and_many_runs_stay_small(tmp_path):
+    losses = [2.0 + math.sin(step) for step in range(2000)]
+    for place in range(30):
+        write_run(tmp_path / str(place), "amp" if place == 0 else f"mine{place}", losses=losses)
+    text = rendered(tmp_path)
+    assert len(text) < 4e6
+    (numbers,) = re.findall(r'id="numbers">(.*?)</script>', text)
+    (part,) = json.loads(numbers)
+    assert part["every"] == 2
+    assert len(part["steps"]) == len(part["runs"][0]["loss"]) == 1000
+
+
+PROBE = """
+<script>
+const requests = performance.getEntriesByType("resource").length;
+const drawn = [...document.querySelectorAll(".uplot canvas")].map((canvas) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const colours = new Set();
+  for (let i = 0; i < data.length; i += 4) {
+    if (data[i + 3] === 255) colours.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+  }
+  return [...colours];
+});
+const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+const wide = document.documentElement.scrollWidth;
+document.body.dataset.probe = JSON.stringify({ requests, drawn, open: target.open, wide, narrow: innerWidth });
+</script>
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_the_page_without_errors_and_requests(runs):
+    policy = r'<meta http-equiv="Content-Security-Policy"[^>]*>'
+    text = rendered(runs, [check(), check("another", 2.0)])
+    (runs / "index.html").write_text(text)
+    (runs / "probe.html").write_text(re.sub(policy, "", text).replace("</body>", PROBE + "</body>"))
+
+    def browse(name):
+        command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+                   "--window-size=500,900", "--virtual-time-budget=3000", "--dump-dom",
+                   f"--user-data-dir={runs / 'profile'}", f"file://{runs / name}#check=0/another"]  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+    start = time.perf_counter()
+    ended = browse("index.html")
+    assert time.perf_counter() - start < 60
+    assert "CONSOLE" not in ended.stderr, ended.stderr
+    assert ended.stdout.count("<canvas") == 1  # the loss: no scale, and no norm was recorded
+    ended = browse("probe.html")
+    (probe,) = (attributes["data-probe"] for attributes in Page(ended.stdout).all("body"))
+    seen = json.loads(probe)
+    assert seen["requests"] == 0
+    assert seen["open"]
+    assert seen["wide"] <= seen["narrow"]
+    for canvas in seen["drawn"]:
+        assert {0x0072B2, 0xD55E00} <= set(canvas)

@@ -13,7 +13,6 @@ from mpcompare.report.figures.histograms import (
     counted,
     ends,
     histograms,
-    name_width,
     nonempty,
     only,
     percent,
@@ -58,7 +57,7 @@ def _panel(axes: Axes, run: Judged) -> None:
                       textcoords="offset points", ha=side, fontsize=8)  # fmt: skip
     histograms(axes, names, counts, low, high)
     table(axes, *_losses(names, counts["first"]), left_out)
-    axes.set_title(source(run), fontsize=9, loc="left", pad=16)
+    axes.set_title(source(run) + "\n", fontsize=9, loc="left", pad=16)  # above the names that are left out
     axes.set_xlabel("lr |gradient| / |weight|   (at the left: gradient exactly 0)\n"
                     "an update below half the gap beside its weight is lost: at most those left of the line",
                     fontsize=9)  # fmt: skip
@@ -71,11 +70,11 @@ def lost_updates(counts: Sequence[int]) -> dict[str, float]:
 
 def _losses(names: Sequence[str], counts: Counts) -> tuple[str, list[str]]:
     """The head and the rows of the table: the shares of the updates of each parameter that are lost."""
-    width = name_width(names)
+    width, shown = short(names)
     precisions = "".join(f"{precision:>9}" for precision in ROUNDOFF)
     head = "% of what is not 0: lost (at most) in\n" + " " * width + precisions
     rows = [
-        short(name).ljust(width) + "".join(f"{percent(lost):>9}" for lost in lost_updates(counts[name]).values())
-        for name in names
+        text + "".join(f"{percent(lost):>9}" for lost in lost_updates(counts[name]).values())
+        for name, text in zip(names, shown, strict=True)
     ]
     return head, rows

@@ -236,7 +236,7 @@ def test_the_scale_beside_the_exponents_is_that_of_finite_gradients(runs):
 def test_only_figures_with_something_to_show_are_drawn(runs):
     def drawn(runs):
         report, _ = reported(runs)
-        return {name for name in NAMES if FIGURES[f"{name}.png"](report)}
+        return {name for name in NAMES if FIGURES[name](report)}
 
     bare = replace(runs["amp-bf16"], findings=None)
     assert drawn({bare.name: bare}) == set()

@@ -31,19 +31,20 @@ def dtypes(report: Report) -> Figure | None:
     rows = [grouped(list(runs.values())) for runs in drawn]
     longest = max(len(_name(names, layer_class)) for each in rows for names, layer_class in each)
     width = 0.075 * longest + CELL * max(len(runs) for runs in drawn) * (len(SHOWN) + GAP) + 0.4
-    figure, parts = grid(comparisons, HEAD + 1.05 + ROW * max(map(len, rows)), max(width, 6.4))
+    below = 0.9 + 0.15 * any(map(_together, rows))
+    figure, parts = grid(comparisons, HEAD + below + ROW * max(map(len, rows)), max(width, 6.4))
     for part, runs, layers in zip(parts, drawn, rows, strict=True):
         _panel(part.subplots(), runs, layers)
         handles = [Patch(color=colour, label=name) for name, (colour, _) in STYLES.items()]
         handles.append(Patch(color=OTHER[0], label="another"))
         if any(entry.is_baseline for entry in runs.values()):
             handles.append(Patch(facecolor=STYLES["fp32"][0], alpha=PALE, label="pale: as in the baseline"))
-        part.legend(handles=handles, title=_caption(runs), loc="outside lower left", ncols=5, fontsize=8,
+        part.legend(handles=handles, title=_caption(runs, layers), loc="outside lower left", ncols=5, fontsize=8,
                     title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
     return figure
 
 
-def _caption(runs: Mapping[str, Entry]) -> str:
+def _caption(runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]]) -> str:
     masters: dict[str, list[str]] = {}
     for label, entry in runs.items():
         for dtype in sorted({row["master"] for row in layers_of(entry).values()} - {"-"}):
@@ -51,14 +52,19 @@ def _caption(runs: Mapping[str, Entry]) -> str:
     updated = (
         next(iter(masters)) if len(masters) == 1 else "; ".join(f"{d}: {', '.join(m)}" for d, m in masters.items())
     )
+    together = "\na..b, or a number and a class: layers of one class that do the same in every run"
     return (
         f"weight: as the layer holds it (what the optimizer updates: {updated or 'not seen'})"
         "    input, output: what it is given and hands on\n"
         "computes: operands of its own operators in forward, of a block those beside its layers'"
         "    gradient: of the loss by the output\n"
         "-: none, or inside of one operator    empty: not seen    two dtypes: several operators, or one that takes both"
-        "\na..b, or a number and a class: layers of one class that do the same in every run"
-    )
+    ) + (together if _together(rows) else "")
+
+
+def _together(rows: Sequence[tuple[list[str], str]]) -> bool:
+    """Returns whether several layers stand in one row."""
+    return any(len(names) > 1 for names, _ in rows)
 
 
 def alike(entries: Sequence[Entry]) -> dict[str, Entry]:

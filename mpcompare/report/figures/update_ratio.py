@@ -57,7 +57,8 @@ def _panel(axes: Axes, run: Judged) -> None:
                       textcoords="offset points", ha=side, fontsize=8)  # fmt: skip
     histograms(axes, names, counts, low, high)
     table(axes, *_losses(names, counts["first"]), left_out)
-    axes.set_title(source(run) + "\n", fontsize=9, loc="left", pad=16)  # above the names that are left out
+    title = source(run) + ("\n" if left_out else "")  # above the names that are left out
+    axes.set_title(title, fontsize=9, loc="left", pad=16)
     axes.set_xlabel("lr |gradient| / |weight|   (at the left: gradient exactly 0)\n"
                     "an update below half the gap beside its weight is lost: at most those left of the line",
                     fontsize=9)  # fmt: skip

@@ -14,6 +14,7 @@ from mpcompare.paths import CONF
 
 ROOT = CONF.parent
 PLACEHOLDERS = {"NAME", "X", "DIR", "mine", "my_package"}
+WRITTEN = {"summary.md"}  # files that a report writes
 # Paths from the top of the repository, of folders too; of docs files only, where people keep results of their own.
 TOP = re.compile(
     r"(?<![\w./-])(?:(?:mpcompare|scripts|tests|conf|csrc|hydra_plugins)/[\w*./-]*[\w*]|docs/[\w/-]+\.\w+)"
@@ -61,6 +62,7 @@ def missing(texts, names):
         for pattern, there in ((TOP, paths), (FILE, ends)):
             for path in pattern.findall(text):
                 known = path in there or ("*" in path and fnmatch.filter(there, path))
+                known = known or path.rpartition("/")[2] in WRITTEN
                 if not known and not set(re.split(r"\W", path)) & PLACEHOLDERS:
                     yield f"{source}: {path}"
 

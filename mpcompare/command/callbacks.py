@@ -20,16 +20,12 @@ class Report(Callback):
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         _check_folder("hydra.run.dir", config.hydra.run.dir, below=False)
+        _check_formats(config)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        from mpcompare.report.comparable import check_allowed
-
         _check_folder("hydra.sweep.dir", config.hydra.sweep.dir, below=True)
-        try:
-            tasks: Any = [OmegaConf.to_container(config.task)] if config.task else []
-            check_allowed(OmegaConf.select(config, "report.allow"), tasks)
-        except InputError as error:
-            fail(str(error))
+        _check_formats(config)
+        _check_allowed(config)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Draws the report. Ends the program with exit code 1 if a job failed, or differs and report.strict is set."""
@@ -37,7 +33,7 @@ class Report(Callback):
 
         folder = Path(config.hydra.sweep.dir)
         try:
-            settings = (OmegaConf.select(config, f"report.{key}") for key in ("baseline", "allow", "strict"))
+            settings = (OmegaConf.select(config, f"report.{key}") for key in ("baseline", "allow", "strict", "formats"))
             good = report([folder], folder / "report", *settings)
         except (InputError, OSError) as error:
             fail(f"the report cannot be drawn: {error}")
@@ -46,6 +42,27 @@ class Report(Callback):
             sys.exit(1)
         if not good:
             sys.exit(1)
+
+
+def _check_formats(config: DictConfig) -> None:
+    """Ends the program with one line if the report cannot be written in the formats that were asked for."""
+    from mpcompare.report.formats import check_formats
+
+    try:
+        check_formats(OmegaConf.select(config, "report.formats"))
+    except InputError as error:
+        fail(str(error))
+
+
+def _check_allowed(config: DictConfig) -> None:
+    """Ends the program with one line if runs may differ in a field that the task does not have."""
+    from mpcompare.report.comparable import check_allowed
+
+    try:
+        tasks: Any = [OmegaConf.to_container(config.task)] if config.task else []
+        check_allowed(OmegaConf.select(config, "report.allow"), tasks)
+    except InputError as error:
+        fail(str(error))
 
 
 def _check_folder(field: str, name: str, below: bool) -> None:

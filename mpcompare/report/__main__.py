@@ -5,13 +5,15 @@ import sys
 from pathlib import Path
 
 from mpcompare.errors import InputError, fail
+from mpcompare.report.formats import FORMATS
 from mpcompare.report.report import report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.report",
-        usage="%(prog)s FOLDER... [--out OUT] [--baseline BASELINE] [--allow [FIELD ...]] [--strict]",
+        usage="%(prog)s FOLDER... [--out OUT] [--baseline BASELINE] [--allow [FIELD ...]] [--strict] "
+        "[--formats [FORMAT ...]]",
         description="Draw the comparison of finished runs: a table, summary.csv, the figures. "
         "Several folders are merged: of one task, from any number of machines. "
         "Exit code 1 where a run did not finish (or differs, with --strict), 2 where the runs are not comparable.",
@@ -32,10 +34,16 @@ def main() -> None:
         default=None,
         help="exit code 1 where a run's verdict is that it differs from its reference (default: as for --baseline)",
     )
+    parser.add_argument(
+        "--formats",
+        nargs="*",
+        metavar="FORMAT",
+        help=f"formats of the figures, of {', '.join(FORMATS)}; tex is the table as LaTeX (default: as for --baseline)",
+    )
     args = parser.parse_args()
     out = args.out or args.folders[0] / "report"
     try:
-        good = report(args.folders, out, args.baseline, args.allow, args.strict)
+        good = report(args.folders, out, args.baseline, args.allow, args.strict, args.formats)
     except InputError as error:
         fail(str(error))
     except OSError as error:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mpcompare.report import formats
 from mpcompare.report.comparison import Comparison
 from mpcompare.verdict.judge.verdict import Verdict
 
@@ -17,11 +18,13 @@ class Report:
         comparisons: in the order of their first runs; every run is in one of them.
         verdicts: on the finished runs.
         baseline: the backend that was asked for as the baseline, whether or not it is among the runs.
+        formats: of :data:`formats.FORMATS`, those in which figures and the table are written.
     """
 
     comparisons: Sequence[Comparison]
     verdicts: Verdicts
     baseline: str
+    formats: Sequence[str] = formats.DEFAULT
 
     @property
     def finished(self) -> list[Comparison]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
+from mpcompare.report.formats import DEFAULT, check_formats
 from mpcompare.report.outputs.page import output as page
 from mpcompare.report.outputs.registry import OUTPUTS
 from mpcompare.report.runs import find_runs
@@ -18,6 +19,7 @@ def report(
     baseline: str | None = None,
     allow: Sequence[str] | None = None,
     strict: bool | None = None,
+    formats: Sequence[str] | None = None,
 ) -> bool:
     """Compares all runs at and below ``folders``; prints the table and writes the files of :data:`OUTPUTS`.
 
@@ -28,24 +30,30 @@ def report(
             it, its first finished run takes its place, and that is said.
         allow: fields of the task identity in which runs of one comparison may differ; None as for ``baseline``.
         strict: whether a run that differs is a failure; None as for ``baseline``.
+        formats: of the figures and of the table, as in :class:`Report`; None as for ``baseline``.
 
     Returns:
         Whether every run finished, and, where ``strict``, none differs from its reference.
 
     Raises:
-        InputError: a folder without runs, a run that cannot be read, or runs that are not comparable.
+        InputError: a folder without runs, a run that cannot be read, runs that are not comparable, or a format that
+            is not known.
         OSError: ``out`` cannot be written.
     """
+    if formats is not None:
+        check_formats(formats)
     runs = find_runs(folders)
     configured = runs[0].result["config"].get("report")
     configured = configured if isinstance(configured, dict) else {}
     baseline = str(baseline or configured.get("baseline"))
     allow = configured.get("allow", []) if allow is None else allow
     strict = configured.get("strict", False) if strict is None else strict
+    formats = configured.get("formats", DEFAULT) if formats is None else formats
+    check_formats(formats)
     check_allowed(allow, [run.result["config"]["task"] for run in runs])
     comparisons = compare(runs, baseline, allow)
     verdicts = {name: v for comparison in comparisons for name, v in judge_all(comparison).items()}
-    contents = Report(comparisons, verdicts, baseline)
+    contents = Report(comparisons, verdicts, baseline, tuple(formats))
     for write in OUTPUTS:
         write(contents, out)
     print(f"Report: {out / page.NAME}")

@@ -1,4 +1,4 @@
-"""The table of runs: a row a run. ``summary.csv`` and the console show it."""
+"""The table of runs: a row a run. ``summary.csv``, the console and the brief table show it."""
 
 import math
 from collections.abc import Mapping
@@ -232,5 +232,13 @@ SHOWN = named(
         "test_accuracy",
         "verdict",
         "baseline",
+    ),
+)
+# The columns of a document, in their order there.
+BRIEF = named(
+    COLUMNS,
+    (
+        *("backend", "precision", "variant", "verdict", "step_ms_p50", "speedup_vs_baseline", "peak_memory_bytes"),
+        *("final_loss", "test_accuracy"),
     ),
 )

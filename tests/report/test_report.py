@@ -1,6 +1,7 @@
 """Reports on folders of runs, from the command line and after a sweep."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -70,8 +71,8 @@ def test_outputs_write_the_files_for_which_there_is_something_to_show(tmp_path):
     write_run(tmp_path / "0", "mine")
     write_run(tmp_path / "1", "amp")
     assert report([tmp_path], tmp_path / "report", "amp")
-    always = {"summary.csv", "verdict.json", "index.html", "loss.png", "step_time.png", "phases.png", "memory.png"}
-    always |= {"noise.png"}
+    always = {"summary.csv", "summary.md", "verdict.json", "index.html"}
+    always |= {"loss.png", "step_time.png", "phases.png", "memory.png", "noise.png"}
     assert {path.name for path in (tmp_path / "report").iterdir()} == always
     layer = {"kind": "Linear", **dict.fromkeys(ROLES, "bf16")}
     way = {"test_accuracy": 0.5, "test_loss": 1.0, "latency_ms": 1.0}
@@ -80,6 +81,42 @@ def test_outputs_write_the_files_for_which_there_is_something_to_show(tmp_path):
     assert report([tmp_path], tmp_path / "more", "amp")
     written = {path.name for path in (tmp_path / "more").iterdir()}
     assert written == always | {"dtypes.csv", "dtypes.png", "inference.csv"}
+
+
+def test_figures_and_the_table_are_written_in_the_formats_asked_for(cli, tmp_path):
+    write_run(tmp_path / "0", "amp")
+
+    def written(*options):
+        assert cli(str(tmp_path / "0"), "--out", str(tmp_path / "out"), *options, main=report_main).code == 0
+        files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+        shutil.rmtree(tmp_path / "out")
+        return files
+
+    names = {"loss", "step_time", "phases", "memory"}
+    assert {name for name in written() if name.endswith("png")} == {f"{name}.png" for name in names}
+    asked = ("--formats", "svg", "pdf", "tex")
+    files = written(*asked)
+    assert {"summary.tex"} | {f"{name}.{suffix}" for name in names for suffix in ("svg", "pdf")} <= set(files)
+    assert not any(name.endswith("png") for name in files)
+    assert files["loss.svg"].startswith(b"<?xml")
+    assert files["loss.pdf"].startswith(b"%PDF")
+    assert b"/Type3" not in files["loss.pdf"]
+    assert written(*asked) == files  # no date, and no random names
+    assert set(written("--formats")) == {"summary.csv", "summary.md", "verdict.json", "index.html"}
+
+
+def test_a_format_that_is_not_known_is_one_line_before_anything_is_computed(cli, tmp_path):
+    write_run(tmp_path / "0", "amp")
+    ended = cli(str(tmp_path / "0"), "--formats", "png", "gif", main=report_main)
+    expected = "expected a list of png, svg, pdf, tex, such as [png,svg], or []"
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"mpcompare: error: report.formats=gif: {expected}\n"
+    for command in (("hydra.run.dir=run",), ("-m", "hydra/launcher=basic", "hydra.sweep.dir=run")):
+        for value, named in (("[png,gif]", "gif"), ("svg", "svg"), ("null", "None")):
+            ended = cli(*command, "backend=amp", *SMALL, f"report.formats={value}")
+            assert ended.code == 2
+            assert ended.err.splitlines()[-1] == f"mpcompare: error: report.formats={named}: {expected}"
+    assert not list((tmp_path / "run").rglob("result.json"))
 
 
 def test_the_report_imports_no_torch():

@@ -1,7 +1,6 @@
 """The figure of dtypes: a row a layer, for each run what the layer holds, takes, computes and hands on."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,6 +9,7 @@ from matplotlib.patches import Patch, Rectangle
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import classes, differing, layers_of, observed
+from mpcompare.report.figures import grouping
 from mpcompare.report.figures.kit import grid
 
 SHOWN = ("weight", "input", "computes", "output", "gradient")
@@ -19,6 +19,7 @@ OTHER = ("0.75", "black")
 PALE = 0.22  # the opacity of a cell that is as the baseline's
 CELL, ROW, GAP = 0.4, 0.24, 0.5  # inches: width and height of a cell; in cells: between two runs
 HEAD = 0.75  # inches above the rows
+MOST = 42  # rows that fit a page
 
 
 def dtypes(report: Report) -> Figure | None:
@@ -30,19 +31,20 @@ def dtypes(report: Report) -> Figure | None:
     rows = [grouped(list(runs.values())) for runs in drawn]
     longest = max(len(_name(names, layer_class)) for each in rows for names, layer_class in each)
     width = 0.075 * longest + CELL * max(len(runs) for runs in drawn) * (len(SHOWN) + GAP) + 0.4
-    figure, parts = grid(comparisons, HEAD + 0.9 + ROW * max(map(len, rows)), max(width, 6.4))
+    below = 0.9 + 0.15 * any(map(_together, rows))
+    figure, parts = grid(comparisons, HEAD + below + ROW * max(map(len, rows)), max(width, 6.4))
     for part, runs, layers in zip(parts, drawn, rows, strict=True):
         _panel(part.subplots(), runs, layers)
         handles = [Patch(color=colour, label=name) for name, (colour, _) in STYLES.items()]
         handles.append(Patch(color=OTHER[0], label="another"))
         if any(entry.is_baseline for entry in runs.values()):
             handles.append(Patch(facecolor=STYLES["fp32"][0], alpha=PALE, label="pale: as in the baseline"))
-        part.legend(handles=handles, title=_caption(runs), loc="outside lower left", ncols=5, fontsize=8,
+        part.legend(handles=handles, title=_caption(runs, layers), loc="outside lower left", ncols=5, fontsize=8,
                     title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
     return figure
 
 
-def _caption(runs: Mapping[str, Entry]) -> str:
+def _caption(runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]]) -> str:
     masters: dict[str, list[str]] = {}
     for label, entry in runs.items():
         for dtype in sorted({row["master"] for row in layers_of(entry).values()} - {"-"}):
@@ -50,13 +52,19 @@ def _caption(runs: Mapping[str, Entry]) -> str:
     updated = (
         next(iter(masters)) if len(masters) == 1 else "; ".join(f"{d}: {', '.join(m)}" for d, m in masters.items())
     )
+    together = "\na..b, or a number and a class: layers of one class that do the same in every run"
     return (
         f"weight: as the layer holds it (what the optimizer updates: {updated or 'not seen'})"
         "    input, output: what it is given and hands on\n"
         "computes: operands of its own operators in forward, of a block those beside its layers'"
         "    gradient: of the loss by the output\n"
         "-: none, or inside of one operator    empty: not seen    two dtypes: several operators, or one that takes both"
-    )
+    ) + (together if _together(rows) else "")
+
+
+def _together(rows: Sequence[tuple[list[str], str]]) -> bool:
+    """Returns whether several layers stand in one row."""
+    return any(len(names) > 1 for names, _ in rows)
 
 
 def alike(entries: Sequence[Entry]) -> dict[str, Entry]:
@@ -84,21 +92,28 @@ def _same(a: Entry, b: Entry) -> bool:
 
 def grouped(entries: Sequence[Entry]) -> list[tuple[list[str], str]]:
     """Returns layers and their class; those that differ in the number of their block alone, and in no run, stand
-    together."""
+    together. Where these rows do not fit a page, those do that differ in any number; then all of one class."""
     layers = classes(entries)
-    groups: dict[object, list[str]] = {}
-    for layer, layer_class in layers.items():
+
+    def seen(layer: str) -> Hashable:
+        return layers[layer], tuple(tuple((layers_of(entry).get(layer) or {}).values()) for entry in entries)
+
+    def block(layer: str) -> Hashable:
         holds_layers = any(other.startswith(f"{layer}.") for other in layers)
-        pattern = re.sub(r"(^|\.)\d+(?=\.)", r"\1#", f"{layer}." if holds_layers else layer)
-        dtypes = tuple(tuple((layers_of(entry).get(layer) or {}).values()) for entry in entries)
-        groups.setdefault((pattern, layer_class, dtypes), []).append(layer)
-    return [(names, layers[names[0]]) for names in groups.values()]
+        return grouping.without_block_numbers(f"{layer}." if holds_layers else layer), seen(layer)
+
+    def numbers(layer: str) -> Hashable:
+        return grouping.without_numbers(layer), seen(layer)
+
+    groups = grouping.groups_of(list(layers), (block, numbers, seen), MOST)
+    return [(names, layers[names[0]]) for names in groups]
 
 
 def _name(layers: Sequence[str], layer_class: str) -> str:
-    first, last = (re.split(r"(\d+)", layer) for layer in (layers[0], layers[-1]))
-    name = "".join(a if a == b else f"{a}..{b}" for a, b in zip(first, last, strict=True))
-    return {"": f"the network ({layer_class})", "(loss)": "loss"}.get(name, f"{name} ({layer_class})")
+    if layers[0] in ("", "(loss)"):
+        return "loss" if layers[0] else f"the network ({layer_class})"
+    name = grouping.span(layers)
+    return f"{name} ({layer_class})" if name else f"{len(layers)} {layer_class}"
 
 
 def _panel(axes: Axes, runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]]) -> None:

@@ -112,12 +112,12 @@ def _losses(names: Sequence[str], counts: Counts, scale: float) -> tuple[str, li
     """The head and the rows of the table: the shares that fp16 loses of each tensor, without and with the scale."""
     scales = [1.0, scale] if scale != 1 else [1.0]
     words = ["in fp16", f"in fp16 x 2^{math.log2(scale):.4g}"]
-    width = histograms.name_width(names)
+    width, shown = histograms.short(names)
     head = "% of what is not 0\n" + " " * width + "".join(f"  {word:^16}" for word in words[: len(scales)])
     head += "\n" + " " * width + f"{'to 0':>7}{'subnormal':>11}" * len(scales)
     rows = []
-    for name in names:
+    for name, text in zip(names, shown, strict=True):
         lost = [lost_in_fp16(counts[name], s) for s in scales]
         parts = "".join(f"{histograms.percent(zero):>7}{histograms.percent(subnormal):>11}" for zero, subnormal in lost)
-        rows.append(histograms.short(name).ljust(width) + parts)
+        rows.append(text + parts)
     return head, rows

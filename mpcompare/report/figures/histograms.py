@@ -13,7 +13,7 @@ from mpcompare.verdict.findings import HIGHEST, LOWEST
 
 CURVES = 7  # as many as there are colours
 EXPONENTS = np.arange(LOWEST, HIGHEST + 1)
-NAME = 20  # characters of a name in a table
+NAME = 20  # characters of a name in a table; more where that many do not tell names apart
 
 
 def counted(runs: Sequence[Judged]) -> Judged | None:
@@ -114,14 +114,18 @@ def _histogram(
         axes.plot(x, percents[0], "o", color=COLOURS[place], markersize=5, markerfacecolor=markerfacecolor)
 
 
-def short(name: str) -> str:
-    """Returns the end of a name that is long."""
-    return name if len(name) <= NAME else "..." + name[3 - NAME :]
+def short(names: Sequence[str]) -> tuple[int, list[str]]:
+    """Returns the width of the column of names, and the names padded to it: of long ones the ends, as long as it takes
+    to tell them apart."""
+    size = NAME
+    while len(set(ends := [_end(name, size) for name in names])) < len(set(names)):
+        size += 1
+    width = max([8, *(len(end) + 1 for end in ends)])
+    return width, [end.ljust(width) for end in ends]
 
 
-def name_width(names: Iterable[str]) -> int:
-    """Returns the characters that names take in a table."""
-    return max([8, *(len(short(name)) + 1 for name in names)])
+def _end(name: str, size: int) -> str:
+    return name if len(name) <= size else "..." + name[3 - size :]
 
 
 def table(axes: Axes, head: str, rows: Sequence[str], left_out: Sequence[str]) -> None:

@@ -112,6 +112,11 @@ class Judged:
         layer = self.findings.layers.get(tensor) if self.findings else None
         return layer is not None and layer.part.startswith("bias")
 
+    def kind(self, tensor: str) -> str:
+        """Returns the class of the layer that holds a tensor and the tensor's name in it; empty where not known."""
+        layer = self.findings.layers.get(tensor) if self.findings else None
+        return f"{layer.kind} {layer.part}" if layer else ""
+
     @property
     def noise(self) -> np.ndarray | None:
         """``loss_noise`` of a reference; None for other runs, and where it was not measured."""

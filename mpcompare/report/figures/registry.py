@@ -18,16 +18,16 @@ from mpcompare.report.figures.update_ratio import update_ratio
 
 Draw = Callable[[Report], Figure | None]  # None where there is nothing to draw
 
-# Figures by the name of their file, in the order in which a reader wants them.
+# Figures by the name of their files, in the order in which a reader wants them.
 FIGURES: Mapping[str, Draw] = {
-    "loss.png": loss,
-    "step_time.png": step_time,
-    "phases.png": phases,
-    "memory.png": memory,
-    "training.png": training,
-    "gradient_error.png": gradient_error,
-    "noise.png": noise,
-    "exponents.png": exponents,
-    "update_ratio.png": update_ratio,
-    "dtypes.png": dtypes,
+    "loss": loss,
+    "step_time": step_time,
+    "phases": phases,
+    "memory": memory,
+    "training": training,
+    "gradient_error": gradient_error,
+    "noise": noise,
+    "exponents": exponents,
+    "update_ratio": update_ratio,
+    "dtypes": dtypes,
 }

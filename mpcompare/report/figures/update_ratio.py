@@ -45,7 +45,8 @@ def _panel(axes: Axes, run: Judged) -> None:
                       textcoords="offset points", ha=side, fontsize=8)  # fmt: skip
     histograms.draw(axes, names, counts, low, high)
     histograms.table(axes, *_losses(names, counts["first"]), left_out)
-    axes.set_title(histograms.source(run), fontsize=9, loc="left", pad=16)
+    title = histograms.source(run) + ("\n" if left_out else "")  # above the names that are left out
+    axes.set_title(title, fontsize=9, loc="left", pad=16)
     axes.set_xlabel("lr |gradient| / |weight|   (at the left: gradient exactly 0)\n"
                     "an update below half the gap beside its weight is lost: at most those left of the line",
                     fontsize=9)  # fmt: skip
@@ -58,11 +59,11 @@ def lost_updates(counts: Sequence[int]) -> dict[str, float]:
 
 def _losses(names: Sequence[str], counts: Counts) -> tuple[str, list[str]]:
     """The head and the rows of the table: the shares of the updates of each parameter that are lost."""
-    width = histograms.name_width(names)
+    width, shown = histograms.short(names)
     precisions = "".join(f"{precision:>9}" for precision in ROUNDOFF)
     head = "% of what is not 0: lost (at most) in\n" + " " * width + precisions
     rows = []
-    for name in names:
+    for name, text in zip(names, shown, strict=True):
         shares = "".join(f"{histograms.percent(lost):>9}" for lost in lost_updates(counts[name]).values())
-        rows.append(histograms.short(name).ljust(width) + shares)
+        rows.append(text + shares)
     return head, rows

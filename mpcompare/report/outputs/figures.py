@@ -1,18 +1,32 @@
-"""The figures as PNG files."""
+"""The figures as files, in each of the formats that were asked for."""
 
-from functools import partial
 from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from mpcompare.records import write_atomically
+from mpcompare.report import formats
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.files import path_in
 
 DPI = 150
+# Files of the same figure are equal: they have no date, and SVG files the same names inside.
+NO_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def write(report: Report, folder: Path) -> None:
     """Writes each figure that has something to show."""
-    for name, draw in FIGURES.items():
+    wanted = [each for each in formats.FIGURES if each in report.formats]
+    for name, draw in FIGURES.items() if wanted else ():
         if figure := draw(report):
-            write_atomically(path_in(folder, name), partial(figure.savefig, dpi=DPI))
+            for each in wanted:
+                _save(figure, path_in(folder, f"{name}.{each}"))
+
+
+def _save(figure: Figure, path: Path) -> None:
+    metadata = NO_DATE.get(path.suffix[1:])
+    with rc_context({"svg.hashsalt": "mpcompare", "pdf.fonttype": 42}):  # publishers refuse fonts of type 3
+        write_atomically(path, lambda unfinished: figure.savefig(unfinished, dpi=DPI, metadata=metadata))

@@ -4,7 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpcompare.report.contents import Report
-from mpcompare.report.outputs import console, dtypes_csv, figures, inference_csv, summary_csv, verdict_json
+from mpcompare.report.outputs import (
+    console,
+    dtypes_csv,
+    figures,
+    inference_csv,
+    summary_csv,
+    summary_md,
+    summary_tex,
+    verdict_json,
+)
 from mpcompare.report.outputs.page import output as page
 
 Output = Callable[[Report, Path], None]  # given a report, and the folder for its files, which may be missing
@@ -14,6 +23,8 @@ Output = Callable[[Report, Path], None]  # given a report, and the folder for it
 OUTPUTS: tuple[Output, ...] = (
     console.write,
     summary_csv.write,
+    summary_md.write,
+    summary_tex.write,
     verdict_json.write,
     figures.write,
     dtypes_csv.write,

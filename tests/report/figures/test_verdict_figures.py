@@ -129,6 +129,70 @@ def test_gradients_that_are_missing_or_no_numbers_are_marked(runs):
     assert "gone fp16: not examined" in legend
 
 
+def large(runs, names):
+    """Gives the runs a network with these tensors, of equal errors, in the layers of a class each."""
+    first = runs["amp-fp16"].findings.first
+    error = first.gradients["layer2.weight"]
+    kinds = {name: Layer(name.rpartition(".")[0], kind, [], "weight", place=0) for name, kind in names.items()}
+    for name, run in runs.items():
+        run = with_first(run, finite=replace(run.findings.first.finite, gradients=dict.fromkeys(names, error)))
+        runs[name] = replace(run, findings=replace(run.findings, layers=kinds))
+    return runs
+
+
+def rows_of(figure):
+    return [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+
+
+def test_a_large_network_has_a_row_for_each_tensor_where_a_page_holds_them(runs):
+    names = dict.fromkeys([f"blocks.{place}.weight" for place in range(30)], "Linear")
+    report, _ = reported(large(runs, names))
+    figure = gradient_error(report)
+    assert rows_of(figure) == list(names)
+    errors, ratios = figure.axes
+    amp, other, *_ = errors.collections
+    relative = runs["amp-fp16"].findings.first.gradients["blocks.0.weight"].relative
+    assert np.allclose(amp.get_offsets()[:, 0], relative)
+    assert np.array_equal(np.asarray(amp.get_offsets()[:, 1]).round(), np.arange(30))
+    assert (amp.get_offsets()[:, 1] < other.get_offsets()[:, 1]).all()  # a lane for each run
+    limits = {check.name: check.limit for check in report.verdicts["other-fp16"].checks}
+    limit = limits["gradient in the first step, blocks.0.weight"]
+    error = runs["other-fp16"].findings.first.gradients["blocks.0.weight"].error
+    assert ratios.collections[1].get_offsets()[0, 0] == pytest.approx(error / limit)
+    assert "holds n tensors" not in figure.subfigs[0].legends[0].get_title().get_text()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rows"),
+    [
+        ("blocks.{}.weight", ["blocks.0..198.weight (100)", "blocks.1..199.weight (100)"]),
+        ("conv{}.weight", ["conv0..198.weight (100)", "conv1..199.weight (100)"]),
+        ("{0:08b}", ["Linear weight (100)", "Conv2d weight (100)"]),
+    ],
+)
+def test_200_tensors_stand_together_by_layer_on_one_page(runs, pattern, rows):
+    words = str.maketrans("01", "ab") if "b" in pattern[-3:] else {}
+    names = {pattern.format(n).translate(words): ("Linear", "Conv2d")[n % 2] for n in range(200)}
+    runs = large(runs, names)
+    bad = list(names)[4]
+    other = runs["other-fp16"]
+    gradients = other.findings.first.finite.gradients
+    error = gradients[bad]
+    changed = {**gradients, bad: replace(error, error=1e3 * error.error), list(names)[1]: None}
+    runs["other-fp16"] = with_first(other, finite=replace(other.findings.first.finite, gradients=changed))
+    report, _ = reported(runs)
+    figure = gradient_error(report)
+    figure.draw_without_rendering()
+    assert rows_of(figure) == rows
+    assert figure.get_figheight() < 11.7
+    assert figure.get_figwidth() < 16
+    assert "a row with (n) holds n tensors" in figure.subfigs[0].legends[0].get_title().get_text()
+    assert figure.axes[1].texts[0].get_text().split()[1] == bad
+    assert figure.axes[1].texts[1].get_text() == f"inf  {list(names)[1]}"
+    for text in (*figure.axes[1].texts, *figure.subfigs[0].legends):
+        assert text.get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_the_band_is_the_largest_difference_of_any_two(runs):
     reference, other = runs["amp-fp16"], runs["other-fp16"]
     other.steps["loss"] += [0.0, 1e-6, math.nan, 0.0, 2e-6, 1.0]
@@ -213,6 +277,13 @@ def test_the_tables_say_what_is_lost_and_overlap_nothing(runs):
     assert [text.get_text().split() for text in axes.get_legend().get_texts()] == [["l1.weight", "0", "25.0", "50.0"]]
 
 
+def test_names_in_a_table_are_as_long_as_it_takes_to_tell_them_apart():
+    names = [f"features.{n}.block.0.0.weight" for n in (1, 2)]
+    assert histograms.short([names[0], "head"]) == (21, ["....block.0.0.weight ", "head".ljust(21)])
+    assert histograms.short(names)[1] == ["...1.block.0.0.weight ", "...2.block.0.0.weight "]
+    assert histograms.short([]) == (8, [])
+
+
 def test_of_many_tensors_seven_are_drawn_from_first_to_last():
     names = [f"z{n}" for n in range(1, 26)]
     drawn, left_out = histograms.choose([names])
@@ -236,7 +307,7 @@ def test_the_scale_beside_the_exponents_is_that_of_finite_gradients(runs):
 def test_only_figures_with_something_to_show_are_drawn(runs):
     def drawn(runs):
         report, _ = reported(runs)
-        return {name for name in NAMES if FIGURES[f"{name}.png"](report)}
+        return {name for name in NAMES if FIGURES[name](report)}
 
     bare = replace(runs["amp-bf16"], findings=None)
     assert drawn({bare.name: bare}) == set()

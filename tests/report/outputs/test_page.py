@@ -9,13 +9,14 @@ import time
 from html.parser import HTMLParser
 
 import pytest
+from markdown_it import MarkdownIt
 from support.records import write_run
 
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import ROLES
 from mpcompare.report.figures.registry import FIGURES
-from mpcompare.report.outputs.page import markdown, output
+from mpcompare.report.outputs.page import output
 from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, Bar, bars
 from mpcompare.report.outputs.page.figures import CAPTIONS
 from mpcompare.report.outputs.page.words import answers
@@ -148,12 +149,7 @@ def test_text_of_users_is_shown_as_text(tmp_path):
     numbers = json.loads(page.scripts[page.scripts.index(page.scripts[1])])
     assert any(HOSTILE in run["label"] for part in numbers for run in part["runs"])
     (shown,) = (text for text in page.text if text.startswith("### "))
-    assert "<script>" not in shown.replace("\\<script\\>", "")
-
-
-def test_markdown_shows_text_as_it_is():
-    assert markdown.plain("a|b\n<i>*x*") == r"a\|b \<i\>\*x\*"
-    assert markdown.table(["a", "b"], [["1|2", "c"]]) == "| a | b |\n| --- | --- |\n| 1\\|2 | c |"
+    assert "<script" not in MarkdownIt().enable("table").render(shown)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +171,7 @@ def test_the_limit_stands_where_the_axis_is_1():
 
 
 def test_every_figure_has_a_caption():
-    assert {name.removesuffix(".png") for name in FIGURES} == set(CAPTIONS)
+    assert set(FIGURES) == set(CAPTIONS)
 
 
 def test_verdicts_in_words(runs):

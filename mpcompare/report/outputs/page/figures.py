@@ -37,8 +37,8 @@ CAPTIONS = {
     ),
     "gradient_error": (
         "Errors of the gradients",
-        "Each bar is the distance of one tensor's gradient from the exact one; a bar above its black mark is beyond "
-        "the limit.",
+        "Each bar, or dot where a network has many tensors, is the distance of a gradient from the exact one; what "
+        "is beyond its black mark, or right of the line of the limit, breaks its limit.",
     ),
     "noise": (
         "Loss beside the noise",
@@ -79,8 +79,7 @@ def drawn(comparison: Comparison, report: Report, place: int) -> Iterator[Drawn]
     """
     alone = Report([comparison], report.verdicts, report.baseline)
     labels = ", ".join(entry.label for entry in comparison.entries)
-    for file, draw in FIGURES.items():
-        name = file.removesuffix(".png")
+    for name, draw in FIGURES.items():
         if figure := draw(alone):
             title, reading = CAPTIONS[name]
             alt = f"{title} of {labels}. {reading} The tables and checks of this page hold the numbers."

@@ -16,6 +16,7 @@ from mpcompare.records import finite, write_atomically
 from mpcompare.report import dtypes, inference, remarks
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
+from mpcompare.report.outputs import summary_md
 from mpcompare.report.outputs.files import path_in
 from mpcompare.report.outputs.page import checks, figures, series, settings, tables, words
 
@@ -65,7 +66,7 @@ def render(report: Report, files: Sequence[str]) -> str:
     return environment.get_template("page.html.jinja").render(
         parts=parts,
         glance=words.glance([answer for part in parts for answer in part.answers]),
-        markdown=words.as_markdown(report),
+        markdown="\n".join(summary_md.lines(report)),
         missing_baseline="" if report.has_baseline else report.baseline,
         data=_json([series.series(comparison) for comparison in report.comparisons]),
         style=Markup("\n".join(_text(name) for name in ("uplot/uPlot.min.css", "static/page.css"))),

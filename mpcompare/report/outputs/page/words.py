@@ -1,13 +1,11 @@
-"""The verdicts in words, and as Markdown."""
+"""The verdicts in words."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpcompare.report import remarks, summary
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.contents import Report, Verdicts
-from mpcompare.report.outputs.page import markdown
+from mpcompare.report.contents import Verdicts
 from mpcompare.report.outputs.page.checks import Checked, bars
 from mpcompare.verdict.judge.verdict import Verdict
 
@@ -83,25 +81,3 @@ def glance(answers: Sequence[Answer]) -> str:
     counts = Counter(answer.word for answer in answers)
     runs = f"{len(answers)} run{'s' if len(answers) != 1 else ''}"
     return f"{runs}: {', '.join(f'{number} {word}' for word, number in counts.items())}"
-
-
-def as_markdown(report: Report) -> str:
-    """Returns the verdicts and the table, for an issue or a pull request."""
-    return "\n\n".join(part for comparison in report.comparisons for part in _parts(comparison, report.verdicts))
-
-
-def _parts(comparison: Comparison, verdicts: Verdicts) -> list[str]:
-    lines = [
-        f"- {answer.sign} **{markdown.plain(answer.label)}**: {answer.word}{markdown.plain(answer.more)}"
-        + (f". Not checked: {markdown.plain(answer.unchecked)}" if answer.unchecked else "")
-        for answer in answers(comparison, verdicts)
-    ]
-    columns = [column for column in summary.SHOWN if column.width <= 100 and column.name != "verdict"]
-    head = [column.heading.format(baseline="baseline") for column in columns]
-    rows = [row for row in summary.rows_of(comparison, verdicts) if row.entry.ok]
-    cells = [[column.cell(row) for column in columns] for row in rows]
-    how = "\n".join(f"- {markdown.plain(line)}" for line in remarks.timing(comparison)) if rows else ""
-    title = f"### {markdown.plain(comparison.title)}"
-    warning = f"**{markdown.plain(comparison.not_the_same)}**" if comparison.not_the_same else ""
-    table = markdown.table(head, cells) if rows else ""
-    return [part for part in (title, warning, "\n".join(lines), table, how) if part]

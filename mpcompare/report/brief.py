@@ -1,0 +1,48 @@
+"""The brief table: the columns of a run that matter in a document. ``summary.md`` and ``summary.tex`` show it."""
+
+from collections.abc import Sequence
+
+from mpcompare.report import summary
+from mpcompare.report.columns import Column
+from mpcompare.report.contents import Report
+from mpcompare.report.summary import Row
+
+IDENTITY = ("backend", "precision", "variant")  # the columns of a run that did not finish
+LONGEST = 240  # characters of a text that somebody else wrote, such as an error
+
+
+def rows_of(report: Report) -> list[list[Row]]:
+    """Returns the rows of each comparison."""
+    return [summary.rows_of(comparison, report.verdicts) for comparison in report.comparisons]
+
+
+def columns_of(rows: Sequence[Row]) -> list[Column[Row]]:
+    """Returns the columns, without the variant and the accuracy where no run has one."""
+    optional = ("variant", "test_accuracy")
+    return [
+        column
+        for column in summary.BRIEF
+        if column.name not in optional or any(column.value(row) is not None for row in rows)
+    ]
+
+
+def headings(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[str]:
+    """Returns the headings of columns; ``x amp bf16`` where all runs have that baseline, else ``x baseline``."""
+    labels = {row.comparison.label(row.entry.baseline) for row in rows if row.entry.baseline}
+    versus = labels.pop() if len(labels) == 1 else "baseline"
+    return [one_line(column.heading.format(baseline=versus)) for column in columns]
+
+
+def cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:
+    """Returns the cells of a run; of one that did not finish its name, and its status in place of the verdict."""
+    if row.entry.ok:
+        return [one_line(column.cell(row)) for column in columns]
+    known = {column.name: column.cell(row) for column in columns if column.name in IDENTITY}
+    known["verdict"] = row.result["status"]
+    return [one_line(known.get(column.name, "")) for column in columns]
+
+
+def one_line(text: str) -> str:
+    """Returns a text without line breaks and characters that cannot be printed, cut where it is long."""
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."

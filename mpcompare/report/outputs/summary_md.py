@@ -1,0 +1,137 @@
+"""The file ``summary.md``: the answer in words, a table, and how it was measured, to be pasted into a pull request."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpcompare.records import write_atomically
+from mpcompare.report import brief, remarks
+from mpcompare.report.brief import one_line
+from mpcompare.report.comparison import Comparison
+from mpcompare.report.contents import Report
+from mpcompare.report.outputs.files import path_in
+from mpcompare.report.summary import Row
+
+LINES = 40  # of the file at most
+VERDICTS, MEASURED = 12, 6  # lines at most; the table takes the others
+FIXED = 6  # the heading, the head of the table and its rule, and three blank lines
+ORDER = ("differs", "failed", "not comparable", "same", "within noise", "reference", "not examined")
+# Backslashes keep these from being markup. An underscore within a word is none.
+MARKUP = re.compile(r"[\\`*\[\]|~$#]|(?<![^\W_])_|_(?![^\W_])")
+
+
+def write(report: Report, folder: Path) -> None:
+    """Writes ``summary.md`` into ``folder``."""
+    content = "\n".join(lines(report)) + "\n"
+    write_atomically(path_in(folder, "summary.md"), lambda path: path.write_text(content, encoding="utf-8"))
+
+
+def lines(report: Report) -> list[str]:
+    """Returns the lines of the file, at most :data:`LINES`. What finds no room is counted in a line of its own."""
+    several = len(report.comparisons) > 1
+    title = f"{len(report.comparisons)} comparisons" if several else escape(report.comparisons[0].title)
+    verdicts = _cut(_verdicts(report), VERDICTS, "- and {} more: verdict.json")
+    measured = _cut(_measured(report), MEASURED, "- and {} more remarks")
+    head, *rows = _table(report)
+    room = LINES - FIXED - len(verdicts) - len(measured)
+    rows = _cut(rows, room, "| and {} more: summary.csv " + "| " * head.count(" | ") + "|")
+    rule = "|" + "|".join(["---"] * (head.count(" | ") + 1)) + "|"
+    return [f"### mpcompare: {title}", "", *verdicts, "", head, rule, *rows, "", *measured]
+
+
+def escape(text: str) -> str:
+    """Returns a text as one line of Markdown that shows it as it is: no markup, no HTML, no mention of anybody."""
+    line = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = MARKUP.sub(lambda match: f"\\{match.group()}", line)
+    return re.sub(r"@(?=\w)", "@\u200b", line)  # a space of no width: a name behind @ would be sent a message
+
+
+def _cut(listed: Sequence[str], most: int, more: str) -> list[str]:
+    if len(listed) <= most:
+        return list(listed)
+    return [*listed[: most - 1], more.format(len(listed) - most + 1)]
+
+
+def _number(report: Report, comparison: Comparison) -> str:
+    """The number of a comparison, by which verdicts and remarks name it where there are several; else empty."""
+    place = next(n for n, each in enumerate(report.comparisons, start=1) if each is comparison)
+    return f"({place}) " if len(report.comparisons) > 1 else ""
+
+
+def _verdicts(report: Report) -> list[str]:
+    """A line for each verdict, those that matter most first. Runs of which the same is said share one."""
+    alike: dict[tuple[int, str, str, str], list[str]] = {}
+    for rows in brief.rows_of(report):
+        for row in rows:
+            word, said, rest = _said(row)
+            key = (ORDER.index(word), _number(report, row.comparison), said, rest)
+            alike.setdefault(key, []).append(f"`{_code(row.entry.label)}`")
+    different = [
+        f"- {_number(report, comparison)}**{escape(comparison.not_the_same)}**"
+        for comparison in report.comparisons
+        if comparison.not_the_same
+    ]
+    return different + [
+        f"- {number}**{said}**: {', '.join(labels)}{rest}"
+        for (_, number, said, rest), labels in sorted(alike.items(), key=lambda item: item[0][0])
+    ]
+
+
+def _said(row: Row) -> tuple[str, str, str]:
+    """Returns the kind of a verdict, of :data:`ORDER`, the verdict in words, and what follows the label of the run."""
+    verdict = row.verdict
+    if not row.entry.ok:
+        return "failed", escape(row.result["status"]), f": {escape(row.entry.error)}"
+    if verdict is None or verdict.word == "not examined":
+        return "not examined", "Not examined", ""
+    because = f": {escape(verdict.because)}" if verdict.because else ""
+    if verdict.word == "reference":
+        return "reference", "Reference", "; others are compared with it"
+    others = (entry for entry in row.comparison.entries if entry is not row.entry)
+    reference = next((entry.label for entry in others if entry.run.name == verdict.reference), None)
+    beside = f", beside `{_code(reference)}`" if reference else ""
+    unchecked = f"; not checked: {escape(', '.join(verdict.unchecked))}" if verdict.unchecked else ""
+    if verdict.word == "same":
+        return "same", "No difference found", beside + unchecked
+    if verdict.word == "within noise":
+        return "within noise", "Within noise", f"{beside}, but its gradients cannot be seen{unchecked}"
+    said = f"{verdict.word.capitalize()}: {escape(verdict.cause)}"
+    return verdict.word, said, beside + because
+
+
+def _table(report: Report) -> list[str]:
+    """The head of the table and its rows, without the rule between them."""
+    groups = brief.rows_of(report)
+    every = [row for rows in groups for row in rows]
+    columns = brief.columns_of(every)
+    several = len(groups) > 1
+    table = [[*(["comparison"] if several else []), *brief.headings(columns, every)]]
+    for rows in groups:
+        for place, row in enumerate(rows):
+            title = "" if place else f"{_number(report, row.comparison)}{row.comparison.title}"
+            table.append([*([title] if several else []), *brief.cells(columns, row)])
+    return [f"| {' | '.join(map(escape, cells))} |" for cells in table]
+
+
+def _measured(report: Report) -> list[str]:
+    """A line for each comparison on its machine and data, and one for each remark on its timing."""
+    machines, timing = [], []
+    for comparison in report.comparisons:
+        number, entries = _number(report, comparison), comparison.finished or comparison.entries
+        result = entries[0].run.result
+        known = {
+            "device": result.get("device_name"),
+            "threads": result.get("threads"),
+            "torch": result.get("versions", {}).get("torch"),
+            "mpcompare": result.get("commit"),
+        }
+        machine = ", ".join(f"{key} {value}" for key, value in known.items() if value)
+        machines.append(f"- {number}Measured on {escape(machine or 'no device')}; data {escape(comparison.dataset)}")
+        if comparison.finished:
+            timing += [f"- {number}{escape(line)}" for line in remarks.timing(comparison)]
+    return machines + timing
+
+
+def _code(text: str) -> str:
+    """Returns a text for a code span, in which nothing is markup but its own end."""
+    return one_line(text).replace("`", "'")

@@ -1,0 +1,56 @@
+"""The file ``summary.tex``: the table as LaTeX, for ``\\input`` within a table of a paper."""
+
+from pathlib import Path
+
+from mpcompare.records import write_atomically
+from mpcompare.report import brief
+from mpcompare.report.contents import Report
+from mpcompare.report.formats import TEX
+from mpcompare.report.outputs.files import path_in
+
+SPECIAL = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", "`": r"\textasciigrave{}", '"': r"\textquotedbl{}", "-": "{-}",
+    **{each: f"\\{each}" for each in "&%$#_{}"},
+}  # fmt: skip
+
+
+def write(report: Report, folder: Path) -> None:
+    """Writes ``summary.tex`` into ``folder`` if the formats of the report hold it."""
+    if TEX in report.formats:
+        content = "\n".join(lines(report)) + "\n"
+        write_atomically(path_in(folder, "summary.tex"), lambda path: path.write_text(content, encoding="utf-8"))
+
+
+def lines(report: Report) -> list[str]:
+    """Returns one ``tabular`` with the rows of all comparisons, each below its title where there are several."""
+    groups = brief.rows_of(report)
+    every = [row for rows in groups for row in rows]
+    columns = brief.columns_of(every)
+    body = [_row(brief.headings(columns, every))]
+    for rows in groups:
+        body.append(r"\midrule")
+        if len(groups) > 1:
+            title = escape(brief.one_line(rows[0].comparison.title))
+            body.append(rf"\multicolumn{{{len(columns)}}}{{l}}{{{title}}} \\")
+        body += [_row(brief.cells(columns, row)) for row in rows]
+    sides = "".join(column.justify[0] for column in columns)
+    titles = [f"% {brief.one_line(comparison.title)}" for comparison in report.comparisons]
+    return [
+        "% Written by mpcompare. Needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}.",
+        *titles,
+        rf"\begin{{tabular}}{{{sides}}}",
+        r"\toprule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def escape(text: str) -> str:
+    """Returns a text as LaTeX that prints it as it is."""
+    return "".join(SPECIAL.get(each, each) for each in text)
+
+
+def _row(cells: list[str]) -> str:
+    return " & ".join(map(escape, cells)) + r" \\"

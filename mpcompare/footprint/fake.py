@@ -1,0 +1,60 @@
+"""Networks without data: parameters and buffers that have shapes, dtypes and a device, and take no memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mpcompare.footprint.kernels import call_on_zeros
+
+
+class Fake(FakeTensorMode):
+    """torch's mode for tensors without data. A copy of a module in it holds tensors of the same mode.
+
+    torch's shape function of the CPU's LSTM knows nothing of what the kernel keeps for backward, and says that it is
+    empty. So that operator is called on zeros, and the size of each result is taken from there.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is not torch.ops.aten.mkldnn_rnn_layer.default:
+            return result
+        real = call_on_zeros(func, args, kwargs or {})
+        with self:
+            return tuple(r if r is None else f.new_empty(r.shape) for f, r in zip(result, real, strict=True))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Fake":
+        return self
+
+
+def make_module(make: Callable[[], nn.Module]) -> nn.Module:
+    """Returns a module on the meta device, where it takes neither memory nor time; one that cannot be made there, on
+    the CPU."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except (NotImplementedError, RuntimeError):  # its initial weights are computed from numbers
+        return make()
+
+
+def without_data(model: nn.Module, mode: Fake) -> nn.Module:
+    """Replaces, in place, the parameters and buffers by tensors of ``mode`` on the CPU. Tied ones stay tied."""
+    replaced: dict[int, Tensor] = {}
+
+    def empty(tensor: Tensor) -> Tensor:
+        if id(tensor) not in replaced:
+            with mode:
+                new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+                is_param = isinstance(tensor, nn.Parameter)
+                replaced[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_param else new
+        return replaced[id(tensor)]
+
+    for module in model.modules():
+        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        for name, tensor in tensors:
+            setattr(module, name, empty(tensor))
+    return model

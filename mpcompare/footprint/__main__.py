@@ -47,10 +47,10 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.footprint",
-        description="The bytes of a training step by kind, in each recipe: fp32, amp, master weights, plain bf16, 8-bit "
-        "moments, and int8 weights for inference. Steps are taken on tensors without data.",
+        description="The bytes of a training step by kind, in each recipe: fp32, amp, master weights, plain bf16, "
+        "8-bit moments, and int8 weights for inference. Steps are taken on tensors without data.",
     )
-    parser.add_argument("name", metavar="NAME", help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, a task, or my_package.Net")
+    parser.add_argument("name", metavar="NAME", help="gpt2, gpt2-medium, -large, -xl, a task, or my_package.Net")
     parser.add_argument("arguments", nargs="*", metavar="KEY=VALUE", help="arguments of the model")
     parser.add_argument("--batch", type=int, help="samples of a batch (default: the task's; 8 for gpt2)")
     parser.add_argument("--length", type=int, help="ids of a sample (default: the task's; 1024 for gpt2)")

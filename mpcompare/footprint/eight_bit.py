@@ -47,7 +47,7 @@ class EightBitMoments(torch.optim.Optimizer):
         self._rules = [(p, rule.make([p])) for group in self.param_groups for p in group["params"]]
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure, so no loss
         """Updates every parameter that has a gradient."""
         for p, rule in self._rules:
             if p.grad is None:

@@ -20,7 +20,7 @@ class Fake(FakeTensorMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result: Any = super().__torch_dispatch__(func, types, args, kwargs or {})
         if func is not torch.ops.aten.mkldnn_rnn_layer.default:
             return result
         real = call_on_zeros(func, args, kwargs or {})

@@ -34,7 +34,9 @@ def draw(title: str, footprints: Mapping[Recipe, Footprint | str], path: Path) -
         for kind, size in footprint.by_kind.items():
             axes.barh(place, size / 1e6, left=left, height=0.7, color=COLOURS[kind])
             left += size / 1e6
-        axes.annotate(f"{megabytes(footprint.bytes)} MB", (left, place), (4, 0), textcoords="offset points", va="center")
+        axes.annotate(
+            f"{megabytes(footprint.bytes)} MB", (left, place), (4, 0), textcoords="offset points", va="center"
+        )
     axes.set_yticks(range(len(counted)), [recipe.name for recipe in counted])
     axes.invert_yaxis()
     axes.set_xlim(0, largest / 1e6 * 1.15)  # room for the numbers

@@ -30,7 +30,7 @@ def show(title: str, footprints: Mapping[Recipe, Footprint | str]) -> None:
             table.add_row(kind, *(megabytes(size) if size else "-" for size in sizes))
     table.add_section()
     table.add_row("peak", *(megabytes(f.bytes) for f in counted.values()), style="bold")
-    table.add_row("in phase", *(f.phase if f.phase != "train_step" else "forward" for f in counted.values()))
+    table.add_row("in phase", *(f.phase for f in counted.values()))
     console.print(Text(title, style="bold"))
     console.print(table)
     for recipe, why in footprints.items():

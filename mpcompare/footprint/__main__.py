@@ -17,7 +17,8 @@ def main() -> None:
     from mpcompare.footprint.survey import survey
 
     warnings.filterwarnings("ignore", message=".*FakeTensor.*")
-    logging.getLogger("torch").setLevel(logging.ERROR)
+    # A shape that does not fit is said in one line below.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
     try:
         for option, value in (("--batch", args.batch), ("--length", args.length)):
             if value is not None:
@@ -27,13 +28,14 @@ def main() -> None:
         shape = _shape(args.shape)
         wish = Wish(args.name, args.arguments, args.batch, args.length, shape, args.optimizer)
         subject = subject_of(wish)
-        footprints = survey(subject, MeasuredKernels() if args.kernels else None)
+        kernels = subject.is_task if args.kernels is None else args.kernels
+        footprints = survey(subject, MeasuredKernels() if kernels else None)
     except InputError as error:
         fail(str(error))
     from mpcompare.footprint.figure import draw
     from mpcompare.footprint.table import show
 
-    show(subject.title, footprints)
+    show(subject.title, footprints, kernels)
     if not any(isinstance(f, Footprint) for f in footprints.values()):
         fail(f"NAME={args.name}: no recipe could take a step")
     if args.out is not None:
@@ -59,8 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="FILE", help="the figure: a .png, .svg or .pdf")
     parser.add_argument(
         "--kernels",
-        action="store_true",
-        help="also measure what each kernel holds while it runs on this CPU: calls each once, on zeros",
+        action=argparse.BooleanOptionalAction,
+        help="also measure what each kernel holds while it runs on this CPU: calls each once, on zeros "
+        "(default: for tasks only, because large networks take long)",
     )
     return parser
 

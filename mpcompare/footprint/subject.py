@@ -50,12 +50,14 @@ class Subject:
         title: one line about it.
         model: the module, on the meta device where it can be made there.
         batch: the shape of its inputs.
+        is_task: whether it is a task of conf/task, which is small enough to be computed.
     """
 
     title: str
     task: Task
     model: nn.Module
     batch: Batch
+    is_task: bool
 
 
 def subject_of(wish: Wish) -> Subject:
@@ -75,7 +77,8 @@ def subject_of(wish: Wish) -> Subject:
     params = sum(p.numel() for p in model.parameters())
     rule = wish.optimizer or _name(task.optimizer)
     sample = "x".join(map(str, (task.batch_size, *batch.shape)))
-    return Subject(f"{wish.name}: {params:,} parameters, batch {sample}, {rule}", task, model.train(), batch)
+    title = f"{wish.name}: {params:,} parameters, batch {sample}, {rule}"
+    return Subject(title, task, model.train(), batch, is_task=wish.name not in SIZES and "." not in wish.name)
 
 
 def _gpt2(wish: Wish) -> tuple[Task, Batch]:

@@ -13,9 +13,9 @@ from mpcompare.footprint.recipes import Recipe
 PIPE = 160  # characters: a file or a pipe has no width, and is not wrapped at 80
 
 
-def show(title: str, footprints: Mapping[Recipe, Footprint | str]) -> None:
+def show(title: str, footprints: Mapping[Recipe, Footprint | str], kernels: bool) -> None:
     """Prints a column for each recipe, and a row for each kind of bytes; a text in the place of a footprint says why
-    there is none."""
+    there is none. ``kernels``: whether the memory inside of kernels is counted."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE)
@@ -33,6 +33,8 @@ def show(title: str, footprints: Mapping[Recipe, Footprint | str]) -> None:
     table.add_row("in phase", *(f.phase for f in counted.values()))
     console.print(Text(title, style="bold"))
     console.print(table)
+    if not kernels:
+        console.print(Text("The memory inside of kernels is not counted: --kernels measures it on this CPU."))
     for recipe, why in footprints.items():
         line = f"{recipe.name}: {why if isinstance(why, str) else recipe.meaning}"
         console.print(Text(line, style="red" if isinstance(why, str) else ""), soft_wrap=True)

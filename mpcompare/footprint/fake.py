@@ -6,29 +6,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 
 from mpcompare.footprint.kernels import call_on_zeros
+
+# Operators whose results hold more on a CPU than torch's shape functions say.
+LARGER = (
+    torch.ops.aten.mkldnn_rnn_layer.default,  # an LSTM's workspace for backward
+    torch.ops.aten.mse_loss.default,  # the scalar keeps the storage of its terms
+)
 
 
 class Fake(FakeTensorMode):
     """torch's mode for tensors without data. A copy of a module in it holds tensors of the same mode.
 
-    torch's shape function of the CPU's LSTM knows nothing of what the kernel keeps for backward, and says that it is
-    empty. So that operator is called on zeros, and the size of each result is taken from there.
+    The operators in ``LARGER`` are called on zeros, and the storages of their results get the sizes of those calls.
     """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Fake":
+        return self
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result: Any = super().__torch_dispatch__(func, types, args, kwargs or {})
-        if func is not torch.ops.aten.mkldnn_rnn_layer.default:
+        if func not in LARGER:
             return result
         real = call_on_zeros(func, args, kwargs or {})
         with self:
-            return tuple(r if r is None else f.new_empty(r.shape) for f, r in zip(result, real, strict=True))
+            return tree_map(_with_storage_of, real)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Fake":
-        return self
+
+def _with_storage_of(real: Any) -> Any:
+    """Returns a tensor of the current mode with the shape of ``real`` and a storage of its size; None of None."""
+    if real is None:
+        return None
+    elements = real.untyped_storage().nbytes() // real.itemsize
+    return torch.empty(elements, dtype=real.dtype).as_strided(real.shape, real.stride(), real.storage_offset())
 
 
 def make_module(make: Callable[[], nn.Module]) -> nn.Module:

@@ -65,6 +65,15 @@ def test_count_without_kernels_is_exact_where_they_take_nothing(name, optimizer)
     assert footprint.bytes == pytest.approx(measured(BY_NAME[name], task, batch), rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["fp32", "amp", "master_weights"])
+def test_a_mean_of_squares_keeps_its_terms(name):
+    """torch's mse_loss on a CPU returns a scalar in the storage of all squares."""
+    task = Task(partial(Mlp, 64, [64], 256), "mse", Sgd(), 1024)
+    batch = Batch((64,), torch.float32)
+    footprint = count(BY_NAME[name], task.new_model(0, CPU), task, batch, MeasuredKernels())
+    assert footprint.bytes == pytest.approx(measured(BY_NAME[name], task, batch), rel=0.02)
+
+
 def test_kernels_that_add_16_bits_to_fp32_are_counted():
     """The sum of the micro-batches' gradients casts them inside of the kernel."""
     task, batch = task_of("mlp", Sgd(), accumulate=2)

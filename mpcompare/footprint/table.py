@@ -42,4 +42,6 @@ def show(title: str, footprints: Mapping[Recipe, Footprint | str], kernels: bool
 
 def megabytes(size: int) -> str:
     """Returns a size in units of 10^6 bytes, to four digits."""
+    if 0 < size < 1000:
+        return "<0.001"
     return f"{size / 1e6:,.0f}" if size >= 1e9 else f"{size / 1e6:.4g}"

@@ -1,0 +1,85 @@
+"""``python -m mpcompare.footprint NAME``: the bytes of a training step by kind, in each recipe. No step is computed."""
+
+import argparse
+import logging
+import warnings
+from pathlib import Path
+
+from mpcompare.errors import InputError, check_whole, fail
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    # torch takes seconds to import: --help stays quick
+    from mpcompare.footprint.count import Footprint
+    from mpcompare.footprint.kernels import MeasuredKernels
+    from mpcompare.footprint.subject import OPTIMIZERS, Wish, subject_of
+    from mpcompare.footprint.survey import survey
+
+    warnings.filterwarnings("ignore", message=".*FakeTensor.*")
+    # A shape that does not fit is said in one line below.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
+    try:
+        for option, value in (("--batch", args.batch), ("--length", args.length)):
+            if value is not None:
+                check_whole(option, value, at_least=1)
+        if args.optimizer not in (None, *OPTIMIZERS):
+            raise InputError("--optimizer", args.optimizer, f"expected one of {', '.join(OPTIMIZERS)}")
+        shape = _shape(args.shape)
+        wish = Wish(args.name, args.arguments, args.batch, args.length, shape, args.optimizer)
+        subject = subject_of(wish)
+        kernels = subject.is_task if args.kernels is None else args.kernels
+        footprints = survey(subject, MeasuredKernels() if kernels else None)
+    except InputError as error:
+        fail(str(error))
+    from mpcompare.footprint.figure import draw
+    from mpcompare.footprint.table import show
+
+    show(subject.title, footprints, kernels)
+    if not any(isinstance(f, Footprint) for f in footprints.values()):
+        fail(f"NAME={args.name}: no recipe could take a step")
+    if args.out is not None:
+        try:
+            draw(subject.title, footprints, args.out)
+        except (OSError, ValueError) as error:
+            fail(f"--out={args.out}: cannot write there ({error})")
+        print(f"Written to {args.out}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mpcompare.footprint",
+        description="The bytes of a training step by kind, in each recipe: fp32, amp, master weights, plain bf16, "
+        "8-bit moments, and int8 weights for inference. Steps are taken on tensors without data.",
+    )
+    parser.add_argument("name", metavar="NAME", help="gpt2, gpt2-medium, -large, -xl, a task, or my_package.Net")
+    parser.add_argument("arguments", nargs="*", metavar="KEY=VALUE", help="arguments of the model")
+    parser.add_argument("--batch", type=int, help="samples of a batch (default: the task's; 8 for gpt2)")
+    parser.add_argument("--length", type=int, help="ids of a sample (default: the task's; 1024 for gpt2)")
+    parser.add_argument("--shape", help="shape of a sample of real numbers, as 3,224,224: for my_package.Net")
+    parser.add_argument("--optimizer", help="sgd, momentum or adamw (default: the task's; adamw for gpt2)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the figure: a .png, .svg or .pdf")
+    parser.add_argument(
+        "--kernels",
+        action=argparse.BooleanOptionalAction,
+        help="also measure what each kernel holds while it runs on this CPU: calls each once, on zeros "
+        "(default: for tasks only, because large networks take long)",
+    )
+    return parser
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    """Returns the shape in ``text``, whole numbers with commas between them."""
+    if text is None:
+        return None
+    try:
+        shape = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise InputError("--shape", text, "expected whole numbers of at least 1, as 3,224,224")
+    return shape
+
+
+if __name__ == "__main__":
+    main()

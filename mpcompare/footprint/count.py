@@ -1,0 +1,132 @@
+"""The footprint of a recipe: the bytes that are live at the fullest moment of its first steps, by kind."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.contract import Walk
+from mpcompare.footprint.eight_bit import Quantized
+from mpcompare.footprint.fake import Fake, without_data
+from mpcompare.footprint.live import Allocation, Kernels, Live, fullest
+from mpcompare.footprint.recipes import Recipe
+from mpcompare.instruments import meter
+from mpcompare.tasks.task import Task
+
+STEPS = 2  # the second one runs with everything that outlives the first
+# In the order of a figure: what a step is given, what it keeps for the next, what comes and goes in it.
+KINDS = (
+    "inputs",
+    "params",  # those that the optimizer updates; for inference, all
+    "buffers",
+    "optimizer state",
+    "compute copies",  # 16-bit weights that a backend keeps for itself
+    "cast cache",  # 16-bit weights that autocast makes in forward
+    "activations",  # all else that forward makes
+    "gradients",  # all that backward makes: gradients of activations and of weights
+    "update",  # all that clipping and the optimizer make and drop
+    "workspace",  # memory inside of kernels, where it is measured
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The shape of a batch's inputs.
+
+    Attributes:
+        shape: of one sample.
+        dtype: fp32, or int64 for ids.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensors(self, model: nn.Module, task: Task) -> tuple[Tensor, Tensor]:
+        """Returns the inputs of a batch, and targets that fit the network's output."""
+        x = torch.zeros(task.batch_size, *self.shape, dtype=self.dtype)
+        with torch.no_grad():
+            output = model(x[:1])
+        if task.loss == "mse":
+            return x, torch.zeros(task.batch_size, *output.shape[1:])
+        return x, torch.zeros(task.batch_size, *output.shape[1:-1], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The fullest moment of the steps.
+
+    Attributes:
+        by_kind: bytes of each of ``KINDS``, without zeros.
+        phase: the phase in which it is.
+    """
+
+    by_kind: dict[str, int]
+    phase: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.by_kind.values())
+
+
+def count(recipe: Recipe, model: nn.Module, task: Task, batch: Batch, kernels: Kernels | None = None) -> Footprint:
+    """Returns the footprint of the first steps of a recipe; no step is computed.
+
+    Args:
+        model: in training mode; its tensors lose their data.
+        kernels: measures the memory inside of kernels; None: it is not counted.
+    """
+    mode, live = Fake(), Live(kernels)
+    model = without_data(model, mode)
+    with meter.frozen(), mode:
+        x, y = batch.tensors(model, task)
+        live.leave_out((x, y, *model.parameters(), *model.buffers()))
+        with live:
+            backend = recipe.make(model, task)
+            live.end_phase("construction")
+            live.name_params(backend.model.parameters())
+            start = len(live.changes)
+            for _ in range(STEPS):
+                for phase in Walk(backend, task.micro_batches(x, y), task.optimizer.lr):
+                    live.end_phase(phase)
+            kinds = _kinds_of_what_stays(backend, live)
+        full = fullest(live.changes, start)
+    by_kind = Counter({"inputs": x.nbytes + y.nbytes})
+    for allocation in full:
+        by_kind[kinds.get(id(allocation)) or _kind_of_what_goes(allocation)] += allocation.bytes
+    return Footprint({kind: by_kind[kind] for kind in KINDS if by_kind[kind]}, full[-1].phase)  # the newest one's
+
+
+def _kinds_of_what_stays(backend: Any, live: Live) -> dict[int, str]:
+    """Returns the kinds of the allocations that outlive a step, by their ids."""
+    optimizer = getattr(backend, "optimizer", None)
+    updated = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
+    groups = {
+        "compute copies": list(backend.model.parameters()) if optimizer else [],
+        "buffers": list(backend.model.buffers()) if optimizer else [],
+        "params": updated or [*backend.model.parameters(), *backend.model.buffers()],
+        "optimizer state": list(_state(optimizer)) if optimizer else [],
+    }
+    return {id(live.allocation(tensor)): kind for kind, tensors in groups.items() for tensor in tensors}
+
+
+def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Yields the tensors of an optimizer's state."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Quantized):
+                yield from (value.codes, value.scales)
+            elif isinstance(value, Tensor):
+                yield value
+
+
+def _kind_of_what_goes(allocation: Allocation) -> str:
+    if allocation.inside:
+        return "workspace"
+    if allocation.phase == "backward":
+        return "gradients"
+    if allocation.phase in ("unscale", "clip", "step", "update"):
+        return "update"
+    return "cast cache" if allocation.cast_of_param else "activations"

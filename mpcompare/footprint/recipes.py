@@ -1,0 +1,51 @@
+"""The recipes: the ways to hold and to train a network whose bytes are compared."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import nn
+
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.fp32 import Fp32
+from mpcompare.backends.master_weights import MasterWeights
+from mpcompare.footprint.eight_bit import WithEightBitMoments
+from mpcompare.footprint.int8 import Int8Inference
+from mpcompare.footprint.plain_bf16 import PlainBf16
+from mpcompare.loss_scale import NoLossScale
+from mpcompare.tasks.optimizers import Optimizer
+from mpcompare.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to hold and to train a network.
+
+    Attributes:
+        name: its name in the table.
+        meaning: the dtypes that it keeps, in a few words.
+        make: returns a backend, a copy of the module in it: with the phases of a step, or with the step in one piece.
+    """
+
+    name: str
+    meaning: str
+    make: Callable[[nn.Module, Task], Any]
+
+
+def _eight_bit_moments(model: nn.Module, task: Task) -> Amp:
+    rule = cast(Optimizer, WithEightBitMoments(task.optimizer))  # a backend asks it for lr and make alone
+    return Amp(model, replace(task, optimizer=rule), "bf16", NoLossScale())
+
+
+RECIPES = (
+    Recipe("fp32", "all in fp32", lambda model, task: Fp32(model, task, "fp32", NoLossScale())),
+    Recipe("amp", "fp32 params, 16-bit casts", lambda model, task: Amp(model, task, "bf16", NoLossScale())),
+    Recipe(
+        "master_weights",
+        "16-bit network, fp32 masters",
+        lambda model, task: MasterWeights(model, task, "bf16", NoLossScale()),
+    ),
+    Recipe("plain bf16", "params and moments in bf16", PlainBf16),
+    Recipe("8-bit moments", "amp, moments in 8 bits", _eight_bit_moments),
+    Recipe("int8 inference", "int8 weights, forward only", lambda model, task: Int8Inference(model)),
+)

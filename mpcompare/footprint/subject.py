@@ -1,0 +1,126 @@
+"""The network whose footprint is asked for, by its name: a size of GPT-2, a task of conf/task, or a module's path."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpcompare.command.compose import composed, options_of_group
+from mpcompare.command.nodes import task_of
+from mpcompare.errors import InputError
+from mpcompare.footprint.count import Batch
+from mpcompare.footprint.fake import make_module
+from mpcompare.footprint.gpt2 import CONTEXT, SIZES, Gpt2
+from mpcompare.tasks.optimizers import AdamW, Optimizer, Sgd
+from mpcompare.tasks.task import Task
+
+OPTIMIZERS: dict[str, Optimizer] = {"sgd": Sgd(), "momentum": Sgd(momentum=0.9), "adamw": AdamW()}
+IMAGES = {"mnist": (1, 28, 28), "digits": (1, 28, 28), "auto": (1, 28, 28), "cifar10": (3, 32, 32)}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The subject as it was asked for; None: by default.
+
+    Attributes:
+        name: ``gpt2`` and its larger sizes, a task, or the path of a module's class or function.
+        arguments: ``KEY=VALUE`` of that module, or of the task's model.
+        batch: samples of a batch.
+        length: ids of a sample.
+        shape: of a sample of real numbers.
+        optimizer: a name in ``OPTIMIZERS``.
+    """
+
+    name: str
+    arguments: Sequence[str] = ()
+    batch: int | None = None
+    length: int | None = None
+    shape: tuple[int, ...] | None = None
+    optimizer: str | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network with its training.
+
+    Attributes:
+        title: one line about it.
+        model: the module, on the meta device where it can be made there.
+        batch: the shape of its inputs.
+        is_task: whether it is a task of conf/task, which is small enough to be computed.
+    """
+
+    title: str
+    task: Task
+    model: nn.Module
+    batch: Batch
+    is_task: bool
+
+
+def subject_of(wish: Wish) -> Subject:
+    """Returns the network that was asked for.
+
+    Raises:
+        InputError: there is none of this name, or it cannot be made or called as asked.
+    """
+    task, batch = _gpt2(wish) if wish.name in SIZES else _configured(wish)
+    if wish.batch is not None:
+        task = replace(task, batch_size=wish.batch)
+    if wish.optimizer is not None:
+        task = replace(task, optimizer=OPTIMIZERS[wish.optimizer])
+    model = make_module(task.model)
+    if not isinstance(model, nn.Module):
+        raise InputError("NAME", wish.name, f"makes a {type(model).__name__}: expected a torch.nn.Module")
+    params = sum(p.numel() for p in model.parameters())
+    rule = wish.optimizer or _name(task.optimizer)
+    sample = "x".join(map(str, (task.batch_size, *batch.shape)))
+    title = f"{wish.name}: {params:,} parameters, batch {sample}, {rule}"
+    return Subject(title, task, model.train(), batch, is_task=wish.name not in SIZES and "." not in wish.name)
+
+
+def _gpt2(wish: Wish) -> tuple[Task, Batch]:
+    if wish.arguments or wish.shape:
+        given = " ".join(wish.arguments) or f"--shape {','.join(map(str, wish.shape or ()))}"
+        raise InputError("NAME", wish.name, f"takes --batch, --length and --optimizer, and no {given}")
+    length = wish.length or CONTEXT
+    if length > CONTEXT:
+        raise InputError("--length", length, f"{wish.name} has {CONTEXT} positions")
+    task = Task(partial(Gpt2, SIZES[wish.name]), "cross_entropy", AdamW(), batch_size=8)
+    return task, Batch((length,), torch.int64)
+
+
+def _configured(wish: Wish) -> tuple[Task, Batch]:
+    """Returns a task of conf/task, or one of the module whose path was given."""
+    names = [name for name in options_of_group("task") if name != "module"]
+    if wish.name in names:
+        overrides = [f"task={wish.name}", *(f"task.model.{argument}" for argument in wish.arguments)]
+        overrides += [f"data.length={wish.length}"] if wish.length is not None else []
+    elif "." in wish.name:
+        overrides = ["task=module", f"task.model._target_={wish.name}", *(f"+task.model.{a}" for a in wish.arguments)]
+    else:
+        expected = f"expected one of {', '.join((*SIZES, *names))}, or the path of a module, as my_package.Net"
+        raise InputError("NAME", wish.name, expected)
+    cfg = composed(overrides)
+    return task_of(cfg.task), Batch(*_sample(wish, cfg.data, cfg.task.model))
+
+
+def _sample(wish: Wish, data: Any, model: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    """Returns the shape and dtype of a sample, as it was given or as the task's data has it."""
+    if wish.shape is not None:
+        return wish.shape, torch.float32
+    source = str(data._target_).rpartition(".")[2]
+    if "." in wish.name:
+        if wish.length is None:
+            raise InputError("NAME", wish.name, "needs --shape of a sample (3,224,224), or --length for ids of tokens")
+        return (wish.length,), torch.int64
+    if source in IMAGES:
+        return IMAGES[source], torch.float32
+    return ((data.length,), torch.int64) if "length" in data else ((model.in_features,), torch.float32)
+
+
+def _name(rule: Optimizer) -> str:
+    """Returns the name of an optimizer: that of the option that makes its kind."""
+    return type(rule).__name__.lower() if not getattr(rule, "momentum", 0) else "momentum"

@@ -1,0 +1,27 @@
+"""The footprints of all recipes for one network, in turn."""
+
+from mpcompare.errors import BackendUnavailable, InputError
+from mpcompare.footprint.count import Footprint, count
+from mpcompare.footprint.live import Kernels
+from mpcompare.footprint.recipes import RECIPES, Recipe
+from mpcompare.footprint.subject import Subject
+
+
+def survey(subject: Subject, kernels: Kernels | None = None) -> dict[Recipe, Footprint | str]:
+    """Returns the footprint of each recipe, or the reason why it has none, in one line.
+
+    Raises:
+        InputError: not even the first recipe, fp32, can take a step: the network cannot be called with these inputs.
+    """
+    footprints: dict[Recipe, Footprint | str] = {}
+    for recipe in RECIPES:
+        try:
+            footprints[recipe] = count(recipe, subject.model, subject.task, subject.batch, kernels)
+        except BackendUnavailable as error:
+            footprints[recipe] = str(error)
+        except Exception as error:  # anything that a network can raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            if recipe is RECIPES[0]:
+                raise InputError("NAME", subject.title, f"cannot take a step ({reason})") from error
+            footprints[recipe] = f"cannot take a step ({reason})"
+    return footprints

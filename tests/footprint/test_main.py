@@ -1,0 +1,71 @@
+"""The command: its table and figure, and one clear line for each mistake."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mpcompare.command.compose import composed
+from mpcompare.command.nodes import instantiate
+from mpcompare.footprint.fake import Fake, make_module, without_data
+from mpcompare.footprint.subject import Wish, subject_of
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "mpcompare.footprint", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_table_and_figure(tmp_path):
+    figure = tmp_path / "footprint.png"
+    done = run("char_gpt", "--batch", "2", "--optimizer", "adamw", "--out", str(figure))
+    assert done.returncode == 0, done.stderr
+    for word in ("char_gpt: 627,936 parameters, batch 2x64, adamw", "master_weights", "optimizer state", "peak"):
+        assert word in done.stdout
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpt3"], "NAME=gpt3: expected one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, char_gpt"),
+        (["gpt2", "--length", "2000"], "--length=2000: gpt2 has 1024 positions"),
+        (["gpt2", "width=3"], "NAME=gpt2: takes --batch, --length and --optimizer, and no width=3"),
+        (["gpt2", "--optimizer", "adam"], "--optimizer=adam: expected one of sgd, momentum, adamw"),
+        (["gpt2", "--batch", "0"], "--batch=0: expected a whole number of at least 1"),
+        (["mnist_cnn", "--shape", "1,x"], "--shape=1,x: expected whole numbers"),
+        (["torch.nn.Linear", "in_features=3", "out_features=2"], "needs --shape of a sample (3,224,224), or --length"),
+        (["torch.nn.Nothing", "--shape", "3"], "torch.nn.Nothing"),
+        (["torch.nn.Linear", "in_features=3", "out_features=2", "--shape", "4"], "cannot take a step"),
+        (["char_gpt", "--batch", "1", "--out", "/nowhere/x.png"], "--out=/nowhere/x.png: cannot write there"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["char_gpt", "text_lstm", "recipe_mlp"])
+def test_samples_have_the_shapes_of_the_data(name):
+    subject = subject_of(Wish(name))
+    dataset = instantiate(composed([f"task={name}", "task.samples=600"] if "mlp" in name else [f"task={name}"]).data)(0)
+    assert subject.batch.shape == dataset.x_train.shape[1:]
+    assert subject.batch.dtype == dataset.x_train.dtype
+
+
+@pytest.mark.parametrize(("name", "data"), [("mnist_cnn", "digits"), ("cifar10_cnn", "synthetic_images")])
+def test_images_have_the_shapes_of_their_stand_ins(name, data):
+    from mpcompare.tasks.data import generated
+
+    x = getattr(generated, data)(0, 20).x_train
+    batch = subject_of(Wish(name)).batch
+    assert (batch.shape, batch.dtype) == (x.shape[1:], x.dtype)
+
+
+def test_tied_parameters_stay_tied_without_data():
+    model = make_module(subject_of(Wish("char_gpt", ["tied=true"])).task.model)
+    model = without_data(model, Fake())
+    assert model.output.weight is model.embedding.weight

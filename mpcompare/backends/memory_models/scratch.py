@@ -55,19 +55,27 @@ def _loss(ledger: Ledger, task: PlainMlp, precision: str, softmax: str) -> None:
 
 
 def _backward(ledger: Ledger, task: PlainMlp, size: int) -> None:
-    """Replays dW, db and da of each layer, last to first; each frees its z, and the end frees the copies."""
+    """Replays dW, db and da of each layer, last to first; each frees its z, and the end frees the copies.
+
+    A dW that was added to its sum is live until the next one is there: the loop's name for it holds it.
+    """
     n, sizes, last = task.rows, task.sizes, len(task.sizes) - 1
     for layer in range(last, 0, -1):
         ledger.free(f"z{layer}")
         ledger.alloc("gradients", f"dW{layer}", sizes[layer - 1] * sizes[layer], size)
-        ledger.alloc("gradients", f"db{layer}", sizes[layer], size)
         if task.accumulate > 1:
+            ledger.free(f"dW{layer + 1}")
             if size < 4:  # torch adds 16-bit numbers to fp32 ones by way of an fp32 copy
                 ledger.alloc("gradients", f"dW{layer} fp32", sizes[layer - 1] * sizes[layer], 4)
-            ledger.free(f"dW{layer}", f"db{layer}", f"dW{layer} fp32")
+                ledger.free(f"dW{layer} fp32")
+        ledger.alloc("gradients", f"db{layer}", sizes[layer], size)
+        if task.accumulate > 1:
+            ledger.free(f"db{layer}")
         if layer > 1:
             ledger.alloc("gradients", f"da{layer - 1}", n * sizes[layer - 1], size)
             ledger.free(f"da{layer}")
+    if task.accumulate > 1:
+        ledger.free("dW1")
     ledger.free("da1", "z0", *(f"{name}{layer} 16-bit" for name in "Wb" for layer in range(1, last + 1)))
 
 

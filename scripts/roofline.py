@@ -28,6 +28,7 @@ from mpcompare.contract import PHASES, BackendUnavailable, Stepper, in_one_piece
 from mpcompare.cost import work
 from mpcompare.cost.work import Work
 from mpcompare.entrant import timing
+from mpcompare.entrant.phases import time_phases
 from mpcompare.errors import InputError
 from mpcompare.instruments import clock as clocks
 from mpcompare.instruments import machine
@@ -92,7 +93,7 @@ def phase_rows(
     found = row("phase", label, "whole step", whole, work.step(mlp, precision), roof, precision)
     if in_one_piece(backend):
         return [found]
-    phase_ms = timing.time_phases(stepper, stream, steps, clock, task)["phase_ms"]
+    phase_ms = time_phases(stepper, stream, steps, clock, task).phase_ms
     parts = {"forward": ["forward"], "backward": ["backward"], "unscale to update": list(PHASES[2:])}
     times = {part: sum(phase_ms[phase] or 0.0 for phase in of) for part, of in parts.items()}
     counts = work.phases(mlp, precision)

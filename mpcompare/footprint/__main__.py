@@ -5,7 +5,7 @@ import logging
 import warnings
 from pathlib import Path
 
-from mpcompare.errors import InputError, check_whole, fail
+from mpcompare.errors import InputError, check_choice, check_whole, fail
 
 
 def main() -> None:
@@ -23,8 +23,8 @@ def main() -> None:
         for option, value in (("--batch", args.batch), ("--length", args.length)):
             if value is not None:
                 check_whole(option, value, at_least=1)
-        if args.optimizer not in (None, *OPTIMIZERS):
-            raise InputError("--optimizer", args.optimizer, f"expected one of {', '.join(OPTIMIZERS)}")
+        if args.optimizer is not None:
+            check_choice("--optimizer", args.optimizer, OPTIMIZERS)
         shape = _shape(args.shape)
         wish = Wish(args.name, args.arguments, args.batch, args.length, shape, args.optimizer)
         subject = subject_of(wish)

@@ -7,7 +7,6 @@ from mpcompare.report.columns import Column
 from mpcompare.report.contents import Report
 from mpcompare.report.summary import Row
 
-IDENTITY = ("backend", "precision", "variant")  # the columns of a run that did not finish
 LONGEST = 240  # characters of a text that somebody else wrote, such as an error
 
 
@@ -37,7 +36,7 @@ def cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:
     """Returns the cells of a run; of one that did not finish its name, and its status in place of the verdict."""
     if row.entry.ok:
         return [one_line(column.cell(row)) for column in columns]
-    known = {column.name: column.cell(row) for column in columns if column.name in IDENTITY}
+    known = {column.name: column.cell(row) for column in columns if column.name in summary.NAMES}
     known["verdict"] = row.result["status"]
     return [one_line(known.get(column.name, "")) for column in columns]
 

@@ -15,11 +15,16 @@ Result = Mapping[str, Any]  # the numbers of one way, as in result.json
 
 @dataclass(frozen=True)
 class Row:
-    """A run and one way of inference with its network."""
+    """A run and one way of inference with its network.
+
+    Attributes:
+        repeated: whether the costs are those of an earlier run: a race measures them once.
+    """
 
     comparison: Comparison
     entry: Entry
     way: str
+    repeated: bool
 
     @property
     def result(self) -> Result:
@@ -30,6 +35,15 @@ class Row:
         """Latency in fp32 over the latency of this way; None where either is missing."""
         fp32, own = (result.get("latency_ms") for result in (ways(self.entry).get("fp32", {}), self.result))
         return fp32 / own if fp32 and own else None
+
+    @property
+    def way_in_words(self) -> str:
+        """The way, and why it is unavailable if it is."""
+        return f"{self.way} (unavailable: {self.result['unavailable']})" if "unavailable" in self.result else self.way
+
+    def shows(self, column: "Column[Row]") -> bool:
+        """Whether a table for readers shows the column: repeated costs stand in the rows of the earlier run alone."""
+        return not self.repeated or column.name in SCORES
 
 
 def ways(entry: Entry) -> dict[str, Result]:
@@ -43,17 +57,19 @@ def measured(comparison: Comparison) -> list[Entry]:
 
 
 def rows_of(comparison: Comparison) -> list[Row]:
-    return [Row(comparison, entry, way) for entry in measured(comparison) for way in ways(entry)]
+    entries = measured(comparison)
+    repeated = zip(entries, _repeated(entries), strict=True)
+    return [Row(comparison, entry, way, again) for entry, again in repeated for way in ways(entry)]
 
 
 def lines(comparison: Comparison) -> list[str]:
     """Returns a line that says why the costs of some runs are not shown, if they are not."""
-    if not any(costs_again(measured(comparison))):
+    if not any(row.repeated for row in rows_of(comparison)):
         return []
     return ["inference: time and memory do not depend on who trained, and a race measures them once"]
 
 
-def costs_again(entries: Sequence[Entry]) -> list[bool]:
+def _repeated(entries: Sequence[Entry]) -> list[bool]:
     """Returns for each run whether its costs are those of an earlier one."""
     costs = [[result.get("latency_ms") for result in ways(entry).values()] for entry in entries]
     return [latencies in costs[:place] for place, latencies in enumerate(costs)]

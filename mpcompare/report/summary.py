@@ -11,6 +11,9 @@ from mpcompare.report.contents import Verdicts
 from mpcompare.report.remarks import environment, resumed_from
 from mpcompare.verdict.judge.verdict import Verdict
 
+NAMES = ("backend", "precision", "variant")  # the columns of a run that did not finish
+LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
+
 
 @dataclass(frozen=True)
 class Row:
@@ -32,6 +35,14 @@ def rows_of(comparison: Comparison, verdicts: Verdicts) -> list[Row]:
 def columns_of(row: Row) -> list[Column[Row]]:
     """Returns the columns of a run: all in ``COLUMNS``, and in their midst one for each of its own phases."""
     return [*_BEFORE_PHASES, *map(_phase, row.result.get("phase_ms", {})), *_AFTER_PHASES]
+
+
+def shown(comparison: Comparison) -> list[tuple[str, Column[Row]]]:
+    """Returns the columns of ``SHOWN`` that say something of these runs, each with its heading."""
+    baselines = list(dict.fromkeys(comparison.label(e.baseline) for e in comparison.entries if e.baseline))
+    versus = baselines[0] if len(baselines) == 1 and len(baselines[0]) < LONG else "baseline"
+    needless = {"baseline": len(baselines) < 2, "variant": not any(entry.variant for entry in comparison.entries)}
+    return [(column.heading.format(baseline=versus), column) for column in SHOWN if not needless.get(column.name)]
 
 
 def _phase(name: str) -> Column[Row]:

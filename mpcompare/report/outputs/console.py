@@ -13,8 +13,6 @@ from mpcompare.report.comparison import Comparison, phases_of
 from mpcompare.report.contents import Report, Verdicts
 
 PIPE = 200  # characters: a file or a pipe has no width, and is not wrapped at 80
-LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
-UNFINISHED = ("backend", "precision", "variant")  # the columns of a run that did not finish
 NARROW = 100  # characters: a console below this shows the phases alone
 
 
@@ -59,19 +57,16 @@ def _lines(console: Console, lines: list[str], soft_wrap: bool | None = None) ->
 
 def _runs(comparison: Comparison, verdicts: Verdicts, width: int) -> Table:
     """The columns that the console is wide enough for; ``summary.csv`` has them all."""
-    baselines = list(dict.fromkeys(comparison.label(e.baseline) for e in comparison.entries if e.baseline))
-    versus = baselines[0] if len(baselines) == 1 and len(baselines[0]) < LONG else "baseline"
-    needless = {"baseline": len(baselines) < 2, "variant": not any(entry.variant for entry in comparison.entries)}
-    columns = [c for c in summary.SHOWN if c.width <= width and not needless.get(c.name)]
+    headed = [(heading, column) for heading, column in summary.shown(comparison) if column.width <= width]
+    columns = [column for _, column in headed]
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        heading = column.heading.format(baseline=versus)
+    for heading, column in headed:
         table.add_column(heading, justify=column.justify, no_wrap=not column.wraps)
     for row in summary.rows_of(comparison, verdicts):
         if row.entry.ok:
             table.add_row(*(column.cell(row) for column in columns))
         else:
-            known = (column.cell(row) for column in columns if column.name in UNFINISHED)
+            known = (column.cell(row) for column in columns if column.name in summary.NAMES)
             table.add_row(*known, row.result["status"], style="red")
     return table
 
@@ -105,10 +100,9 @@ def inference_table(comparison: Comparison, width: int) -> Table:
     table.add_column("in")
     for column in columns:
         table.add_column(column.heading, justify=column.justify, no_wrap=True)
-    for entry, again in zip(entries, inference.costs_again(entries), strict=True):
-        for place, way in enumerate(inference.ways(entry)):
-            row = inference.Row(comparison, entry, way)
-            why = f" (unavailable: {row.result['unavailable']})" if "unavailable" in row.result else ""
-            cells = ["" if again and c.name not in inference.SCORES else c.cell(row) for c in columns]
-            table.add_row("" if place else entry.label, way + why, *cells)
+    labelled = None
+    for row in inference.rows_of(comparison):
+        cells = [column.cell(row) if row.shows(column) else "" for column in columns]
+        table.add_row("" if row.entry is labelled else row.entry.label, row.way_in_words, *cells)
+        labelled = row.entry
     return table

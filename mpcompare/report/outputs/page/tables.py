@@ -10,9 +10,6 @@ from mpcompare.report.columns import Column
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Verdicts
 
-LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
-NAMES = ("backend", "precision", "variant")  # the columns of a run that did not finish
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -32,35 +29,26 @@ class Table:
 
 def runs(comparison: Comparison, verdicts: Verdicts) -> Table:
     """Returns the table of runs, as a wide console shows it; a run that did not finish has its names and its status."""
-    baselines = list(dict.fromkeys(comparison.label(entry.baseline) for entry in comparison.finished))
-    needless = {"baseline": len(baselines) < 2, "variant": not any(entry.variant for entry in comparison.entries)}
-    columns = [column for column in summary.SHOWN if not needless.get(column.name)]
-    versus = baselines[0] if len(baselines) == 1 and len(baselines[0]) < LONG else "baseline"
+    columns = summary.shown(comparison)
     rows = [
-        [_cell(column, row) if row.entry.ok else _unfinished(column, row) for column in columns]
+        [_cell(column, row) if row.entry.ok else _unfinished(column, row) for _, column in columns]
         for row in summary.rows_of(comparison, verdicts)
     ]
-    return Table([(column.heading.format(baseline=versus), column) for column in columns], rows)
+    return Table(columns, rows)
 
 
 def _unfinished(column: Column[summary.Row], row: summary.Row) -> Cell:
     if column.name == "verdict":
         return Cell(row.result["status"])
-    return _cell(column, row) if column.name in NAMES else Cell("")
+    return _cell(column, row) if column.name in summary.NAMES else Cell("")
 
 
 def ways(comparison: Comparison) -> Table:
     """Returns the table of inference: a row for each run and way; without rows where nothing was tried."""
-    entries = inference.measured(comparison)
-    again = {id(entry): costs for entry, costs in zip(entries, inference.costs_again(entries), strict=True)}
     rows = []
     for row in inference.rows_of(comparison):
-        way = f"{row.way} (unavailable: {row.result['unavailable']})" if "unavailable" in row.result else row.way
-        shown = [
-            Cell("") if again[id(row.entry)] and column.name not in inference.SCORES else _cell(column, row)
-            for column in inference.SHOWN
-        ]
-        rows.append([Cell(row.entry.label), Cell(way), *shown])
+        shown = [_cell(column, row) if row.shows(column) else Cell("") for column in inference.SHOWN]
+        rows.append([Cell(row.entry.label), Cell(row.way_in_words), *shown])
     names = [("run", "label"), ("in", "way")]
     known = {column.name: column for column in inference.COLUMNS}
     heads = [(heading, known[name]) for heading, name in names]

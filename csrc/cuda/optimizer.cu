@@ -9,6 +9,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <initializer_list>
+#include <type_traits>
 
 namespace {
 
@@ -220,31 +221,39 @@ Decided decided(const Tensor& lr, const Tensor& loss_scale, const Tensor& found_
   return {data<float>(lr), data<float>(loss_scale), data<float>(found_inf), clip ? data<float>(*clip) : nullptr};
 }
 
+// Launches an optimizer by launch(T{}, N, packs, stream): T is the dtype of grad, N the elements of a pack, and packs how
+// many packs count is. N is PACK where the tensors allow it, and otherwise 1.
+template <class Launch>
+void launch_packs(const Tensor& grad, int64_t count, std::initializer_list<const Tensor*> fp32,
+                  std::initializer_list<const Tensor*> low, Launch launch) {
+  const DeviceGuard device(grad.get_device_index());
+  const cudaStream_t stream = current_stream(grad);
+  by_dtype(grad, [&](auto t) {
+    using T = decltype(t);
+    if (in_packs<T>(count, fp32, low))
+      launch(t, std::integral_constant<int, PACK>{}, count / PACK, stream);
+    else
+      launch(t, std::integral_constant<int, 1>{}, count, stream);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+}
+
 void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> params, Tensor grad, Tensor lr,
          Tensor loss_scale, Tensor found_inf, std::optional<Tensor> clip, double momentum, bool nesterov,
          double weight_decay) {
   const int64_t count =
       check_sgd(master, velocity, params, grad, lr, loss_scale, found_inf, clip, momentum, nesterov);
-  const DeviceGuard device(master.get_device_index());
-  const cudaStream_t stream = current_stream(master);
   const SgdRule rule{static_cast<float>(momentum), static_cast<float>(weight_decay), nesterov};
-  by_dtype(grad, [&](auto t) {
+  const auto launch = [&](auto t, auto n, int64_t packs, cudaStream_t stream) {
     using T = decltype(t);
-    const auto launch = [&](auto pack) {
-      constexpr int N = sizeof(pack) / sizeof(T);
-      using Wide = Pack<float, N>;
-      using Low = Pack<T, N>;
-      const int64_t packs = count / N;
-      sgd_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
-          packs, mutable_data<Wide>(master), mutable_data<Wide>(velocity), mutable_data<Low>(params), data<Low>(grad),
-          decided(lr, loss_scale, found_inf, clip), rule);
-    };
-    if (in_packs<T>(count, {&master, address(velocity)}, {address(params), &grad}))
-      launch(Pack<T, PACK>{});
-    else
-      launch(Pack<T, 1>{});
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
+    constexpr int N = decltype(n)::value;
+    using Wide = Pack<float, N>;
+    using Low = Pack<T, N>;
+    sgd_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
+        packs, mutable_data<Wide>(master), mutable_data<Wide>(velocity), mutable_data<Low>(params), data<Low>(grad),
+        decided(lr, loss_scale, found_inf, clip), rule);
+  };
+  launch_packs(grad, count, {&master, address(velocity)}, {address(params), &grad}, launch);
 }
 
 void adam(Tensor master, Tensor exp_avg, Tensor exp_avg_sq, std::optional<Tensor> params, Tensor grad, Tensor lr,
@@ -252,27 +261,17 @@ void adam(Tensor master, Tensor exp_avg, Tensor exp_avg_sq, std::optional<Tensor
           double eps, double weight_decay, bool decoupled) {
   const int64_t count = check_adam(master, exp_avg, exp_avg_sq, params, grad, lr, step, loss_scale, found_inf, clip,
                                    beta1, beta2, eps);
-  const DeviceGuard device(master.get_device_index());
-  const cudaStream_t stream = current_stream(master);
   const AdamRule rule{beta1, beta2, eps, weight_decay, decoupled};
-  by_dtype(grad, [&](auto t) {
+  const auto launch = [&](auto t, auto n, int64_t packs, cudaStream_t stream) {
     using T = decltype(t);
-    const auto launch = [&](auto pack) {
-      constexpr int N = sizeof(pack) / sizeof(T);
-      using Wide = Pack<float, N>;
-      using Low = Pack<T, N>;
-      const int64_t packs = count / N;
-      adam_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
-          packs, mutable_data<Wide>(master), mutable_data<Wide>(exp_avg), mutable_data<Wide>(exp_avg_sq),
-          mutable_data<Low>(params), data<Low>(grad), decided(lr, loss_scale, found_inf, clip), data<float>(step),
-          rule);
-    };
-    if (in_packs<T>(count, {&master, &exp_avg, &exp_avg_sq}, {address(params), &grad}))
-      launch(Pack<T, PACK>{});
-    else
-      launch(Pack<T, 1>{});
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
+    constexpr int N = decltype(n)::value;
+    using Wide = Pack<float, N>;
+    using Low = Pack<T, N>;
+    adam_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
+        packs, mutable_data<Wide>(master), mutable_data<Wide>(exp_avg), mutable_data<Wide>(exp_avg_sq),
+        mutable_data<Low>(params), data<Low>(grad), decided(lr, loss_scale, found_inf, clip), data<float>(step), rule);
+  };
+  launch_packs(grad, count, {&master, &exp_avg, &exp_avg_sq}, {address(params), &grad}, launch);
 }
 
 void update_scale(Tensor loss_scale, Tensor growth_tracker, Tensor overflows_left, Tensor found_inf,

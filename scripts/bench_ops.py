@@ -173,10 +173,10 @@ def optimizers(count: int, dtype: str, device: torch.device) -> list[Case]:
     master, velocity, square, norm = random(), random(), random().square(), torch.zeros((), device=device).double()
     lr, step, scale, found_inf = (torch.tensor(value, device=device) for value in (1e-9, 10.0, 1.0, 0.0))
 
-    def torch_step(optimizer: type[torch.optim.Optimizer], **rule: float) -> Callable[[], None]:
+    def torch_step(optimizer: Callable[..., torch.optim.Optimizer], **rule: float) -> Callable[[], None]:
         p = torch.nn.Parameter(random())
         p.grad = wide = random()
-        update = optimizer([p], lr=1e-9, fused=True, **rule)  # type: ignore[call-arg]
+        update = optimizer([p], lr=1e-9, fused=True, **rule)
 
         def run() -> None:
             if low:
@@ -284,10 +284,10 @@ def main() -> None:
 
 def describe_clocks(loads: list[dict[str, float | str | None]]) -> str:
     """Returns a line on the clock of the GPU while it was timed, and on the reasons that held it back."""
-    known = [load["clock_mhz"] for load in loads if load["clock_mhz"] is not None]
+    known = [float(load["clock_mhz"]) for load in loads if load["clock_mhz"] is not None]
     reasons = pd.Series([load["throttle"] for load in loads], dtype=object).dropna().value_counts(normalize=True)
     held = ", ".join(f"{reason} {share:.0%}" for reason, share in reasons.items()) or "unknown"
-    clock = f"{min(known):.0f} to {max(known):.0f} MHz, median {np.median(known):.0f}" if known else "unknown"  # type: ignore[type-var]
+    clock = f"{min(known):.0f} to {max(known):.0f} MHz, median {np.median(known):.0f}" if known else "unknown"
     return f"SM clock {clock}; held back by: {held}"
 
 

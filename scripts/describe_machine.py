@@ -32,7 +32,7 @@ def gpu(device: torch.device) -> dict[str, Any]:
         "l2_bytes": properties.L2_cache_size,
         "memory_bytes": properties.total_memory,
         # The fields are asked for one by one: a driver that does not know one of several answers none of them.
-        "nvidia_smi": {field: (nvidia_smi(device, field) or [None])[0] for field in GPU_FIELDS},
+        "nvidia_smi": {field: next(iter(nvidia_smi(device, field)), None) for field in GPU_FIELDS},
     }
 
 

@@ -10,6 +10,7 @@ cache. The ceilings are a large matrix product by torch and a copy within the de
 """
 
 import argparse
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def _name_ops(axes: Axes, points: pd.DataFrame) -> None:
 
     Points that lie together share one label.
     """
-    groups: list[list[dict[str, Any]]] = []
+    groups: list[list[dict[Hashable, Any]]] = []
     for point in points.sort_values("TFLOP/s", ascending=False).to_dict("records"):
         beside = (group for group in groups if _near(group[0], point, 1.5))
         if group := next(beside, None):
@@ -168,7 +169,7 @@ def _name_ops(axes: Axes, points: pd.DataFrame) -> None:
         label.set_path_effects([withStroke(linewidth=2, foreground="white")])
 
 
-def _near(a: dict[str, Any], b: dict[str, Any], factor: float) -> bool:
+def _near(a: dict[Hashable, Any], b: dict[Hashable, Any], factor: float) -> bool:
     return all(1 / factor < a[key] / b[key] < factor for key in ("intensity", "TFLOP/s"))
 
 

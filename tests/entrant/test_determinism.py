@@ -25,7 +25,7 @@ def losses(folder):
     return pd.read_csv(folder / "steps.csv", dtype=str)["loss"].tolist()
 
 
-QUICK = {("amp", "bf16"), ("scratch", "bf16")}
+QUICK = {("scratch", "bf16")}
 
 
 @backends([b for b in CPU_BACKENDS if b[0] != "amp_graph"], QUICK)  # amp_graph is amp's arithmetic there

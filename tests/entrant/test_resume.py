@@ -24,7 +24,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.backends import BACKENDS, each_backend
 from support.command import SMALL
-from support.marks import slow_after
 from support.plans import SMALL_PLAN, replan
 from support.tasks import make_task
 
@@ -508,7 +507,8 @@ def test_bad_input_is_one_line_and_an_exit_code(cli, tmp_path):
 # ---- kill -9
 
 
-@pytest.mark.parametrize("kills", slow_after(1, [3, 50]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [3, 50])
 def test_a_kill_loses_no_more_than_the_steps_since_the_last_checkpoint(tmp_path, kills):
     script = Path(__file__).parents[1] / "support" / "killed_runs.py"
     command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "runs"), str(kills)]

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.marks import slow_after
 
 from mpcompare.contract import Stepper
 from mpcompare.entrant.memory import first_steps
@@ -28,6 +29,14 @@ NETWORKS = {
     "lstm": (partial(CharLstm, 96, 128), 32, Batch((32,), torch.int64)),
     "gpt": (partial(CharGpt, 96, 64), 32, Batch((64,), torch.int64)),
 }
+QUICK = [("mlp", "fp32"), ("mlp", "amp"), ("mlp", "master_weights"), ("cnn", "plain bf16"), ("lstm", "amp")]
+CASES = dict.fromkeys(
+    [
+        *QUICK,
+        *itertools.product(NETWORKS, ["fp32", "amp", "master_weights"]),
+        *itertools.product(["cnn", "gpt"], ["plain bf16", "8-bit moments"]),
+    ]
+)
 
 
 def measured(recipe, task, batch):
@@ -48,14 +57,9 @@ def task_of(network, optimizer, accumulate=1):
     return Task(make, "cross_entropy", optimizer, batch_size, accumulate=accumulate), batch
 
 
-@pytest.mark.parametrize(
-    ("network", "name"),
-    [
-        *itertools.product(NETWORKS, ["fp32", "amp", "master_weights"]),
-        *itertools.product(["cnn", "gpt"], ["plain bf16", "8-bit moments"]),
-    ],
-)
-def test_count_is_what_is_measured(network, name):
+@pytest.mark.parametrize("case", slow_after(len(QUICK), CASES), ids="-".join)
+def test_count_is_what_is_measured(case):
+    network, name = case
     task, batch = task_of(network, AdamW())
     footprint = count(BY_NAME[name], task.new_model(0, CPU), task, batch, MeasuredKernels())
     assert footprint.bytes == pytest.approx(measured(BY_NAME[name], task, batch), rel=0.02)
@@ -90,7 +94,7 @@ def test_kernels_that_add_16_bits_to_fp32_are_counted():
     assert without.bytes < 0.9 * real
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", slow_after(1, NETWORKS))
 def test_count_of_inference_is_what_is_measured(network):
     task, batch = task_of(network, Sgd())
     recipe = BY_NAME["int8 inference"]
@@ -103,6 +107,7 @@ def test_count_of_inference_is_what_is_measured(network):
     assert footprint.bytes == pytest.approx(peak + kept + x.nbytes + y.nbytes, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_kinds_of_a_step_with_adamw():
     task, batch = task_of("gpt", AdamW())
     params = sum(p.numel() for p in task.new_model(0, CPU).parameters())

@@ -7,18 +7,16 @@ import pytest
 
 from mpcompare.command.compose import composed
 from mpcompare.command.nodes import instantiate
+from mpcompare.footprint.__main__ import main
 from mpcompare.footprint.fake import Fake, make_module, without_data
 from mpcompare.footprint.subject import Wish, subject_of
 
 
-def run(*arguments):
-    command = [sys.executable, "-m", "mpcompare.footprint", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
+@pytest.mark.slow
 def test_table_and_figure(tmp_path):
     figure = tmp_path / "footprint.png"
-    done = run("char_gpt", "--batch", "2", "--optimizer", "adamw", "--out", str(figure))
+    command = [sys.executable, "-m", "mpcompare.footprint", "char_gpt", "--batch", "2", "--optimizer", "adamw"]
+    done = subprocess.run([*command, "--out", str(figure)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for word in ("char_gpt: 627,936 parameters, batch 2x64, adamw", "master_weights", "optimizer state", "peak"):
         assert word in done.stdout
@@ -41,11 +39,14 @@ def test_table_and_figure(tmp_path):
         (["char_gpt", "--batch", "1", "--out", "/nowhere/x.png"], "--out=/nowhere/x.png: cannot write there"),
     ],
 )
-def test_a_mistake_is_one_line(arguments, message):
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_a_mistake_is_one_line(arguments, message, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["mpcompare.footprint", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    stderr = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert message in stderr
+    assert stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["char_gpt", "text_lstm", "recipe_mlp"])

@@ -58,6 +58,7 @@ def test_holes_do_not_add_up(found):
     assert max(found["heap"]) < found["heap"][0] + 4 * 256 * MB
 
 
+@pytest.mark.slow
 def test_who_set_malloc_up_gets_it_so():
     found = in_a_fresh_process("freed_memory.py", MALLOC_ARENA_MAX="2")
     assert min(found["kept"]) >= PAGES

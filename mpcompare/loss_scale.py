@@ -54,6 +54,7 @@ class StaticLossScale:
 
     def __post_init__(self) -> None:
         check_number("loss_scale.init_scale", self.init_scale, above=0)
+        self.init_scale = float(self.init_scale)  # GradScaler.update takes a float or a tensor, and no int
         with np.errstate(over="ignore"):
             self.scale = float(np.float32(self.init_scale))
         if self.scale in (0.0, np.inf):

@@ -4,6 +4,7 @@ Its sections are those of ``conf/config.yaml``, and their fields are the keys th
 checked in its section; its default stands in the YAML.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,14 +180,29 @@ class Plan:
         """Returns the data, on the CPU.
 
         Raises:
-            InputError: the configured function returns something else.
+            InputError: the configured function does not take the seed alone, or returns something else.
         """
+        function = getattr(self.load_data, "func", self.load_data)
+        name = str(getattr(function, "__name__", "function"))
+        if (fault := _fault_of_call(self.load_data, self.seed)) is not None:
+            raise InputError("data._target_", name, f"expected a function that can be called with the seed ({fault})")
         loaded = self.load_data(self.seed)
         if isinstance(loaded, Dataset):
             return loaded
-        function = getattr(self.load_data, "func", self.load_data)
-        name = str(getattr(function, "__name__", "function"))
         if not isinstance(loaded, (tuple, list)) or len(loaded) != 4:
             expected = "expected a Dataset, or the tensors x_train, y_train, x_test, y_test"
             raise InputError("data._target_", name, expected)
         return Dataset(name, "asked for", *loaded)
+
+
+def _fault_of_call(function: Callable[..., Any], *arguments: Any) -> str | None:
+    """Returns the reason why a function cannot take these arguments; None where it can, or has no known signature."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        return str(error)
+    return None

@@ -206,10 +206,11 @@ def test_scale_trajectory_and_skipped_steps_equal_amps(device, precision):
     assert 4 <= skipped < 40
 
 
+@pytest.mark.parametrize("scale", [128.0, 128])  # GradScaler.update takes no whole number
 @pytest.mark.parametrize("name", ["amp", "amp_graph"])
-def test_static_scale_of_grad_scaler_never_moves(device, name):
+def test_static_scale_of_grad_scaler_never_moves(device, name, scale):
     task = make_task()
-    backend = make_backend(name, task, "fp16", device, StaticLossScale(128.0))
+    backend = make_backend(name, task, "fp16", device, StaticLossScale(scale))
     for seed in range(5):
         x, y = make_batch(task, device, seed)
         x[0, 0] = math.inf if seed == 2 else x[0, 0]

@@ -303,8 +303,18 @@ BAD = {
         ["+backend.task=1"],
         "backend.task=1: backend=scratch takes engine, master_params, accumulate_dtype, ",
     ),
+    "data without the seed": (
+        ["data=function", "data._target_=os.getcwd"],
+        "data._target_=getcwd: expected a function that can be called with the seed (",
+    ),
     "output in a file": (["hydra.run.dir=file/run"], "hydra.run.dir=file/run: cannot write there (Not a directory)"),
 }
+
+
+def test_data_of_another_task_asks_for_what_this_task_does_not_say(cli):
+    ended = cli("backend=amp", "task=imdb_lstm", "data=digits")
+    assert ended.code == 2
+    assert "mpcompare: error: data.samples=None: expected a whole number of at least 1" in ended.err
 
 
 @pytest.mark.parametrize("case", BAD)

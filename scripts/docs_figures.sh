@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs what is behind the figures and tables of README and docs: the pitfalls, the footprint of GPT-2, the default sweep
-# into docs/default, and the sweeps of speed into docs/speed/NAME. It prints the tables for the README. It takes about
-# half an hour, during which nothing else should run on the machine.
+# Runs what is behind the figures and tables of README and docs: the pitfalls, the footprint of GPT-2, the scalers, the
+# default sweep into docs/default, and the sweeps of speed into docs/speed/NAME. It prints the tables for the README. It
+# takes about half an hour, during which nothing else should run on the machine.
 #
 #     scripts/docs_figures.sh [OVERRIDES...]     the overrides go to every sweep
 #
@@ -15,9 +15,10 @@ kept=()
 sweeps=$(mktemp -d)
 trap 'rm -rf "$sweeps"' EXIT
 
-mkdir -p "$docs"/{pitfalls,footprint}
+mkdir -p "$docs"/{pitfalls,footprint,scalers}
 "$python" -m mpcompare.pitfalls --out "$docs/pitfalls/pitfalls.png"
 "$python" -m mpcompare.footprint gpt2 --out "$docs/footprint/gpt2.png"
+"$python" -m mpcompare.scalers --thresholds docs/scalers/thresholds.txt --interval 50 --out "$docs/scalers/scalers.png"
 "$python" -m mpcompare -m backend=scratch,amp,fp32 "${overrides[@]}" hydra.sweep.dir="$sweeps/default"
 mkdir -p "$docs/default"
 cp "$sweeps"/default/report/*.{csv,json,png} "$docs/default/"

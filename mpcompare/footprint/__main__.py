@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 from mpcompare.errors import InputError, check_choice, check_whole, fail
+from mpcompare.report.formats import check_figure, save_figure
 
 
 def main() -> None:
@@ -20,6 +21,8 @@ def main() -> None:
     # A shape that does not fit is said in one line below.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
     try:
+        if args.out is not None:
+            check_figure(args.out)
         for option, value in (("--batch", args.batch), ("--length", args.length)):
             if value is not None:
                 check_whole(option, value, at_least=1)
@@ -40,10 +43,9 @@ def main() -> None:
         fail(f"NAME={args.name}: no recipe could take a step")
     if args.out is not None:
         try:
-            draw(subject.title, footprints, args.out)
-        except (OSError, ValueError) as error:
-            fail(f"--out={args.out}: cannot write there ({error})")
-        print(f"Written to {args.out}")
+            save_figure(draw(subject.title, footprints), args.out)
+        except InputError as error:
+            fail(str(error))
 
 
 def _parser() -> argparse.ArgumentParser:

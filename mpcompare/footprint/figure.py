@@ -1,7 +1,6 @@
 """The footprints as a figure: a bar for each recipe, stacked by kind."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -19,12 +18,8 @@ COLOURS = dict(
 )
 
 
-def draw(title: str, footprints: Mapping[Recipe, Footprint | str], path: Path) -> None:
-    """Writes the figure to ``path``, in the format of its suffix.
-
-    Raises:
-        OSError, ValueError: it cannot be written there.
-    """
+def draw(title: str, footprints: Mapping[Recipe, Footprint | str]) -> Figure:
+    """Draws the footprints that could be counted."""
     counted = {recipe: f for recipe, f in footprints.items() if isinstance(f, Footprint)}
     figure = Figure(figsize=(8, 1.3 + 0.45 * len(counted)), layout="constrained")
     axes = figure.subplots()
@@ -45,4 +40,4 @@ def draw(title: str, footprints: Mapping[Recipe, Footprint | str], path: Path) -
     handles = [axes.barh(0, 0, color=COLOURS[kind], label=kind) for kind in shown]
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=9, x=0.02, ha="left", parse_math=False)
-    figure.savefig(path, dpi=150)
+    return figure

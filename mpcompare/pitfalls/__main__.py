@@ -8,8 +8,7 @@ from rich.console import Console
 from mpcompare.errors import InputError, check_choice, fail
 from mpcompare.pitfalls.console import show, show_names
 from mpcompare.pitfalls.registry import PITFALLS
-
-SUFFIXES = (".pdf", ".png", ".svg")
+from mpcompare.report.formats import check_figure, save_figure
 
 
 def main() -> None:
@@ -32,24 +31,16 @@ def main() -> None:
     try:
         for name in args.names:
             check_choice("pitfall", name, PITFALLS)
-        if args.out and args.out.suffix not in SUFFIXES:
-            raise InputError("--out", args.out, f"expected a name that ends in one of {', '.join(SUFFIXES)}")
+        if args.out:
+            check_figure(args.out)
         chosen = [PITFALLS[name] for name in dict.fromkeys(args.names)] or list(PITFALLS.values())
         (show_names if args.list else show)(Console(), chosen)
         if args.out:
-            _draw(args.out)
+            from mpcompare.pitfalls.figure import formats  # matplotlib takes longer to import than all above to compute
+
+            save_figure(formats(), args.out)
     except InputError as error:
         fail(str(error))
-
-
-def _draw(file: Path) -> None:
-    from mpcompare.pitfalls.figure import formats  # matplotlib takes longer to import than the table to compute
-
-    try:
-        formats().savefig(file, dpi=150)
-    except OSError as error:
-        raise InputError("--out", file, f"cannot write there ({error.strerror})") from None
-    print(f"wrote {file}")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ def test_table_and_figure(tmp_path):
         (["torch.nn.Linear", "in_features=3", "out_features=2"], "needs --shape of a sample (3,224,224), or --length"),
         (["torch.nn.Nothing", "--shape", "3"], "torch.nn.Nothing"),
         (["torch.nn.Linear", "in_features=3", "out_features=2", "--shape", "4"], "cannot take a step"),
-        (["char_gpt", "--batch", "1", "--out", "/nowhere/x.png"], "--out=/nowhere/x.png: cannot write there"),
+        (["gpt3", "--out", "/nowhere/x.png"], "--out=/nowhere/x.png: cannot write there (there is no folder /nowhere)"),
+        (["gpt3", "--out", "x.jpeg"], "--out=x.jpeg: expected a name that ends in one of .png, .svg, .pdf"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message, monkeypatch, capfd):

@@ -1,0 +1,120 @@
+"""The overflows that all scalers take: those of a pattern, of a file of thresholds, or of a recorded run."""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpcompare.errors import InputError
+from mpcompare.records import STEPS
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known of a step: at which loss scales its gradients overflow.
+
+    Attributes:
+        finite_up_to: the largest loss scale at which they are known to be finite.
+        overflows_from: the smallest one at which they are known to overflow.
+        unknown: whether a scale between the two is taken to overflow.
+    """
+
+    finite_up_to: float
+    overflows_from: float
+    unknown: bool = False
+
+    def overflows(self, scale: float) -> bool:
+        return self.unknown if self.is_unknown(scale) else scale > self.finite_up_to
+
+    @property
+    def threshold(self) -> float | None:
+        """The largest scale at which the gradients are finite, if it is known and a number; None else."""
+        known = self.overflows_from == math.nextafter(self.finite_up_to, math.inf)
+        return self.finite_up_to if known and 0 < self.finite_up_to < math.inf else None
+
+    def is_unknown(self, scale: float) -> bool:
+        return self.finite_up_to < scale < self.overflows_from
+
+
+FINITE, OVERFLOW = Step(math.inf, math.inf), Step(-math.inf, -math.inf, unknown=True)
+
+
+def of_pattern(pattern: str) -> list[Step]:
+    """Returns the steps of ``..x....xx..``: a dot is finite and an x overflows, whatever the loss scale is.
+
+    Raises:
+        InputError: the pattern is empty, or holds another character.
+    """
+    if not pattern:
+        raise InputError("PATTERN", "''", "expected a dot for each finite step and an x for each overflow")
+    for place, character in enumerate(pattern, start=1):
+        if character not in ".x":
+            expected = f"character {place} is {character!r}: expected a dot (finite) or an x (overflow)"
+            raise InputError("PATTERN", short(pattern), expected)
+    return [OVERFLOW if character == "x" else FINITE for character in pattern]
+
+
+def short(pattern: str) -> str:
+    """Returns the pattern, or its first characters if it is long."""
+    return pattern if len(pattern) <= 40 else f"{pattern[:40]}..."
+
+
+def of_thresholds(file: Path) -> list[Step]:
+    """Returns the steps of a file that has a number for each: the largest loss scale at which the gradients of that
+    step stay finite (0: they overflow at any; inf: at none). Empty lines and what follows a # are passed over.
+
+    Raises:
+        InputError: the file cannot be read, has no number, or a line is none.
+    """
+    steps = []
+    for number, line in enumerate(_lines("--thresholds", file), start=1):
+        if text := line.partition("#")[0].strip():
+            steps.append(_threshold(file, number, text))
+    if not steps:
+        raise InputError("--thresholds", file, "holds no number: expected the threshold of a step on each line")
+    return steps
+
+
+def _threshold(file: Path, number: int, text: str) -> Step:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise InputError("--thresholds", file, f"line {number} is {text!r}: expected a loss scale, 0 or inf")
+    return Step(value, math.nextafter(value, math.inf))
+
+
+def of_run(folder: Path) -> tuple[list[Step], float]:
+    """Returns the steps of a recorded run, and the loss scale of its first one.
+
+    Its record holds each step's loss scale and whether the step was skipped. Gradients that were finite at that scale
+    are so at any smaller one, and those that overflowed do so at any larger one; of other scales the record says
+    nothing, and the step is taken to end as it did in the run.
+
+    Raises:
+        InputError: the folder holds no such record, or the run scaled no loss.
+    """
+    file = folder / STEPS if folder.is_dir() else folder
+    rows = list(csv.DictReader(_lines("--run", file)))
+    if not rows or not {"loss_scale", "skipped"} <= rows[0].keys():
+        raise InputError("--run", folder, f"expected the folder of a run, with steps in {STEPS}")
+    try:
+        scales = [float(row["loss_scale"]) for row in rows]
+    except (TypeError, ValueError):
+        raise InputError("--run", folder, f"{STEPS} holds a row without a loss scale") from None
+    if set(scales) == {1.0}:
+        raise InputError("--run", folder, "this run scaled no loss: its loss scale is 1 in every step")
+    return [_recorded(scale, row["skipped"] == "True") for scale, row in zip(scales, rows, strict=True)], scales[0]
+
+
+def _recorded(scale: float, skipped: bool) -> Step:
+    return Step(-math.inf, scale, unknown=True) if skipped else Step(scale, math.inf)
+
+
+def _lines(option: str, file: Path) -> Sequence[str]:
+    try:
+        return file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(option, file, f"cannot read it ({getattr(error, 'strerror', None) or 'no text'})") from None

@@ -1,0 +1,92 @@
+"""The libraries that are compared, torch first: the policy of each, its own code, and how to install it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from mpcompare.scalers import libraries
+from mpcompare.scalers.policies import (
+    SMALLEST_NORMAL,
+    Policy,
+    as_in_deepspeed,
+    as_in_flax,
+    as_in_keras,
+    as_in_loss_scale_py,
+    as_in_megatron,
+)
+from mpcompare.scalers.scaler import PolicyScaler, Scaler
+
+INSTALL = "pip install 'mpcompare[scalers]'"  # brings all of them
+
+
+@dataclass(frozen=True)
+class Code:
+    """Whose code computes a scale.
+
+    Attributes:
+        own: whether it is the library's own; if not, it is its policy in policies.py.
+        said: the library, and its version or why its own code is not used.
+    """
+
+    own: bool
+    said: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library with a dynamic loss scale.
+
+    Attributes:
+        name: the word by which it is chosen on the command line.
+        package: its name for pip.
+        policy: what its code does, as a function, and its defaults.
+        own: makes its own scaler, which imports the library.
+    """
+
+    name: str
+    package: str
+    policy: Policy
+    own: Callable[[Policy], Scaler]
+
+    @property
+    def installed(self) -> str | None:
+        """The version that is installed; None if there is none."""
+        try:
+            return version(self.package)
+        except PackageNotFoundError:
+            return None
+
+    def scaler(self, policy: Policy) -> tuple[Scaler, Code]:
+        """Returns the library's own scaler, or one that follows the policy, and which of the two it is."""
+        if self.installed is None:
+            return PolicyScaler(policy), Code(own=False, said=f"{self.name} (not installed)")
+        try:
+            return self.own(policy), Code(own=True, said=f"{self.package} {self.installed}")
+        except Exception as error:  # a library that does not fit this machine may fail in any way
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            return PolicyScaler(policy), Code(own=False, said=f"{self.name} ({self.installed} fails: {why})")
+
+
+TORCH = Library("torch", "torch", Policy(as_in_loss_scale_py), libraries.Torch)
+
+LIBRARIES: Mapping[str, Library] = {
+    each.name: each
+    for each in (
+        TORCH,
+        Library("keras", "keras", Policy(as_in_keras, init_scale=2.0**15), libraries.Keras),
+        Library("jmp", "jmp", Policy(as_in_loss_scale_py, init_scale=2.0**15, min_scale=1.0), libraries.Jmp),
+        Library("flax", "flax", Policy(as_in_flax, min_scale=SMALLEST_NORMAL), libraries.Flax),
+        Library(
+            "deepspeed",
+            "deepspeed",
+            Policy(as_in_deepspeed, growth_interval=1000, hysteresis=2, min_scale=1.0),
+            libraries.DeepSpeed,
+        ),
+        Library(
+            "megatron",
+            "megatron-core",
+            Policy(as_in_megatron, init_scale=2.0**32, growth_interval=1000, hysteresis=2, min_scale=1.0),
+            libraries.Megatron,
+        ),
+    )
+}

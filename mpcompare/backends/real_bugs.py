@@ -61,18 +61,19 @@ class SumsTheLosses(Amp):
 class UpdatesEachMicroBatch(MasterWeights):
     """entrenar's trainer for CUDA updates after each sequence; its setting for accumulation only counts."""
 
-    seen = 0
     lr: float | Tensor | None = None
 
-    def backward(self) -> None:
-        self.loss = self.loss * self.task.accumulate
-        super().backward()
-        self.seen += 1
-        if self.seen % self.task.accumulate:
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.grads():  # of the micro-batch before
             self.unscale()
             self.clip()
             super().step(self.task.optimizer.lr if self.lr is None else self.lr)
             self.optimizer.zero_grad(set_to_none=True)
+        return super().forward(x, y)
+
+    def backward(self) -> None:
+        self.loss = self.loss * self.task.accumulate
+        super().backward()
 
     def step(self, lr: float | Tensor) -> None:
         self.lr = lr

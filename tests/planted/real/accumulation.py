@@ -40,7 +40,12 @@ class SumsInBf16(MasterWeights):
 
 
 @ACCUMULATION.plants(
-    "Megatron-DeepSpeed#42", "deepspeedai/Megatron-DeepSpeed/pull/42", MLP_ACCUMULATE, "bf16", fair="accumulation"
+    "Megatron-DeepSpeed#42",
+    "deepspeedai/Megatron-DeepSpeed/pull/42",
+    MLP_ACCUMULATE,
+    "bf16",
+    fair="accumulation",
+    read="title",
 )
 class DividesTwice(MasterWeights):
     """The loss is divided by the number of micro-batches twice, by the training script and by the engine."""

@@ -75,7 +75,7 @@ class RealBug:
         setting, precision: the training in which it shows.
         backend: the entrant that has it.
         fair: the causes that would be fair names for it; none for an entrant that is right.
-        read: ``thread``, or ``source`` where the library's code was read instead.
+        read: ``thread``; ``title`` where no more of it was found, ``source`` where there is none and the code was read.
         also: further threads on the same mistake, of this library or of others.
     """
 

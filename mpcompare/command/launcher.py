@@ -20,6 +20,7 @@ from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_g
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from mpcompare.command.first_verdicts import FirstVerdicts
 from mpcompare.command.nursery import nursery
 from mpcompare.command.plan import rules_of
 from mpcompare.command.process import GRACE_S, Process
@@ -86,11 +87,12 @@ def _race(
     entrants: list[Process] = []
     with _sigterm_is_ctrl_c(), _shared_folder(jobs[0].folder.parent) as shared, board:
         task = partial(task, shared=shared)
+        verdicts = FirstVerdicts(jobs, board)
         try:
             for job in jobs:
                 with uninterrupted():  # one that has started is in the list
                     entrants.append(Process(job, hydra, task, silence_limit_s, board, processes))
-            race(entrants, rules, board, uuid4().hex[:8])
+            race(entrants, rules, board, uuid4().hex[:8], trained=verdicts.add)
         finally:
             with uninterrupted():
                 for entrant in entrants:

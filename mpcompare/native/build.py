@@ -109,7 +109,7 @@ def build(recipe: Recipe) -> Path:
             if library.exists():  # another process built it meanwhile
                 return library
             log.info(
-                "building %s, the native operators: up to a minute, and once only for this machine and torch %s",
+                "building %s, the native operators: about a minute, and once only for this machine and torch %s",
                 recipe.name, torch.__version__,
             )  # fmt: skip
             unfinished = Path(folder) / library.name

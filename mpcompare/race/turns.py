@@ -142,7 +142,7 @@ def race(
 
     Args:
         name: of the race, for the records; None for one entrant alone.
-        trained: called after each turn of training, before the next begins, with the name of the entrant that has trained.
+        trained: called with an entrant's name after its turn of training, before the next one's begins.
     """
     racing = [entrant for entrant in entrants if _turn(entrant, None, display)]
     able = []

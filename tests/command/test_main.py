@@ -114,8 +114,16 @@ def test_the_sweep_of_the_readme_ends_in_a_report(cli, tmp_path):
     for name in ("loss", "step_time", "phases", "memory"):
         assert (folder / "report" / f"{name}.png").stat().st_size > 10_000
     assert "x amp bf16" in ended.out
-    assert f"Report: {folder / 'report' / 'index.html'}\n" in ended.out
+    assert f"Report: {folder / 'report' / 'index.html'}" == ended.out.splitlines()[-1]
     assert "digits" in ended.out
+    said = [line for line in ended.err.splitlines() if " so far" in line or ": torch, digits, " in line]
+    assert [line.split(", digits")[0] for line in said] == [
+        "1-amp-auto: torch",
+        "scratch bf16: same so far (beside amp bf16)",
+        "amp bf16: reference so far",
+        "2-fp32-auto: torch",
+        "fp32: reference so far",
+    ]
 
     from mpcompare.report.__main__ import main
 

@@ -236,6 +236,21 @@ def test_experiment_seed_takes_every_step_of_an_epoch_from_the_first(cli, tmp_pa
 
 
 @pytest.mark.slow
+def test_the_first_look_ends_with_verdicts_and_a_page(cli, tmp_path):
+    ended = cli("+experiment=first_look", "measure.budget_s=1", "hydra.sweep.dir=sweep")
+    assert ended.code == 0, ended.err
+    report = tmp_path / "sweep" / "report"
+    verdicts = json.loads((report / "verdict.json").read_text())
+    assert {name: v["word"] for name, v in verdicts.items()} == {
+        "0-scratch-auto": "same", "1-amp-auto": "reference", "2-fp32-auto": "reference",
+    }  # fmt: skip
+    assert verdicts["0-scratch-auto"]["unchecked"] == []
+    assert "scratch bf16: same so far (beside amp bf16)" in ended.err.splitlines()
+    assert ended.out.splitlines()[-1] == "Report: sweep/report/index.html"
+    assert "no difference found" in (report / "index.html").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("backend", ["scratch", "amp"])
 def test_the_first_seven_losses_on_mnist_are_those_of_the_original_script(cli, tmp_path, mnist_root, backend):

@@ -9,8 +9,8 @@ phases        blocks with a clock between the phases
 memory        a few steps under the meter
 inference     the trained network, up to a budget
 
-Nothing here is a guess: budgets, steps that were seen, and stages of other entrants say how long a stage takes. Where
-they say nothing, how long all takes is not known yet.
+Nothing here is a guess: budgets, steps that were seen, and stages of other entrants say how long a stage takes. As long
+as they say nothing of one, all together is said to take at least as long as the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -145,40 +145,52 @@ class Course:
         marks += ["out" if way.gone else "ahead"] * (len(way.stages) - len(marks))
         return [(stage.name, mark) for stage, mark in zip(way.stages, marks, strict=True)]
 
-    def remaining(self, now: float) -> float | None:
-        """Returns about how many seconds all stages still take; None where there is nothing to say it by."""
-        total = 0.0
+    def remaining(self, now: float) -> "Remaining | None":
+        """Returns about how long all stages still take; None before a step was seen."""
+        steps_s = [way.step_s for way in self._ways.values() if way.step_s]
+        if not steps_s:
+            return None
+        total, is_least = 0.0, False
         for way in self._ways.values():
+            step_s = way.step_s or sum(steps_s) / len(steps_s)
             for place in () if way.gone else range(way.done, len(way.stages)):
-                seconds = self._whole(way, way.stages[place])
+                seconds = self._whole(way.stages[place], step_s)
                 if seconds is None:
-                    return None
+                    is_least, seconds = True, 0.0
                 if place == way.place and way.since is not None:
                     seconds = seconds * (1 - way.share) if way.share else max(seconds - (now - way.since), 0.0)
                 total += seconds
-        return total
+        return Remaining(total, is_least)
 
-    def _whole(self, way: _Way, stage: Stage) -> float | None:
+    def _whole(self, stage: Stage, step_s: float) -> float | None:
         """Returns the seconds of a whole stage: by its steps, else by other entrants, else by what is known before."""
         if not stage.foreseen:
             return 0.0
         if stage.steps:
-            step_s = way.step_s or _mean([other.step_s for other in self._ways.values() if other.step_s])
-            return None if step_s is None else max(stage.steps * step_s, stage.seconds or 0.0)
-        shown = [other.spent[stage.name] for other in self._ways.values() if stage.name in other.spent]
-        return _mean(shown) if shown and stage.name != TIMING else stage.seconds
+            return max(stage.steps * step_s, stage.seconds or 0.0)
+        shown = [way.spent[stage.name] for way in self._ways.values() if stage.name in way.spent]
+        return sum(shown) / len(shown) if shown and stage.name != TIMING else stage.seconds
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+@dataclass(frozen=True)
+class Remaining:
+    """The time that a sweep still takes.
+
+    Attributes:
+        is_least: whether there are stages of which nothing is known, so that it takes longer.
+    """
+
+    seconds: float
+    is_least: bool = False
+
+    def __str__(self) -> str:
+        """``about 2 min left``, no more exact than such an estimate is; ``at least 2 min left``."""
+        return f"{'at least' if self.is_least else 'about'} {_duration(self.seconds)} left"
 
 
-def in_words(seconds: float) -> str:
-    """Returns a duration as ``about 2 min left``, no more exact than such an estimate is."""
-    if seconds < 10:
-        return "a few seconds left"
+def _duration(seconds: float) -> str:
     if seconds < 90:
-        return f"about {round(seconds, -1):.0f} s left"
+        return f"{max(round(seconds, -1), 10):.0f} s"
     if seconds < 5400:
-        return f"about {seconds / 60:.0f} min left"
-    return f"about {seconds / 3600:.1f} h left"
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mpcompare.race.course import EXAMINATION, NOISE, SET_UP, TRAINING, Course, in_words
+from mpcompare.race.course import EXAMINATION, NOISE, SET_UP, TRAINING, Course
 from mpcompare.race.turns import Progress
 
 LINE_EVERY_S = 10  # where there is no terminal
@@ -137,15 +137,15 @@ class Board:
     def _bar(self, now: float) -> Table:
         table = Table.grid(padding=(0, 1))
         left, taken = self.course.remaining(now), now - self.course.began
-        if left is not None:
-            self.share = max(self.share, taken / (taken + left) if left else 1.0)  # it never goes back
+        if left is not None and not left.is_least:
+            self.share = max(self.share, taken / max(taken + left.seconds, 1e-9))  # it never goes back
         text = self._time_left(now, "time left not known yet")
         table.add_row(ProgressBar(total=1.0, completed=self.share, width=24), Text(text, no_wrap=True))
         return table
 
     def _time_left(self, now: float, unknown: str = "") -> str:
         left = self.course.remaining(now)
-        return ", ".join(filter(None, (self.before, unknown if left is None else in_words(left), self.after)))
+        return ", ".join(filter(None, (self.before, unknown if left is None else str(left), self.after)))
 
     def _doing(self) -> str:
         return f"{self.stage}: {self.text}" if self.text else self.stage

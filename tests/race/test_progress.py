@@ -89,8 +89,8 @@ def test_without_one_there_are_plain_lines_now_and_then(screen, now):
             now[0] = 100.0 + second
             board.progress("0-amp", Progress(second, 25, f"step {second}", course.TRAINING))
     assert out.getvalue().splitlines() == [
-        "0-amp: training: step 11; then the report",
-        "0-amp: training: step 22; then the report",
+        "0-amp: training: step 11; at least 70 s left, then the report",
+        "0-amp: training: step 22; at least 70 s left, then the report",
     ]
 
 

@@ -25,6 +25,7 @@ from mpcompare.race.turns import Progress
 
 LINE_EVERY_S = 10  # where there is no terminal
 DRAW_EVERY_S = 0.1
+NAME = 8  # characters that a long name has at least
 SIGN_OF_LIFE_S = 3  # after as many, seconds are counted
 SIGNS = {"done": ("✓", "green"), "now": ("▸", "bold"), "ahead": (" ", "dim"), "out": ("✗", "red")}
 ASCII = {"✓": "x", "▸": ">", " ": " ", "✗": "-"}
@@ -113,12 +114,16 @@ class Board:
         self.live.update(Group(self._stages(), self._bar(now), Text(doing, no_wrap=True)), refresh=True)
 
     def _stages(self) -> Table:
+        rows = {
+            name: Text(" ").join(self._sign(stage, marks) for stage, marks in self._shown(name).items())
+            for name in self.names
+        }
         table = Table.grid(padding=(0, 1))
         if len(self.names) > 1:  # a run alone needs no name
-            table.add_column(no_wrap=True, overflow="ellipsis")
+            room = self.console.width - max(row.cell_len for row in rows.values()) - 2
+            table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(room, NAME))
         table.add_column(no_wrap=True, overflow="ellipsis")
-        for name in self.names:
-            row = Text(" ").join(self._sign(stage, marks) for stage, marks in self._shown(name).items())
+        for name, row in rows.items():
             table.add_row(*([Text(name)] if len(self.names) > 1 else []), row)
         return table
 

@@ -73,6 +73,16 @@ def test_a_terminal_shows_the_stages_of_each_and_the_time_that_is_left(screen, n
     assert all(len(line) <= 80 for line in shown)
 
 
+def test_a_long_name_is_cut_before_the_stages_are(screen, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "NAMES", ("0-amp", "4-mistake/unscales_each_micro_batch-auto"))
+    board, out = screen(terminal=True, width=70)
+    with board:
+        first, second = last_drawn(out)[:2]
+    assert second.startswith("4-mistake/")
+    assert second.rstrip().endswith("…   training   examination   timing   phases   memory")
+    assert first.index("training") == second.index("training")
+
+
 def test_one_that_is_gone_is_seen_to_be(screen, now):
     board, out = screen(terminal=True)
     with board:

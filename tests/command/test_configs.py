@@ -215,6 +215,17 @@ def test_every_experiment_opens_with_the_command_that_runs_it():
         assert f"# python -m mpcompare +experiment={name}" in text.splitlines()[:3]
 
 
+def test_the_first_look_asks_the_question_of_the_default_task_at_a_smaller_size():
+    cfg = compose("config", ["+experiment=first_look"], return_hydra_config=True)
+    assert str(cfg.hydra.mode).endswith("MULTIRUN")
+    assert cfg.hydra.sweeper.params.backend == "scratch,amp,fp32"
+    small, default = (nodes.task_of(each.task) for each in (cfg, compose("config", [])))
+    assert (mlp_of(small).sizes, small.batch_size) == ((784, 1024, 10), 1024)
+    assert (small.loss, small.optimizer, small.schedule) == (default.loss, default.optimizer, default.schedule)
+    assert cfg.verdict == compose("config", []).verdict
+    assert compose("config", ["+experiment=first_look", "task.batch_size=8"]).task.batch_size == 8
+
+
 def test_the_ablations_are_swept_all_of_them_each_from_the_defaults():
     cfg = compose("config", ["+experiment=ablations"], return_hydra_config=True)
     assert str(cfg.hydra.mode).endswith("MULTIRUN")

@@ -17,6 +17,7 @@ from typing import Any
 
 from mpcompare.contract import Batches, Stepper
 from mpcompare.loss_scale import NoLossScale
+from mpcompare.race.course import NOISE
 from mpcompare.race.turns import Progress
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.examine.exponents import exponents_of
@@ -47,27 +48,27 @@ def examine(
     trained = stepper.backend
     weights = {name: p.detach().clone() for name, p in trained.master_params().items()}
 
-    yield Progress(0, 1, "numerics: gradients of the first step")
+    yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact = oracle(subject, batches[0], subject.precision)
     at_first, rounding = first(subject, batches, exact), _rounding(subject, batches[0])
     few = batches[0][0][0][:4]
 
-    yield Progress(0, 1, "numerics: gradients after training")
+    yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
     network = with_values(subject.model, weights, trained.buffers())
     at_last = last(subject, trained, float(stepper.rates.now), network, after)
     exponents = exponents_of(subject, exact, network, after) if noise else {}
 
     if not isinstance(subject.scaling, NoLossScale):
-        yield Progress(0, 1, "numerics: overflow")
+        yield Progress(0, 1, "overflow")
     overflowed = overflow(subject, batches, exact)
-    yield Progress(0, 1, "numerics: a backend that is loaded")
+    yield Progress(0, 1, "a backend that is loaded")
     reloaded = reload(subject, batches)
     runs: list[NoiseRun] = []
     for number in range(noise):
-        yield Progress(number, noise, f"numerics: noise, run {number + 1} of {noise}")
-        runs.append((yield from train_again(subject, rows, number)))
+        yield Progress(number, noise, f"run {number + 1} of {noise}", NOISE)
+        runs.append((yield from train_again(subject, rows, number, noise)))
     return Findings(
         precision=subject.precision.name,
         recipe=recipe(subject.task),

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mpcompare.clipping import factor_of_norm
 from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW, Replay, Sgd
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.errors import update_error
@@ -27,6 +28,7 @@ class Update:
         grads: before they were clipped; of a backend whose step is one piece, after.
         clipped: as they are given to the optimizer.
         lr: as the schedule has it.
+        norm: the 2-norm of ``clipped``, all elements of all tensors together; NaN where none are shown.
         number: the number of updates that were taken before.
         steps: the number of steps before, the skipped ones among them.
     """
@@ -36,6 +38,7 @@ class Update:
     grads: Params
     clipped: Params
     lr: float
+    norm: float
     number: int
     steps: int
 
@@ -114,6 +117,8 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
         yield from ((name, _by(optimizer.replay(), rate)) for name, rate in rates.items())
     if task.clip_norm is not None:
         yield "not clipped", _by(optimizer.replay(), unclipped=True)
+    else:
+        yield "clipped to 1", _clipped_to_1(_by(optimizer.replay(), grad_of=_to_1))
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         yield f"lr in {name}", _by(optimizer.replay(), partial(_rounded_rate, dtype))
     if isinstance(optimizer, Sgd):
@@ -131,6 +136,20 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
             yield "decay in the gradient", _by(coupled.replay())
         else:
             yield "decay beside the gradient", _decayed(without.replay(), lambda update: update.lr * decay)
+
+
+def _to_1(grad: Tensor, update: Update) -> Tensor:
+    return grad * factor_of_norm(update.norm, 1.0)
+
+
+def _clipped_to_1(clipped: Mistake) -> Mistake:
+    """Allows for a norm that is rounded: a sum of many squares in fp32."""
+
+    def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
+        change, magnitude = clipped(name, update)
+        return change, magnitude + 64 * change.abs()
+
+    return mistake
 
 
 def _rounded_rate(dtype: torch.dtype, update: Update) -> float:

@@ -63,6 +63,26 @@ class TorchModel:
             load_scaler_state(self.scaler, state["loss_scale"])
 
 
+def step_or_skip(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool | Tensor:
+    """Lets a scaler take the optimizer's step, and returns whether it was skipped.
+
+    GradScaler leaves ``optimizer.step()`` out to skip. A fused optimizer is called all the same, and skips by itself
+    where its ``found_inf`` is not 0, which GradScaler removes after the step.
+    """
+    skipped: bool | Tensor = True
+
+    def stepped(*_: object) -> None:
+        nonlocal skipped
+        skipped = getattr(optimizer, "found_inf", False)
+
+    hook = optimizer.register_step_post_hook(stepped)
+    try:
+        scaler.step(optimizer)
+    finally:
+        hook.remove()
+    return skipped
+
+
 def share_of_step(task: Task, loss: Tensor) -> Tensor:
     """Returns a micro-batch's share of the step's loss, which is the mean over the whole batch."""
     return loss / task.accumulate if task.accumulate > 1 else loss

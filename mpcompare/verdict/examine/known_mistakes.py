@@ -16,6 +16,7 @@ from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW, Replay, Sgd
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.errors import update_error
 
+USUAL_NORMS = (1.0, 0.5, 0.25, 0.1, 5.0)  # to which others clip by default
 ELEMENTS = 4096  # of a large tensor, evenly spread: every update is one of single elements
 
 
@@ -118,7 +119,7 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
     if task.clip_norm is not None:
         yield "not clipped", _by(optimizer.replay(), unclipped=True)
     else:
-        yield "clipped to 1", _clipped_to_1(_by(optimizer.replay(), grad_of=_to_1))
+        yield from ((f"clipped to {norm:g}", _clipped(optimizer.replay(), norm)) for norm in USUAL_NORMS)
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         yield f"lr in {name}", _by(optimizer.replay(), partial(_rounded_rate, dtype))
     if isinstance(optimizer, Sgd):
@@ -138,12 +139,9 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
             yield "decay beside the gradient", _decayed(without.replay(), lambda update: update.lr * decay)
 
 
-def _to_1(grad: Tensor, update: Update) -> Tensor:
-    return grad * factor_of_norm(update.norm, 1.0)
-
-
-def _clipped_to_1(clipped: Mistake) -> Mistake:
-    """Allows for a norm that is rounded: a sum of many squares in fp32."""
+def _clipped(replay: Replay, norm: float) -> Mistake:
+    """Clips to ``norm``, and allows for an fp32 norm, which is a sum of many squares."""
+    clipped = _by(replay, grad_of=lambda g, update: g * factor_of_norm(update.norm, norm))
 
     def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
         change, magnitude = clipped(name, update)

@@ -5,7 +5,11 @@ from collections.abc import Iterator, Mapping
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.check import Case, Check, Examined
 
-TECHNIQUES = {"params": "no master weights", "loss": "loss"}  # the cause where another dtype is one of these
+TECHNIQUES = {
+    "params": "no master weights",
+    "loss": "loss",
+    "optimizer": "moments",
+}  # the cause where another dtype is one of these
 
 
 def checks(case: Case) -> Iterator[Check]:

@@ -13,7 +13,10 @@ KNOWN_MISTAKES = {
     "schedule left out": ("schedule", "at the optimizer's learning rate, whatever the schedule"),
     "schedule counts micro-batches": ("schedule", "at a learning rate that every micro-batch advances"),
     "not clipped": ("clip", "from gradients that are not clipped"),
-    "clipped to 1": ("clip", "from gradients that are clipped to a norm of 1, which the task does not ask for"),
+    **{
+        f"clipped to {norm}": ("clip", f"from gradients that are clipped to a norm of {norm}, as nobody asked for")
+        for norm in ("1", "0.5", "0.25", "0.1", "5")
+    },
     "lr in fp16": ("optimizer", "at a learning rate that is rounded to fp16"),
     "lr in bf16": ("optimizer", "at a learning rate that is rounded to bf16"),
     "no momentum": ("momentum", "without momentum"),

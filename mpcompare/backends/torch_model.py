@@ -1,6 +1,6 @@
 """The answers that backends on a torch module and torch's optimizers share, all outside of the timed region."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -69,6 +69,11 @@ def step_or_skip(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer)
     GradScaler leaves ``optimizer.step()`` out to skip. A fused optimizer is called all the same, and skips by itself
     where its ``found_inf`` is not 0, which GradScaler removes after the step.
     """
+    return skipped_by(lambda: scaler.step(optimizer), optimizer)
+
+
+def skipped_by(step: Callable[[], object], optimizer: torch.optim.Optimizer) -> bool | Tensor:
+    """Calls ``step``, and returns whether it left the optimizer's step out, or the optimizer itself its update."""
     skipped: bool | Tensor = True
 
     def stepped(*_: object) -> None:
@@ -77,7 +82,7 @@ def step_or_skip(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer)
 
     hook = optimizer.register_step_post_hook(stepped)
     try:
-        scaler.step(optimizer)
+        step()
     finally:
         hook.remove()
     return skipped

@@ -8,16 +8,18 @@ away, and so is most of what a moment remembers. The loss is computed in fp32, o
 """
 
 import copy
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
-from mpcompare.contract import MemoryModel, State
+from mpcompare.contract import MemoryModel, ModuleDtypes, State
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.promises import Promises
-from mpcompare.tasks.task import Params, Task
+from mpcompare.tasks.task import Params, Task, params_of
 
 
 class Bf16Weights(TorchModel):
@@ -31,7 +33,7 @@ class Bf16Weights(TorchModel):
         if not isinstance(loss_scale, NoLossScale):
             raise InputError("loss_scale", loss_scale.name, "bf16 weights need none: expected one of auto, none")
         self.task = task
-        self.model = copy.deepcopy(model).bfloat16()
+        self.model = cast(copy.deepcopy(model))
         self.optimizer = self.new_optimizer()
         if not task.optimizer.remembers:
             self.promises = Promises(weights="bf16")
@@ -93,8 +95,27 @@ class Bf16Weights(TorchModel):
                 for name, tensor in tensors.items():
                     tensor.copy_(values[name])
 
+    def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
+        return layer_dtypes_of_step(self.model, params_of(self.model), partial(self._forward_and_backward, x, y))
+
+    def _forward_and_backward(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = self.forward(x, y)
+        self.backward()
+        return loss
+
     def memory_model(self) -> MemoryModel:
         return {}
+
+
+def cast(model: nn.Module) -> nn.Module:
+    """Returns ``model.bfloat16()``, tensor by tensor, as torch's tensors without data allow."""
+    for p in model.parameters():
+        p.data = p.data.bfloat16()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.bfloat16())
+    return model
 
 
 def _in_fp32(tensors: Params) -> Params:

@@ -86,6 +86,10 @@ def _clip(findings: Findings, clip_norm: float) -> Promise:
 
 def _loss_scale(findings: Findings) -> Promise:
     """Whether the scale is the promised one the checks of the policy say."""
-    settings = ", ".join(f"{name} {value:g}" for name, value in findings.promises.loss_scale.items())
+    settings = findings.promises.loss_scale
+    words = [f"starts at {settings['init_scale']:g}"] if "init_scale" in settings else []
+    words += [f"grows after {settings['growth_interval']:g} steps"] if "growth_interval" in settings else []
     other = any(step.asked_scale is not None for drive in findings.drives.values() for step in drive.steps)
-    return Promise(f"its own loss scale ({settings})", True if other else None)
+    return Promise(
+        f"its own loss scale ({', '.join(words)})" if words else "its own loss scale", True if other else None
+    )

@@ -86,7 +86,7 @@ class UpdatesTwice(Bf16Weights):
             OwnLossScale,
             Promises(loss_scale=OWN_SCALE),
             "fp16",
-            "its own loss scale (init_scale 1024, growth_interval 4)",
+            "its own loss scale (starts at 1024, grows after 4 steps)",
         ),
         (ClipsByDefault, Promises(clip_norm=0.1), "bf16", "clips to a norm of 0.1"),
     ],

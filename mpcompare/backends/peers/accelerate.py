@@ -30,7 +30,7 @@ from mpcompare.backends.torch_model import (
 )
 from mpcompare.contract import MemoryModel
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import DynamicLossScale, LossScale, StaticLossScale
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.tasks.task import Task
 
 
@@ -41,8 +41,8 @@ class AccelerateRow(TorchModel):
     IDLE_PHASES: tuple[str, ...] = ()
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        if type(loss_scale) is StaticLossScale:
-            raise InputError("loss_scale", loss_scale.name, "Accelerate keeps none static: expected auto or dynamic")
+        if type(loss_scale) is not (DynamicLossScale if precision == "fp16" else NoLossScale):
+            raise InputError("loss_scale", loss_scale.name, f"Accelerate has none but auto in precision={precision}")
         accelerate = library("accelerate", "accelerate")
         device = next(model.parameters()).device.type
         require_kernels(model, device, precision, "accelerate")

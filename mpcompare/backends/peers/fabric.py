@@ -29,7 +29,7 @@ from mpcompare.backends.torch_model import (
 )
 from mpcompare.contract import MemoryModel
 from mpcompare.errors import InputError, check_flag
-from mpcompare.loss_scale import LossScale, StaticLossScale
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.tasks.task import Task
 
 NAMES = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
@@ -49,8 +49,8 @@ class FabricRow(TorchModel):
         self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale, plugin: bool = False
     ) -> None:
         check_flag("backend.plugin", plugin)
-        if type(loss_scale) is StaticLossScale:
-            raise InputError("loss_scale", loss_scale.name, "Fabric keeps no scale static: expected auto or dynamic")
+        if type(loss_scale) is not (DynamicLossScale if precision == "fp16" else NoLossScale):
+            raise InputError("loss_scale", loss_scale.name, f"Fabric has no other than auto in precision={precision}")
         fabric_module = library("lightning_fabric", "fabric")
         device = next(model.parameters()).device.type
         require_kernels(model, device, precision, "fabric")

@@ -201,6 +201,7 @@ class Network(nn.Module):
             self.add_module(name.replace(".", "/"), Called(layer))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
         for each in self.children():
             x = each(x)
         return x

@@ -175,9 +175,23 @@ def test_a_backend_is_a_config_a_file_and_a_row_of_the_readme():
     files = {p.stem for p in Path(backends.__file__).parent.glob("*.py")} - others
     readme = (CONF.parent / "README.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)` \|", readme.split("## Backends")[1].split("\n## ")[0], re.MULTILINE))
-    assert set(GROUPS["backend"]) == files == rows
-    for name in files:
-        assert compose("config", [f"backend={name}"]).backend._target_.startswith(f"mpcompare.backends.{name}.")
+    peers = {p.stem for p in Path(backends.__file__).parent.glob("peers/*.py")} - {"__init__", "library"}
+    page = (CONF.parent / "docs" / "peers.md").read_text()
+    described = set(re.findall(r"^\| `(\w+)` \|", page.split("## Rows")[1].split("\n## ")[0], re.MULTILINE))
+    assert (files, peers) == (rows, described)
+    assert set(GROUPS["backend"]) == files | peers
+    for name in files | peers:
+        module = f"mpcompare.backends.{'peers.' if name in peers else ''}{name}"
+        assert compose("config", [f"backend={name}"]).backend._target_.startswith(f"{module}.")
+
+
+def test_each_library_has_an_extra_of_its_name():
+    project = (CONF.parent / "pyproject.toml").read_text()
+    sources = "".join(p.read_text() for p in Path(backends.__file__).parent.glob("peers/*.py"))
+    libraries = set(re.findall(r'library\("[\w.]+", "(\w+)"\)', sources))
+    extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    assert libraries <= set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
+    assert f"mpcompare[{','.join(sorted(libraries))}]" in extras
 
 
 def test_the_task_brings_its_data_and_the_command_line_has_the_last_word():

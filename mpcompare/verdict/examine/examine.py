@@ -15,7 +15,7 @@ from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from mpcompare.contract import Batches, Stepper
+from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.race.course import NOISE
 from mpcompare.race.turns import Progress
@@ -30,7 +30,7 @@ from mpcompare.verdict.examine.overflow import overflow
 from mpcompare.verdict.examine.reload import reload
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.scale import first_wrong_scale
-from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.findings import Findings, NoiseRun, Recipe, Replacement, RoundingError
 
 
@@ -46,6 +46,7 @@ def examine(
         noise: the number of runs that find the noise; 0 for a backend that others are not compared with.
     """
     trained = stepper.backend
+    promises = promises_of(trained)
     weights = {name: p.detach().clone() for name, p in trained.master_params().items()}
 
     yield Progress(0, 1, "gradients of the first step")
@@ -71,7 +72,7 @@ def examine(
         runs.append((yield from train_again(subject, rows, number, noise)))
     return Findings(
         precision=subject.precision.name,
-        recipe=recipe(subject.task),
+        recipe=recipe(promised_task(subject.task, promises)),
         longest_sum=longest_sum(subject.model, batches[0][0][0], subject.task.batch_size),
         layers=layers(subject.examined, exact.order, few),
         first=at_first,
@@ -80,10 +81,11 @@ def examine(
         twin={name: Replacement(kink.kinked, kink.smooth) for name, kink in subject.kinks.items()},
         overflow=overflowed,
         reload=reloaded,
-        wrong_scale=first_wrong_scale(subject.scaling_at_start, rows),
+        wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         noise=runs,
         exponents=exponents,
+        promises=promises,
     )
 
 

@@ -40,7 +40,7 @@ def train_again(
     order = torch.randperm(len(first_x), generator=generator).to(first_x.device)
     reorders = order_is_free(subject.model, task.loss_fn, first_x, first_y)
     keeps_scale = any(row["skipped"] for row in rows)
-    scaling = subject.scaling_at_start
+    scaling = subject.scaling_at_start()
     if not keeps_scale:
         scaling = at_scale(scaling, scaling.scale / 2 ** (number + 1))
     stepper = _stepper(subject, start, scaling)

@@ -1,7 +1,8 @@
 """The report on finished runs: reads their records, compares and judges them, and lets every output be made."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
@@ -9,7 +10,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.formats import DEFAULT, check_formats
 from mpcompare.report.outputs.page import output as page
 from mpcompare.report.outputs.registry import OUTPUTS
-from mpcompare.report.runs import find_runs
+from mpcompare.report.runs import Run, find_runs
 from mpcompare.report.verdicts import judge_all
 
 
@@ -40,21 +41,37 @@ def report(
             is not known.
         OSError: ``out`` cannot be written.
     """
+    contents = contents_of(folders, baseline, allow, formats)
+    for write in OUTPUTS:
+        write(contents, out)
+    print(f"Report: {out / page.NAME}")
+    first = next(entry.run for comparison in contents.comparisons for entry in comparison.entries)
+    strict = _configured(first).get("strict", False) if strict is None else strict
+    return contents.complete and not (strict and contents.differs)
+
+
+def contents_of(
+    folders: Sequence[Path],
+    baseline: str | None = None,
+    allow: Sequence[str] | None = None,
+    formats: Sequence[str] | None = None,
+) -> Report:
+    """Returns the contents of the report on all runs at and below ``folders``: :func:`report` without its files."""
     if formats is not None:
         check_formats(formats)
     runs = find_runs(folders)
-    configured = runs[0].result["config"].get("report")
-    configured = configured if isinstance(configured, dict) else {}
+    configured = _configured(runs[0])
     baseline = str(baseline or configured.get("baseline"))
     allow = configured.get("allow", []) if allow is None else allow
-    strict = configured.get("strict", False) if strict is None else strict
     formats = configured.get("formats", DEFAULT) if formats is None else formats
     check_formats(formats)
     check_allowed(allow, [run.result["config"]["task"] for run in runs])
     comparisons = compare(runs, baseline, allow)
     verdicts = {name: v for comparison in comparisons for name, v in judge_all(comparison).items()}
-    contents = Report(comparisons, verdicts, baseline, tuple(formats))
-    for write in OUTPUTS:
-        write(contents, out)
-    print(f"Report: {out / page.NAME}")
-    return contents.complete and not (strict and contents.differs)
+    return Report(comparisons, verdicts, baseline, tuple(formats))
+
+
+def _configured(run: Run) -> Mapping[str, Any]:
+    """Returns the section ``report`` of a run's configuration."""
+    section = run.result["config"].get("report")
+    return section if isinstance(section, dict) else {}

@@ -398,6 +398,7 @@ class Findings:
         wrong_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
         noise: training again; empty where the noise was not measured.
+        written: ``network`` and ``batch``, as far as the backend wrote into them; None where nobody looked.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
             they were not counted.
     """
@@ -416,6 +417,7 @@ class Findings:
     moved: dict[str, list[float]] = field(default_factory=dict)
     noise: list[NoiseRun] = field(default_factory=list)
     exponents: dict[str, Counts] = field(default_factory=dict)
+    written: list[str] | None = None
 
     @property
     def drives(self) -> dict[str, Drive]:

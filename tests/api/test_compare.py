@@ -95,7 +95,7 @@ def test_what_is_wrong_with_an_argument_is_said_before_anything_starts(arguments
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backends": "nobody"}, "backend=nobody: expected one of amp, "),
+        ({"backends": "nobody"}, "backend=nobody: expected one of accelerate, amp, "),
         pytest.param({"train": {"stepz": 3}}, "Could not override 'train.stepz'", marks=pytest.mark.slow),
         pytest.param(
             {"backends": "fp32", "train": {"steps": 0}}, "no run finished: train.steps=0: expected a whole number",

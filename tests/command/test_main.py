@@ -216,7 +216,7 @@ def test_help_and_cfg_are_quick_and_import_nothing_heavy():
         f"backend: {EVERY}",
         f"data: {DATA}",
         "loss_scale:",
-        "experiment: ablations, accumulation, adamw, clipping, first_look, real_bugs, resume, seed",
+        "experiment: ablations, accumulation, adamw, as_published, clipping, first_look, real_bugs, resume, seed",
     )
     for text in (*groups, "task:", "train:", "precision: auto", "python -m mpcompare -m backend=scratch,amp,fp32"):
         assert text in ended.stdout

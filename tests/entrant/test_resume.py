@@ -103,8 +103,9 @@ def setup_of(name, precision, device, task, dataset, policy):
 
     model = task.new_model(0, device)
     return Setup(
-        device=device, precision=precision, engine="", loss_scale=policy, model=model, initial_weights="", task=task,
-        make_backend=make, dataset=dataset.to(device), dataset_fingerprint="", construct_s=0.0, clock=clock(device),
+        device=device, precision=precision, engine="", loss_scale=policy, model=model, initial_weights="", lent={},
+        task=task, make_backend=make, dataset=dataset.to(device), dataset_fingerprint="", construct_s=0.0,
+        clock=clock(device),
     )  # fmt: skip
 
 

@@ -7,7 +7,9 @@
     python tests/power.py correct --family recipe    random optimizers, schedules, clips and accumulations
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
 
-The exit code is 1 if a bug is missed that should be seen, or if a correct run is accused.
+``planted --csv FOLDER`` also writes each table into FOLDER as planted_FAMILY.csv, with the cause that each bug was
+planted for, and why a check cannot see it. The exit code is 1 if a bug is missed that should be seen, or if a correct
+run is accused.
 """
 
 import argparse
@@ -17,7 +19,9 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import pandas as pd
 import torch
 from planted.judged import judged
 from planted.registry import BF16, BOTH, FAMILIES, bugs_of
@@ -29,21 +33,25 @@ from mpcompare.verdict.judge.kinds import KINDS
 from mpcompare.verdict.judge.verdict import Verdict
 
 
-def planted(family: str) -> bool:
+def planted(family: str, csv: Path | None = None) -> bool:
     """Prints a row a bug and precision: how many checks of each kind fail, and the verdict. Returns whether every
     visible bug is flagged."""
     print(f"| planted bug ({family}) | precision | {' | '.join(KINDS)} | verdict |")
     print(f"|{' --- |' * (len(KINDS) + 3)}")
-    rows = []
+    rows, table = [], []
     for bug in bugs_of(family):
         for precision in bug.precisions:
             verdict = judged(bug, precision)
             rows.append((bug, verdict))
             failed = Counter(check.kind for check in verdict.checks if not check.passed)
-            counts = " | ".join(str(failed[kind] or "") for kind in KINDS)
-            print(f"| {bug.name} | {precision} | {counts} | {verdict} |", flush=True)
+            counts = [str(failed[kind] or "") for kind in KINDS]
+            print(f"| {bug.name} | {precision} | {' | '.join(counts)} | {verdict} |", flush=True)
+            table.append((bug.name, precision, *counts, verdict, bug.cause, bug.invisible))
             if verdict.cause != bug.cause and not bug.invisible:
                 print(f"not as planted ({bug.cause}): {verdict.because}", file=sys.stderr)
+    if csv:
+        columns = ["bug", "precision", *KINDS, "verdict", "cause", "invisible"]
+        pd.DataFrame(table, columns=columns).to_csv(csv / f"planted_{family}.csv", index=False)
     visible = [(bug, verdict) for bug, verdict in rows if not bug.invisible]
     flagged = sum(verdict.word == "differs" for _, verdict in visible)
     named = sum(verdict.cause == bug.cause for bug, verdict in visible)
@@ -110,6 +118,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--precision", choices=BOTH, action="append")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write the tables of planted bugs there")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as the tests do
     warnings.filterwarnings("ignore", "GradScaler|lr_scheduler|.*lr_scheduler.step")
@@ -117,7 +126,7 @@ def main() -> None:
     good = True
     for family in FAMILIES if args.family == "all" else (args.family,):
         if args.what == "planted":
-            good &= planted(family)
+            good &= planted(family, args.csv)
             continue
         default = BF16 if family in ("cnn", "lstm") else BOTH  # fp16: torch's CPU has them not, or they are slow
         seeds = range(args.first, args.first + args.tasks)

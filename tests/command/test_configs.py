@@ -170,13 +170,28 @@ def own_task(folder, lines):
     return [f"hydra.searchpath=[file://{folder}]", "task=mine", "data=digits"]
 
 
-def test_a_backend_is_a_config_a_file_and_a_row_of_the_readme():
+def test_a_backend_is_a_config_a_file_and_a_row_of_the_documents():
     files = {p.stem for p in Path(backends.__file__).parent.glob("*.py")} - {"__init__", "torch_model", "mistakes"}
-    readme = (CONF.parent / "README.md").read_text()
-    rows = set(re.findall(r"^\| `(\w+)` \|", readme.split("## Backends")[1].split("\n## ")[0], re.MULTILINE))
+    page = (CONF.parent / "docs" / "backends.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     assert set(GROUPS["backend"]) == files == rows
+    assert set(GROUPS["backend"]) == named_in_readme("backend")
     for name in files:
         assert compose("config", [f"backend={name}"]).backend._target_.startswith(f"mpcompare.backends.{name}.")
+
+
+def named_in_readme(kind):
+    """Returns the names in the first column of the README's table of backends, or of tasks."""
+    readme = (CONF.parent / "README.md").read_text()
+    table = readme.partition(f"| {kind} | ")[2].partition("\n\n")[0]
+    firsts = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return {name for first in firsts for name in re.findall(r"`(\w+)`", first)}
+
+
+def test_a_task_is_a_config_and_a_row_of_the_documents():
+    page = (CONF.parent / "docs" / "tasks.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)` \|", page.partition("## The parts")[0], re.MULTILINE))
+    assert set(GROUPS["task"]) == rows == named_in_readme("task")
 
 
 def test_the_task_brings_its_data_and_the_command_line_has_the_last_word():

@@ -12,6 +12,9 @@ The harness calls them in this order and nothing else inside the timed region. W
 as many micro-batches: forward and backward are called once for each, the other phases once a step. A step that is one
 piece (a CUDA graph, a compiled step, somebody else's engine) is offered as ``train_step(batches, lr)`` instead.
 
+A phase may return before its work is done only where the clock waits for it, which is on a CUDA device. A library that
+computes in the background anywhere else must have finished when the phase returns (jax: ``block_until_ready``).
+
 The harness owns the data, the schedule, the clock and the records; a backend owns its parameters and how it computes.
 There is no base class: the constructor is the same, and so are the names and the order of the methods. The differences
 between backends are what is compared, so each backend spells out its own way. The answers that all backends on a torch
@@ -33,6 +36,7 @@ from mpcompare.errors import BackendUnavailable as BackendUnavailable
 from mpcompare.loss_scale import LossScale
 from mpcompare.phases import PHASES as PHASES
 from mpcompare.phases import WHOLE_STEP
+from mpcompare.promises import NOTHING, Promises
 from mpcompare.tasks.rates import Rates
 from mpcompare.tasks.task import Params, Task
 
@@ -71,13 +75,16 @@ class Backend(Protocol):
         grad_norm: norm of the last step's unscaled gradients, all of them together, before it was clipped: a number, or
             a 0-d tensor on the device; None where nothing is clipped.
 
-    A backend may leave out two more members; :func:`warmup_steps` and :func:`workspaces` ask for them.
+    A backend may leave out three more members; :func:`warmup_steps`, :func:`workspaces` and :func:`promises_of` ask for
+    them.
 
         warmup_steps: an int, how many first steps of a new backend run in another way than all later ones, such as
             those before a graph is captured. No step is timed before they and one more are over. 0 where left out.
         workspaces(): ``{name: bytes}``, the memory beside tensors in which its matrix products compute, as measured so
             far and without zeros. On a GPU it is part of the allocator's peak, on a CPU it lies outside of it. Empty
             where left out.
+        promises: a :class:`mpcompare.promises.Promises`, the differences from ``amp`` that the backend declares for its
+            precision and task. The verdict holds it beside them, and beside ``amp`` in all else. None where left out.
     """
 
     PRECISIONS: ClassVar[tuple[str, ...]]
@@ -305,6 +312,11 @@ def warmup_steps(backend: Any) -> int:
 def workspaces(backend: Any) -> dict[str, int]:
     """Returns the bytes beside tensors in which a backend's products compute, by name; empty where it does not say."""
     return backend.workspaces() if hasattr(backend, "workspaces") else {}
+
+
+def promises_of(backend: Any) -> Promises:
+    """Returns the differences from ``amp`` that a backend declares; none where it does not say."""
+    return getattr(backend, "promises", NOTHING)
 
 
 def idle_phases(backend: Any, task: Task) -> tuple[str, ...]:

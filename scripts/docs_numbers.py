@@ -115,7 +115,7 @@ def products(file: Path) -> str:
 def planted(file: Path) -> str:
     """Returns a row for each planted bug and precision, with the number of failed checks of each kind that failed."""
     table = pd.read_csv(file, dtype=str).drop(columns=["cause", "invisible"])
-    silent = [kind for kind in KINDS if table[kind].isna().all()]
+    silent = [kind for kind in KINDS if kind in table and table[kind].isna().all()]
     if table["precision"].nunique() == 1:
         silent.append("precision")
     return markdown(table.drop(columns=silent).rename(columns={"bug": f"planted bug ({file.stem.partition('_')[2]})"}))

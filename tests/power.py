@@ -6,10 +6,12 @@
     python tests/power.py correct --family unstable  MLPs whose learning rate is too large
     python tests/power.py correct --family recipe    random optimizers, schedules, clips and accumulations
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
+    python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
+    python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv and shown on the page
 
 ``planted --csv FOLDER`` also writes each table into FOLDER as planted_FAMILY.csv, with the cause that each bug was
 planted for, and why a check cannot see it. The exit code is 1 if a bug is missed that should be seen, or if a correct
-run is accused.
+run is accused; bugs of other libraries may be missed.
 """
 
 import argparse
@@ -24,6 +26,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 from planted.judged import judged
+from planted.real import judged as real_judged
+from planted.real import table as real_table
+from planted.real.registry import CORRECT, THEMES, real_bugs
 from planted.registry import BF16, BOTH, FAMILIES, bugs_of
 from support.backends import BACKENDS
 from support.cases import CASES
@@ -110,21 +115,38 @@ def correct(family: str, seeds: Iterable[int], precisions: Sequence[str], compil
     return tally.accused == 0
 
 
+def real(table: str) -> bool:
+    """Prints a row for each bug of another library, and keeps them as a table if that has a name. Returns whether no
+    correct run is accused."""
+    rows, at = [], real_table.commit()
+    for bug in real_bugs(*THEMES, CORRECT):
+        rows.append(row := real_table.row_of(bug, real_judged.judged(bug), at))
+        print(f"{row['theme']}, {row['id']}, {row['precision']}: {row['verdict']} {row['cause']} ", end="")
+        print(f"({row['worst']} of its limit; fair: {row['fair'] or 'same'})", flush=True)
+    print("\n".join(real_table.totals(rows)))
+    if table:
+        real_table.write(rows, table)
+        real_table.show(table)
+    return not any(row["theme"] == CORRECT and row["flagged"] == "yes" for row in rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("planted", "correct"))
+    parser.add_argument("what", choices=("planted", "correct", "real"))
     parser.add_argument("--family", choices=(*FAMILIES, "unstable", "all"), default="mlp")
     parser.add_argument("--tasks", type=int, default=25)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--precision", choices=BOTH, action="append")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write the tables of planted bugs there")
+    parser.add_argument("--table", default="", help="the name of a new table of bugs of other libraries")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as the tests do
     warnings.filterwarnings("ignore", "GradScaler|lr_scheduler|.*lr_scheduler.step")
     start = time.monotonic()
-    good = True
-    for family in FAMILIES if args.family == "all" else (args.family,):
+    good = real(args.table) if args.what == "real" else True
+    families = FAMILIES if args.family == "all" else (args.family,)
+    for family in families if args.what != "real" else ():
         if args.what == "planted":
             good &= planted(family, args.csv)
             continue

@@ -17,6 +17,7 @@ from mpcompare.backends.torch_model import (
     require_kernels,
     set_lr,
     share_of_step,
+    step_or_skip,
 )
 from mpcompare.contract import MemoryModel
 from mpcompare.dtypes import torch_dtype
@@ -67,11 +68,7 @@ class Amp(TorchModel):
         self.scaler = grad_scaler(loss_scale, self.device_type)
         # A static scale is given to GradScaler.update(), which would choose one of its own.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
-        self.optimizer.register_step_post_hook(self._stepped)  # GradScaler leaves step() out to skip
-        self.skipped = False
-
-    def _stepped(self, *_: object) -> None:
-        self.skipped = False
+        self.skipped: bool | Tensor = False
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.autocast(self.device_type, dtype=self.compute_dtype):
@@ -92,8 +89,7 @@ class Amp(TorchModel):
 
     def step(self, lr: float | Tensor) -> None:
         set_lr(self.optimizer, lr)
-        self.skipped = True
-        self.scaler.step(self.optimizer)
+        self.skipped = step_or_skip(self.scaler, self.optimizer)
 
     def update(self) -> None:
         self.scaler.update(self.static_scale)

@@ -21,6 +21,7 @@ from mpcompare.backends.torch_model import (
     require_kernels,
     set_lr,
     share_of_step,
+    step_or_skip,
 )
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes
 from mpcompare.dtypes import torch_dtype
@@ -92,13 +93,9 @@ class AmpCompile(TorchModel):
         self.scaler = grad_scaler(loss_scale, self.device_type)
         # A static scale is given to GradScaler.update(), which would choose one of its own.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
-        self.optimizer.register_step_post_hook(self._stepped)
         self.skipped: bool | Tensor = False
         # On CUDA inductor runs a compiled function once as it is, and captures it in the next call.
         self.warmup_steps = 2 if self.device_type == "cuda" else 0
-
-    def _stepped(self, *_: object) -> None:
-        self.skipped = getattr(self.optimizer, "found_inf", False)  # GradScaler removes it after the step
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # the last step's loss and gradients may go
@@ -120,7 +117,7 @@ class AmpCompile(TorchModel):
 
     def step(self, lr: float | Tensor) -> None:
         set_lr(self.optimizer, lr)
-        self.scaler.step(self.optimizer)
+        self.skipped = step_or_skip(self.scaler, self.optimizer)
 
     def update(self) -> None:
         self.scaler.update(self.static_scale)

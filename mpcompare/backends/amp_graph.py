@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from mpcompare.backends.amp import grad_scaler
 from mpcompare.backends.memory_models.autograd import captured_peak
 from mpcompare.backends.memory_models.mlp import peak_of_mlp
-from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
+from mpcompare.backends.torch_model import (
+    TorchModel,
+    clip_gradients,
+    gradient_dtype,
+    set_lr,
+    share_of_step,
+    step_or_skip,
+)
 from mpcompare.contract import Batches, MemoryModel, State
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, StaticLossScale
@@ -39,15 +46,11 @@ class AmpGraph(TorchModel):
         self.scaler = grad_scaler(loss_scale, self.device_type)
         # A static scale is given to GradScaler.update(), which would choose one of its own.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
-        self.optimizer.register_step_post_hook(self._stepped)
         self.lr = torch.full((), task.optimizer.lr, device=device)
         set_lr(self.optimizer, self.lr)
         self.batches: Batches = []  # copies, made when the shapes are known
         self.graph = graph.StepGraph(self._whole_step)
         self.skipped: bool | Tensor = False
-
-    def _stepped(self, *_: object) -> None:
-        self.skipped = getattr(self.optimizer, "found_inf", False)  # GradScaler removes it after the step
 
     def _whole_step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)  # not at the end: until here grads() shows them
@@ -62,7 +65,7 @@ class AmpGraph(TorchModel):
         self.observed = {"activations": output.dtype, "loss": loss.dtype, "gradients": gradient_dtype(self.model)}
         self.scaler.unscale_(self.optimizer)
         self.grad_norm = clip_gradients(self.task, self.model)
-        self.scaler.step(self.optimizer)
+        self.skipped = step_or_skip(self.scaler, self.optimizer)
         self.scaler.update(self.static_scale)
         self.loss = total
 

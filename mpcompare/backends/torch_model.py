@@ -1,6 +1,6 @@
 """The answers that backends on a torch module and torch's optimizers share, all outside of the timed region."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -61,6 +61,31 @@ class TorchModel:
         load_optimizer_state(self.optimizer, dict(self.model.named_parameters()), state["optimizer"])
         if hasattr(self, "scaler"):
             load_scaler_state(self.scaler, state["loss_scale"])
+
+
+def step_or_skip(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool | Tensor:
+    """Lets a scaler take the optimizer's step, and returns whether it was skipped.
+
+    GradScaler leaves ``optimizer.step()`` out to skip. A fused optimizer is called all the same, and skips by itself
+    where its ``found_inf`` is not 0, which GradScaler removes after the step.
+    """
+    return skipped_by(lambda: scaler.step(optimizer), optimizer)
+
+
+def skipped_by(step: Callable[[], object], optimizer: torch.optim.Optimizer) -> bool | Tensor:
+    """Calls ``step``, and returns whether it left the optimizer's step out, or the optimizer itself its update."""
+    skipped: bool | Tensor = True
+
+    def stepped(*_: object) -> None:
+        nonlocal skipped
+        skipped = getattr(optimizer, "found_inf", False)
+
+    hook = optimizer.register_step_post_hook(stepped)
+    try:
+        step()
+    finally:
+        hook.remove()
+    return skipped
 
 
 def share_of_step(task: Task, loss: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from mpcompare.command.faults import first_line, known_fault
 from mpcompare.command.plan import plan_of
 from mpcompare.command.record import record_at_start
+from mpcompare.command.stages import stages_of
 from mpcompare.errors import InputError, fail
 from mpcompare.interrupt import uninterrupted
 from mpcompare.race.alone import alone
@@ -41,7 +42,7 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: P
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
         plan = plan_of(cfg)
         with closing(compete(plan, recorder, Shared(shared))) as turns:
-            (drive or partial(alone, rules=plan.measure))(turns)
+            (drive or partial(alone, rules=plan.measure, stages=stages_of(cfg, plan.backend, 1)))(turns)
     except KeyboardInterrupt:
         with uninterrupted():
             if recorder.result["status"] == "running":

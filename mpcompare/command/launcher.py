@@ -20,12 +20,15 @@ from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_g
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from mpcompare.command.first_verdicts import FirstVerdicts
 from mpcompare.command.nursery import nursery
 from mpcompare.command.plan import rules_of
 from mpcompare.command.process import GRACE_S, Process
+from mpcompare.command.stages import stages_of
 from mpcompare.command.sweep import Job, jobs_of, races_of
 from mpcompare.errors import check_number
 from mpcompare.interrupt import uninterrupted
+from mpcompare.race.course import Course
 from mpcompare.race.progress import Board
 from mpcompare.race.turns import Rules, race
 
@@ -51,12 +54,19 @@ def launch(
     jobs = jobs_of(hydra, config, job_overrides, initial_job_idx)
     races = races_of(jobs)
     rules = [rules_of(entrants[0].config) for entrants in races]  # a wrong one ends the sweep before it began
+    course = Course(
+        {job.name: stages_of(job.config, job.record_at_start["backend"], len(race)) for race in races for job in race},
+        time.monotonic(),
+    )
+    log.info("Importing torch, which takes some seconds")
     with nursery(fork=not any(job.config.hydra.job.env_set for job in jobs)) as processes:
         for i, entrants in enumerate(races):
             log.info(f"Race {i + 1} of {len(races)}: {len(entrants)} taking turns")
             for job in entrants:
                 log.info(f"\t{job.name} : {' '.join(filter_overrides(job.overrides))}")
-            _race(entrants, hydra, task, rules[i], silence_limit_s, processes)
+            which = f"race {i + 1} of {len(races)}" if len(races) > 1 else ""
+            board = Board([job.name for job in entrants], course, before=which, after="then the report")
+            _race(entrants, hydra, task, rules[i], silence_limit_s, processes, board)
     return [job.ended() for job in jobs]
 
 
@@ -67,6 +77,7 @@ def _race(
     rules: Rules,
     silence_limit_s: float,
     processes: context.BaseContext,
+    board: Board,
 ) -> None:
     """Runs one race. However it ends, no process of it is left, and each job has a record.
 
@@ -74,13 +85,14 @@ def _race(
         InputError: the record of a job could not be completed.
     """
     entrants: list[Process] = []
-    with _sigterm_is_ctrl_c(), _shared_folder(jobs[0].folder.parent) as shared, Board([j.name for j in jobs]) as board:
+    with _sigterm_is_ctrl_c(), _shared_folder(jobs[0].folder.parent) as shared, board:
         task = partial(task, shared=shared)
+        verdicts = FirstVerdicts(jobs, board)
         try:
             for job in jobs:
                 with uninterrupted():  # one that has started is in the list
                     entrants.append(Process(job, hydra, task, silence_limit_s, board, processes))
-            race(entrants, rules, board, uuid4().hex[:8])
+            race(entrants, rules, board, uuid4().hex[:8], trained=verdicts.add)
         finally:
             with uninterrupted():
                 for entrant in entrants:

@@ -16,7 +16,7 @@ from mpcompare.command.nursery import start
 from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
 from mpcompare.race.progress import Board
-from mpcompare.race.turns import Order, Progress, Turn
+from mpcompare.race.turns import Order, Progress, Train, Turn
 
 GRACE_S = 3.0  # between being asked to stop and being killed
 OUTPUT = "output.log"  # holds what an entrant's process prints beside its log
@@ -58,7 +58,7 @@ class Process:
             with suppress(OSError):  # gone: the loop below sees it
                 self.pipe.send(order)
         while True:
-            if self._is_silent():
+            if self._is_silent(meanwhile=self.board.refresh if isinstance(order, Train) else lambda: None):
                 self.cause = f"hung: no sign of life for {self.silence_limit_s:g} s (hydra.launcher.silence_limit_s)"
                 self.process.kill()
                 self.end()
@@ -77,8 +77,12 @@ class Process:
             else:
                 self.board.say(self.name, *event)
 
-    def _is_silent(self) -> bool:
-        """Waits until the entrant says something or is gone; True if ``silence_limit_s`` pass without either."""
+    def _is_silent(self, meanwhile: Callable[[], None]) -> bool:
+        """Waits until the entrant says something or is gone; True if ``silence_limit_s`` pass without either.
+
+        Args:
+            meanwhile: called about once a second; it may use a core for a moment.
+        """
         waited = 0.0
         # In slices: a child of the entrant's may keep the pipe open when it is gone, and time in which Ctrl-Z stopped
         # both is no silence.
@@ -87,6 +91,7 @@ class Process:
             if connection.wait([self.pipe, self.process.sentinel], slice_s) or not self.process.is_alive():
                 return False
             waited += slice_s
+            meanwhile()
         return True
 
     def ask_to_stop(self) -> None:

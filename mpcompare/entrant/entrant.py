@@ -30,22 +30,24 @@ from mpcompare.entrant.passes import (
 )
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.state import Entrant, Pass
+from mpcompare.race import course
 from mpcompare.race.turns import Progress, Turn, Turns
 from mpcompare.records import Recorder
 from mpcompare.shared import ALONE, Shared
 
-PASSES: tuple[Callable[[Entrant], Pass[object]], ...] = (
-    checkpoint.take,
-    setup.take,
-    provenance.take,
-    start.take,
-    training.take,
-    trial.take,
-    examination.take,
-    blocks.take,
-    phases.take,
-    memory.take,
-    inference.take,
+# Each with the stage (race/course.py) of which it is a part.
+PASSES: tuple[tuple[str, Callable[[Entrant], Pass[object]]], ...] = (
+    (course.SET_UP, checkpoint.take),
+    (course.SET_UP, setup.take),
+    (course.SET_UP, provenance.take),
+    (course.SET_UP, start.take),
+    (course.TRAINING, training.take),
+    (course.TRAINING, trial.take),
+    (course.EXAMINATION, examination.take),
+    (course.TIMING, blocks.take),
+    (course.PHASES, phases.take),
+    (course.MEMORY, memory.take),
+    (course.INFERENCE, inference.take),
 )
 
 
@@ -53,7 +55,9 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
     """Takes all passes of one run, turn by turn (``race``). Each pass is recorded before the next one begins."""
     yield Turn()  # what is slow to import is imported
     entrant = Entrant(plan, recorder, shared)
-    for take in PASSES:
+    for stage, take in PASSES:
+        if stage != course.TIMING:  # the race says when that begins
+            yield Progress(0, 1, "", stage)
         part = yield from take(entrant)
         recorder.add(**vars(part))
     recorder.add(status="ok")

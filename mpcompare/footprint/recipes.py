@@ -9,9 +9,9 @@ from torch import nn
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.master_weights import MasterWeights
+from mpcompare.backends.peers.bf16_weights import Bf16Weights
 from mpcompare.footprint.eight_bit import WithEightBitMoments
 from mpcompare.footprint.int8 import Int8Inference
-from mpcompare.footprint.plain_bf16 import PlainBf16
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.task import Task
@@ -45,7 +45,11 @@ RECIPES = (
         "16-bit network, fp32 masters",
         lambda model, task: MasterWeights(model, task, "bf16", NoLossScale()),
     ),
-    Recipe("plain bf16", "params and moments in bf16", PlainBf16),
+    Recipe(
+        "plain bf16",
+        "params and moments in bf16",
+        lambda model, task: Bf16Weights(model, task, "bf16", NoLossScale()),
+    ),
     Recipe("8-bit moments", "amp, moments in 8 bits", _eight_bit_moments),
     Recipe("int8 inference", "int8 weights, forward only", lambda model, task: Int8Inference(model)),
 )

@@ -108,7 +108,10 @@ def build(recipe: Recipe) -> Path:
         with _alone_in(library.parent), tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
             if library.exists():  # another process built it meanwhile
                 return library
-            log.info("building %s, once for this machine and torch %s", recipe.name, torch.__version__)
+            log.info(
+                "building %s, the native operators: about a minute, and once only for this machine and torch %s",
+                recipe.name, torch.__version__,
+            )  # fmt: skip
             unfinished = Path(folder) / library.name
             command = [*recipe.compiler, *recipe.arguments, "-o", str(unfinished)]
             code, said = _run(command)

@@ -1,12 +1,16 @@
 """One entrant that takes its turns alone, in this process."""
 
+import time
+from collections.abc import Sequence
+
+from mpcompare.race.course import Course, Stage
 from mpcompare.race.progress import Board
 from mpcompare.race.turns import Display, Order, Progress, Rules, Turn, Turns, race
 
 
-def alone(turns: Turns, rules: Rules) -> None:
+def alone(turns: Turns, rules: Rules, stages: Sequence[Stage]) -> None:
     """Runs one entrant in this process, with a progress bar where there is a terminal."""
-    with Board(["run"], lines=False) as board:
+    with Board([_Local.name], Course({_Local.name: stages}, time.monotonic()), lines=False) as board:
         race([_Local(turns, board)], rules, board)
 
 

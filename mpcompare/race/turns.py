@@ -13,11 +13,12 @@ yields ``Turn`` and is sent an ``Order`` (``entrant/``), here or in a process of
 import itertools
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from mpcompare.errors import check_number
+from mpcompare.race.course import TIMING
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,17 @@ Order = Train | Time | Finish
 
 @dataclass(frozen=True)
 class Progress:
-    """A step of progress to show; the turn goes on."""
+    """A step of progress to show; the turn goes on.
+
+    Attributes:
+        done, total: the part of the stage that is done, and all of it.
+        stage: the stage of the entrant (``race/course.py``); empty: the one that it is in already.
+    """
 
     done: float
     total: float
     text: str
+    stage: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,9 @@ class Display(Protocol):
     def progress(self, name: str, progress: Progress) -> None:
         """Shows the progress of an entrant."""
 
+    def end_turn(self, name: str, gone: bool) -> None:
+        """Shows that the turn of an entrant is over; one that is ``gone`` takes no other."""
+
     def line(self, text: str) -> None:
         """Shows a line."""
 
@@ -121,21 +131,40 @@ class Display(Protocol):
 MIN_ROUNDS = 10
 
 
-def race(entrants: Sequence[Entrant], rules: Rules, display: Display, name: str | None = None) -> None:
-    """Runs all entrants to their ends. An entrant that is gone early is left out; the others go on."""
-    racing = [entrant for entrant in entrants if entrant.turn(None)]
-    trained = []
+def race(
+    entrants: Sequence[Entrant],
+    rules: Rules,
+    display: Display,
+    name: str | None = None,
+    trained: Callable[[str], object] = lambda name: None,
+) -> None:
+    """Runs all entrants to their ends. An entrant that is gone early is left out; the others go on.
+
+    Args:
+        name: of the race, for the records; None for one entrant alone.
+        trained: called with an entrant's name after its turn of training, before the next one's begins.
+    """
+    racing = [entrant for entrant in entrants if _turn(entrant, None, display)]
+    able = []
     for entrant in racing:
-        if turn := entrant.turn(Train()):
+        if turn := _turn(entrant, Train(), display):
             display.line(f"{entrant.name}: {turn.text}")
-            trained.append(entrant)
-    racing, finish = _time(trained, rules, display, name)
+            able.append(entrant)
+            trained(entrant.name)
+    racing, finish = _time(able, rules, display, name)
     for entrant in racing:
-        entrant.turn(finish)
+        _turn(entrant, finish, display)
+
+
+def _turn(entrant: Entrant, order: Order | None, display: Display) -> Turn | None:
+    turn = entrant.turn(order)
+    display.end_turn(entrant.name, gone=turn is None)
+    return turn
 
 
 def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | None) -> tuple[list[Entrant], Finish]:
     """Times rounds of blocks until the rules say that it is enough; returns the entrants that are left."""
+    _show(racing, 0, math.inf, 0.0, rules, display)
     from mpcompare.race import intervals  # scipy is slow to import, and --help imports this file
 
     start = time.monotonic()
@@ -150,7 +179,7 @@ def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | Non
     look, half_width = MIN_ROUNDS, math.inf
     for rounds in itertools.count(1):
         for entrant in _order(racing, rounds):
-            if turn := entrant.turn(Time(rounds)):
+            if turn := _turn(entrant, Time(rounds), display):
                 blocks[id(entrant)].append(turn.step_ms)
             else:
                 racing = [other for other in racing if other is not entrant]
@@ -195,8 +224,9 @@ def _show(
 ) -> None:
     known = f", known within {half_width:.1%}" if half_width < math.inf else ""
     for entrant in racing:
-        text = f"round {rounds} of timed blocks{known}, {seconds:.0f} of {rules.budget_s:g} s at most"
-        display.progress(entrant.name, Progress(min(seconds, rules.budget_s), rules.budget_s, text))
+        taken = f"{rounds} round{'s' if rounds != 1 else ''} of blocks"
+        text = f"{taken}{known}, {seconds:.0f} of {rules.budget_s:g} s at most"
+        display.progress(entrant.name, Progress(min(seconds, rules.budget_s), rules.budget_s, text, TIMING))
 
 
 def describe_timing(finish: dict[str, object]) -> str:

@@ -26,11 +26,11 @@ def because(comparison: Comparison, verdicts: Verdicts) -> list[str]:
 
 
 def unchecked(comparison: Comparison, verdicts: Verdicts) -> list[str]:
-    """Returns what could not be checked of runs that are the same or within noise: one line for all runs alike."""
+    """Returns what could not be checked of runs that differ in nothing, or as declared: one line for all alike."""
     labels: dict[str, list[str]] = {}
     for entry in comparison.entries:
         verdict = verdicts.get(entry.run.name)
-        if verdict and verdict.unchecked and verdict.word in ("same", "within noise"):
+        if verdict and verdict.unchecked and verdict.word in ("same", "within noise", "differs as declared"):
             labels.setdefault(", ".join(verdict.unchecked), []).append(entry.label)
     return [f"{', '.join(alike)}: not checked: {text}" for text, alike in labels.items()]
 

@@ -1,7 +1,10 @@
 """The report on finished runs: reads their records, compares and judges them, and lets every output be made."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+
+from rich.console import Console
 
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
@@ -54,7 +57,16 @@ def report(
     comparisons = compare(runs, baseline, allow)
     verdicts = {name: v for comparison in comparisons for name, v in judge_all(comparison).items()}
     contents = Report(comparisons, verdicts, baseline, tuple(formats))
-    for write in OUTPUTS:
-        write(contents, out)
+    table, *files = OUTPUTS
+    table(contents, out)
+    with _status("Drawing the figures and the page"):
+        for write in files:
+            write(contents, out)
     print(f"Report: {out / page.NAME}")
     return contents.complete and not (strict and contents.differs)
+
+
+def _status(text: str) -> AbstractContextManager[object]:
+    """Shows what is done meanwhile, on a terminal; nothing of it stays there."""
+    console = Console(stderr=True)
+    return console.status(text) if console.is_terminal else nullcontext()

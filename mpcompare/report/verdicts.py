@@ -49,6 +49,7 @@ def examined_of(run: Run) -> Examined | None:
         dtypes=result["dtypes"],
         findings=run.findings,
         steps=run.steps,
+        layers=result.get("module_dtypes") or {},
         start=run.start,
         timed_loss=None if loss is None else float(loss),  # inf and NaN are words in a record
         timed_loss_difference=None if difference is None else float(difference),

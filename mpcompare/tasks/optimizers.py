@@ -37,6 +37,22 @@ class Replay(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Coarse:
+    """An arithmetic that rounds by more than fp32's does, for the bounds of a replay.
+
+    Attributes:
+        arithmetic: the unit roundoff of operations, over fp32's.
+        moments: that of the tensors that the optimizer keeps, over fp32's; 0: storing them rounds nothing more.
+    """
+
+    arithmetic: float = 1.0
+    moments: float = 0.0
+
+
+IN_FP32 = Coarse()
+
+
 class Optimizer(Protocol):
     """The way in which weights are updated, with the names of ``torch.optim``."""
 
@@ -60,8 +76,8 @@ class Optimizer(Protocol):
         """Returns torch's optimizer. ``fused`` makes it one kernel, which skips a step on the device where a
         ``GradScaler`` says so."""
 
-    def replay(self) -> Replay:
-        """Returns a new replay, before the first step."""
+    def replay(self, coarse: Coarse = IN_FP32) -> Replay:
+        """Returns a new replay, before the first step; ``coarse`` says of which arithmetic, fp32's by default."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +127,8 @@ class Sgd:
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return optimizer
 
-    def replay(self) -> "SgdReplay":
-        return SgdReplay(self)
+    def replay(self, coarse: Coarse = IN_FP32) -> "SgdReplay":
+        return SgdReplay(self, coarse)
 
 
 class SgdReplay:
@@ -123,10 +139,12 @@ class SgdReplay:
     roundings each. Those of momentum come again in each step after the first, for the v of the step before.
     """
 
-    def __init__(self, optimizer: Sgd) -> None:
+    def __init__(self, optimizer: Sgd, coarse: Coarse = IN_FP32) -> None:
         self.optimizer = optimizer
-        self.roundings = 3 * (1 + (optimizer.weight_decay > 0) + optimizer.nesterov)
-        self.velocities: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self.roundings = 3 * coarse.arithmetic * (1 + (optimizer.weight_decay > 0) + optimizer.nesterov)
+        self.roundings += coarse.moments
+        self.of_momentum = 3 * coarse.arithmetic + coarse.moments
+        self.velocities: dict[str, tuple[Tensor, Tensor, float]] = {}
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         momentum = self.optimizer.momentum
@@ -135,7 +153,11 @@ class SgdReplay:
         if momentum:
             if name in self.velocities:
                 velocity, sizes, roundings = self.velocities[name]
-                velocity, sizes, roundings = momentum * velocity + grad, momentum * sizes + size, roundings + 3
+                velocity, sizes, roundings = (
+                    momentum * velocity + grad,
+                    momentum * sizes + size,
+                    roundings + self.of_momentum,
+                )
             self.velocities[name] = velocity, sizes, roundings
         if self.optimizer.nesterov:
             velocity, sizes = grad + momentum * velocity, size + momentum * sizes
@@ -195,8 +217,8 @@ class Adam(_AdamOrAdamW):
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.Adam:
         return torch.optim.Adam(params, **asdict(self), fused=fused or None)
 
-    def replay(self) -> "AdamReplay":
-        return AdamReplay(self, decoupled=False)
+    def replay(self, coarse: Coarse = IN_FP32) -> "AdamReplay":
+        return AdamReplay(self, decoupled=False, coarse=coarse)
 
 
 @dataclass(frozen=True)
@@ -212,8 +234,8 @@ class AdamW(_AdamOrAdamW):
     def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.AdamW:
         return torch.optim.AdamW(params, **asdict(self), fused=fused or None)
 
-    def replay(self) -> "AdamReplay":
-        return AdamReplay(self, decoupled=True)
+    def replay(self, coarse: Coarse = IN_FP32) -> "AdamReplay":
+        return AdamReplay(self, decoupled=True, coarse=coarse)
 
 
 class AdamReplay:
@@ -240,12 +262,16 @@ class AdamReplay:
       half of ``(t + 1) / c2``, of which sqrt is taken, for v.
     - Below 2^-126 fp32 rounds to multiples of a constant, or to 0: ``u 2^-102`` in M, and its root ``u 2^-39`` in S.
 
+    A coarser arithmetic rounds by so much more, but for the corrections, which torch computes in fp32 or better. One
+    that stores m and v with fewer digits rounds each once more in an update.
+
     The decay of AdamW multiplies w by the constant ``1 - lr weight_decay``, one rounding for each of the two.
     """
 
-    def __init__(self, optimizer: Adam | AdamW, decoupled: bool) -> None:
+    def __init__(self, optimizer: Adam | AdamW, decoupled: bool, coarse: Coarse = IN_FP32) -> None:
         self.optimizer = optimizer
         self.decoupled = decoupled
+        self.coarse = coarse
         self.means: dict[str, tuple[Tensor, ...]] = {}
         self.updates: dict[str, int] = {}
 
@@ -264,14 +290,15 @@ class AdamReplay:
         c1, c2 = self.corrections(t)
         m, M, v, S2 = (mean / c for mean, c in zip(means, (c1, c1, c2, c2), strict=True))
         d = self.denominator(v, c2)
-        roundings = 4 * t + 8 + (t + 1) * max(1 / c1, 0.5 / c2)
+        roundings = (4 * t + 8) * self.coarse.arithmetic + t * self.coarse.moments
+        roundings += (t + 1) * max(1 / c1, 0.5 / c2)
         change = -lr * m / d
         S = S2.sqrt() + 2.0**-39 / c2**0.5
         smallest = d - torch.minimum(2.0**-24 * roundings * S, v.sqrt())
         magnitude = roundings * lr * (M + 2.0**-102 / c1 + m.abs() * S / d) / smallest
         if self.decoupled and decay:
             change = change - lr * decay * weight
-            magnitude = magnitude + 2 * (1 + lr * decay) * weight.abs()
+            magnitude = magnitude + 2 * self.coarse.arithmetic * (1 + lr * decay) * weight.abs()
         return change, magnitude
 
     def corrections(self, t: int) -> tuple[float, float]:

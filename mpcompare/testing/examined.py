@@ -63,9 +63,10 @@ def examined_run(
     subject = Subject(candidate.make, model, scaling, PRECISIONS[candidate.precision], task, stream, twin, kinks)
     findings = _result_of(examine(subject, stepper, rows, moved, noise))
     findings = from_document(numbers(json.loads(json.dumps(finite(to_document(findings))))))
+    layers = candidate.make(model, scaling).module_dtypes(*next(stream())[0])
     result = {
         "status": "ok", "backend": name, "precision": candidate.precision, "seed": seed, "dtypes": backend.dtypes(),
-        "config": {"task": {}}, "task": "task", "batch_size": task.batch_size,
+        "module_dtypes": layers, "config": {"task": {}}, "task": "task", "batch_size": task.batch_size,
     }  # fmt: skip
     return Run(Path(name), name, result, pd.DataFrame(rows), pd.DataFrame(columns=list(BLOCK_FIELDS)), findings)
 

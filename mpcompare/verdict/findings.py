@@ -13,6 +13,8 @@ from typing import Any
 
 import cattrs
 
+from mpcompare.promises import Promises
+
 LOWEST, HIGHEST = -60, 20  # exponents that are told apart: fp16 ends at -24 and 15
 
 
@@ -195,7 +197,8 @@ class Step:
         moved_early: whether one changed before the gradients of all micro-batches were there.
         finite_after_clip: whether the clipped gradients were finite.
         loss_scale: as the backend says, before the step.
-        should_scale: as the policy of the loss scale says.
+        should_scale: as the policy of the loss scale says, the backend's own where it promises one.
+        asked_scale: as the policy says that was asked for; None where it is the same one.
     """
 
     finite: bool
@@ -204,6 +207,7 @@ class Step:
     moved: bool
     loss_scale: float
     should_scale: float
+    asked_scale: float | None = None
     moved_early: bool = False
     finite_after_clip: bool = False
 
@@ -231,7 +235,8 @@ class Drive:
         known_mistakes: by name the largest error over its bound of updates made that way; empty where the updates are
             right.
         digits: by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format;
-            empty where the updates are right.
+            empty where the updates are right, unless the backend promises moments of such a format.
+        early: the kinds of the optimizer's tensors that hold another number than 0 before the first update.
     """
 
     steps: list[Step]
@@ -243,6 +248,7 @@ class Drive:
     buffers: Errors = field(default_factory=dict)
     known_mistakes: dict[str, float] = field(default_factory=dict)
     digits: dict[str, float] = field(default_factory=dict)
+    early: list[str] = field(default_factory=list)
 
     @property
     def gradients(self) -> Errors:
@@ -400,6 +406,7 @@ class Findings:
         noise: training again; empty where the noise was not measured.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
             they were not counted.
+        promises: the differences from ``amp`` that the backend declares.
     """
 
     precision: str
@@ -416,6 +423,7 @@ class Findings:
     moved: dict[str, list[float]] = field(default_factory=dict)
     noise: list[NoiseRun] = field(default_factory=list)
     exponents: dict[str, Counts] = field(default_factory=dict)
+    promises: Promises = field(default_factory=Promises)
 
     @property
     def drives(self) -> dict[str, Drive]:

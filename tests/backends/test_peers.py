@@ -39,10 +39,6 @@ class EagerGraph(Amp):
     def __init__(self, model, task, precision, loss_scale):
         super().__init__(model, task, precision, loss_scale)
         self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
-        self.optimizer.register_step_post_hook(self._stepped)
-
-    def _stepped(self, *_):
-        self.skipped = bool(getattr(self.optimizer, "found_inf", False))
 
 
 def stream(task, device, steps, infinite=()):

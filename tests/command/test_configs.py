@@ -171,13 +171,28 @@ def own_task(folder, lines):
 
 
 def test_a_backend_is_a_config_a_file_and_a_row_of_the_documents():
-    files = {p.stem for p in Path(backends.__file__).parent.glob("*.py")} - {"__init__", "torch_model", "mistakes"}
+    others = {"__init__", "torch_model", "mistakes", "real_bugs"}
+    files = {p.stem for p in Path(backends.__file__).parent.glob("*.py")} - others
     page = (CONF.parent / "docs" / "backends.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    assert set(GROUPS["backend"]) == files == rows
-    assert set(GROUPS["backend"]) == named_in_readme("backend")
-    for name in files:
-        assert compose("config", [f"backend={name}"]).backend._target_.startswith(f"mpcompare.backends.{name}.")
+    peers = {p.stem for p in Path(backends.__file__).parent.glob("peers/*.py")} - {"__init__", "library"}
+    page = (CONF.parent / "docs" / "peers.md").read_text()
+    described = set(re.findall(r"^\| `(\w+)` \|", page.split("## Rows")[1].split("\n## ")[0], re.MULTILINE))
+    assert (files, peers) == (rows, described)
+    assert files == named_in_readme("backend")
+    assert set(GROUPS["backend"]) == files | peers
+    for name in files | peers:
+        module = f"mpcompare.backends.{'peers.' if name in peers else ''}{name}"
+        assert compose("config", [f"backend={name}"]).backend._target_.startswith(f"{module}.")
+
+
+def test_each_library_has_an_extra_of_its_name():
+    project = (CONF.parent / "pyproject.toml").read_text()
+    sources = "".join(p.read_text() for p in Path(backends.__file__).parent.glob("peers/*.py"))
+    libraries = set(re.findall(r'library\("[\w.]+", "(\w+)"\)', sources))
+    extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    assert libraries <= set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
+    assert f"mpcompare[{','.join(sorted(libraries))}]" in extras
 
 
 def named_in_readme(kind):
@@ -227,6 +242,17 @@ def test_every_experiment_opens_with_the_command_that_runs_it():
     for name in GROUPS["experiment"]:
         text = (CONF / "experiment" / f"{name}.yaml").read_text()
         assert f"# python -m mpcompare +experiment={name}" in text.splitlines()[:3]
+
+
+def test_the_first_look_asks_the_question_of_the_default_task_at_a_smaller_size():
+    cfg = compose("config", ["+experiment=first_look"], return_hydra_config=True)
+    assert str(cfg.hydra.mode).endswith("MULTIRUN")
+    assert cfg.hydra.sweeper.params.backend == "scratch,amp,fp32"
+    small, default = (nodes.task_of(each.task) for each in (cfg, compose("config", [])))
+    assert (mlp_of(small).sizes, small.batch_size) == ((784, 1024, 10), 1024)
+    assert (small.loss, small.optimizer, small.schedule) == (default.loss, default.optimizer, default.schedule)
+    assert cfg.verdict == compose("config", []).verdict
+    assert compose("config", ["+experiment=first_look", "task.batch_size=8"]).task.batch_size == 8
 
 
 def test_the_ablations_are_swept_all_of_them_each_from_the_defaults():

@@ -114,8 +114,16 @@ def test_the_sweep_of_the_readme_ends_in_a_report(cli, tmp_path):
     for name in ("loss", "step_time", "phases", "memory"):
         assert (folder / "report" / f"{name}.png").stat().st_size > 10_000
     assert "x amp bf16" in ended.out
-    assert f"Report: {folder / 'report' / 'index.html'}\n" in ended.out
+    assert f"Report: {folder / 'report' / 'index.html'}" == ended.out.splitlines()[-1]
     assert "digits" in ended.out
+    said = [line for line in ended.err.splitlines() if " so far" in line or ": torch, digits, " in line]
+    assert [line.split(", digits")[0] for line in said] == [
+        "1-amp-auto: torch",
+        "scratch bf16: same so far (beside amp bf16)",
+        "amp bf16: reference so far",
+        "2-fp32-auto: torch",
+        "fp32: reference so far",
+    ]
 
     from mpcompare.report.__main__ import main
 
@@ -208,7 +216,7 @@ def test_help_and_cfg_are_quick_and_import_nothing_heavy():
         f"backend: {EVERY}",
         f"data: {DATA}",
         "loss_scale:",
-        "experiment: ablations, accumulation, adamw, clipping, resume, seed",
+        "experiment: ablations, accumulation, adamw, clipping, first_look, real_bugs, resume, seed",
     )
     for text in (*groups, "task:", "train:", "precision: auto", "python -m mpcompare -m backend=scratch,amp,fp32"):
         assert text in ended.stdout
@@ -225,6 +233,21 @@ def test_experiment_seed_takes_every_step_of_an_epoch_from_the_first(cli, tmp_pa
     steps = pd.read_csv(tmp_path / "run" / "steps.csv")
     assert len(steps) == 7
     assert not steps["warmup"].any()
+
+
+@pytest.mark.slow
+def test_the_first_look_ends_with_verdicts_and_a_page(cli, tmp_path):
+    ended = cli("+experiment=first_look", "measure.budget_s=1", "hydra.sweep.dir=sweep")
+    assert ended.code == 0, ended.err
+    report = tmp_path / "sweep" / "report"
+    verdicts = json.loads((report / "verdict.json").read_text())
+    assert {name: v["word"] for name, v in verdicts.items()} == {
+        "0-scratch-auto": "same", "1-amp-auto": "reference", "2-fp32-auto": "reference",
+    }  # fmt: skip
+    assert verdicts["0-scratch-auto"]["unchecked"] == []
+    assert "scratch bf16: same so far (beside amp bf16)" in ended.err.splitlines()
+    assert ended.out.splitlines()[-1] == "Report: sweep/report/index.html"
+    assert "no difference found" in (report / "index.html").read_text()
 
 
 @pytest.mark.slow

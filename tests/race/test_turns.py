@@ -17,6 +17,9 @@ class Board:
     def progress(self, name, progress):
         pass
 
+    def end_turn(self, name, gone):
+        pass
+
     def line(self, text):
         self.lines.append(text)
 
@@ -74,6 +77,13 @@ def test_the_budget_ends_it_and_says_so():
     assert entrant.finish.stopped == "budget"
     assert entrant.finish.half_width > 0.001
     assert "the time budget ended (measure.budget_s): the step time is known within" in board.lines[-1]
+
+
+def test_who_trained_is_told_before_the_next_one_trains():
+    log = []
+    entrants = [Pretender("a", log), Pretender("lost", log, gone=Train), Pretender("b", log)]
+    race(entrants, RULES, Board(), "r", trained=lambda name: log.append((name, "told")))
+    assert log[3:8] == [("a", "Train"), ("a", "told"), ("lost", "Train"), ("b", "Train"), ("b", "told")]
 
 
 @pytest.mark.parametrize("gone", [type(None), Train, 3, Finish])

@@ -5,7 +5,6 @@ from typing import Any
 
 from mpcompare.entrant.inference import measure_inference
 from mpcompare.entrant.state import Entrant, Nothing, Pass
-from mpcompare.race.turns import Progress
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,8 @@ class Part:
 
 def take(entrant: Entrant) -> Pass[Part | Nothing]:
     """Needs ``setup`` and ``trained``. Leaves nothing."""
+    yield from ()
     plan, trained = entrant.plan.inference, entrant.trained
     if not plan.enabled:
         return Nothing()
-    yield Progress(0, 1, "inference")
     return Part(measure_inference(entrant.setup, trained.state, trained.scores, plan, entrant.shared))

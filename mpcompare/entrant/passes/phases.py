@@ -3,12 +3,11 @@
 from mpcompare.entrant.phases import PhaseTimes, time_phases
 from mpcompare.entrant.state import Entrant, Pass
 from mpcompare.entrant.timing import fresh
-from mpcompare.race.turns import Progress
 
 
 def take(entrant: Entrant) -> Pass[PhaseTimes]:
     """Needs ``setup``, ``trained`` and ``trial``. Leaves nothing."""
-    yield Progress(0, 1, "phases and memory")
+    yield from ()
     setup = entrant.setup
     stepper = fresh(setup, entrant.trained)
     return time_phases(stepper, setup.batches(), entrant.trial.steps, setup.clock, setup.task)

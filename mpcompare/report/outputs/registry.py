@@ -18,8 +18,8 @@ from mpcompare.report.outputs.page import output as page
 
 Output = Callable[[Report, Path], None]  # given a report, and the folder for its files, which may be missing
 
-# The console comes first: it shows the table even where the folder cannot be written. The page comes last: it links to
-# the other files.
+# The console comes first: it shows the table before figures are drawn, and even where the folder cannot be written. The
+# page comes last: it links to the other files.
 OUTPUTS: tuple[Output, ...] = (
     console.write,
     summary_csv.write,

@@ -15,7 +15,16 @@ from mpcompare.report.summary import Row
 LINES = 40  # of the file at most
 VERDICTS, MEASURED = 12, 6  # lines at most; the table takes the others
 FIXED = 6  # the heading, the head of the table and its rule, and three blank lines
-ORDER = ("differs", "failed", "not comparable", "same", "within noise", "reference", "not examined")
+ORDER = (
+    "differs",
+    "failed",
+    "not comparable",
+    "differs as declared",
+    "same",
+    "within noise",
+    "reference",
+    "not examined",
+)
 # Backslashes keep these from being markup. An underscore within a word is none.
 MARKUP = re.compile(r"[\\`*\[\]|~$#]|(?<![^\W_])_|_(?![^\W_])")
 
@@ -95,7 +104,9 @@ def _said(row: Row) -> tuple[str, str, str]:
         return "same", "No difference found", beside + unchecked
     if verdict.word == "within noise":
         return "within noise", "Within noise", f"{beside}, but its gradients cannot be seen{unchecked}"
-    said = f"{verdict.word.capitalize()}: {escape(verdict.cause)}"
+    said = escape(str(verdict)[:1].upper() + str(verdict)[1:])
+    if verdict.word == "differs as declared":
+        return verdict.word, said, beside + unchecked
     return verdict.word, said, beside + because
 
 

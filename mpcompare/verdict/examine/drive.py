@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 
 from mpcompare.clipping import factor_of_norm
-from mpcompare.contract import Batches, Walk
+from mpcompare.contract import Batches, Walk, promises_of
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.precision import FORMATS
+from mpcompare.tasks.optimizers import IN_FP32, Coarse
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import Change, clip_errors, gradient_errors, micro_batches, update_errors
 from mpcompare.verdict.examine.known_mistakes import Update, known_mistakes, some_of
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.examine.subject import Subject, promised_scaling, promised_task
 from mpcompare.verdict.findings import (
     Clip,
     Drive,
@@ -103,11 +105,17 @@ class _Driver:
     """Takes steps with a new backend, and writes down each."""
 
     def __init__(self, subject: Subject, scaling: LossScale, start: Batches, exact: Exact) -> None:
-        self.subject, self.task, self.start, self.exact = subject, subject.task, start, exact
+        self.subject, self.start, self.exact = subject, start, exact
         self.backend = subject.make_backend(subject.examined, scaling)
-        self.scaling, self.replay = copy.deepcopy(scaling), subject.task.optimizer.replay()
+        self.promises = promises = promises_of(self.backend)
+        self.task = promised_task(subject.task, promises)
+        self.asked, self.scaling = copy.deepcopy(scaling), promised_scaling(scaling, promises)
+        self.trained_scale = promised_scaling(subject.scaling, promises).scale
+        coarse = Coarse(promises.coarse_weights, promises.coarse_moments) if promises.coarse else IN_FP32
+        self.replay = subject.task.optimizer.replay(coarse)
         self.checks, self.rates = not isinstance(scaling, NoLossScale), subject.task.new_rates()
         self.compute_dtype = torch_dtype(subject.precision.storage)
+        self.early: list[str] = []
         self.taken: list[Step] = []
         self.updates: list[Update] = []
         self.update_errors: list[dict[str, UpdateError]] = []
@@ -121,7 +129,10 @@ class _Driver:
         taken = self._step(batch)
         finite = _finite(taken.grads)
         self._write_step(taken, finite)
+        if not self.updates and taken.skipped:
+            self.early = early(self.backend.state_dict()["optimizer"])
         self.scaling.update(not finite)
+        self.asked.update(not finite)
         self.rates.count(self.checks and not finite)
         self.next_scale = NextScale(float(self.backend.loss_scale()), self.scaling.scale)
         if finite and not taken.skipped:
@@ -133,6 +144,7 @@ class _Driver:
     def result(self) -> Drive:
         """Returns everything that was written down; of updates that are wrong, the known mistakes that make them."""
         wrong = any(not e.excess <= 1 for update in self.update_errors for e in update.values())
+        short, coarse = self.promises.moments != "fp32", self.promises.coarse
         return Drive(
             steps=self.taken,
             updates=self.update_errors,
@@ -141,8 +153,10 @@ class _Driver:
             next_scale=self.next_scale,
             finite=self.finite,
             buffers=self.buffers,
-            known_mistakes=known_mistakes(self.task, self.updates, self.compute_dtype) if wrong else {},
-            digits=digits(self.backend.state_dict()["optimizer"]) if wrong else {},
+            # Bounds of coarse weights are so wide that mistakes fit into them.
+            known_mistakes=known_mistakes(self.task, self.updates, self.compute_dtype) if wrong and not coarse else {},
+            digits=digits(self.backend.state_dict()["optimizer"]) if wrong or short else {},
+            early=self.early,
         )
 
     def _step(self, batch: Batches) -> _Taken:
@@ -170,18 +184,22 @@ class _Driver:
             finite_after_clip=finite if taken.clipped is taken.grads else _finite(taken.clipped),
             loss_scale=taken.scale,
             should_scale=self.scaling.scale,
+            asked_scale=None if self.asked.scale == self.scaling.scale else self.asked.scale,
         )
         self.taken.append(step)
 
     def _write_update(self, taken: _Taken) -> None:
         change = Change(taken.before, taken.after, taken.clipped, taken.lr)
-        self.update_errors.append(update_errors(self.replay, change, self.compute_dtype))
+        weights = self.promises.weights
+        short = self.compute_dtype if weights == "fp32" else torch_dtype(FORMATS[weights])
+        self.update_errors.append(update_errors(self.replay, change, short, self.promises.coarse_weights))
         update = Update(
             before=some_of(taken.before),
             after=some_of(taken.after),
             grads=some_of(taken.grads),
             clipped=some_of(taken.clipped),
             lr=taken.lr,
+            norm=numerics.total_norm(taken.clipped, 2.0) if taken.clipped else math.nan,
             number=int(self.rates.updates) - 1,
             steps=len(self.taken) - 1,
         )
@@ -201,7 +219,7 @@ class _Driver:
         self.finite = FiniteStep(
             **vars(gradients),
             first_update=_first_update(self.task, taken, self.exact.grads),
-            subnormal=self.exact.subnormal(self.subject.scaling.scale),
+            subnormal=self.exact.subnormal(self.trained_scale),
             effective_precision=effective,
         )
         if self.exact.buffers and len(self.taken) == 1:
@@ -230,6 +248,12 @@ def digits(state: Mapping[str, Params]) -> dict[str, float]:
             exact = [(values.to(dtype).float() == values).double().mean() for dtype in (torch.float16, torch.bfloat16)]
             shares[kind] = float(max(exact))
     return shares
+
+
+def early(state: Mapping[str, Params]) -> list[str]:
+    """Returns the kinds of the optimizer's tensors that hold another number than 0, which none may before the first
+    update."""
+    return [kind for kind, tensors in state.items() if any(t.dim() and bool((t != 0).any()) for t in tensors.values())]
 
 
 def _finite(tensors: Mapping[str, Tensor]) -> bool:

@@ -66,17 +66,20 @@ class Change:
     lr: float
 
 
-def update_errors(replay: Replay, change: Change, compute_dtype: torch.dtype) -> dict[str, UpdateError]:
+def update_errors(
+    replay: Replay, change: Change, short_dtype: torch.dtype, coarse: float = 1.0
+) -> dict[str, UpdateError]:
     """Returns how far a change is from what fp32 arithmetic makes of the gradients that a backend shows.
 
     Args:
         replay: the optimizer in float64, which takes its next step.
-        compute_dtype: the format in which the backend computes; weights that have no more digits count as ``short``.
+        short_dtype: the format in which the backend computes; weights that have no more digits count as ``short``.
+        coarse: the most by which a new weight is rounded, in units of what fp32 rounds it by.
     """
-    return {name: _update_error(replay, name, change, compute_dtype) for name in change.grads}
+    return {name: _update_error(replay, name, change, short_dtype, coarse) for name in change.grads}
 
 
-def _update_error(replay: Replay, name: str, change: Change, compute_dtype: torch.dtype) -> UpdateError:
+def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.dtype, coarse: float) -> UpdateError:
     excess = product = norm2 = 0.0
     moves = lost = lost_in_fp32 = short = 0
     for number, (w, new, g) in enumerate(chunks(change.before[name], change.after[name], change.grads[name])):
@@ -84,14 +87,14 @@ def _update_error(replay: Replay, name: str, change: Change, compute_dtype: torc
         # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
         s, m = replay.step(f"{name} {number}", g.double(), w, change.lr)
         changed, right = new - w, w + s
-        excess = max(excess, update_error(w, new, s, m))
+        excess = max(excess, update_error(w, new, s, m, coarse=coarse))
         product += torch.dot(changed, s).item()
         norm2 += torch.dot(s, s).item()
         moving = s != 0
         moves += int(moving.sum())
         lost += int(((changed == 0) & moving).sum())
         lost_in_fp32 += int(((right.float() == w) & moving).sum())
-        short += int((new.to(compute_dtype).float() == new).sum())
+        short += int((new.to(short_dtype).float() == new).sum())
     return UpdateError(
         excess=excess,
         slope=product / norm2 if norm2 else 1.0,
@@ -101,14 +104,15 @@ def _update_error(replay: Replay, name: str, change: Change, compute_dtype: torc
     )
 
 
-def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor) -> float:
+def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor, *, coarse: float = 1.0) -> float:
     """Returns the largest error of a change over its bound: one rounding of the new weight, and those of its change.
 
     Args:
         step, magnitude: as ``Replay.step`` returns them.
+        coarse: the most by which the new weight is rounded, in units of what fp32 rounds it by.
     """
     before, after = before.double(), after.double()
-    bound = (before + step).abs_().add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)
+    bound = (before + step).abs_().mul_(coarse).add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)
     return _largest((after - before).sub_(step).abs_().div_(bound))
 
 

@@ -15,8 +15,9 @@ from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from mpcompare.contract import Batches, Stepper
+from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.loss_scale import NoLossScale
+from mpcompare.race.course import NOISE
 from mpcompare.race.turns import Progress
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.examine.exponents import exponents_of
@@ -29,7 +30,7 @@ from mpcompare.verdict.examine.overflow import overflow
 from mpcompare.verdict.examine.reload import reload
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.scale import first_wrong_scale
-from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.findings import Findings, NoiseRun, Recipe, Replacement, RoundingError
 
 
@@ -45,32 +46,33 @@ def examine(
         noise: the number of runs that find the noise; 0 for a backend that others are not compared with.
     """
     trained = stepper.backend
+    promises = promises_of(trained)
     weights = {name: p.detach().clone() for name, p in trained.master_params().items()}
 
-    yield Progress(0, 1, "numerics: gradients of the first step")
+    yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact = oracle(subject, batches[0], subject.precision)
     at_first, rounding = first(subject, batches, exact), _rounding(subject, batches[0])
     few = batches[0][0][0][:4]
 
-    yield Progress(0, 1, "numerics: gradients after training")
+    yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
     network = with_values(subject.model, weights, trained.buffers())
     at_last = last(subject, trained, float(stepper.rates.now), network, after)
     exponents = exponents_of(subject, exact, network, after) if noise else {}
 
     if not isinstance(subject.scaling, NoLossScale):
-        yield Progress(0, 1, "numerics: overflow")
+        yield Progress(0, 1, "overflow")
     overflowed = overflow(subject, batches, exact)
-    yield Progress(0, 1, "numerics: a backend that is loaded")
+    yield Progress(0, 1, "a backend that is loaded")
     reloaded = reload(subject, batches)
     runs: list[NoiseRun] = []
     for number in range(noise):
-        yield Progress(number, noise, f"numerics: noise, run {number + 1} of {noise}")
-        runs.append((yield from train_again(subject, rows, number)))
+        yield Progress(number, noise, f"run {number + 1} of {noise}", NOISE)
+        runs.append((yield from train_again(subject, rows, number, noise)))
     return Findings(
         precision=subject.precision.name,
-        recipe=recipe(subject.task),
+        recipe=recipe(promised_task(subject.task, promises)),
         longest_sum=longest_sum(subject.model, batches[0][0][0], subject.task.batch_size),
         layers=layers(subject.examined, exact.order, few),
         first=at_first,
@@ -79,10 +81,11 @@ def examine(
         twin={name: Replacement(kink.kinked, kink.smooth) for name, kink in subject.kinks.items()},
         overflow=overflowed,
         reload=reloaded,
-        wrong_scale=first_wrong_scale(subject.scaling_at_start, rows),
+        wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         noise=runs,
         exponents=exponents,
+        promises=promises,
     )
 
 

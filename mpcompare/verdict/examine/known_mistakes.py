@@ -11,10 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mpcompare.clipping import factor_of_norm
 from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW, Replay, Sgd
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.errors import update_error
 
+USUAL_NORMS = (1.0, 0.5, 0.25, 0.1, 5.0)  # to which others clip by default
 ELEMENTS = 4096  # of a large tensor, evenly spread: every update is one of single elements
 
 
@@ -27,6 +29,7 @@ class Update:
         grads: before they were clipped; of a backend whose step is one piece, after.
         clipped: as they are given to the optimizer.
         lr: as the schedule has it.
+        norm: the 2-norm of ``clipped``, all elements of all tensors together; NaN where none are shown.
         number: the number of updates that were taken before.
         steps: the number of steps before, the skipped ones among them.
     """
@@ -36,6 +39,7 @@ class Update:
     grads: Params
     clipped: Params
     lr: float
+    norm: float
     number: int
     steps: int
 
@@ -114,6 +118,8 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
         yield from ((name, _by(optimizer.replay(), rate)) for name, rate in rates.items())
     if task.clip_norm is not None:
         yield "not clipped", _by(optimizer.replay(), unclipped=True)
+    else:
+        yield from ((f"clipped to {norm:g}", _clipped(optimizer.replay(), norm)) for norm in USUAL_NORMS)
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         yield f"lr in {name}", _by(optimizer.replay(), partial(_rounded_rate, dtype))
     if isinstance(optimizer, Sgd):
@@ -131,6 +137,17 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
             yield "decay in the gradient", _by(coupled.replay())
         else:
             yield "decay beside the gradient", _decayed(without.replay(), lambda update: update.lr * decay)
+
+
+def _clipped(replay: Replay, norm: float) -> Mistake:
+    """Clips to ``norm``, and allows for an fp32 norm, which is a sum of many squares."""
+    clipped = _by(replay, grad_of=lambda g, update: g * factor_of_norm(update.norm, norm))
+
+    def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
+        change, magnitude = clipped(name, update)
+        return change, magnitude + 64 * change.abs()
+
+    return mistake
 
 
 def _rounded_rate(dtype: torch.dtype, update: Update) -> float:

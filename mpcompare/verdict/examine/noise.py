@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mpcompare.contract import State, Stepper
 from mpcompare.loss_scale import LossScale, NoLossScale
+from mpcompare.race.course import NOISE
 from mpcompare.race.turns import Progress
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, params_of, with_values
@@ -18,7 +19,9 @@ from mpcompare.verdict.examine.subject import Subject, at_scale
 from mpcompare.verdict.findings import NoiseRun
 
 
-def train_again(subject: Subject, rows: Sequence[Mapping[str, Any]], number: int) -> Generator[Progress, Any, NoiseRun]:
+def train_again(
+    subject: Subject, rows: Sequence[Mapping[str, Any]], number: int, of: int
+) -> Generator[Progress, Any, NoiseRun]:
     """Trains once more, for as many steps.
 
     Weights are moved by less than the precision resolves, up to u |w|; the rows of each batch stand in another order,
@@ -27,7 +30,8 @@ def train_again(subject: Subject, rows: Sequence[Mapping[str, Any]], number: int
 
     Args:
         rows: those of ``steps.csv``.
-        number: the run's; another one draws other changes.
+        number: the run's, from 0; another one draws other changes.
+        of: the number of runs.
     """
     task, begin = subject.task, subject.start
     generator = torch.Generator().manual_seed(number)
@@ -36,7 +40,7 @@ def train_again(subject: Subject, rows: Sequence[Mapping[str, Any]], number: int
     order = torch.randperm(len(first_x), generator=generator).to(first_x.device)
     reorders = order_is_free(subject.model, task.loss_fn, first_x, first_y)
     keeps_scale = any(row["skipped"] for row in rows)
-    scaling = subject.scaling_at_start
+    scaling = subject.scaling_at_start()
     if not keeps_scale:
         scaling = at_scale(scaling, scaling.scale / 2 ** (number + 1))
     stepper = _stepper(subject, start, scaling)
@@ -46,7 +50,8 @@ def train_again(subject: Subject, rows: Sequence[Mapping[str, Any]], number: int
         batch = [(x[order], y[order]) for x, y in batch] if reorders else batch
         losses.append(float(stepper.step(batch)))
         skipped.append(bool(stepper.backend.skipped))
-        yield Progress(len(losses), len(rows), f"numerics: noise, run {number + 1}")
+        done = number * len(rows) + len(losses)
+        yield Progress(done, of * len(rows), f"run {number + 1} of {of}, step {len(losses)}/{len(rows)}", NOISE)
     changes = ["weights moved by less than they are rounded"]
     changes += ["rows in another order"] if reorders else []
     changes += [] if keeps_scale or isinstance(scaling, NoLossScale) else [f"loss scale {scaling.scale:g}"]

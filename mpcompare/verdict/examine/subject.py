@@ -9,8 +9,9 @@ from torch import nn
 
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.contract import Backend, Batches
-from mpcompare.loss_scale import LossScale, NoLossScale, load_state
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
 from mpcompare.precision import Precision
+from mpcompare.promises import NOTHING, Promises
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.task import Task
 from mpcompare.tasks.twin import Kink
@@ -48,10 +49,9 @@ class Subject:
         """The network of the first passes."""
         return self.model if self.twin is None else self.twin
 
-    @property
-    def scaling_at_start(self) -> LossScale:
-        """The loss scale before the first step of training."""
-        scaling = copy.deepcopy(self.scaling)
+    def scaling_at_start(self, promises: Promises = NOTHING) -> LossScale:
+        """Returns the loss scale before the first step of training, of a backend that promises this."""
+        scaling = promised_scaling(self.scaling, promises)
         if self.start is not None:
             load_state(scaling, self.start.state["loss_scale"])
         return scaling
@@ -62,3 +62,18 @@ def at_scale(scaling: LossScale, scale: float) -> LossScale:
     if isinstance(scaling, NoLossScale):
         return scaling
     return replaced(scaling, init_scale=max(scale, getattr(scaling, "min_scale", 0.0), 2.0**-126))
+
+
+def promised_scaling(scaling: LossScale, promises: Promises) -> LossScale:
+    """Returns a copy of the loss scale asked for, with the settings that a backend promises to be its own."""
+    if isinstance(scaling, DynamicLossScale) and promises.loss_scale:
+        changed: LossScale = replaced(scaling, **promises.loss_scale)  # type: ignore[arg-type]
+        return changed
+    return copy.deepcopy(scaling)
+
+
+def promised_task(task: Task, promises: Promises) -> Task:
+    """Returns the task, clipped as a backend promises to where the task clips nothing."""
+    if task.clip_norm is None and promises.clip_norm is not None:
+        return replaced(task, clip_norm=promises.clip_norm)
+    return task

@@ -1,6 +1,7 @@
 """A check, and the case that it looks at."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import pandas as pd
@@ -19,6 +20,7 @@ class Check:
         cause: a word or two for what is wrong where it fails; docs/verdict.md lists them.
         because: the same in a sentence, with its numbers.
         kind: one of ``kinds.KINDS``.
+        detail: a few words that belong to the cause in a table; empty where the cause says it all.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Check:
     cause: str
     because: str
     kind: str = ""
+    detail: str = ""
 
     @property
     def passed(self) -> bool:
@@ -43,6 +46,7 @@ class Examined:
         precision: the one asked for.
         dtypes: as observed, by ``params``, ``activations``, ``gradients``, ``loss`` and ``optimizer``.
         findings: those of the examination.
+        layers: the observed dtypes of each layer (``Backend.module_dtypes``); empty where they are not known.
         steps: the rows of ``steps.csv``.
         start: the step and the fingerprint of the weights where training continued; None: it began at the beginning.
         timed_loss: the loss in a timed block; None where nothing was timed.
@@ -58,6 +62,7 @@ class Examined:
     start: tuple[int, str] | None = None
     timed_loss: float | None = None
     timed_loss_difference: float | None = None
+    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property
     def unit_roundoff(self) -> float:

@@ -6,26 +6,27 @@ from collections.abc import Iterator, Sequence
 from mpcompare.clipping import factor_of_norm
 from mpcompare.verdict.findings import Clip, Drive, Findings, Gradients
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.limits import FP32
+from mpcompare.verdict.judge.limits import FP32, stored_coarsely
 
 ROUNDINGS = 8.0  # a norm: each square, the sums of the tensors', two roots, and the unscaling of what is summed
 
 
 def checks(case: Case) -> Iterator[Check]:
     """Yields norm and factors of every update, beside those of the gradients that the backend shows."""
+    u = FP32 + stored_coarsely(case.run)  # gradients are stored as weights are
     for where, drive in case.run.findings.drives.items():
         for number, clip in enumerate(drive.clips, start=1):
-            yield from _clip(f"update {number} of pass {where}", clip, scales(drive))
+            yield from _clip(f"update {number} of pass {where}", clip, scales(drive), u)
 
 
-def _clip(name: str, clip: Clip, scales: Sequence[float]) -> Iterator[Check]:
+def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Iterator[Check]:
     """Yields the checks of one update.
 
     Where only clipped gradients can be seen, the norm before is what the backend says, and the norm after must fit to
     it; whether it is right the gradients say, which are divided by the factor that it makes.
     """
     before = clip.norm if clip.should_norm is None else clip.should_norm
-    error, tiny = norm_error(clip)
+    error, tiny = norm_error(clip, u)
     if clip.should_norm is not None:
         because = f"it says that the gradients' norm is {clip.norm:.6g} in {name}, and it is {before:.6g}"
         because += _known_norm(clip.norm / before if before else 0.0, scales)
@@ -37,26 +38,26 @@ def _clip(name: str, clip: Clip, scales: Sequence[float]) -> Iterator[Check]:
         because += f"{factor:.6g}{why}"
         # The factor has the error of the norm, and is made, and multiplied with, in four more roundings; below 2^-126
         # products may become 0.
-        limit = (error + tiny / before + 4 * FP32) * factor + math.sqrt(clip.elements) * 2.0**-126 / e.norm
+        limit = (error + tiny / before + 4 * u) * factor + math.sqrt(clip.elements) * 2.0**-126 / e.norm
         yield Check(f"clip factor of {tensor} in {name}", abs(e.factor - factor), limit, "clip", because)
         because = f"clipping changes the direction of the gradient of {tensor} in {name}, by {e.rest:.2g} of its norm"
         yield Check(f"clipped gradient of {tensor} in {name}", e.rest, limit, "clip", because)
     because = f"the norm of the clipped gradients is {clip.norm_after:.6g} in {name}, where clipping makes "
     because += f"{factor * before:.6g} of {before:.6g}"
-    difference, limit = abs(clip.norm_after - factor * before), (2 * error + 4 * FP32) * factor * before + tiny
+    difference, limit = abs(clip.norm_after - factor * before), (2 * error + 4 * u) * factor * before + tiny
     yield Check(f"norm of the clipped gradients in {name}", difference, limit, "clip", because)
 
 
-def norm_error(clip: Clip) -> tuple[float, float]:
+def norm_error(clip: Clip, u: float = FP32) -> tuple[float, float]:
     """Returns the relative error of a norm that fp32 sums, and the absolute one of squares below fp32's range, 2^-126
-    each.
+    each; ``u`` is the unit roundoff of all that is stored.
 
     All squares are positive, so the error of their sum is like the root of its length (Higham and Mary, SIAM J. Sci.
     Comput. 41(5), 2019), whatever the order; the largest element has none.
     """
     if clip.norm_type == math.inf:
-        return ROUNDINGS * FP32, 2.0**-126
-    return (math.sqrt(clip.elements) + ROUNDINGS) * FP32, math.sqrt(clip.elements) * 2.0**-63
+        return ROUNDINGS * u, 2.0**-126
+    return math.sqrt(clip.elements) * FP32 + ROUNDINGS * u, math.sqrt(clip.elements) * 2.0**-63
 
 
 def _factors(clip: Clip, scales: Sequence[float]) -> str:

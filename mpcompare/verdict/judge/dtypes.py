@@ -1,29 +1,81 @@
 """The precision: dtypes as observed, and as the errors show."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Examined
 
-TECHNIQUES = {"params": "no master weights", "loss": "loss"}  # the cause where another dtype is one of these
+TECHNIQUES = {
+    "params": "no master weights",
+    "loss": "loss",
+    "optimizer": "moments",
+}  # the cause where another dtype is one of these
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields a check for each dtype, and one for the precision that the gradients show.
+    """Yields a check of the layers, one for each dtype, and one for the precision that the gradients show.
 
     A network whose output is not a product's may end in another dtype than it computes in: there the reference's is as
     good.
     """
     run, precision = case.run, case.run.precision
-    computed = PRECISIONS[precision].storage.name
-    promised = {"activations": (computed,), "gradients": (computed, "fp32")}
-    for what, dtype in run.dtypes.items():
-        expected = promised.get(what, ("fp32",))
-        if what == "activations":
-            expected = tuple(dict.fromkeys((*expected, case.reference.dtypes[what])))
-        because = f"{what} in {dtype}, and precision={precision} means {' or '.join(expected)}"
-        yield Check(f"dtype of {what}", float(dtype not in expected), 0, TECHNIQUES.get(what, "precision"), because)
     first = run.findings.first.finite
     effective = (first.effective_precision if first else None) or precision
+    formats = _formats(case)
+    elsewhere = _elsewhere(run, formats, effective)
+    if formats:
+        yield _layers(run, formats)
+    for what, dtype in run.dtypes.items():
+        expected = _expected(case, what)
+        because = f"{what} in {dtype}, and precision={precision} means {' or '.join(expected)}"
+        cause = TECHNIQUES.get(what, "precision")
+        detail = elsewhere if cause == "precision" else ""
+        yield Check(f"dtype of {what}", float(dtype not in expected), 0, cause, because, detail=detail)
     because = f"precision={precision}, and the gradients are those of {effective}"
-    yield Check("effective precision", float(effective != precision), 0, "precision", because)
+    value = float(effective != precision)
+    yield Check("effective precision", value, 0, "precision", because, detail=elsewhere)
+
+
+def _expected(case: Case, what: str) -> tuple[str, ...]:
+    """Returns the names of the dtypes that are right, the promised one first."""
+    computed, promises = PRECISIONS[case.run.precision].storage.name, case.run.findings.promises
+    if what == "params":
+        return (promises.weights,)
+    if what == "optimizer":  # one that remembers nothing computes in the dtype of the weights
+        return tuple(dict.fromkeys((promises.moments, promises.weights)))
+    if what == "activations":
+        return tuple(dict.fromkeys((computed, case.reference.dtypes[what])))
+    return (computed, "fp32") if what == "gradients" else ("fp32",)
+
+
+def _formats(case: Case) -> list[str]:
+    """Returns the formats in which those layers compute that compute in the precision's in the reference; none where
+    either is not known."""
+    computed = PRECISIONS[case.run.precision].storage.name
+    of_reference = {name for name, row in case.reference.layers.items() if computed in _computes(row)}
+    rows = [row for name, row in case.run.layers.items() if name in of_reference and not name.startswith("(")]
+    return sorted({dtype for row in rows for dtype in _computes(row)})
+
+
+def _computes(row: Mapping[str, str]) -> list[str]:
+    return [dtype for dtype in row["computes"].split("+") if dtype != "-"]
+
+
+def _layers(run: Examined, formats: list[str]) -> Check:
+    """Returns the check that any layer computes in the precision. One that computes with more digits may be right."""
+    computed = PRECISIONS[run.precision].storage.name
+    because = f"no layer computes in {computed}: all compute in {' and '.join(formats)}"
+    value, detail = float(computed not in formats), _asked(run, formats)
+    return Check("dtypes of layers", value, 0, "precision", because, detail=detail)
+
+
+def _elsewhere(run: Examined, formats: list[str], effective: str) -> str:
+    """Returns the precision asked for beside the one in which the run computes; empty where they are not known to
+    differ."""
+    if formats and PRECISIONS[run.precision].storage.name not in formats:
+        return _asked(run, formats)
+    return _asked(run, [effective]) if effective != run.precision else ""
+
+
+def _asked(run: Examined, formats: list[str]) -> str:
+    return f"asked for {run.precision}, computes in {' and '.join(formats)}"

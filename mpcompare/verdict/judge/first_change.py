@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.limits import FP32, tensor_limit
+from mpcompare.verdict.judge.limits import FP32, stored_coarsely, tensor_limit
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -22,7 +22,7 @@ def checks(case: Case) -> Iterator[Check]:
         gain = e.gain  # the first change is the gradient times this, and the decay
         rounding = case.reference.findings.rounding.get(name)
         limit = tensor_limit(case.run, e, rounding and replace(rounding, error=gain * rounding.error))
-        limit += FP32 * e.weights
+        limit += (FP32 + stored_coarsely(case.run)) * e.weights
         gradient = reference.gradients.get(name)
         limit += clipping * gain * (gradient.norm if gradient else 0.0)
         error = run.first_update[name].error if name in run.first_update else math.inf

@@ -16,6 +16,7 @@ from mpcompare.verdict.judge import (
     loss_scale,
     optimizer,
     overflows,
+    promises,
     resume,
     timed_steps,
     training,
@@ -25,6 +26,7 @@ from mpcompare.verdict.judge.check import Case, Check
 # In the order of their power to explain: the first that fails is the cause of what fails after it. Of the reference
 # itself, each yields what needs no other run.
 KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
+    "promises": promises.checks,
     "dtypes": dtypes.checks,
     "policy": loss_scale.checks,
     "gradients": gradients.in_the_first_step,

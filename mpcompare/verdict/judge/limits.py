@@ -45,3 +45,9 @@ def reordered_loss(run: Examined, loss: float) -> float:
     rounding of each activation does to it, and fp32 sums."""
     first = run.findings.first.finite
     return 4 * (first.loss_noise if first else 0.0) + sum_error(run) * abs(loss)
+
+
+def stored_coarsely(run: Examined) -> float:
+    """Returns by how much, relatively, weights and buffers are rounded more than fp32 rounds them: 0 unless a backend
+    promises that they are kept in another format."""
+    return FP32 * (run.findings.promises.coarse_weights - 1)

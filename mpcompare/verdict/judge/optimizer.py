@@ -13,6 +13,10 @@ KNOWN_MISTAKES = {
     "schedule left out": ("schedule", "at the optimizer's learning rate, whatever the schedule"),
     "schedule counts micro-batches": ("schedule", "at a learning rate that every micro-batch advances"),
     "not clipped": ("clip", "from gradients that are not clipped"),
+    **{
+        f"clipped to {norm}": ("clip", f"from gradients that are clipped to a norm of {norm}, as nobody asked for")
+        for norm in ("1", "0.5", "0.25", "0.1", "5")
+    },
     "lr in fp16": ("optimizer", "at a learning rate that is rounded to fp16"),
     "lr in bf16": ("optimizer", "at a learning rate that is rounded to bf16"),
     "no momentum": ("momentum", "without momentum"),
@@ -45,7 +49,7 @@ def checks(case: Case) -> Iterator[Check]:
         for number, update in enumerate(drive.updates, start=1):
             for name, e in update.items():
                 why, because = "optimizer", f"the update of {name} is {e.slope:.6g} times what its gradients make"
-                if e.short > 0.5:
+                if e.short > 0.5 and not case.run.findings.promises.coarse:
                     why = "no master weights"
                     because = f"{name} has the digits of a 16-bit number; {e.lost:.1%} of its updates are lost"
                 elif cause:
@@ -55,12 +59,16 @@ def checks(case: Case) -> Iterator[Check]:
 
 def _known_mistake(findings: Findings) -> tuple[str, str]:
     """Returns the cause, and how the updates are made: by the first mistake that makes all that are wrong, in every
-    pass. Where none does, what the optimizer remembers may have the digits of 16-bit numbers. Empty if nothing is
-    known."""
+    pass. Where none does, what the optimizer remembers may not have been 0 at first, or have the digits of 16-bit
+    numbers. Empty if nothing is known."""
     wrong = [drive for drive in findings.drives.values() if drive.known_mistakes]
     for name, (cause, made) in KNOWN_MISTAKES.items():
         if wrong and all(drive.known_mistakes.get(name, 2.0) <= 1 for drive in wrong):
             return cause, f"it is made {made}"
+    for drive in wrong:
+        if drive.early:
+            kinds = ", ".join(drive.early)
+            return "moments", f"{kinds} held other numbers than 0 after skipped steps, before the first update"
     for drive in wrong:
         short = [kind for kind, share in drive.digits.items() if share > 0.5 and len(drive.updates) > 1]
         if short:

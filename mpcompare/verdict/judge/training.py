@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import special
 
+from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import FP32, RARE
 from mpcompare.verdict.judge.trajectories import common_steps, loss_difference
@@ -19,7 +20,7 @@ def checks(case: Case) -> Iterator[Check]:
     of freedom for each noise run, times the standard deviation of the sample, times the root of 2, for both runs vary.
     """
     run, reference, again = case.run, case.reference, case.reference.findings.noise
-    if case.is_reference or not again:
+    if case.is_reference or not again or promises.kept(run.findings):
         return
     factor = math.sqrt(2) * float(special.stdtrit(len(again), 1 - RARE / 2))
     if steps := common_steps(reference, run):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.gradients import not_finite
 from mpcompare.verdict.judge.kinds import all_checks
@@ -19,11 +20,14 @@ class Verdict:
 
     Attributes:
         word: ``same``; ``within noise`` (its gradients cannot be seen, the run cannot be told from its reference's);
-            ``differs``; ``reference`` (others are compared with it; it passed what needs no other); ``not comparable``;
-            ``not examined`` (it or its reference: ``verdict.enabled=false``).
-        cause: of ``differs``, that of the first check that failed; of ``not comparable``, the field.
+            ``differs``; ``differs as declared`` (in what the backend promises, and in nothing else); ``reference``
+            (others are compared with it; it passed what needs no other); ``not comparable``; ``not examined``
+            (it or its reference: ``verdict.enabled=false``).
+        cause: of ``differs``, that of the first check that failed; of ``differs as declared``, the promises that are
+            seen to be kept; of ``not comparable``, the field.
         because: the cause in a sentence.
         unchecked: the parts that could not be looked at.
+        detail: a few words that belong to the cause, such as the precision in which a run computes; may be empty.
     """
 
     word: str
@@ -32,9 +36,11 @@ class Verdict:
     reference: str | None = None
     checks: list[Check] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    detail: str = ""
 
     def __str__(self) -> str:
-        return f"{self.word}: {self.cause}" if self.cause else self.word
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.word}: {self.cause}{detail}" if self.cause else self.word
 
 
 def judge(run: Examined, reference: Examined) -> Verdict:
@@ -44,16 +50,19 @@ def judge(run: Examined, reference: Examined) -> Verdict:
     unchecked = [] if case.is_reference else _unchecked(case)
     failed = next((check for check in checks if not check.passed), None)
     if failed:
-        return Verdict("differs", failed.cause, failed.because, name, checks, unchecked)
+        return Verdict("differs", failed.cause, failed.because, name, checks, unchecked, failed.detail)
     if case.is_reference:
         return Verdict("reference", reference=name, checks=checks)
+    kept = promises.kept(case.run.findings)
     if GRADIENTS in unchecked:
-        if TRAINING in unchecked:
+        if TRAINING in unchecked or kept:
             return Verdict("not comparable", "gradients", "neither gradients nor noise are known", name, checks)
         if RESUMED in unchecked:
             because = "its gradients are not known, and training began at another point"
             return Verdict("not comparable", "resume", because, name, checks)
         return Verdict("within noise", "", "", name, checks, unchecked)
+    if kept:
+        return Verdict("differs as declared", ", ".join(kept), "", name, checks, unchecked)
     return Verdict("same", "", "", name, checks, unchecked)
 
 
@@ -76,6 +85,9 @@ def _unchecked(case: Case) -> list[str]:
         kinds = sorted({(replaced.smooth, replaced.kinked) for replaced in reference.twin.values()})
         smooth = _and(dict.fromkeys(each for each, _ in kinds))
         missing.append(f"{_and(kinked for _, kinked in kinds)} (examined as {smooth})")
+    missing += [f"declared, and nothing shows it: {words}" for words in promises.unseen(run)]
+    if promises.kept(run):
+        return [*missing, "training (it differs as declared)"]
     if case.run.start != case.reference.start:
         return [*missing, RESUMED]
     if not reference.noise:

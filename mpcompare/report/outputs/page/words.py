@@ -10,7 +10,13 @@ from mpcompare.report.outputs.page.checks import Checked, bars
 from mpcompare.verdict.judge.verdict import Verdict
 
 # A sign for each verdict, so that colour is not all that tells them apart.
-SIGNS = {"no difference found": "✓", "differs": "✗", "reference": "=", "did not finish": "!"}
+SIGNS = {
+    "no difference found": "✓",
+    "differs as declared": "≠",
+    "differs": "✗",
+    "reference": "=",
+    "did not finish": "!",
+}
 # The classes of elements that have a colour of their own.
 KINDS = {"no difference found": "same", "differs": "differs", "did not finish": "differs"}
 
@@ -67,8 +73,12 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
             return Answer(entry.label, "within noise", more, unchecked, anchor)
         case "differs":
             more = f" from {other}" if other != entry.label else ""
-            more += f": {verdict.cause}, because {verdict.because} ({checked.failed} of {count} checks failed)"
+            detail = f" ({verdict.detail})" if verdict.detail else ""
+            more += f": {verdict.cause}{detail}, because {verdict.because} ({checked.failed} of {count} checks failed)"
             return Answer(entry.label, "differs", more, unchecked, anchor)
+        case "differs as declared":
+            more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks{near}"
+            return Answer(entry.label, verdict.word, more, unchecked, anchor)
         case "reference":
             more = f": others are compared with it; it passed the {count} checks that need no other run{near}"
             return Answer(entry.label, "reference", more, unchecked, anchor)

@@ -1,0 +1,105 @@
+"""Hugging Face Accelerate: ``Accelerator(mixed_precision="fp16")``, ``prepare``, ``accelerator.backward``.
+
+https://huggingface.co/docs/accelerate/usage_guides/training_zoo
+
+Accelerate calls the forward under autocast and casts what it returns to fp32; the loss is computed outside. On a CPU
+``mixed_precision="fp16"`` computes in fp32, without a scaler and without a word (1.15.0). ``optimizer.step()`` is the
+scaler's step and update in one.
+
+Changed here: the scaler has the settings that were asked for (``GradScalerKwargs``), which are its own by default.
+Gradients are unscaled in a phase of their own, and clipped by torch's function, which ``accelerator.clip_grad_norm_``
+calls after it has unscaled them. Micro-batches are counted by the task and not by ``accelerator.accumulate``.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.peers.library import library, observe_output
+from mpcompare.backends.torch_model import (
+    TorchModel,
+    clip_gradients,
+    gradient_dtype,
+    require_kernels,
+    set_lr,
+    share_of_step,
+    skipped_by,
+)
+from mpcompare.contract import MemoryModel
+from mpcompare.errors import InputError
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.tasks.task import Task
+
+
+class AccelerateRow(TorchModel):
+    """A module and an optimizer that Accelerate has prepared."""
+
+    PRECISIONS = ("fp16", "bf16")
+    IDLE_PHASES: tuple[str, ...] = ()
+
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        if type(loss_scale) is not (DynamicLossScale if precision == "fp16" else NoLossScale):
+            raise InputError("loss_scale", loss_scale.name, f"Accelerate has none but auto in precision={precision}")
+        accelerate = library("accelerate", "accelerate")
+        device = next(model.parameters()).device.type
+        require_kernels(model, device, precision, "accelerate")
+        grad_scaler(loss_scale, device)  # refuses what GradScaler does not have
+        self.task, self.device_type = task, device
+        library("accelerate.state", "accelerate").AcceleratorState._reset_state()  # one process, several precisions
+        self.accelerator = accelerate.Accelerator(
+            mixed_precision=precision, cpu=device == "cpu", kwargs_handlers=_settings(accelerate, loss_scale)
+        )
+        self.model = copy.deepcopy(model)
+        self.optimizer = task.optimizer.make(self.model.parameters())
+        self.network, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
+        self.scaler = self.accelerator.scaler or torch.amp.GradScaler(device, enabled=False)
+        self.observed = {}
+        observe_output(self.model, self.observed)
+        self.skipped: bool | Tensor = False
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        output = self.network(x)
+        self.loss = self.task.loss_fn(output, y)
+        self.observed["loss"] = self.loss.dtype
+        return self.loss.detach()
+
+    def backward(self) -> None:
+        self.accelerator.backward(share_of_step(self.task, self.loss))
+        self.observed["gradients"] = gradient_dtype(self.model)
+
+    def unscale(self) -> None:
+        if self.accelerator.scaler is not None:
+            self.accelerator.unscale_gradients(self.stepper)
+
+    def clip(self) -> None:
+        self.grad_norm = clip_gradients(self.task, self.model)
+
+    def step(self, lr: float | Tensor) -> None:
+        set_lr(self.optimizer, lr)
+        self.skipped = skipped_by(self.stepper.step, self.optimizer)
+
+    def update(self) -> None:
+        self.stepper.zero_grad()
+
+    def loss_scale(self) -> Tensor:
+        return self.scaler.scale(torch.ones((), device=self.device_type))
+
+    def memory_model(self) -> MemoryModel:
+        return {}
+
+
+def _settings(accelerate: Any, scaling: LossScale) -> list[Any]:
+    """Returns the handler that gives Accelerate's scaler the settings of ``scaling``."""
+    if not isinstance(scaling, DynamicLossScale):
+        return []
+    return [
+        accelerate.utils.GradScalerKwargs(
+            init_scale=scaling.init_scale,
+            growth_factor=scaling.growth_factor,
+            backoff_factor=scaling.backoff_factor,
+            growth_interval=scaling.growth_interval,
+        )
+    ]

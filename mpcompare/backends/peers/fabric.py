@@ -1,0 +1,104 @@
+"""Lightning Fabric: ``Fabric(precision="16-mixed")``, ``fabric.setup``, ``fabric.backward``, ``optimizer.step``.
+
+https://lightning.ai/docs/fabric/stable/fundamentals/precision.html
+
+Fabric casts the inputs before the forward, and the outputs to fp32 after it. On a CPU it turns ``16-mixed`` into
+``bf16-mixed``, with a warning; ``backend.plugin=true`` passes ``MixedPrecision("16-mixed", "cpu")`` instead, and gets
+fp16 with a GradScaler. ``optimizer.step()`` is the scaler's step and update in one.
+
+Changed here: the scaler has the settings that were asked for, which are its own by default. Gradients are unscaled in a
+phase of their own, by which Fabric's plugin does it, and then clipped by the function that Fabric calls, since
+``fabric.clip_gradients`` would unscale them again, and raises an error where they overflow.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.peers.library import library, observe_output
+from mpcompare.backends.torch_model import (
+    TorchModel,
+    clip_gradients,
+    gradient_dtype,
+    require_kernels,
+    set_lr,
+    share_of_step,
+    skipped_by,
+)
+from mpcompare.contract import MemoryModel
+from mpcompare.errors import InputError, check_flag
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.tasks.task import Task
+
+NAMES = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
+
+
+class FabricRow(TorchModel):
+    """A module and an optimizer that Fabric has set up.
+
+    Attributes:
+        plugin: whether the precision is passed as a plugin, which Fabric takes as it is.
+    """
+
+    PRECISIONS = ("fp16", "bf16")
+    IDLE_PHASES: tuple[str, ...] = ()
+
+    def __init__(
+        self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale, plugin: bool = False
+    ) -> None:
+        check_flag("backend.plugin", plugin)
+        if type(loss_scale) is not (DynamicLossScale if precision == "fp16" else NoLossScale):
+            raise InputError("loss_scale", loss_scale.name, f"Fabric has no other than auto in precision={precision}")
+        fabric_module = library("lightning_fabric", "fabric")
+        device = next(model.parameters()).device.type
+        require_kernels(model, device, precision, "fabric")
+        self.task = task
+        name, scaler = NAMES[precision], grad_scaler(loss_scale, device)
+        if plugin:
+            plugins = library("lightning_fabric.plugins", "fabric")
+            made = plugins.MixedPrecision(name, device, scaler if scaler.is_enabled() else None)
+            self.fabric = fabric_module.Fabric(accelerator=device, devices=1, plugins=made)
+        else:
+            self.fabric = fabric_module.Fabric(accelerator=device, devices=1, precision=name)
+        self.precision_plugin = self.fabric.strategy.precision
+        if getattr(self.precision_plugin, "scaler", None) is not None:
+            self.precision_plugin.scaler = scaler
+        self.scaler = getattr(self.precision_plugin, "scaler", None) or torch.amp.GradScaler(device, enabled=False)
+        self.model = copy.deepcopy(model)
+        self.optimizer = task.optimizer.make(self.model.parameters())
+        self.network, self.stepper = self.fabric.setup(self.model, self.optimizer, move_to_device=False)
+        self.observed = {}
+        observe_output(self.model, self.observed)
+        self.skipped: bool | Tensor = False
+        self.device_type = device
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        output = self.network(x)
+        self.loss = self.task.loss_fn(output, y)
+        self.observed["loss"] = self.loss.dtype
+        return self.loss.detach()
+
+    def backward(self) -> None:
+        self.fabric.backward(share_of_step(self.task, self.loss))
+        self.observed["gradients"] = gradient_dtype(self.model)
+
+    def unscale(self) -> None:
+        self.precision_plugin.unscale_gradients(self.optimizer)
+
+    def clip(self) -> None:
+        self.grad_norm = clip_gradients(self.task, self.model)
+
+    def step(self, lr: float | Tensor) -> None:
+        set_lr(self.optimizer, lr)
+        self.skipped = skipped_by(self.stepper.step, self.optimizer)
+
+    def update(self) -> None:
+        self.stepper.zero_grad()
+
+    def loss_scale(self) -> Tensor:
+        return self.scaler.scale(torch.ones((), device=self.device_type))
+
+    def memory_model(self) -> MemoryModel:
+        return {}

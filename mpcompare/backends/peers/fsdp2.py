@@ -1,0 +1,126 @@
+"""torch's FSDP2 with its own mixed precision: ``fully_shard(model, mp_policy=MixedPrecisionPolicy(...))``.
+
+https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+
+Parameters are fp32 shards. Before a module computes, its shards are gathered and cast; norms are cast, too, where
+autocast keeps them in fp32. Here is one process, so that a shard is the whole tensor. As in the documentation,
+gradients are reduced in fp32 (``reduce_dtype``), and fp16 takes a ``GradScaler``. The loss is computed in fp32.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.torch_model import (
+    TorchModel,
+    gradient_dtype,
+    require_kernels,
+    set_lr,
+    share_of_step,
+    step_or_skip,
+)
+from mpcompare.contract import BackendUnavailable, MemoryModel, State
+from mpcompare.dtypes import torch_dtype
+from mpcompare.loss_scale import LossScale, StaticLossScale
+from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.task import Params, Task
+
+
+def one_process(device: torch.device) -> "torch.distributed.device_mesh.DeviceMesh":
+    """Returns the mesh of this process alone, in a process group that is made once and needs no network."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if not dist.is_available():
+        raise BackendUnavailable("backend=fsdp2 needs a torch that was built with torch.distributed")
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return init_device_mesh(device.type, (1,))
+
+
+class Fsdp2(TorchModel):
+    """``fully_shard`` with a ``MixedPrecisionPolicy``, in one process."""
+
+    PRECISIONS = ("fp16", "bf16")
+    IDLE_PHASES: tuple[str, ...] = ()
+
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        device = next(model.parameters()).device
+        mesh = one_process(device)
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        require_kernels(model, device.type, precision, "fsdp2")
+        self.task, self.device_type = task, device.type
+        dtype = torch_dtype(PRECISIONS[precision].storage)
+        self.model = copy.deepcopy(model)
+        fully_shard(self.model, mesh=mesh, mp_policy=MixedPrecisionPolicy(dtype, torch.float32))
+        self.optimizer = task.optimizer.make(self.model.parameters())
+        self.scaler = grad_scaler(loss_scale, self.device_type)
+        self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
+        self.skipped: bool | Tensor = False
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        output = self.model(x)
+        self.loss = self.task.loss_fn(output.float(), y)
+        self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
+        return self.loss.detach()
+
+    def backward(self) -> None:
+        self.scaler.scale(share_of_step(self.task, self.loss)).backward()
+        self.observed["gradients"] = gradient_dtype(self.model)
+
+    def unscale(self) -> None:
+        self.scaler.unscale_(self.optimizer)
+
+    def clip(self) -> None:
+        if self.task.clip_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm, self.task.clip_norm_type)
+            self.grad_norm = _whole(norm)
+
+    def step(self, lr: float | Tensor) -> None:
+        set_lr(self.optimizer, lr)
+        self.skipped = step_or_skip(self.scaler, self.optimizer)
+
+    def update(self) -> None:
+        self.scaler.update(self.static_scale)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def loss_scale(self) -> Tensor:
+        return self.scaler.scale(torch.ones((), device=self.device_type))
+
+    # The harness is shown whole tensors: in one process a shard is one, and shares its memory.
+
+    def master_params(self) -> Params:
+        return _all_whole(super().master_params())
+
+    def grads(self) -> Params:
+        return _all_whole(super().grads())
+
+    def state_dict(self) -> State:
+        state = super().state_dict()
+        return {**state, "optimizer": {kind: _all_whole(tensors) for kind, tensors in state["optimizer"].items()}}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        from torch.distributed.tensor import DTensor
+
+        for p, moments in self.optimizer.state.items():
+            assert isinstance(p, DTensor)
+            for kind, value in moments.items():
+                if value.dim():
+                    moments[kind] = DTensor.from_local(value, p.device_mesh, p.placements)
+
+    def memory_model(self) -> MemoryModel:
+        return {}
+
+
+def _all_whole(tensors: Params) -> Params:
+    return {name: _whole(t) for name, t in tensors.items()}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local

@@ -1,0 +1,67 @@
+"""Promises: the differences from ``amp`` that a backend declares, so that the verdict can tell them from mistakes.
+
+A promise excuses nothing by itself. The examination holds a backend beside what it promises, the judge asks whether the
+promise is seen to be kept, and every other difference is still one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mpcompare.errors import check_choice, check_number
+from mpcompare.precision import FP32, PRECISIONS
+
+FORMATS = ("fp32", "bf16")  # with fp32's range, so that a bound by roundings holds
+ROUNDINGS = {"nearest": 1, "stochastic": 2, "compensated": 2}  # in units of the format's unit roundoff, at most
+
+
+@dataclass(frozen=True)
+class Promises:
+    """The differences from ``amp`` that a backend declares; by default none.
+
+    Attributes:
+        weights: the format in which the optimizer keeps and updates the weights, and the network its buffers.
+        rounding: the way in which updated weights are rounded to that format: ``nearest``; ``stochastic``, up or down
+            at random; ``compensated``, where a second tensor keeps what was rounded away (Kahan).
+        moments: the format of the tensors that the optimizer keeps for each parameter.
+        clip_norm: the norm to which gradients are clipped although the task clips nothing; None: they are not.
+        loss_scale: the settings of a dynamic loss scale that are the backend's own, whatever was asked for, under the
+            names of ``mpcompare.loss_scale.DynamicLossScale``.
+
+    Raises:
+        InputError: an attribute has another value.
+    """
+
+    weights: str = "fp32"
+    rounding: str = "nearest"
+    moments: str = "fp32"
+    clip_norm: float | None = None
+    loss_scale: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_choice("promises.weights", self.weights, FORMATS)
+        check_choice("promises.rounding", self.rounding, ROUNDINGS)
+        check_choice("promises.moments", self.moments, FORMATS)
+        if self.clip_norm is not None:
+            check_number("promises.clip_norm", self.clip_norm, above=0)
+
+    @property
+    def coarse_weights(self) -> float:
+        """The most by which a weight is rounded, in units of what fp32 rounds it by."""
+        return ROUNDINGS[self.rounding] * _over_fp32(self.weights)
+
+    @property
+    def coarse_moments(self) -> float:
+        """The most by which a moment is rounded when it is stored, in the same units."""
+        return _over_fp32(self.moments)
+
+    @property
+    def coarse(self) -> bool:
+        """Whether weights or moments have fewer digits than fp32."""
+        return self.weights != FP32.name or self.moments != FP32.name
+
+
+NOTHING = Promises()
+
+
+def _over_fp32(name: str) -> float:
+    return PRECISIONS[name].storage.unit_roundoff / FP32.unit_roundoff

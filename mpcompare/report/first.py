@@ -1,0 +1,75 @@
+"""The first verdicts of a race: its runs have been examined, and are not timed yet.
+
+The judge is the same, and so is the reference. Only the losses of timed steps are missing, so that a verdict may still
+become ``differs: timed steps``; and the report judges beside another run if the reference does not finish.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mpcompare.report.comparison import Comparison, compare
+from mpcompare.report.runs import Run, read_run
+from mpcompare.report.verdicts import judge_all
+from mpcompare.verdict.judge.kinds import KINDS
+from mpcompare.verdict.judge.verdict import Verdict
+
+
+def first_verdicts(
+    folders: Mapping[str, Path],
+    trained: Sequence[str],
+    waiting: Collection[str],
+    baseline: str = "amp",
+    allow: Sequence[str] = (),
+) -> dict[str, str]:
+    """Returns a line for each verdict that stands, by the name of its run.
+
+    Args:
+        folders: those of all runs of the race, by name.
+        trained: the runs that have been examined.
+        waiting: the runs whose turn is still to come.
+        baseline: the backend that others are compared with.
+        allow: fields in which runs may differ.
+
+    Raises:
+        InputError: a run cannot be read, or the runs are not comparable.
+    """
+    runs = {name: read_run(folder, name) for name, folder in folders.items()}
+    precisions = {runs[name].result["backend"]: runs[name].result["precision"] for name in trained}
+    known = [_as_finished(run) if name in trained else _resolved(run, precisions) for name, run in runs.items()]
+    lines = {}
+    for comparison in compare(known, baseline, allow):
+        for name, verdict in judge_all(comparison).items():
+            reference = runs[verdict.reference or name]
+            if verdict.word != "not examined" and (not waiting or reference.result["backend"] == baseline):
+                lines[name] = _line(comparison, name, verdict)
+    return lines
+
+
+def _as_finished(run: Run) -> Run:
+    """Returns a run of the race as it will be if it finishes."""
+    return replace(run, result={**run.result, "status": "ok", "timing": {"race": "this"}})
+
+
+def _resolved(run: Run, precisions: Mapping[str, str]) -> Run:
+    """Returns a run that waits with the precision that ``auto`` is for another run of its backend, so that its label
+    is the one that it will have."""
+    precision = run.result["precision"]
+    if precision == "auto":
+        precision = precisions.get(run.result["backend"], precision)
+    return replace(run, result={**run.result, "precision": precision})
+
+
+def _line(comparison: Comparison, name: str, verdict: Verdict) -> str:
+    """Returns ``scratch bf16: same so far (beside amp bf16)``."""
+    labels = {entry.run.name: entry.label for entry in comparison.entries}
+    word = verdict.word if settled(verdict) else f"{verdict.word} so far"
+    said = f"{word}: {verdict.cause}" if verdict.cause else word
+    beside = f" (beside {labels[verdict.reference]})" if verdict.reference not in (None, name) else ""
+    return f"{labels[name]}: {said}{beside}"
+
+
+def settled(verdict: Verdict) -> bool:
+    """Returns whether the losses of timed steps cannot change a verdict: a check that comes before them failed."""
+    before = list(KINDS)[: list(KINDS).index("timed steps")]
+    return verdict.word == "differs" and any(not check.passed and check.kind in before for check in verdict.checks)

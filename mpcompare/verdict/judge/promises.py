@@ -1,0 +1,95 @@
+"""The promises of a backend: each in words, and whether it is seen to be kept."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mpcompare.verdict.findings import Findings
+from mpcompare.verdict.judge.check import Case, Check
+
+ROUNDED = {"nearest": "", "stochastic": ", rounded at random", "compensated": ", with a compensation"}
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A difference from ``amp`` that a backend declares.
+
+    Attributes:
+        words: the difference in a few words.
+        kept: whether it is seen; None where nothing that was examined could show it.
+        because: the reason where it is not kept.
+    """
+
+    words: str
+    kept: bool | None
+    because: str = ""
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields a check for each promise that can be seen. Whether more differs than is promised, the other kinds say."""
+    for promise in promises_of(case.run.findings):
+        if promise.kept is not None:
+            because = f"it declares {promise.words}, and {promise.because}"
+            yield Check(f"declared: {promise.words}", float(not promise.kept), 0, "promise", because)
+
+
+def kept(findings: Findings) -> list[str]:
+    """Returns the words of the promises that are seen to be kept."""
+    return [promise.words for promise in promises_of(findings) if promise.kept]
+
+
+def own_loss_scale(findings: Findings) -> bool:
+    """Returns whether the loss scale is another one than was asked for, as promised: then other steps overflow."""
+    return bool(findings.promises.loss_scale)
+
+
+def unseen(findings: Findings) -> list[str]:
+    """Returns the words of the promises that nothing could show."""
+    return [promise.words for promise in promises_of(findings) if promise.kept is None]
+
+
+def promises_of(findings: Findings) -> list[Promise]:
+    """Returns everything that was promised."""
+    promises = findings.promises
+    made = []
+    if promises.weights != "fp32":
+        made.append(_weights(findings))
+    if promises.moments != "fp32":
+        made.append(_moments(findings))
+    if promises.clip_norm is not None:
+        made.append(_clip(findings, promises.clip_norm))
+    if promises.loss_scale:
+        made.append(_loss_scale(findings))
+    return made
+
+
+def _weights(findings: Findings) -> Promise:
+    words = f"no master weights{ROUNDED[findings.promises.rounding]}"
+    short = [e.short for update in findings.first.updates for e in update.values()]
+    longer = 1 - min(short, default=1.0)
+    because = f"{longer:.1%} of a weight's elements have more digits than {findings.promises.weights}"
+    return Promise(words, longer == 0 if short else None, because)
+
+
+def _moments(findings: Findings) -> Promise:
+    words = f"moments in {findings.promises.moments}"
+    longer = {kind: 1 - share for kind, share in findings.first.digits.items() if share < 1}
+    because = ", ".join(f"{share:.1%} of {kind} has more digits" for kind, share in longer.items())
+    return Promise(words, not longer if findings.first.digits else None, because)
+
+
+def _clip(findings: Findings, clip_norm: float) -> Promise:
+    """Whether the factor is right the checks of clipping say."""
+    clips = [clip for drive in findings.drives.values() for clip in drive.clips]
+    larger = [clip for clip in clips if (clip.norm if clip.should_norm is None else clip.should_norm) > clip_norm]
+    return Promise(f"clips to a norm of {clip_norm:g}", True if larger else None)
+
+
+def _loss_scale(findings: Findings) -> Promise:
+    """Whether the scale is the promised one the checks of the policy say."""
+    settings = findings.promises.loss_scale
+    words = [f"starts at {settings['init_scale']:g}"] if "init_scale" in settings else []
+    words += [f"grows after {settings['growth_interval']:g} steps"] if "growth_interval" in settings else []
+    other = any(step.asked_scale is not None for drive in findings.drives.values() for step in drive.steps)
+    return Promise(
+        f"its own loss scale ({', '.join(words)})" if words else "its own loss scale", True if other else None
+    )

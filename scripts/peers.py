@@ -1,0 +1,103 @@
+"""Writes what the verdict says of each peer, in every precision that it claims: docs/peers/peers.csv.
+
+Two small tasks, with momentum and with AdamW. Nothing is timed, so other programs may run beside it.
+
+python scripts/peers.py [--out docs/peers/peers.csv] [fabric keras ...]
+"""
+
+import argparse
+import csv
+import os
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
+from mpcompare.backends.amp import Amp
+from mpcompare.errors import BackendUnavailable, InputError
+from mpcompare.instruments import machine
+from mpcompare.paths import CONF
+from mpcompare.report.runs import Run
+from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.data.generated import digits
+from mpcompare.tasks.mlp import Mlp
+from mpcompare.tasks.optimizers import AdamW, Sgd
+from mpcompare.tasks.task import Task
+from mpcompare.testing import Candidate, examined_run
+
+STEPS, BATCH = 12, 128
+OPTIMIZERS = {"momentum": Sgd(0.05, 0.9), "adamw": AdamW(1e-3)}
+OPTIONS: dict[str, list[dict[str, Any]]] = {"fabric": [{}, {"plugin": True}]}
+COLUMNS = (
+    *("backend", "options", "precision", "optimizer", "verdict", "cause", "detail", "first_scale", "last_scale"),
+    *("clip_norm", "computes", "because"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("docs/peers/peers.csv"))
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("backends", nargs="*", metavar="BACKEND", help="some of the peers (default: all)")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    device = machine.select_device(args.device)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for optimizer in OPTIMIZERS:
+            for row in rows(optimizer, args.backends or peers(), device):
+                print(" ".join(str(row[name]) for name in COLUMNS[:7]), flush=True)
+                writer.writerow(row)
+
+
+def peers() -> dict[str, Any]:
+    """Returns the peers that ``conf/backend`` names, with their classes."""
+    targets = {path.stem: OmegaConf.load(path)["_target_"] for path in sorted((CONF / "backend").glob("*.yaml"))}
+    return {name: get_class(target) for name, target in targets.items() if ".peers." in target}
+
+
+def rows(optimizer: str, names: Any, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yields a row for each of these peers, each of its options and precisions."""
+    task = Task(partial(Mlp, 784, [64], 10), "cross_entropy", OPTIMIZERS[optimizer], BATCH, BATCH * (STEPS + 4))
+    data, references = digits(0, BATCH * (STEPS + 4)).to(device), {}
+    for name in names:
+        cls = peers()[name]
+        for options in OPTIONS.get(name, [{}]):
+            for precision in cls.PRECISIONS:
+                if precision not in references:
+                    amp = Candidate(Amp, task, data, precision, {}, device)
+                    references[precision] = examined_run("amp", amp, STEPS, noise=2)
+                row = {"backend": name, "precision": precision, "optimizer": optimizer}
+                row["options"] = " ".join(f"{key}={str(value).lower()}" for key, value in options.items())
+                candidate = Candidate(cls, task, data, precision, options, device)
+                yield {**dict.fromkeys(COLUMNS, ""), **row, **said(name, candidate, references[precision])}
+
+
+def said(name: str, candidate: Candidate, reference: Run) -> dict[str, Any]:
+    """Returns the verdict, and what was seen of the run."""
+    try:
+        run = examined_run(name, candidate, STEPS)
+    except (BackendUnavailable, InputError) as error:
+        return {"verdict": "unavailable", "because": str(error)}
+    verdict, findings = judge_run(run, reference), run.findings
+    assert findings is not None
+    layers = run.result["module_dtypes"]
+    computes = {row["computes"] for row in layers.values() if row["kind"] in ("Linear", "Called")}
+    return {
+        "verdict": verdict.word, "cause": verdict.cause, "detail": verdict.detail, "because": verdict.because,
+        "first_scale": f"{run.steps['loss_scale'].iloc[0]:g}", "last_scale": f"{run.steps['loss_scale'].iloc[-1]:g}",
+        "clip_norm": "" if findings.recipe.clip_norm is None else f"{findings.recipe.clip_norm:g}",
+        "computes": "+".join(sorted(computes)),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

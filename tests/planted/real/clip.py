@@ -1,0 +1,91 @@
+"""Real bugs of clipping."""
+
+import copy
+
+import torch
+from planted.real.registry import Theme
+from planted.real.settings import MLP_CLIP, MLP_CLIP_ACCUMULATE, REGRESSION
+from torch import Tensor, nn
+
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.master_weights import MasterWeights
+from mpcompare.backends.real_bugs import ClipsEachMicroBatch, ClipsOtherTensors, ClipsScaledGradients
+
+CLIP = Theme("clip")
+
+CLIP.plants(
+    "Lightning#9330",
+    "Lightning-AI/pytorch-lightning/issues/9330",
+    MLP_CLIP,
+    "fp16",
+    fair="clip",
+    also=("TorchSSL#59", "allennlp#5426", "nntrainer#2749", "miles-credit#141", "waifu-diffusion#64"),
+)(ClipsScaledGradients)
+CLIP.plants("Megatron-LM#7074", "NVIDIA/Megatron-LM/pull/7074", MLP_CLIP, "bf16", fair="clip", also=("NeMo-RL#1158",))(
+    ClipsOtherTensors
+)
+CLIP.plants(
+    "tt-metal#17568", "tenstorrent/tt-metal/issues/17568", MLP_CLIP_ACCUMULATE, "bf16", fair="clip, accumulation"
+)(ClipsEachMicroBatch)
+
+
+@CLIP.plants(
+    "fairscale#263",
+    "facebookresearch/fairscale/pull/263",
+    REGRESSION,
+    "fp16",
+    fair="clip, gradient missing",
+    also=("burn#5699",),
+)
+class SquaresInFp16(MasterWeights):
+    """Norms of tensors are squared in fp16, which holds none above 256^2: the norm is inf, and the factor 0."""
+
+    def clip(self) -> None:
+        grads, dtype = self.grads(), self.compute_dtype
+        norms = [torch.linalg.vector_norm(g.to(dtype)) for g in grads.values()]
+        self.grad_norm = sum((norm**2 for norm in norms), torch.zeros((), dtype=dtype)) ** 0.5
+        factor = ((self.task.clip_norm or 0.0) / (self.grad_norm + 1e-6)).clamp(max=1.0)
+        for g in grads.values():
+            g.mul_(factor)
+
+
+@CLIP.plants("tabm#20", "yandex-research/tabm/issues/20", MLP_CLIP, "bf16", fair="clip")
+class ClipsBeforeBackward(Amp):
+    """Gradients are clipped before the backward pass makes them."""
+
+    def backward(self) -> None:
+        parameters = self.model.parameters()
+        self.grad_norm = nn.utils.clip_grad_norm_(parameters, self.task.clip_norm or 0.0, self.task.clip_norm_type)
+        super().backward()
+
+    def clip(self) -> None:
+        pass
+
+
+@CLIP.plants(
+    "fairscale#1092", "facebookresearch/fairscale/issues/1092", MLP_CLIP, "bf16", fair="clip", also=("Automodel#825",)
+)
+class NormInBf16(MasterWeights):
+    """The norm is cast to the dtype of the parameters before it is used: 724.0, 728.0, 716.0."""
+
+    def clip(self) -> None:
+        grads = self.grads()
+        norms = torch.stack([torch.linalg.vector_norm(g) for g in grads.values()])
+        self.grad_norm = torch.linalg.vector_norm(norms).to(self.compute_dtype).float()
+        factor = ((self.task.clip_norm or 0.0) / (self.grad_norm + 1e-6)).clamp(max=1.0)
+        for g in grads.values():
+            g.mul_(factor)
+
+
+@CLIP.plants(
+    "DeepSpeed#2695", "deepspeedai/DeepSpeed/pull/2695", MLP_CLIP, "fp16", fair="clip, loss scale, gradient scaled"
+)
+class NormByTheNextScale(MasterWeights):
+    """The norm that ZeRO reports is divided by the scale that comes after the update of the scale."""
+
+    def clip(self) -> None:
+        super().clip()
+        following = copy.deepcopy(self.scaling)
+        following.update(self.found_inf)
+        norm = self.grad_norm
+        self.grad_norm = norm * (self.scaling.scale / following.scale) if isinstance(norm, Tensor) else norm

@@ -1,0 +1,140 @@
+"""The registry of real bugs: each an entrant of a few lines, under the thread in which its library found it.
+
+A theme is a module of this folder. It plants its bugs in settings (tests/planted/real/settings.py), and says beforehand
+which causes would be fair names for each:
+
+    SCALER = Theme("scaler")
+
+    @SCALER.plants("DeepSpeed#8588", "deepspeedai/DeepSpeed/pull/8588", MLP_GROWS, "fp16", fair="gradient scaled")
+    class UnscalesByTheNextScale(MasterWeights):
+        \"\"\"One sentence on what happens there.\"\"\"
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+from mpcompare.contract import Backend
+from mpcompare.loss_scale import LossScale
+from mpcompare.tasks.data import Dataset
+from mpcompare.tasks.task import Task
+
+THEMES = (
+    "scaler",
+    "masters",
+    "clip",
+    "accumulation",
+    "optimizer",
+    "loss",
+    "norms",
+    "buffers",
+    "resume",
+    "precision",
+    "schedule",
+)
+CORRECT = "correct"  # the module of entrants that are right, and must not be accused
+HOST = "https://github.com/"
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """The training in which a bug shows.
+
+    Attributes:
+        name: in tables.
+        make: returns the task and its data.
+        steps: the number of steps that are trained.
+        scaling: the loss scale; None: that of ``loss_scale=auto``.
+    """
+
+    name: str
+    make: Callable[[], tuple[Task, Dataset]]
+    steps: int = 12
+    scaling: LossScale | None = None
+
+    def changed(self, words: str, steps: int = 0, scaling: LossScale | None = None, **task: Any) -> "Setting":
+        """Returns the setting with other attributes of its task; ``words`` name them in tables."""
+
+        def make() -> tuple[Task, Dataset]:
+            base, dataset = self.make()
+            return replace(base, **task), dataset
+
+        return Setting(f"{self.name}, {words}", make, steps or self.steps, scaling or self.scaling)
+
+
+@dataclass(frozen=True, eq=False)
+class RealBug:
+    """A bug of another library.
+
+    Attributes:
+        id: the library and the number of the thread.
+        link: the thread.
+        theme: the module that plants it.
+        setting, precision: the training in which it shows.
+        backend: the entrant that has it.
+        fair: the causes that would be fair names for it; none for an entrant that is right.
+        read: ``thread``; ``title`` where no more of it was found, ``source`` where there is none and the code was read.
+        also: further threads on the same mistake, of this library or of others.
+    """
+
+    id: str
+    link: str
+    theme: str
+    setting: Setting
+    precision: str
+    backend: type[Backend]
+    fair: tuple[str, ...]
+    read: str = "thread"
+    also: tuple[str, ...] = ()
+
+    @property
+    def correct(self) -> bool:
+        """Whether the entrant is right, and must not be accused."""
+        return not self.fair
+
+    @property
+    def what(self) -> str:
+        """What happens there, in a sentence or two."""
+        return re.sub(r"\s+", " ", (self.backend.__doc__ or "").strip())
+
+
+REAL: list[RealBug] = []
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The bugs of one part of training.
+
+    Attributes:
+        name: the name of its module.
+    """
+
+    name: str
+
+    def plants(
+        self, name: str, path: str, setting: Setting, precision: str, fair: str = "", **rest: Any
+    ) -> Callable[[type[Backend]], type[Backend]]:
+        """Registers the class that it decorates.
+
+        Args:
+            name: the id.
+            path: the thread, below the address of its host.
+            fair: the fair causes, with commas between them.
+            rest: more attributes of :class:`RealBug`.
+        """
+
+        def register(backend: type[Backend]) -> type[Backend]:
+            causes = tuple(cause.strip() for cause in fair.split(",") if cause.strip())
+            REAL.append(RealBug(name, HOST + path, self.name, setting, precision, backend, causes, **rest))
+            return backend
+
+        return register
+
+
+def real_bugs(*themes: str) -> list[RealBug]:
+    """Returns the entrants of these themes, in the order in which they are planted."""
+    for theme in themes:
+        import_module(f"planted.real.{theme}")
+    return [bug for theme in themes for bug in REAL if bug.theme == theme]

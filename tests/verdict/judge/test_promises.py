@@ -1,0 +1,152 @@
+"""Differences that a backend declares: kept, not kept, and more than was declared."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.peers.bf16_states import Bf16States
+from mpcompare.backends.peers.bf16_weights import Bf16Weights
+from mpcompare.backends.torch_model import clip_gradients
+from mpcompare.errors import InputError
+from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.promises import NOTHING, Promises
+from mpcompare.report.contents import Report
+from mpcompare.report.verdicts import judge_run
+
+TASK = make_task(samples=32 * 12, momentum=0.9)
+OWN_SCALE = {"init_scale": 1024.0, "growth_interval": 4}
+
+
+def run(backend, precision, noise=0):
+    return examined(backend.__name__, backend, TASK, dataset_of(TASK), precision, steps=6, noise=noise)
+
+
+@cache
+def amp(precision):
+    return run(Amp, precision, noise=2)
+
+
+def verdict(backend, precision="bf16"):
+    return judge_run(run(backend, precision), amp(precision))
+
+
+def declared(backend, promises):
+    """Returns the backend with other promises than its own."""
+
+    class Declared(backend):
+        def __init__(self, model, task, precision, loss_scale):
+            super().__init__(model, task, precision, loss_scale)
+            self.promises = promises
+
+    return Declared
+
+
+class OwnLossScale(Amp):
+    """Whatever is asked for, the scale begins at 1024 and grows after 4 good steps."""
+
+    def __init__(self, model, task, precision, loss_scale):
+        if isinstance(loss_scale, DynamicLossScale):
+            loss_scale = replace(loss_scale, **OWN_SCALE)
+        super().__init__(model, task, precision, loss_scale)
+
+
+class ClipsByDefault(Amp):
+    """Gradients are clipped to a norm of 0.1 where the task clips nothing."""
+
+    to = 0.1
+
+    def clip(self):
+        self.grad_norm = clip_gradients(replace(self.task, clip_norm=self.to), self.model)
+
+
+class ClipsInTheStep(Amp):
+    """Gradients are clipped to a norm of 0.25 where nobody sees it."""
+
+    def step(self, lr):
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.25)
+        super().step(lr)
+
+
+class UpdatesTwice(Bf16Weights):
+    def step(self, lr):
+        super().step(2 * lr)
+
+
+@pytest.mark.parametrize(
+    ("backend", "promises", "precision", "said"),
+    [
+        (Bf16Weights, Bf16Weights.promises, "bf16", "no master weights, moments in bf16"),
+        (Bf16States, Promises(moments="bf16"), "fp16", "moments in bf16"),
+        (
+            OwnLossScale,
+            Promises(loss_scale=OWN_SCALE),
+            "fp16",
+            "its own loss scale (starts at 1024, grows after 4 steps)",
+        ),
+        (ClipsByDefault, Promises(clip_norm=0.1), "bf16", "clips to a norm of 0.1"),
+    ],
+)
+def test_a_promise_that_is_kept_is_a_difference_as_declared(backend, promises, precision, said):
+    judged = verdict(declared(backend, promises), precision)
+    assert str(judged) == f"differs as declared: {said}", judged.because
+    assert "training (it differs as declared)" in judged.unchecked
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "cause"),
+    [
+        (Bf16Weights, "bf16", "no master weights"),
+        (Bf16States, "bf16", "moments"),
+        (OwnLossScale, "fp16", "loss scale"),
+        (ClipsInTheStep, "bf16", "clip"),
+    ],
+)
+def test_the_same_differences_are_named_where_they_are_not_declared(backend, precision, cause):
+    judged = verdict(declared(backend, NOTHING), precision)
+    assert (judged.word, judged.cause) == ("differs", cause), judged.because
+
+
+@pytest.mark.parametrize(
+    "promises",
+    [Promises(weights="bf16", moments="bf16"), Promises(moments="bf16")],
+)
+def test_a_promise_that_is_not_kept_is_a_difference(promises):
+    judged = verdict(declared(Amp, promises))
+    assert (judged.word, judged.cause) == ("differs", "promise")
+    assert judged.because.startswith("it declares ")
+
+
+def test_more_than_was_declared_is_a_difference():
+    judged = verdict(UpdatesTwice)
+    assert (judged.word, judged.cause) == ("differs", "optimizer"), judged.because
+    judged = verdict(declared(ClipsByDefault, Promises(clip_norm=0.05)))
+    assert (judged.word, judged.cause) == ("differs", "clip"), judged.because
+    judged = verdict(declared(OwnLossScale, Promises(loss_scale={"init_scale": 512.0})), "fp16")
+    assert (judged.word, judged.cause) == ("differs", "loss scale"), judged.because
+
+
+def test_a_promise_that_nothing_can_show_is_said_to_be_unchecked():
+    judged = verdict(declared(Amp, Promises(clip_norm=1e9)))
+    assert str(judged) == "differs: clip"  # it says no norm
+    judged = verdict(declared(type("ClipsToALargeNorm", (ClipsByDefault,), {"to": 1e9}), Promises(clip_norm=1e9)))
+    assert str(judged) == "same"
+    assert judged.unchecked == ["declared, and nothing shows it: clips to a norm of 1e+09"]
+
+
+def test_strict_does_not_mind_a_difference_as_declared():
+    kept = verdict(Bf16Weights)
+    assert kept.word == "differs as declared"
+    assert not Report([], {"it": kept}, "amp").differs
+    assert Report([], {"it": verdict(UpdatesTwice)}, "amp").differs
+
+
+@pytest.mark.parametrize("wrong", [{"weights": "fp16"}, {"moments": "fp8"}, {"rounding": "up"}, {"clip_norm": 0}])
+def test_a_promise_of_anything_else_is_refused(wrong):
+    (name, value) = next(iter(wrong.items()))
+    with pytest.raises(InputError, match=f"promises.{name}={value}: expected"):
+        Promises(**wrong)

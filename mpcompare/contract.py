@@ -16,6 +16,10 @@ A phase may return before its work is done only where the clock waits for it, wh
 computes in the background anywhere else must have finished when the phase returns (jax: ``block_until_ready``).
 
 The harness owns the data, the schedule, the clock and the records; a backend owns its parameters and how it computes.
+It writes neither into a batch nor into the network that it is made from, which others get after it.
+
+A step is finished when its last call returns, because there the clock stops, and it waits for nothing else: on a CPU
+all weights are written by then; on a GPU all work is queued on the current stream, or the current stream waits for it.
 There is no base class: the constructor is the same, and so are the names and the order of the methods. The differences
 between backends are what is compared, so each backend spells out its own way. The answers that all backends on a torch
 module share are written once, in ``backends/torch_model.py``.
@@ -145,8 +149,9 @@ class Backend(Protocol):
         changes."""
 
     def load_state_dict(self, state: State) -> None:
-        """Continues from a :class:`State`, bit for bit, and keeps no tensor of it. A state from a backend without loss
-        scaling has no scale; this backend's scale then stays as it is."""
+        """Continues from a :class:`State`, bit for bit, and keeps no tensor of it: the harness loads many backends from
+        one state, and another backend may own its tensors and go on. A state from a backend without loss scaling has
+        no scale; this backend's scale then stays as it is."""
 
     def memory_model(self) -> MemoryModel:
         """Returns the bytes of every tensor that is live at a step's peak, ``{kind: {tensor: bytes}}``. The kinds are
@@ -192,7 +197,10 @@ class WholeStep(Protocol):
     """A backend whose step is one piece."""
 
     def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
-        """Takes a whole step and returns the mean loss of its micro-batches, an fp32 scalar on the device, unscaled."""
+        """Takes a whole step and returns the mean loss of its micro-batches, an fp32 scalar on the device, unscaled.
+
+        ``grads()`` shows the gradients of this step until the next one. A step that drops or overwrites its gradients
+        at its end keeps copies of them for that; without them the verdict is ``within noise`` at best."""
 
 
 _Phases = Iterator[tuple[str, Any]]  # each phase that is done, and the mean of the losses so far

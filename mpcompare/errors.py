@@ -12,6 +12,13 @@ class InputError(ValueError):
     def __init__(self, field: str, value: object, expected: str) -> None:
         super().__init__(" ".join(f"{field}={value}: {expected}".split()))
 
+    @classmethod
+    def of(cls, line: str) -> "InputError":
+        """Returns the error that another process has said in one line."""
+        error = cls.__new__(cls)
+        ValueError.__init__(error, line)
+        return error
+
 
 class BackendUnavailable(Exception):  # noqa: N818 - it is a cell of the table, not a fault
     """A backend cannot be had here, or cannot train this kind of network. The reason is one line."""

@@ -26,12 +26,12 @@ from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.mlp import Mlp
-from mpcompare.tasks.optimizers import AdamW, Sgd
+from mpcompare.tasks.optimizers import AdamW, Optimizer, Sgd
 from mpcompare.tasks.task import Task
 from mpcompare.testing import Candidate, examined_run
 
 STEPS, BATCH = 12, 128
-OPTIMIZERS = {"momentum": Sgd(0.05, 0.9), "adamw": AdamW(1e-3)}
+OPTIMIZERS: dict[str, Optimizer] = {"momentum": Sgd(0.05, 0.9), "adamw": AdamW(1e-3)}
 OPTIONS: dict[str, list[dict[str, Any]]] = {"fabric": [{}, {"plugin": True}]}
 COLUMNS = (
     *("backend", "options", "precision", "optimizer", "verdict", "cause", "detail", "first_scale", "last_scale"),
@@ -60,7 +60,7 @@ def main() -> None:
 
 def peers() -> dict[str, Any]:
     """Returns the peers that ``conf/backend`` names, with their classes."""
-    targets = {path.stem: OmegaConf.load(path)["_target_"] for path in sorted((CONF / "backend").glob("*.yaml"))}
+    targets = {path.stem: OmegaConf.load(path)._target_ for path in sorted((CONF / "backend").glob("*.yaml"))}
     return {name: get_class(target) for name, target in targets.items() if ".peers." in target}
 
 

@@ -1,7 +1,7 @@
 """Mistakes that people make with a training step, each a few lines away from ``scratch``, to see what they cost.
 
     python -m mpcompare +experiment=clipping        +experiment=accumulation        +experiment=adamw
-    python -m mpcompare +experiment=resume
+    python -m mpcompare +experiment=resume          +experiment=as_published
 
 None of them is an error message: training goes on, and the loss often looks plausible.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mpcompare.backends.scratch import Scratch
 from mpcompare.contract import State
+from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.tasks.optimizers import Adam, AdamW
 
 
@@ -131,3 +132,32 @@ class ResumedFromCopies(Resumed):
 
     def saved(self, state: State) -> State:
         return {**state, "params": {name: p.to(self.compute_dtype).float() for name, p in state["params"].items()}}
+
+
+class DoublesAfterEveryStep(Scratch):
+    """The scaler of a lecture: the scale doubles after every good step, halves after one that overflows, and no step is
+    skipped. So it soon overflows, and the inf is in the weights for good."""
+
+    def step(self, lr: float | Tensor) -> None:
+        overflows, self.found_inf = self.found_inf, False
+        super().step(lr)
+        self.found_inf = overflows
+
+    def update(self) -> None:
+        if isinstance(self.scaling, DynamicLossScale):
+            self.scaling.growth_tracker = self.scaling.growth_interval - 1  # one good step is enough
+        super().update()
+
+
+class MultipliesAfterBackward(Scratch):
+    """The loop of a notebook: the loss is not scaled, and after backward the gradients of the masters are multiplied by
+    the scale. What fp16 has lost by then stays lost, and every update is that many times too large."""
+
+    def backward(self) -> None:
+        self.dlogits /= self.scaling.scale
+        super().backward()
+
+    def unscale(self) -> None:
+        super().unscale()
+        for g in self.unscaled.values():
+            g.mul_(self.scaling.scale**2)

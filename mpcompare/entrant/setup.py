@@ -19,6 +19,7 @@ from mpcompare.shared import Shared
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import Task, params_of, try_out
+from mpcompare.verdict.examine.lent import Lent, of_batch, of_network
 
 Stream = Iterator[Batches]
 
@@ -32,6 +33,7 @@ class Setup:
         engine: the answer of the backend to what computes its products.
         loss_scale: as training begins.
         model: the network with its initial weights, on the device.
+        lent: the fingerprints of the network and of the first batch before any backend had them.
         initial_weights: their hash.
         dataset: on the device.
         dataset_fingerprint: hash of all its samples.
@@ -44,6 +46,7 @@ class Setup:
     loss_scale: LossScale
     model: nn.Module
     initial_weights: str
+    lent: Lent
     task: Task
     make_backend: Callable[[nn.Module, LossScale], Backend]
     dataset: Dataset
@@ -88,6 +91,7 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
     def make_backend(model: nn.Module, loss_scale: LossScale) -> Backend:
         return plan.make_backend(model, task, precision, copy.deepcopy(loss_scale), **plan.options)
 
+    initial_weights, network = fingerprint(params_of(model)), of_network(model)
     start = time.perf_counter()
     engine = make_backend(model, loss_scale).engine  # before the data: what cannot work says so at once
     construct_s = time.perf_counter() - start
@@ -101,7 +105,8 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
         engine=engine,
         loss_scale=loss_scale,
         model=model,
-        initial_weights=fingerprint(params_of(model)),
+        initial_weights=initial_weights,
+        lent={**network, **of_batch(task.micro_batches(*next(batches(dataset, task.batch_size))))},
         task=task,
         make_backend=make_backend,
         dataset=dataset,

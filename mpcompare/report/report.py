@@ -1,8 +1,9 @@
 """The report on finished runs: reads their records, compares and judges them, and lets every output be made."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -12,7 +13,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.formats import DEFAULT, check_formats
 from mpcompare.report.outputs.page import output as page
 from mpcompare.report.outputs.registry import OUTPUTS
-from mpcompare.report.runs import find_runs
+from mpcompare.report.runs import Run, find_runs
 from mpcompare.report.verdicts import judge_all
 
 
@@ -43,30 +44,46 @@ def report(
             is not known.
         OSError: ``out`` cannot be written.
     """
-    if formats is not None:
-        check_formats(formats)
-    runs = find_runs(folders)
-    configured = runs[0].result["config"].get("report")
-    configured = configured if isinstance(configured, dict) else {}
-    baseline = str(baseline or configured.get("baseline"))
-    allow = configured.get("allow", []) if allow is None else allow
-    strict = configured.get("strict", False) if strict is None else strict
-    formats = configured.get("formats", DEFAULT) if formats is None else formats
-    check_formats(formats)
-    check_allowed(allow, [run.result["config"]["task"] for run in runs])
-    comparisons = compare(runs, baseline, allow)
-    verdicts = {name: v for comparison in comparisons for name, v in judge_all(comparison).items()}
-    contents = Report(comparisons, verdicts, baseline, tuple(formats))
+    contents = contents_of(folders, baseline, allow, formats)
     table, *files = OUTPUTS
     table(contents, out)
     with _status("Drawing the figures and the page"):
         for write in files:
             write(contents, out)
     print(f"Report: {out / page.NAME}")
+    first = next(entry.run for comparison in contents.comparisons for entry in comparison.entries)
+    strict = _configured(first).get("strict", False) if strict is None else strict
     return contents.complete and not (strict and contents.differs)
+
+
+def contents_of(
+    folders: Sequence[Path],
+    baseline: str | None = None,
+    allow: Sequence[str] | None = None,
+    formats: Sequence[str] | None = None,
+) -> Report:
+    """Returns the contents of the report on all runs at and below ``folders``: :func:`report` without its files."""
+    if formats is not None:
+        check_formats(formats)
+    runs = find_runs(folders)
+    configured = _configured(runs[0])
+    baseline = str(baseline or configured.get("baseline"))
+    allow = configured.get("allow", []) if allow is None else allow
+    formats = configured.get("formats", DEFAULT) if formats is None else formats
+    check_formats(formats)
+    check_allowed(allow, [run.result["config"]["task"] for run in runs])
+    comparisons = compare(runs, baseline, allow)
+    verdicts = {name: v for comparison in comparisons for name, v in judge_all(comparison).items()}
+    return Report(comparisons, verdicts, baseline, tuple(formats))
 
 
 def _status(text: str) -> AbstractContextManager[object]:
     """Shows what is done meanwhile, on a terminal; nothing of it stays there."""
     console = Console(stderr=True)
     return console.status(text) if console.is_terminal else nullcontext()
+
+
+def _configured(run: Run) -> Mapping[str, Any]:
+    """Returns the section ``report`` of a run's configuration."""
+    section = run.result["config"].get("report")
+    return section if isinstance(section, dict) else {}

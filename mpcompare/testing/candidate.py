@@ -49,9 +49,9 @@ class Candidate:
         return self.backend_class(model, self.task, self.precision, copy.deepcopy(scaling), **self.options)
 
     def batches(self, count: int) -> list[Batches]:
-        """Returns the batches of so many steps, each as its micro-batches."""
+        """Returns the batches of so many steps, each as its micro-batches: copies, which a backend may spoil."""
         stream = islice(batches(self.dataset, self.task.batch_size), count)
-        return [self.task.micro_batches(x, y) for x, y in stream]
+        return [self.task.micro_batches(x.clone(), y.clone()) for x, y in stream]
 
     def step(self, backend: Any, batch: Batches) -> Tensor:
         """Takes a step at the task's learning rate, and returns the loss."""

@@ -19,6 +19,7 @@ from mpcompare.tasks.twin import examined_twin
 from mpcompare.testing.candidate import Candidate
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.examine import examine
+from mpcompare.verdict.examine.lent import of_batch, of_network
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import from_document, to_document
 
@@ -51,6 +52,7 @@ def examined_run(
     def stream() -> Iterator[Batches]:
         return (task.micro_batches(x, y) for x, y in batches(candidate.dataset, task.batch_size))
 
+    lent = {**of_network(model), **of_batch(next(stream()))}
     stepper = Stepper(backend := candidate.make(model, scaling), task.new_rates())
     rows = []
     for number, batch in enumerate(islice(stream(), steps), start=1):
@@ -60,7 +62,8 @@ def examined_run(
     initial = params_of(model)
     moved = numerics.sketch({name: p - initial[name] for name, p in backend.master_params().items()})
     twin, kinks = examined_twin(model, task)
-    subject = Subject(candidate.make, model, scaling, PRECISIONS[candidate.precision], task, stream, twin, kinks)
+    precision = PRECISIONS[candidate.precision]
+    subject = Subject(candidate.make, model, scaling, precision, task, stream, twin, kinks, lent=lent)
     findings = _result_of(examine(subject, stepper, rows, moved, noise))
     findings = from_document(numbers(json.loads(json.dumps(finite(to_document(findings))))))
     layers = candidate.make(model, scaling).module_dtypes(*next(stream())[0])

@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from mpcompare.contract import (
     PHASES,
     BackendUnavailable,
     Batches,
+    State,
     in_one_piece,
     options_of,
     promises_of,
@@ -42,6 +44,7 @@ ANSWERS = (
     "memory_model",
 )  # fmt: skip
 OBSERVED = ("params", "activations", "gradients", "loss", "optimizer")  # the keys of dtypes()
+SOON_S = 0.05  # in which a step that goes on in another thread shows
 STEPS = 8  # of the training that is judged
 PEERS: tuple[Any, ...] = (Fp32, Tf32, Amp)  # torch's own implementations
 
@@ -96,7 +99,7 @@ def _is_skipped(value: object) -> bool:
 
 
 def _leaves_the_model_alone(candidate: Candidate, checked: Checked) -> Iterator[str]:
-    """It starts from the model's weights, and does not write to the model."""
+    """It starts from the model's weights, and writes neither to the model nor to a batch."""
     model, as_it_was = candidate.model(), candidate.model()
     backend = candidate.make(model, candidate.accepted_scaling())
     for what, tensors, expected in (
@@ -107,7 +110,12 @@ def _leaves_the_model_alone(candidate: Candidate, checked: Checked) -> Iterator[
         if any(name in tensors and not numerics.same_bits(tensors[name], first[name]) for name in first):
             yield f"its first {what} are not those of the model, bit for bit"
     for batch in candidate.batches(2):
+        before = copy.deepcopy(batch)
         candidate.step(backend, batch)
+        for what, place in (("inputs", 0), ("targets", 1)):
+            pairs = ((was[place], now[place]) for was, now in zip(before, batch, strict=True))
+            if not all(numerics.same_bits(was, now) for was, now in pairs):
+                yield f"it writes to the {what} of a batch: expected a copy"
     for what, tensors, expected in (
         ("parameters", params_of(model), params_of(as_it_was)),
         ("buffers", buffers_of(model), buffers_of(as_it_was)),
@@ -151,6 +159,9 @@ def _gradients(candidate: Candidate, checked: Checked) -> Iterator[str]:
     for scaling in candidate.accepted(StaticLossScale(256.0), NoLossScale()):
         backend = candidate.make(candidate.model(), scaling)
         grads = _first_gradients(candidate, backend)
+        if grads and in_one_piece(backend) and not any(g.any() for g in grads.values()):
+            yield "grads() are 0 after train_step(): expected those of the step, copied before they are dropped"
+            return
         if not grads:
             checked.skipped[f"{candidate.name}, gradients"] = "grads() is empty"
             return
@@ -223,6 +234,7 @@ def _state(candidate: Candidate, checked: Checked) -> Iterator[str]:
     first = candidate.make(candidate.model(), scaling)
     for batch in stream[:2]:
         candidate.step(first, batch)
+    lent = copy.deepcopy(first.state_dict())
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
     file.seek(0)
@@ -237,6 +249,25 @@ def _state(candidate: Candidate, checked: Checked) -> Iterator[str]:
         different = _first_difference(expected, list(_go_on(candidate, loaded, stream[2:])), candidate.device)
         if different:
             yield f"a backend that loads a state (by {way}) continues with {different}"
+            return
+    loaded = candidate.make(candidate.model(seed=1), scaling)
+    loaded.load_state_dict(lent)
+    for tensor in _tensors_of(lent):
+        tensor.zero_()
+    if different := _first_difference(expected, list(_go_on(candidate, loaded, stream[2:])), candidate.device):
+        yield f"load_state_dict() keeps a tensor of the state: expected copies (overwritten, it makes {different})"
+
+
+def _finished(candidate: Candidate, checked: Checked) -> Iterator[str]:
+    """A step is finished when it returns."""
+    backend = candidate.new()
+    for batch in candidate.batches(3):
+        candidate.step(backend, batch)
+        at_once = _copy(backend.master_params())
+        time.sleep(SOON_S)
+        if any(not numerics.same_bits(at_once[name], p) for name, p in backend.master_params().items()):
+            yield "weights change after the step has returned: expected it to be finished, or the clock misses a part"
+            return
 
 
 def _two_at_once(candidate: Candidate, checked: Checked) -> Iterator[str]:
@@ -268,7 +299,7 @@ def verdict(candidate: Candidate, checked: Checked) -> Iterator[str]:
 
 
 REQUIREMENTS: tuple[Requirement, ...] = (
-    _leaves_the_model_alone, _loss, _parameters, _gradients, _loss_scale, _answers, _state, _two_at_once
+    _leaves_the_model_alone, _loss, _parameters, _gradients, _loss_scale, _answers, _state, _finished, _two_at_once
 )  # fmt: skip
 
 
@@ -304,6 +335,11 @@ def _stored(tensors: Mapping[str, Tensor], backend: Any) -> Params:
 
 def _copy(tensors: Mapping[str, Tensor]) -> Params:
     return {name: t.detach().clone() for name, t in tensors.items()}
+
+
+def _tensors_of(state: State) -> Iterator[Tensor]:
+    for named in (state["params"], state["buffers"], *state["optimizer"].values()):
+        yield from named.values()
 
 
 def _go_on(candidate: Candidate, backend: Any, stream: list[Batches]) -> Iterator[dict[str, Tensor]]:

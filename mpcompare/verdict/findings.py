@@ -404,6 +404,7 @@ class Findings:
         wrong_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
         noise: training again; empty where the noise was not measured.
+        written: ``network`` and ``batch``, as far as the backend wrote into them; None where nobody looked.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
             they were not counted.
         promises: the differences from ``amp`` that the backend declares.
@@ -423,6 +424,7 @@ class Findings:
     moved: dict[str, list[float]] = field(default_factory=dict)
     noise: list[NoiseRun] = field(default_factory=list)
     exponents: dict[str, Counts] = field(default_factory=dict)
+    written: list[str] | None = None
     promises: Promises = field(default_factory=Promises)
 
     @property

@@ -29,6 +29,7 @@ TASKS = {
     "moments_in_16_bits": ADAMW, "decays_the_gradient": ADAMW,
     "resumed": MOMENTUM, "resumed_without_scale": MOMENTUM, "resumed_without_moments": MOMENTUM,
     "resumed_from_copies": MOMENTUM,
+    "doubles_after_every_step": SMALL, "multiplies_after_backward": SMALL,
 }  # fmt: skip
 POLICY = DynamicLossScale(2.0**20, growth_interval=5)
 
@@ -46,7 +47,7 @@ def test_every_mistake_can_be_chosen_and_has_a_task_that_shows_it():
     assert set(NAMES) == set(TASKS)
 
 
-@pytest.mark.parametrize("experiment", ["clipping", "accumulation", "adamw", "resume"])
+@pytest.mark.parametrize("experiment", ["clipping", "accumulation", "adamw", "resume", "as_published"])
 def test_the_experiments_sweep_them_beside_torch_amp(experiment):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
@@ -76,3 +77,21 @@ def test_the_verdict_finds_it(references, name):
     # Weights that are rounded to 16 bits once are within the noise, which moves them by as much.
     expected = "same" if name in ("resumed", "resumed_from_copies") else "differs"
     assert verdict.word == expected, verdict.because
+
+
+@pytest.mark.parametrize(
+    ("mistake", "policy", "cause", "because"),
+    [
+        (mistakes.DoublesAfterEveryStep, DynamicLossScale(256.0), "loss scale", "loss scale 512 in training step 2"),
+        # Where the policy doubles after every step, too, the other half of the mistake is left.
+        (mistakes.DoublesAfterEveryStep, DynamicLossScale(256.0, growth_interval=1), "skip", "does not say that it"),
+        (mistakes.MultipliesAfterBackward, DynamicLossScale(256.0), "gradient scaled", "256 times what it should be"),
+    ],
+)
+def test_the_verdict_names_what_is_wrong_with_what_was_published(mistake, policy, cause, because):
+    def run(name, cls, noise=0):
+        return examined(name, cls, SMALL, dataset_of(SMALL), "fp16", policy=policy, steps=13, noise=noise)
+
+    verdict = judge_run(run("mistake", mistake), run("amp", Amp, noise=2))
+    assert (verdict.word, verdict.cause) == ("differs", cause)
+    assert because in verdict.because

@@ -547,3 +547,34 @@ def from_the_first_again(data: Dataset, batch_size: int) -> Iterator[tuple[Tenso
 @RECIPE.plants("run", batches=from_the_first_again, task={"batch_size": 32})
 class DataPositionLost(Scratch):
     """The harness is wrong, and the backend is right."""
+
+
+# Writing into what is lent: the network with the initial weights, and the batches.
+
+
+@RECIPE.plants("network written")
+class TrainsTheNetworkItWasGiven(Amp):
+    """The copy is forgotten, so that all backends of the process train one network."""
+
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, precision, loss_scale)
+        self.model = model
+        self.optimizer = task.optimizer.make(model.parameters())
+        self.optimizer.register_step_post_hook(self._stepped)
+
+
+@RECIPE.plants("batch written")
+class HalvesTheBatchInPlace(Amp):
+    """Each time that a sample is served it is half as large as before."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x.mul_(0.5), y)
+
+
+@RECIPE.plants("batch written")
+class RoundsTheBatchInPlace(Scratch):
+    """Rounding again changes nothing, so that every step after the first is right by itself."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x.copy_((3 * x).to(self.compute_dtype) / 3)
+        return super().forward(x, y)

@@ -1,6 +1,7 @@
 """check_backend lets right backends pass, and names each violation in one line."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -136,6 +137,50 @@ class GrowsLate(MasterWeights):
             self.scaling.growth_interval += 1
 
 
+class ScalesTheBatch(Fp32):
+    def forward(self, x, y):
+        return super().forward(x.mul_(2), y)
+
+
+class KeepsTheState(Fp32):
+    """``fp32`` whose momentum is the tensor of the state that it loaded."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        for name, p in self.model.named_parameters():
+            if name in state["optimizer"].get("momentum_buffer", {}):
+                self.optimizer.state[p]["momentum_buffer"] = state["optimizer"]["momentum_buffer"][name]
+
+
+class GoesOnInAThread(Fp32):
+    """``fp32`` whose update is done by a thread, for which nobody waits."""
+
+    def step(self, lr):
+        self.thread = threading.Timer(0.01, super().step, [lr])
+        self.thread.start()
+
+    def update(self):
+        pass
+
+    def forward(self, x, y):
+        if hasattr(self, "thread"):
+            self.thread.join()
+            super().update()
+        return super().forward(x, y)
+
+
+class GradsDropped(Fp32):
+    """A step in one piece that sets its gradients to 0 at its end."""
+
+    def train_step(self, batches, lr):
+        ((x, y),) = batches
+        loss = Fp32.forward(self, x, y)
+        Fp32.backward(self)
+        Fp32.step(self, lr)
+        self.optimizer.zero_grad(set_to_none=False)
+        return loss
+
+
 class FourDtypes(Fp32):
     def dtypes(self):
         return {name: dtype for name, dtype in super().dtypes().items() if name != "optimizer"}
@@ -231,6 +276,10 @@ class NoMasterWeights(Amp):
         (NeverSkips, MLP, "loss_scale=dynamic: skipped is False after a step with infinite gradients"),
         (SaysItSkippedNothing, MLP, "loss_scale=dynamic: skipped is False after a step with infinite gradients"),
         (GrowsLate, MLP, "loss_scale=dynamic: loss_scale() is 256 where the policy says 512"),
+        (ScalesTheBatch, MLP, "it writes to the inputs of a batch: expected a copy"),
+        (KeepsTheState, MLP, "load_state_dict() keeps a tensor of the state: expected copies"),
+        (GoesOnInAThread, MLP, "weights change after the step has returned: expected it to be finished"),
+        (GradsDropped, MLP, "grads() are 0 after train_step(): expected those of the step"),
         (FourDtypes, MLP, "expected a name for each of params, activations, gradients, loss, optimizer"),
         (OwnKinds, MLP, "memory_model() has the kinds weights, expected some of inputs, master params"),
         (Shared, MLP, "beside another backend of the same process it computes another loss in step 1"),

@@ -71,6 +71,7 @@ def _subject(entrant: Entrant) -> Subject:
         batches=setup.batches,
         twin=twin,
         kinks=kinks,
+        lent=setup.lent,
         start=entrant.start.checkpoint,
         shared=entrant.shared,
     )

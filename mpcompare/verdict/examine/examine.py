@@ -6,6 +6,7 @@ overflow    from the initial weights with a loss scale that is too large, and wi
 reload      a new backend that loaded the state of another, beside that other, step by step
 scale       the loss scale of every training step, beside the one that its policy gives
 noise       trained again under changes that must not matter: how far apart may two correct runs be?
+lent        whether a backend wrote into the network or the batch, which all of this is computed from
 
 Each is a file here. The passes ``first`` and ``overflow`` are taken at the network's smooth twin where it has one
 (tasks/twin.py). verdict/judge says what the numbers mean.
@@ -24,6 +25,7 @@ from mpcompare.verdict.examine.exponents import exponents_of
 from mpcompare.verdict.examine.first import first
 from mpcompare.verdict.examine.last import last
 from mpcompare.verdict.examine.layers import layers, longest_sum
+from mpcompare.verdict.examine.lent import written
 from mpcompare.verdict.examine.noise import train_again
 from mpcompare.verdict.examine.oracle import oracle
 from mpcompare.verdict.examine.overflow import overflow
@@ -86,6 +88,7 @@ def examine(
         noise=runs,
         exponents=exponents,
         promises=promises,
+        written=written(subject.lent, subject.model, batches[0]) if subject.lent else None,
     )
 
 

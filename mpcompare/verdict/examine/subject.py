@@ -15,6 +15,7 @@ from mpcompare.promises import NOTHING, Promises
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.task import Task
 from mpcompare.tasks.twin import Kink
+from mpcompare.verdict.examine.lent import Lent
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Subject:
         batches: the training batches from the first on.
         twin: the smooth twin at which the first passes are taken; None: the network itself.
         kinks: the layers that are replaced there.
+        lent: the fingerprints of the network and of the first batch before any backend had them; empty if none were
+            taken.
         start: the checkpoint where training continued; None: it began at the initial weights.
         shared: values of the whole race: the oracle of the first step is the same for all entrants.
     """
@@ -41,6 +44,7 @@ class Subject:
     batches: Callable[[], Iterator[Batches]]
     twin: nn.Module | None = None
     kinks: Mapping[str, Kink] = field(default_factory=dict)
+    lent: Lent = field(default_factory=dict)
     start: Checkpoint | None = None
     shared: Shared = ALONE
 

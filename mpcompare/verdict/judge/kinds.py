@@ -13,6 +13,7 @@ from mpcompare.verdict.judge import (
     dtypes,
     first_change,
     gradients,
+    lent,
     loss_scale,
     optimizer,
     overflows,
@@ -26,6 +27,7 @@ from mpcompare.verdict.judge.check import Case, Check
 # In the order of their power to explain: the first that fails is the cause of what fails after it. Of the reference
 # itself, each yields what needs no other run.
 KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
+    "lent": lent.checks,
     "promises": promises.checks,
     "dtypes": dtypes.checks,
     "policy": loss_scale.checks,

@@ -34,7 +34,7 @@ class Verdict:
     cause: str = ""
     because: str = ""
     reference: str | None = None
-    checks: list[Check] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list, repr=False)  # dozens
     unchecked: list[str] = field(default_factory=list)
     detail: str = ""
 

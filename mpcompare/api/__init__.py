@@ -1,0 +1,1 @@
+"""The comparison as a function, for scripts, tests and notebooks: ``mpcompare.compare``."""

@@ -1,0 +1,106 @@
+"""The result of a comparison: the report on its folder, as objects."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import pandas as pd
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from mpcompare.errors import InputError
+from mpcompare.report import brief
+from mpcompare.report.comparison import Entry
+from mpcompare.report.contents import Report
+from mpcompare.report.figures.registry import FIGURES
+from mpcompare.report.outputs import summary_csv, summary_md
+from mpcompare.report.report import contents_of
+from mpcompare.report.summary import Row
+from mpcompare.verdict.judge.verdict import Verdict
+
+T = TypeVar("T")
+
+
+class Compared:
+    """The runs of a sweep, compared and judged. A notebook shows the table and the verdicts.
+
+    Attributes:
+        folder: the records of the runs; the files of the report are in ``report`` below it.
+        report: the comparisons that everything here is read from.
+    """
+
+    def __init__(self, folder: Path, report: Report) -> None:
+        self.folder, self.report = folder, report
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The table of ``summary.csv``, a row a run, with the labels of the runs as its index."""
+        labels = pd.Index(list(self._by_label(lambda entry: entry)), name="label")
+        return pd.DataFrame(summary_csv.rows(self.report), index=labels)
+
+    @property
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """The verdict on each run that finished, by its label, such as ``amp bf16``."""
+        every = self._by_label(lambda entry: self.report.verdicts.get(entry.run.name))
+        return {label: verdict for label, verdict in every.items() if verdict}
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """For each run that did not finish the reason in one line, by its label."""
+        return {label: error for label, error in self._by_label(lambda entry: entry.error).items() if error}
+
+    @cached_property
+    def figures(self) -> Mapping[str, Figure]:
+        """The figures of the report that have something to show, by name."""
+        drawn = {name: draw(self.report) for name, draw in FIGURES.items()}
+        return {name: figure for name, figure in drawn.items() if figure}
+
+    def __repr__(self) -> str:
+        return "\n".join(summary_md.lines(self.report))
+
+    def _repr_html_(self) -> str:
+        return Markup("").join(self._html())
+
+    def _html(self) -> Iterator[Markup]:
+        for rows in brief.rows_of(self.report):
+            columns = brief.columns_of(rows)
+            yield Markup("<p><b>{}</b></p><table><tr>").format(rows[0].comparison.title)
+            yield from (Markup("<th>{}</th>").format(heading) for heading in brief.headings(columns, rows))
+            for row in rows:
+                yield Markup("</tr><tr>")
+                yield from (Markup("<td>{}</td>").format(cell) for cell in brief.cells(columns, row))
+            yield Markup("</tr></table><ul>")
+            yield from map(_sentence, rows)
+            yield Markup("</ul>")
+        yield Markup("<p>Records, figures and the page: {}</p>").format(self.folder)
+
+    def _by_label(self, value: Callable[[Entry], T]) -> dict[str, T]:
+        """Returns a value of each run by its label, to which the folder is added where two runs share one."""
+        values: dict[str, T] = {}
+        for entry in (entry for comparison in self.report.comparisons for entry in comparison.entries):
+            values[entry.label if entry.label not in values else f"{entry.label} ({entry.run.name})"] = value(entry)
+        return values
+
+
+def read(folder: Path) -> Compared:
+    """Returns the comparison of the runs in a folder.
+
+    Raises:
+        InputError: there is none, or none finished.
+    """
+    compared = Compared(folder, contents_of([folder]))
+    if not compared.verdicts:
+        raise InputError.of(f"no run finished: {'; '.join(dict.fromkeys(compared.errors.values()))}")
+    return compared
+
+
+def _sentence(row: Row) -> Markup:
+    """Returns what is said of a run: the verdict and its cause, or the reason why it did not finish."""
+    if not row.entry.ok:
+        said = f"{row.result['status']}: {row.entry.error}"
+    elif row.verdict is None:
+        said = "not examined"
+    else:
+        said = ": ".join(filter(None, [str(row.verdict), row.verdict.because]))
+    return Markup("<li><b>{}</b> {}</li>").format(row.entry.label, said)

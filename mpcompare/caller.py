@@ -1,0 +1,49 @@
+"""Objects of the program that called ``mpcompare.compare``: a class of a notebook, a lambda, data in memory.
+
+The processes of a race cannot import such objects, because no file holds them. The caller saves them with cloudpickle
+and names the file in the environment. Each object then has a name in this module, and a run's configuration says
+``mpcompare.caller.Net`` as it says ``my_package.Net`` of a class that can be imported.
+"""
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mpcompare.errors import InputError
+
+FILE = "MPCOMPARE_CALLER"  # the variable of the environment
+
+
+def save(objects: Mapping[str, Any], path: Path) -> None:
+    """Writes objects, each under its name in this module.
+
+    Raises:
+        Exception: from ``pickle``, of an object that cannot be saved, such as one that holds an open file.
+    """
+    import cloudpickle  # here: a command needs none
+
+    path.write_bytes(cloudpickle.dumps(dict(objects)))
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    path = os.environ.get(FILE)
+    if path is None:
+        # No AttributeError, which Hydra would take for a missing module, and say that.
+        known = "is known only to the program that called mpcompare.compare: move it into a module that can be imported"
+        raise InputError("mpcompare.caller", name, known)
+    objects = _load(path)
+    if name not in objects:
+        raise AttributeError(f"{path} holds {', '.join(objects)}, and no {name}")
+    return objects[name]
+
+
+@cache
+def _load(path: str) -> dict[str, Any]:
+    import cloudpickle
+
+    loaded: dict[str, Any] = cloudpickle.loads(Path(path).read_bytes())
+    return loaded

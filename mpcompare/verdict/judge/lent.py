@@ -1,0 +1,19 @@
+"""A backend writes into nothing that is lent to it: the network with its initial weights, and the batches."""
+
+from collections.abc import Iterator
+
+from mpcompare.verdict.judge.check import Case, Check
+
+BECAUSE = {
+    "network": "the network with the initial weights is not what it was: a backend copies it, and never writes into it",
+    "batch": "the first batch is not what it was: a backend never writes into the inputs and targets of a step",
+}
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields a check for the network and one for the batch. All other findings are computed from them."""
+    written = case.run.findings.written
+    if written is None:
+        return
+    for name, because in BECAUSE.items():
+        yield Check(f"writes into the {name}", float(name in written), 0, f"{name} written", because)

@@ -25,7 +25,7 @@ between backends are what is compared, so each backend spells out its own way. T
 module share are written once, in ``backends/torch_model.py``.
 
 To add a backend: copy the file that is closest to ``mpcompare/backends/X.py``, add ``conf/backend/X.yaml`` with its
-``_target_``, and a row to the table of backends in the README. Every other key of that YAML is an option: a keyword
+``_target_``, and a row to the table in ``docs/backends.md``. Every other key of that YAML is an option: a keyword
 argument of the backend's constructor. A backend in a package of its own needs a class and an entry point:
 see ``mpcompare/testing``.
 """

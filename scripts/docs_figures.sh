@@ -1,54 +1,88 @@
 #!/usr/bin/env bash
-# Runs what is behind the figures and tables of README and docs: the pitfalls, the footprint of GPT-2, the scalers, the
-# default sweep into docs/default, and the sweeps of speed into docs/speed/NAME. It prints the tables for the README. It
-# takes about half an hour, during which nothing else should run on the machine.
+# Makes the files in docs/ anew that the README and the pages show, and writes their numbers into them. All parts take
+# about an hour, during which nothing else should run on the machine.
 #
-#     scripts/docs_figures.sh [OVERRIDES...]     the overrides go to every sweep
+#     scripts/docs_figures.sh [PART...] [OVERRIDES...]     all parts, or those that are named
+#
+# Parts: pitfalls, footprint, scalers, first_look, default, speed, bench, power. OVERRIDES, as measure.budget_s=300, go to every
+# sweep. Two things are not made anew: docs/power/correct.csv, whose thousands of runs take a day (tests/power.py
+# correct), and what the pages say in words.
 #
 # Environment: DOCS, the folder to write into (docs); PYTHON, the interpreter (python).
 set -euo pipefail
 docs=$(realpath -m "${DOCS:-$(dirname "$0")/../docs}")
 python=${PYTHON:-python}
 cd "$(dirname "$0")/.."
-overrides=("$@")
-kept=()
+export PYTHONPATH=$PWD
+parts=() overrides=()
+for argument; do
+  if [[ $argument == *=* ]]; then overrides+=("$argument"); else parts+=("$argument"); fi
+done
+((${#parts[@]})) || parts=(pitfalls footprint scalers first_look default speed bench power)
 sweeps=$(mktemp -d)
 trap 'rm -rf "$sweeps"' EXIT
 
-mkdir -p "$docs"/{pitfalls,footprint,scalers}
-"$python" -m mpcompare.pitfalls --out "$docs/pitfalls/pitfalls.png"
-"$python" -m mpcompare.footprint gpt2 --out "$docs/footprint/gpt2.png"
-"$python" -m mpcompare.scalers --thresholds docs/scalers/thresholds.txt --interval 50 --out "$docs/scalers/scalers.png"
-"$python" -m mpcompare -m backend=scratch,amp,fp32 "${overrides[@]}" hydra.sweep.dir="$sweeps/default"
-mkdir -p "$docs/default"
-cp "$sweeps"/default/report/*.{csv,json,png} "$docs/default/"
-
-speed() { # NAME VARIABLES -- BASELINES -- OVERRIDES...: one sweep, and its ratios to each of the baselines
-  local name=$1 variables=() baselines=() said
-  shift
-  while [[ $1 != -- ]]; do variables+=("$1") && shift; done
-  shift
-  while [[ $1 != -- ]]; do baselines+=("$1") && shift; done
-  shift
-  said=("${variables[@]}" python -m mpcompare +experiment=speed "$@" "${overrides[@]}")
-  env "${variables[@]}" "$python" -m mpcompare +experiment=speed "$@" "${overrides[@]}" \
-    hydra.sweep.dir="$sweeps/$name"
-  mkdir -p "$docs/speed/$name"
-  echo "${said[*]}" >"$docs/speed/$name/command.txt"
-  for baseline in "${baselines[@]}"; do
-    "$python" -m mpcompare.report "$sweeps/$name" --out "$sweeps/$name/$baseline" --baseline "$baseline" >/dev/null
-    cp "$sweeps/$name/$baseline/summary.csv" "$docs/speed/$name/vs_$baseline.csv"
-  done
-  kept+=("$docs/speed/$name")
+pitfalls() {
+  "$python" -m mpcompare.pitfalls --out "$docs/pitfalls/pitfalls.png" | grep -v '^wrote' | sed 's/ *$//' \
+    >"$docs/pitfalls/output.txt"
 }
 
-malloc=(MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592) # glibc keeps freed activations
-small=(task.batch_size=2048 'task.model.hidden=[2048]')
-smaller=(task.batch_size=512 'task.model.hidden=[1024]')
-speed 8192 -- amp amp_compile fp32 --
-speed 8192_malloc "${malloc[@]}" -- amp amp_compile fp32 --
-speed 8192_fp32 -- fp32 -- backend=fused,scratch,fp32 precision=fp32
-speed 2048 -- amp amp_compile fp32 -- "${small[@]}"
-speed 2048_fp16 -- amp -- backend=fused,scratch,amp precision=fp16 "${small[@]}"
-speed 512x1024 -- amp amp_compile fp32 -- "${smaller[@]}"
-"$python" scripts/readme_speed.py "${kept[@]}"
+footprint() {
+  local tasks=(mnist_mlp recipe_mlp mnist_cnn cifar10_cnn text_lstm imdb_lstm char_gpt)
+  "$python" -m mpcompare.footprint gpt2 --out "$docs/footprint/gpt2.png" | grep -v '^Written' | sed 's/ *$//' \
+    >"$docs/footprint/gpt2.txt"
+  "$python" scripts/check_footprint.py "${tasks[@]}" >"$docs/footprint/measured_tasks.txt"
+  "$python" scripts/check_footprint.py gpt2 --batch 1 --length 128 >"$docs/footprint/measured_gpt2.txt"
+}
+
+scalers() {
+  "$python" -m mpcompare.scalers --thresholds docs/scalers/thresholds.txt --interval 50 --out "$docs/scalers/scalers.png"
+}
+
+first_look() { # its table, and the line that names the page
+  "$python" -m mpcompare +experiment=first_look "${overrides[@]}" hydra.sweep.dir="$sweeps/first_look" |
+    sed "/^\[/d; s| *\$||; s|$sweeps/first_look|multirun/DATE/TIME|" |
+    awk '!cut; /^$/ && ++blank == 2 {cut = 1; print "..."} {last = $0} END {print last}' >"$docs/first_look/output.txt"
+  scripts/screenshot.sh "$sweeps/first_look/report/index.html" "$docs/first_look/page.png" 1280,760
+}
+
+default() {
+  "$python" -m mpcompare -m backend=scratch,amp,fp32 "${overrides[@]}" hydra.sweep.dir="$sweeps/default"
+  cp "$sweeps"/default/report/*.{csv,json,png} "$docs/default/"
+}
+
+speed() {
+  sweep 8192 'amp amp_compile fp32' backend=scratch,amp,fp32,fused,amp_compile
+  sweep 8192_adamw amp backend=scratch,amp,fused optimizer=adamw data=digits measure.budget_s=75 verdict.noise=1 \
+    train.steps=8
+}
+
+sweep() { # NAME BASELINES OVERRIDES...: one sweep, and its ratios to each of the baselines
+  local name=$1 baselines=$2 folder=$docs/speed/$1
+  shift 2
+  mkdir -p "$folder"
+  "$python" -m mpcompare -m "$@" "${overrides[@]}" hydra.sweep.dir="$sweeps/$name"
+  echo "python -m mpcompare -m" "$@" "${overrides[@]}" >"$folder/command.txt"
+  for baseline in $baselines; do
+    "$python" -m mpcompare.report "$sweeps/$name" --out "$sweeps/$name/$baseline" --baseline "$baseline" >/dev/null
+    cp "$sweeps/$name/$baseline/summary.csv" "$folder/vs_$baseline.csv"
+  done
+}
+
+bench() {
+  "$python" scripts/bench_ops.py --only products --csv "$docs/bench/ops.csv"
+}
+
+power() {
+  "$python" tests/power.py planted --family all --csv "$docs/power" >/dev/null
+}
+
+for part in "${parts[@]}"; do
+  [[ " pitfalls footprint scalers first_look default speed bench power " == *" $part "* ]] ||
+    { echo "$part: expected pitfalls, footprint, scalers, first_look, default, speed, bench or power" >&2 && exit 2; }
+done
+for part in "${parts[@]}"; do
+  mkdir -p "$docs/$part"
+  "$part"
+done
+if [[ $docs == "$PWD/docs" ]]; then "$python" scripts/docs_numbers.py; fi

@@ -9,8 +9,9 @@
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv and shown on the page
 
-The exit code is 1 if a bug is missed that should be seen, or if a correct run is accused; bugs of other libraries may
-be missed.
+``planted --csv FOLDER`` also writes each table into FOLDER as planted_FAMILY.csv, with the cause that each bug was
+planted for, and why a check cannot see it. The exit code is 1 if a bug is missed that should be seen, or if a correct
+run is accused; bugs of other libraries may be missed.
 """
 
 import argparse
@@ -20,7 +21,9 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import pandas as pd
 import torch
 from planted.judged import judged
 from planted.real import judged as real_judged
@@ -35,21 +38,25 @@ from mpcompare.verdict.judge.kinds import KINDS
 from mpcompare.verdict.judge.verdict import Verdict
 
 
-def planted(family: str) -> bool:
+def planted(family: str, csv: Path | None = None) -> bool:
     """Prints a row a bug and precision: how many checks of each kind fail, and the verdict. Returns whether every
     visible bug is flagged."""
     print(f"| planted bug ({family}) | precision | {' | '.join(KINDS)} | verdict |")
     print(f"|{' --- |' * (len(KINDS) + 3)}")
-    rows = []
+    rows, table = [], []
     for bug in bugs_of(family):
         for precision in bug.precisions:
             verdict = judged(bug, precision)
             rows.append((bug, verdict))
             failed = Counter(check.kind for check in verdict.checks if not check.passed)
-            counts = " | ".join(str(failed[kind] or "") for kind in KINDS)
-            print(f"| {bug.name} | {precision} | {counts} | {verdict} |", flush=True)
+            counts = [str(failed[kind] or "") for kind in KINDS]
+            print(f"| {bug.name} | {precision} | {' | '.join(counts)} | {verdict} |", flush=True)
+            table.append((bug.name, precision, *counts, verdict, bug.cause, bug.invisible))
             if verdict.cause != bug.cause and not bug.invisible:
                 print(f"not as planted ({bug.cause}): {verdict.because}", file=sys.stderr)
+    if csv:
+        columns = ["bug", "precision", *KINDS, "verdict", "cause", "invisible"]
+        pd.DataFrame(table, columns=columns).to_csv(csv / f"planted_{family}.csv", index=False)
     visible = [(bug, verdict) for bug, verdict in rows if not bug.invisible]
     flagged = sum(verdict.word == "differs" for _, verdict in visible)
     named = sum(verdict.cause == bug.cause for bug, verdict in visible)
@@ -131,6 +138,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--precision", choices=BOTH, action="append")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write the tables of planted bugs there")
     parser.add_argument("--table", default="", help="the name of a new table of bugs of other libraries")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as the tests do
@@ -140,7 +148,7 @@ def main() -> None:
     families = FAMILIES if args.family == "all" else (args.family,)
     for family in families if args.what != "real" else ():
         if args.what == "planted":
-            good &= planted(family)
+            good &= planted(family, args.csv)
             continue
         default = BF16 if family in ("cnn", "lstm") else BOTH  # fp16: torch's CPU has them not, or they are slow
         seeds = range(args.first, args.first + args.tasks)

@@ -13,7 +13,7 @@ import pytest
 from mpcompare.paths import CONF
 
 ROOT = CONF.parent
-PLACEHOLDERS = {"NAME", "X", "DIR", "mine", "my_package"}
+PLACEHOLDERS = {"NAME", "X", "DIR", "mine", "my_package", "my_net", "my_backend"}
 WRITTEN = {"summary.md"}  # files that a report writes
 # Paths from the top of the repository, of folders too; of docs files only, where people keep results of their own.
 TOP = re.compile(

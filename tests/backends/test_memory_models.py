@@ -56,7 +56,7 @@ def measured_and_modelled(name, task, initial, precision, x, y):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "precision"), [("amp", "bf16"), ("fp32", "fp32")])
 def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
-    """The shape and the tolerance are those of the README's table. A run takes up to 1 GB."""
+    """The shape and the tolerance are those of the default sweep. A run takes up to 1 GB."""
     task = make_task(in_features=784, hidden=[8192], out_features=10, batch_size=8192)
     x, y = make_batch(task, CPU)
     peak, model = measured_and_modelled(name, task, task.new_model(0, CPU), precision, x, y)

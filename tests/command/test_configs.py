@@ -170,15 +170,16 @@ def own_task(folder, lines):
     return [f"hydra.searchpath=[file://{folder}]", "task=mine", "data=digits"]
 
 
-def test_a_backend_is_a_config_a_file_and_a_row_of_the_readme():
+def test_a_backend_is_a_config_a_file_and_a_row_of_the_documents():
     others = {"__init__", "torch_model", "mistakes", "real_bugs"}
     files = {p.stem for p in Path(backends.__file__).parent.glob("*.py")} - others
-    readme = (CONF.parent / "README.md").read_text()
-    rows = set(re.findall(r"^\| `(\w+)` \|", readme.split("## Backends")[1].split("\n## ")[0], re.MULTILINE))
+    page = (CONF.parent / "docs" / "backends.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     peers = {p.stem for p in Path(backends.__file__).parent.glob("peers/*.py")} - {"__init__", "library"}
     page = (CONF.parent / "docs" / "peers.md").read_text()
     described = set(re.findall(r"^\| `(\w+)` \|", page.split("## Rows")[1].split("\n## ")[0], re.MULTILINE))
     assert (files, peers) == (rows, described)
+    assert files == named_in_readme("backend")
     assert set(GROUPS["backend"]) == files | peers
     for name in files | peers:
         module = f"mpcompare.backends.{'peers.' if name in peers else ''}{name}"
@@ -192,6 +193,20 @@ def test_each_library_has_an_extra_of_its_name():
     extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
     assert libraries <= set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
     assert f"mpcompare[{','.join(sorted(libraries))}]" in extras
+
+
+def named_in_readme(kind):
+    """Returns the names in the first column of the README's table of backends, or of tasks."""
+    readme = (CONF.parent / "README.md").read_text()
+    table = readme.partition(f"| {kind} | ")[2].partition("\n\n")[0]
+    firsts = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return {name for first in firsts for name in re.findall(r"`(\w+)`", first)}
+
+
+def test_a_task_is_a_config_and_a_row_of_the_documents():
+    page = (CONF.parent / "docs" / "tasks.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)` \|", page.partition("## The parts")[0], re.MULTILINE))
+    assert set(GROUPS["task"]) == rows == named_in_readme("task")
 
 
 def test_the_task_brings_its_data_and_the_command_line_has_the_last_word():

@@ -1,4 +1,4 @@
-"""The command line as a user has it: the commands that README and --help name, the records, and every wrong input."""
+"""The command line as a user has it: the commands that --help names, the records, and every wrong input."""
 
 import json
 import math

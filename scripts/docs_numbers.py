@@ -1,0 +1,187 @@
+"""Writes the numbers of README and docs into them, from the files that are kept in docs/.
+
+    python scripts/docs_numbers.py [--check]
+
+A place for numbers is ``<!-- numbers: NAME FILE -->``, lines that are written by this program, ``<!-- end -->``. NAME
+is one of ``NUMBERS``, and FILE the file or the folder in docs/ that it is made from. With ``--check`` nothing is
+written, and the exit code is 1 if a page does not show what its files say.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+from summaries import MB, markdown, times_baseline
+
+from mpcompare.paths import CONF
+from mpcompare.verdict.judge.kinds import KINDS
+
+ROOT = CONF.parent
+PLACE = re.compile(r"(<!-- numbers: (\w+)(?: ([\w./]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+DISTANCE = "max_abs_loss_diff_vs_baseline"
+FAMILIES = {
+    "mlp": "MLP, fp16 and bf16",
+    "cnn": "CNN with batch norm, bf16",
+    "lstm": "LSTM, bf16",
+    "gpt": "transformer, bf16",
+    "recipe": "recipe, fp16 and bf16",
+}
+
+
+def output(file: Path) -> str:
+    """Returns what a program printed."""
+    return f"```\n{file.read_text().rstrip()}\n```"
+
+
+def runs(file: Path) -> str:
+    """Returns a row for each run of a sweep, from its summary: the three answers."""
+    summary = pd.read_csv(file)
+    of = summary["run"].map(summary.set_index("run")["backend"])
+    baseline = of[summary["run"] == summary["baseline"]].iloc[0]
+    table = {
+        "backend": _names(summary),
+        "verdict": summary["verdict"],
+        "ms a step": summary["step_ms_p50"],
+        f"x `{baseline}`": [times_baseline(row) for _, row in summary.iterrows()],
+        "peak MB": summary["peak_memory_bytes"] / MB,
+        "model MB": summary["peak_memory_bytes_analytic"] / MB,
+        f"farthest loss from `{baseline}`'s": [f"{far:.1e}" if far else "0" for far in summary[DISTANCE]],
+        "test accuracy": summary["test_accuracy"],
+    }
+    return markdown(pd.DataFrame(table))
+
+
+def phases(file: Path) -> str:
+    """Returns the time of each phase in ms, from the summary of a sweep."""
+    summary = pd.read_csv(file)
+    names = ("forward", "backward", "unscale", "clip", "step", "update")
+    table = pd.DataFrame({"backend": _names(summary)} | {name: summary[f"{name}_ms"] for name in names})
+    table["first step"] = summary["first_step_ms"]
+    return markdown(table.dropna(axis="columns", how="all"))
+
+
+def inference(file: Path) -> str:
+    """Returns a row for each run and way of inference; the times stand at the first run, where they were measured."""
+    kept = pd.read_csv(file)
+    columns = {
+        "backend": kept["label"],
+        "in": kept["way"],
+        "test accuracy": kept["test_accuracy"],
+        "ms a batch": kept["latency_ms"],
+        "x `fp32`": [f"{ratio:.2f}" for ratio in kept["speedup_vs_fp32"]],
+        "peak MB": kept["peak_memory_bytes"] / MB,
+        "weights MB": kept["weight_bytes"] / MB,
+    }
+    table = pd.DataFrame(columns)
+    table.loc[kept["run"] != kept["run"].iloc[0], list(columns)[3:]] = None
+    return markdown(table)
+
+
+def speed(folder: Path) -> str:
+    """Returns the command of a sweep and a row for each run, from ``folder/vs_BASELINE.csv``, its summary beside each
+    baseline."""
+    beside = {path.stem.removeprefix("vs_"): pd.read_csv(path) for path in sorted(folder.glob("vs_*.csv"))}
+    summary = next(iter(beside.values()))
+    table = {
+        "backend": _names(summary),
+        "ms a step": summary["step_ms_p50"],
+        "p20 to p80": [
+            "" if pd.isna(low) else f"{low:.4g} to {high:.4g}"
+            for low, high in summary[["step_ms_p20", "step_ms_p80"]].to_numpy()
+        ],
+        **{f"x `{name}`": [times_baseline(row) for _, row in of.iterrows()] for name, of in beside.items()},
+        "peak MB": summary["peak_memory_bytes"] / MB,
+        "verdict": summary["verdict"],
+    }
+    return f"`{(folder / 'command.txt').read_text().strip()}`\n\n{markdown(pd.DataFrame(table))}"
+
+
+def products(file: Path) -> str:
+    """Returns the matrix products of ``bench_ops.py``, a row each, with a column for each dtype."""
+    kept = pd.read_csv(file)
+
+    def cell(row: "pd.Series[float]") -> str:
+        torch = "" if pd.isna(row["torch / ours"]) else f", {row['torch / ours']:.3g} x torch"
+        return f"{row['ms']:.3g} ms, {row['GFLOP/s']:.0f} GFLOP/s, {row['share of peak']:.0%} of peak{torch}"
+
+    kept["cell"] = [cell(row) for _, row in kept.iterrows()]
+    table = kept.pivot_table(index="shape", columns="dtype", values="cell", aggfunc="first", sort=False)
+    return markdown(table[list(dict.fromkeys(kept["dtype"]))].reset_index().rename(columns={"shape": "product"}))
+
+
+def planted(file: Path) -> str:
+    """Returns a row for each planted bug and precision, with the number of failed checks of each kind that failed."""
+    table = pd.read_csv(file, dtype=str).drop(columns=["cause", "invisible"])
+    silent = [kind for kind in KINDS if kind in table and table[kind].isna().all()]
+    if table["precision"].nunique() == 1:
+        silent.append("precision")
+    return markdown(table.drop(columns=silent).rename(columns={"bug": f"planted bug ({file.stem.partition('_')[2]})"}))
+
+
+def power(folder: Path) -> str:
+    """Returns a row for each family of planted bugs: how many there are, and how many are flagged and named."""
+    rows = []
+    for family, title in FAMILIES.items():
+        table = pd.read_csv(folder / f"planted_{family}.csv", dtype=str)
+        seen = table[table["invisible"].isna()]
+        flagged = seen["verdict"].str.startswith("differs")
+        named = seen["verdict"] == "differs: " + seen["cause"]
+        rows.append((title, table["bug"].nunique(), len(seen), flagged.sum(), named.sum()))
+    return markdown(pd.DataFrame(rows, columns=["family", "bugs", "visible rows", "flagged", "named"]))
+
+
+def table(file: Path) -> str:
+    """Returns a table as it is kept."""
+    return markdown(pd.read_csv(file, dtype=str))
+
+
+NUMBERS: dict[str, Callable[[Path], str]] = {
+    each.__name__: each for each in (output, runs, phases, inference, speed, products, planted, power, table)
+}
+
+
+def _names(summary: pd.DataFrame) -> list[str]:
+    return [f"`{name}` {precision}" for name, precision in summary[["backend", "precision"]].to_numpy()]
+
+
+def written(text: str, docs: Path) -> str:
+    """Returns the text of a page with the numbers that ``docs`` holds, in each of its places."""
+
+    def fill(place: re.Match[str]) -> str:
+        start, name, file, end = place.groups()
+        if name not in NUMBERS:
+            raise ValueError(f"numbers: {name}: expected one of {', '.join(NUMBERS)}")
+        return f"{start}{NUMBERS[name](docs / (file or ''))}\n{end}"
+
+    return PLACE.sub(fill, text)
+
+
+def pages() -> list[Path]:
+    """Returns the README and the pages in docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    old = []
+    for page in pages():
+        text = page.read_text()
+        try:
+            new = written(text, ROOT / "docs")
+        except (OSError, KeyError, ValueError) as error:
+            sys.exit(f"{page.name}: {error}")
+        if new != text:
+            old.append(page.name)
+            if not check:
+                page.write_text(new)
+    print(f"{'differ' if check else 'written'}: {', '.join(old) or 'no page'}")
+    sys.exit(1 if check and old else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,7 +35,7 @@ from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.promises import Promises
 from mpcompare.tasks.task import Params, Task, buffers_of
 
-DEFAULT_CLIP_NORM = 1.0  # GRADIENT_CLIPPING_DEFAULT of DeepSpeed's runtime/constants.py
+DEFAULT_CLIP_NORM = 1.0  # GRADIENT_CLIPPING_DEFAULT in DeepSpeed
 
 
 class DeepSpeedRow:

@@ -179,9 +179,7 @@ def test_what_a_library_changes_is_named_though_it_is_not_declared(row, precisio
     assert because in judged.because
 
 
-@pytest.mark.parametrize(
-    "row", ["bf16_weights.Bf16Weights", "bf16_states.Bf16States", "fsdp2.Fsdp2", "kahan.Kahan", "jax.JaxRow"]
-)
+@pytest.mark.parametrize("row", ["bf16_weights.Bf16Weights", "bf16_states.Bf16States", "fsdp2.Fsdp2", *LIBRARIES])
 def test_contract(row):
     try:
         assert check_backend(backend_of(row)[0], precision="bf16", tasks={"mlp": small_tasks()["mlp"]}).candidates

@@ -1,5 +1,7 @@
 """The factor of clipping, for those who examine it and those who judge it."""
 
+USUAL_NORMS = (1.0, 0.5, 0.25, 0.1, 5.0)  # to which libraries clip by default, and people most of the time
+
 
 def factor_of_norm(norm: float, clip_norm: float) -> float:
     """Returns the factor by which clipping multiplies gradients of this norm (``torch.nn.utils.clip_grad_norm_``)."""

@@ -22,7 +22,8 @@ A step is finished when its last call returns, because there the clock stops, an
 all weights are written by then; on a GPU all work is queued on the current stream, or the current stream waits for it.
 There is no base class: the constructor is the same, and so are the names and the order of the methods. The differences
 between backends are what is compared, so each backend spells out its own way. The answers that all backends on a torch
-module share are written once, in ``backends/torch_model.py``.
+module share are written once, in ``backends/torch_model.py``, whose ``step_or_skip`` says whether a
+``GradScaler`` skipped, with a fused optimizer, too. A difference from ``amp`` that is meant is declared (``promises``).
 
 To add a backend: copy the file that is closest to ``mpcompare/backends/X.py``, add ``conf/backend/X.yaml`` with its
 ``_target_``, and a row to the table in ``docs/backends.md``. Every other key of that YAML is an option: a keyword

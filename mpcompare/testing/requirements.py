@@ -37,6 +37,7 @@ from mpcompare.testing.candidate import LOSS_SCALES, Candidate
 from mpcompare.testing.examined import examined_run
 from mpcompare.testing.outcome import Checked
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.subject import promised_scaling
 
 Requirement = Callable[[Candidate, Checked], Iterator[str]]
 ANSWERS = (
@@ -183,7 +184,7 @@ def _loss_scale(candidate: Candidate, checked: Checked) -> Iterator[str]:
         )
     for scaling in candidate.accepted(*LOSS_SCALES):
         backend, name = candidate.make(candidate.model(), scaling), f"loss_scale={scaling.name}"
-        scaling = copy.deepcopy(scaling)
+        scaling = promised_scaling(scaling, promises_of(backend))  # a copy
         wrong = set()
         for number, batch in enumerate(stream):
             overflows = real and number == 3

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mpcompare.errors import InputError
-from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
+from mpcompare.tasks.optimizers import Adam, AdamW, Coarse, Sgd
 
 OPTIMIZERS = [
     Sgd(),
@@ -145,6 +145,26 @@ def test_mistakes_are_beyond_the_roundings(mistake):
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         w = w - 1e-3 * (MISTAKES[mistake](m, v, g, w, t) + 0.01 * w)
         assert excess(w, before.double(), *moved) > 1
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(0.05, 0.9), Adam(1e-3), AdamW(1e-3)], ids=lambda each: type(each).__name__)
+def test_bf16_arithmetic_is_within_the_roundings_of_a_coarse_replay_and_beyond_those_of_fp32(optimizer):
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(2000).bfloat16())
+    torch_optimizer = optimizer.make([p])
+    over_fp32 = 2.0**-8 / 2.0**-24
+    replays = {"coarse": optimizer.replay(Coarse(over_fp32, over_fp32)), "fp32": optimizer.replay()}
+    largest = dict.fromkeys(replays, 0.0)
+    for _ in range(4):
+        p.grad, before = torch.randn(2000).bfloat16(), p.detach().double().clone()
+        torch_optimizer.step()
+        for name, replay in replays.items():
+            change, magnitude = replay.step("p", p.grad.double(), before, optimizer.lr)
+            coarse = over_fp32 if name == "coarse" else 1.0
+            bound = 2.0**-24 * ((before + change).abs() * coarse + magnitude)
+            error = ((p.detach().double() - before - change).abs() / bound).max().item()
+            largest[name] = max(largest[name], error)
+    assert largest["coarse"] <= 1 < largest["fp32"]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.peers.library import join_alone
 from mpcompare.backends.torch_model import (
     TorchModel,
     gradient_dtype,
@@ -21,24 +22,11 @@ from mpcompare.backends.torch_model import (
     share_of_step,
     step_or_skip,
 )
-from mpcompare.contract import BackendUnavailable, MemoryModel, State
+from mpcompare.contract import MemoryModel, State
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.task import Params, Task
-
-
-def one_process(device: torch.device) -> "torch.distributed.device_mesh.DeviceMesh":
-    """Returns the mesh of this process alone, in a process group that is made once and needs no network."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    if not dist.is_available():
-        raise BackendUnavailable("backend=fsdp2 needs a torch that was built with torch.distributed")
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return init_device_mesh(device.type, (1,))
 
 
 class Fsdp2(TorchModel):
@@ -49,14 +37,17 @@ class Fsdp2(TorchModel):
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         device = next(model.parameters()).device
-        mesh = one_process(device)
+        join_alone(device)
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         require_kernels(model, device.type, precision, "fsdp2")
         self.task, self.device_type = task, device.type
         dtype = torch_dtype(PRECISIONS[precision].storage)
         self.model = copy.deepcopy(model)
-        fully_shard(self.model, mesh=mesh, mp_policy=MixedPrecisionPolicy(dtype, torch.float32))
+        fully_shard(
+            self.model, mesh=init_device_mesh(device.type, (1,)), mp_policy=MixedPrecisionPolicy(dtype, torch.float32)
+        )
         self.optimizer = task.optimizer.make(self.model.parameters())
         self.scaler = grad_scaler(loss_scale, self.device_type)
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None

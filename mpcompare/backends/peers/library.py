@@ -23,6 +23,21 @@ def library(module: str, backend: str) -> ModuleType:
         ) from error
 
 
+def join_alone(device: torch.device) -> None:
+    """Makes a process group of this process alone, which needs no network, unless there is one already.
+
+    Raises:
+        BackendUnavailable: torch was built without ``torch.distributed``.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise BackendUnavailable("needs a torch that was built with torch.distributed")
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
 def observe_output(model: nn.Module, observed: dict[str, torch.dtype]) -> None:
     """Writes the dtype of the network's output, as its last layer returns it, to ``observed["activations"]``: a library
     may cast what the network returns."""

@@ -11,12 +11,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mpcompare.clipping import factor_of_norm
+from mpcompare.clipping import USUAL_NORMS, factor_of_norm
 from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW, Replay, Sgd
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.errors import update_error
 
-USUAL_NORMS = (1.0, 0.5, 0.25, 0.1, 5.0)  # to which others clip by default
 ELEMENTS = 4096  # of a large tensor, evenly spread: every update is one of single elements
 
 

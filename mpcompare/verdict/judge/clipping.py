@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from mpcompare.clipping import factor_of_norm
+from mpcompare.clipping import USUAL_NORMS, factor_of_norm
 from mpcompare.verdict.findings import Clip, Drive, Findings, Gradients
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import FP32, stored_coarsely
@@ -92,13 +92,18 @@ def _known_norm(ratio: float, scales: Sequence[float]) -> str:
 def clip_mistake(factor: float, findings: Findings, drive: Drive | None, reference: Gradients) -> str:
     """Returns a clause, if gradients that are all ``factor`` times too large are so by clipping (1 % off at most: norms
     are known within the rounding errors of gradients): because the norm of scaled ones was clipped, or because ones
-    that are said to be clipped, and were divided by their factor, are not.
+    that are said to be clipped, and were divided by their factor, are not; or because they are clipped to a usual norm
+    and should not be.
 
     Args:
         drive: the pass of the run; None after training.
         reference: the reference's gradients in that pass.
     """
     recipe, errors = findings.recipe, [e for e in reference.gradients.values() if e]
+    if recipe.clip_norm is None and factor < 0.99:
+        norm = factor * math.hypot(*(e.norm for e in errors))
+        usual = next((usual for usual in USUAL_NORMS if math.isclose(norm, usual, rel_tol=0.01)), None)
+        return f": their norm is {usual:g}, to which nobody asked to clip them" if usual else ""
     if recipe.clip_norm is None or drive is None:
         return ""
     largest = recipe.clip_norm_type == math.inf

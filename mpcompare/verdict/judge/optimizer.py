@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mpcompare.clipping import USUAL_NORMS
 from mpcompare.verdict.findings import Findings
 from mpcompare.verdict.judge.check import Case, Check
 
@@ -14,8 +15,8 @@ KNOWN_MISTAKES = {
     "schedule counts micro-batches": ("schedule", "at a learning rate that every micro-batch advances"),
     "not clipped": ("clip", "from gradients that are not clipped"),
     **{
-        f"clipped to {norm}": ("clip", f"from gradients that are clipped to a norm of {norm}, as nobody asked for")
-        for norm in ("1", "0.5", "0.25", "0.1", "5")
+        f"clipped to {norm:g}": ("clip", f"from gradients that are clipped to a norm of {norm:g}, as nobody asked for")
+        for norm in USUAL_NORMS
     },
     "lr in fp16": ("optimizer", "at a learning rate that is rounded to fp16"),
     "lr in bf16": ("optimizer", "at a learning rate that is rounded to bf16"),

@@ -24,15 +24,17 @@ from mpcompare.tasks.optimizers import AdamW
 from mpcompare.testing import check_backend, small_tasks
 
 CPU = torch.device("cpu")
-LIBRARIES = ("fabric.FabricRow", "accelerate.AccelerateRow", "keras.KerasRow", "kahan.Kahan")
+LIBRARIES = ("fabric.FabricRow", "accelerate.AccelerateRow", "keras.KerasRow", "kahan.Kahan", "jax.JaxRow")
 MOMENTUM = make_task(samples=32 * 12, momentum=0.9)
 TASKS = {
     "momentum": MOMENTUM,
     "sgd": make_task(samples=32 * 12),
+    "steep": make_task(in_features=784, hidden=[64], out_features=10, batch_size=128, samples=128 * 10, momentum=0.9),
     "adamw": replace(MOMENTUM, optimizer=AdamW(1e-3)),
     "clipped": replace(MOMENTUM, accumulate=2, clip_norm=0.1),
 }
 SCALE = "its own loss scale (starts at 32768, grows after 2000 steps)"
+LATE = "its own loss scale (grows after 2001 steps)"
 PLAIN = "no master weights, moments in bf16"
 COMPENSATED = "no master weights, with a compensation"
 ROWS = [
@@ -61,6 +63,11 @@ ROWS = [
     ("keras.KerasRow", "fp16", "momentum", f"differs as declared: {SCALE}"),
     ("keras.KerasRow", "fp16", "clipped", f"differs as declared: {SCALE}"),
     ("keras.KerasRow", "bf16", "adamw", "differs: eps"),
+    ("jax.JaxRow", "bf16", "momentum", "same"),
+    ("jax.JaxRow", "bf16", "adamw", "same"),
+    ("jax.JaxRow", "bf16", "clipped", "same"),
+    ("jax.JaxRow", "fp16", "momentum", f"differs as declared: {LATE}"),
+    ("jax.JaxRow", "fp16", "clipped", f"differs as declared: {LATE}"),
     ("kahan.Kahan", "bf16", "momentum", f"differs as declared: {COMPENSATED}, moments in bf16"),
     ("kahan.Kahan", "bf16", "sgd", f"differs as declared: {COMPENSATED}"),
     ("kahan.Kahan", "bf16", "adamw", f"differs as declared: {COMPENSATED}, moments in bf16"),
@@ -106,6 +113,23 @@ def test_what_the_verdict_says(row, precision, task, said):
     assert str(judged) == said, judged.because
 
 
+@pytest.mark.slow  # the first engine of a machine compiles an operator for a minute
+@pytest.mark.parametrize(
+    ("task", "declares", "said"),
+    [
+        ("momentum", True, "same"),
+        ("clipped", True, "same"),
+        ("steep", True, "differs as declared: clips to a norm of 1"),
+        ("steep", False, "differs: clip"),
+        ("adamw", True, "differs: bias correction"),  # it begins with an update by gradients of 0
+    ],
+)
+def test_deepspeed(task, declares, said):
+    backend, _ = backend_of("deepspeed.DeepSpeedRow")
+    judged = verdict(backend if declares else undeclared(backend), "bf16", task)
+    assert str(judged) == said, judged.because
+
+
 @pytest.mark.slow  # its step is compiled
 def test_stochastic_rounding():
     backend, _ = backend_of("stochastic_rounding.StochasticRounding")
@@ -145,6 +169,7 @@ def undeclared(backend):
         ("bf16_weights.Bf16Weights", "bf16", "no master weights", "params in bf16"),
         ("bf16_states.Bf16States", "bf16", "moments", "optimizer in bf16"),
         ("keras.KerasRow", "fp16", "loss scale", "loss scale 32768 in training step 1, where the policy says 65536"),
+        ("jax.JaxRow", "fp16", "loss scale", "where the policy says"),
         ("kahan.Kahan", "bf16", "no master weights", "params in bf16"),
     ],
 )
@@ -154,7 +179,7 @@ def test_what_a_library_changes_is_named_though_it_is_not_declared(row, precisio
     assert because in judged.because
 
 
-@pytest.mark.parametrize("row", ["bf16_weights.Bf16Weights", "bf16_states.Bf16States", "fsdp2.Fsdp2", "kahan.Kahan"])
+@pytest.mark.parametrize("row", ["bf16_weights.Bf16Weights", "bf16_states.Bf16States", "fsdp2.Fsdp2", *LIBRARIES])
 def test_contract(row):
     try:
         assert check_backend(backend_of(row)[0], precision="bf16", tasks={"mlp": small_tasks()["mlp"]}).candidates

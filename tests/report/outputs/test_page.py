@@ -188,6 +188,10 @@ def test_verdicts_in_words(runs):
     assert words("differs", "clip", "it is so", checks=[check(value=2.0)]) == (
         "mine bf16: differs from amp bf16: clip, because it is so (1 of 1 checks failed)"
     )
+    assert words("differs as declared", "no master weights", "", checks=[check()]) == (
+        "mine bf16: differs as declared from amp bf16: no master weights; no other difference was found in 1 checks; "
+        "the nearest to its limit, loss over the run, is at 0.80 of it"
+    )
     assert words("not examined", "", "") == "mine bf16: not examined"
     assert words("not comparable", "seed", "seed is not that of 1") == (
         "mine bf16: not comparable: seed: seed is not that of 1"

@@ -52,6 +52,22 @@ def test_the_file_has_verdicts_in_words_a_table_and_what_was_measured(tmp_path):
     ]
 
 
+def test_a_difference_as_declared_and_the_detail_of_a_cause_are_in_the_words(tmp_path):
+    for place, backend in enumerate(("plain", "amp", "silent")):
+        write_run(tmp_path / str(place), backend)
+    detail = "asked for fp16, computes in fp32"
+    verdicts = {
+        "0": Verdict("differs as declared", "no master weights", reference="1", unchecked=["training"]),
+        "2": Verdict("differs", "precision", "all compute in fp32", "1", detail=detail),
+    }
+    lines, _ = shown(tmp_path, verdicts)
+    assert lines[2:4] == [
+        "- **Differs: precision (asked for fp16, computes in fp32)**: `silent bf16`, beside `amp bf16`: all compute "
+        "in fp32",
+        "- **Differs as declared: no master weights**: `plain bf16`, beside `amp bf16`; not checked: training",
+    ]
+
+
 def test_every_report_has_the_file(tmp_path):
     write_run(tmp_path / "0", "amp")
     report([tmp_path], tmp_path / "report", "amp")

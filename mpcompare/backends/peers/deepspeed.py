@@ -1,0 +1,135 @@
+"""DeepSpeed: ``deepspeed.initialize(model, optimizer, config={"bf16": {"enabled": True}})``, in one process, ZeRO 0.
+
+https://www.deepspeed.ai/docs/config-json/
+
+The module is cast to bf16, and the optimizer updates fp32 masters. Gradients are clipped to a norm of 1 where the
+configuration says nothing of clipping, and a step whose gradients overflow is skipped in bf16, too (0.19.8). The first
+engine of a machine compiles an operator, which takes a minute and a C++ compiler.
+
+Changed here: the gradients are those that the optimizer is given, after DeepSpeed has clipped them; a hook keeps them
+past the step. The process group is made without a launcher. There is no fp16, which DeepSpeed refuses on a CPU.
+"""
+
+import copy
+import logging
+import os
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
+from mpcompare.backends.peers.library import join_alone, library
+from mpcompare.backends.torch_model import (
+    copy_into,
+    gradient_dtype,
+    load_optimizer_state,
+    observed_dtypes,
+    optimizer_state,
+    set_lr,
+)
+from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
+from mpcompare.errors import InputError
+from mpcompare.loss_scale import LossScale, NoLossScale
+from mpcompare.promises import Promises
+from mpcompare.tasks.task import Params, Task, buffers_of
+
+DEFAULT_CLIP_NORM = 1.0  # GRADIENT_CLIPPING_DEFAULT in DeepSpeed
+
+
+class DeepSpeedRow:
+    """A DeepSpeed engine in bf16."""
+
+    PRECISIONS = ("bf16",)
+    engine = "torch"
+
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        if not isinstance(loss_scale, NoLossScale):
+            raise InputError("loss_scale", loss_scale.name, "DeepSpeed has none in bf16: expected one of auto, none")
+        if task.clip_norm is not None and task.clip_norm_type != 2:
+            raise BackendUnavailable("backend=deepspeed clips by the 2-norm only (task.clip_norm_type)")
+        device = next(model.parameters()).device
+        for name, value in {"DS_ACCELERATOR": device.type, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+            os.environ.setdefault(name, value)  # as a launcher does
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        deepspeed: Any = library("deepspeed", "deepspeed")
+        join_alone(device)
+        deepspeed.utils.logger.setLevel(logging.ERROR)
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": task.micro_batch_size,
+            "gradient_accumulation_steps": task.accumulate,
+            "bf16": {"enabled": True},
+        }
+        if task.clip_norm is None:
+            self.promises = Promises(clip_norm=DEFAULT_CLIP_NORM)
+        else:
+            config["gradient_clipping"] = task.clip_norm
+        self.task, self.model = task, copy.deepcopy(model)
+        self.optimizer = task.optimizer.make(p for p in self.model.parameters() if p.requires_grad)
+        self.network, self.wrapped, _, _ = deepspeed.initialize(
+            model=self.model, optimizer=self.optimizer, config=config, dist_init_required=False
+        )
+        named = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        self.masters: dict[str, Any] = dict(zip(named, self.wrapped.fp32_groups[0], strict=True))
+        self.optimizer.register_step_pre_hook(self._keep_gradients)
+        self.shown: Params = {}
+        self.skipped = False
+        self.grad_norm: float | None = None
+
+    def _keep_gradients(self, *_: object) -> None:
+        self.shown = {name: master.grad for name, master in self.masters.items()}
+
+    def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
+        set_lr(self.optimizer, lr)
+        self.shown, total = {}, torch.zeros(())
+        for x, y in batches:
+            output = self.network(x.bfloat16() if x.is_floating_point() else x)
+            loss = self.task.loss_fn(output.float(), y)
+            self.network.backward(loss)  # which divides it by the number of micro-batches
+            self.observed = {"activations": output.dtype, "loss": loss.dtype, "gradients": gradient_dtype(self.model)}
+            self.network.step()  # an update after the last micro-batch
+            total = total + loss.detach() / len(batches)
+        self.skipped = bool(self.wrapped.overflow)
+        self.grad_norm = float(self.network.get_global_grad_norm())
+        return total
+
+    # The harness asks for the following outside of the step.
+
+    def master_params(self) -> Params:
+        frozen = {name: p.detach().float() for name, p in self.model.named_parameters() if name not in self.masters}
+        return {**{name: master.detach() for name, master in self.masters.items()}, **frozen}
+
+    def buffers(self) -> Params:
+        return {name: b.float() if b.is_floating_point() else b for name, b in buffers_of(self.model).items()}
+
+    def grads(self) -> Params:
+        return self.shown
+
+    def loss_scale(self) -> float:
+        return float(self.wrapped.loss_scale)
+
+    def dtypes(self) -> dict[str, str]:
+        masters = nn.ParameterDict({name.replace(".", "/"): p for name, p in self.masters.items()})
+        return observed_dtypes(masters, self.optimizer, self.observed)
+
+    def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
+        step = partial(take_step, self, [(x, y)] * self.task.accumulate, self.task.optimizer.lr)
+        return layer_dtypes_of_step(self.model, self.masters, step)
+
+    def state_dict(self) -> State:
+        return {
+            "params": self.master_params(),
+            "buffers": self.buffers(),
+            "optimizer": optimizer_state(self.optimizer, self.masters),
+            "loss_scale": {},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        copy_into({name: master.detach() for name, master in self.masters.items()}, state["params"])
+        copy_into({name: p.detach() for name, p in self.model.named_parameters()}, state["params"])
+        copy_into(buffers_of(self.model), state["buffers"])
+        load_optimizer_state(self.optimizer, self.masters, state["optimizer"])
+
+    def memory_model(self) -> MemoryModel:
+        return {}

@@ -112,6 +112,7 @@ def test_who_computes_out_of_turn_is_named(cli, tmp_path):
     assert line.startswith("fp32 torch [1-fp32-auto]: kept ")
 
 
+@pytest.mark.slow
 def test_jobs_that_differ_in_what_they_compute_race_apart(cli, tmp_path):
     ended = cli("-m", "backend=amp,fp32", *SMALL, "task.batch_size=32,64", "measure.budget_s=3",
                 f"hydra.sweep.dir={tmp_path / 's'}")  # fmt: skip

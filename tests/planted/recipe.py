@@ -560,7 +560,6 @@ class TrainsTheNetworkItWasGiven(Amp):
         super().__init__(model, task, precision, loss_scale)
         self.model = model
         self.optimizer = task.optimizer.make(model.parameters())
-        self.optimizer.register_step_post_hook(self._stepped)
 
 
 @RECIPE.plants("batch written")

@@ -56,6 +56,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_module_and_data_of_ones_own_are_compared_without_a_yaml(cli, tmp_path, package):
     folder = tmp_path / "sweep"
     ended = cli("-m", "backend=amp,fp32,master_weights,scratch", *SMALL, "+task.model.width=12", "precision=auto",

@@ -33,6 +33,7 @@ def test_a_sweep_ends_with_a_verdict_on_each(cli, tmp_path, device, launcher):
     assert cli(str(folder), "--strict", main=report_main).code == 1
 
 
+@pytest.mark.slow
 def test_verdicts_can_be_left_out(cli, tmp_path):
     folder = tmp_path / "sweep"
     ended = cli(

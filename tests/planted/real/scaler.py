@@ -32,10 +32,6 @@ class FusedSgd(Amp):
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
         self.optimizer = torch.optim.SGD(self.model.parameters(), **asdict(task.optimizer), fused=True)  # type: ignore[call-overload]
-        self.optimizer.register_step_post_hook(self._stepped)
-
-    def _stepped(self, *_: object) -> None:
-        self.skipped = bool(getattr(self.optimizer, "found_inf", False))
 
     def step(self, lr: float | Tensor) -> None:
         with mock.patch.object(torch, "empty_like", lambda t, **_: torch.full_like(t, torch.nan)):

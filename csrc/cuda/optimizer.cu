@@ -152,25 +152,28 @@ __global__ void update_scale_kernel(float* loss_scale, int32_t* growth_tracker, 
 
 // ---- host
 
+// Runs launch(N, packs): N is an integral_constant, the elements that a thread reads at once, and packs the number of
+// packs of N in count. N is SIZE where count is a multiple of it and the tensors are aligned for it, and otherwise 1.
+template <int SIZE, class Launch>
+void launch_packs(int64_t count, bool aligned, Launch launch) {
+  if (aligned && count % SIZE == 0)
+    launch(std::integral_constant<int, SIZE>{}, count / SIZE);
+  else
+    launch(std::integral_constant<int, 1>{}, count);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 void non_finite(Tensor x, Tensor found_inf) {
   const int64_t count = check_non_finite(x, found_inf);
   const DeviceGuard device(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
-    const auto launch = [&](auto pack) {
-      using P = decltype(pack);
-      constexpr int N = sizeof(P) / sizeof(T);
-      const int64_t packs = count / N;
-      non_finite_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
-          packs, static_cast<const P*>(x.const_data_ptr()), mutable_data<float>(found_inf));
-    };
-    constexpr int N = 16 / sizeof(T);
-    if (count % N == 0 && is_aligned(x.const_data_ptr(), 16))
-      launch(Pack<T, N>{});
-    else
-      launch(Pack<T, 1>{});
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch_packs<16 / sizeof(T)>(count, is_aligned(x.const_data_ptr(), 16), [&](auto n, int64_t packs) {
+      constexpr int N = decltype(n)::value;
+      non_finite_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(packs, data<Pack<T, N>>(x),
+                                                                               mutable_data<float>(found_inf));
+    });
   });
 }
 
@@ -180,38 +183,31 @@ void grad_norm(Tensor x, Tensor loss_scale, Tensor found_inf, Tensor norm, bool 
   const cudaStream_t stream = current_stream(x);
   by_dtype(x, [&](auto t) {
     using T = decltype(t);
-    const auto launch = [&](auto pack) {
-      using P = decltype(pack);
-      constexpr int N = sizeof(P) / sizeof(T);
-      const int64_t packs = count / N, blocks = grid_of(packs, THREADS);
+    launch_packs<16 / sizeof(T)>(count, is_aligned(x.const_data_ptr(), 16), [&](auto n, int64_t packs) {
+      constexpr int N = decltype(n)::value;
+      const int64_t blocks = grid_of(packs, THREADS);
       const Tensor partials = torch::stable::new_empty(x, {blocks}, ScalarType::Double);
       norm_kernel<T, N><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(
-          packs, data<P>(x), data<float>(loss_scale), infinity, mutable_data<float>(found_inf),
+          packs, data<Pack<T, N>>(x), data<float>(loss_scale), infinity, mutable_data<float>(found_inf),
           mutable_data<double>(partials));
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       add_norm_kernel<<<1, THREADS, 0, stream>>>(data<double>(partials), blocks, infinity, mutable_data<double>(norm));
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    };
-    constexpr int N = 16 / sizeof(T);
-    if (count % N == 0 && is_aligned(x.const_data_ptr(), 16))
-      launch(Pack<T, N>{});
-    else
-      launch(Pack<T, 1>{});
+    });
   });
 }
 
 constexpr int PACK = 4;  // elements that an optimizer reads at once
 
-// Returns whether count is a multiple of a pack, and every tensor is aligned for packs: the fp32 ones, and the low
-// ones, which have dtype T. A null pointer stands for no tensor.
+// Returns whether every tensor is aligned for packs of PACK elements: the fp32 ones, and the low ones, which have dtype
+// T. A null pointer stands for no tensor.
 template <class T>
-bool in_packs(int64_t count, std::initializer_list<const Tensor*> fp32, std::initializer_list<const Tensor*> low) {
-  const auto aligned = [](const Tensor* x, size_t bytes) { return !x || is_aligned(x->const_data_ptr(), bytes); };
+bool aligned(std::initializer_list<const Tensor*> fp32, std::initializer_list<const Tensor*> low) {
+  const auto is = [](const Tensor* x, size_t bytes) { return !x || is_aligned(x->const_data_ptr(), bytes); };
   for (const Tensor* x : fp32)
-    if (!aligned(x, sizeof(Pack<float, PACK>))) return false;
+    if (!is(x, sizeof(Pack<float, PACK>))) return false;
   for (const Tensor* x : low)
-    if (!aligned(x, sizeof(Pack<T, PACK>))) return false;
-  return count % PACK == 0;
+    if (!is(x, sizeof(Pack<T, PACK>))) return false;
+  return true;
 }
 
 const Tensor* address(const std::optional<Tensor>& x) { return x ? &*x : nullptr; }
@@ -221,39 +217,26 @@ Decided decided(const Tensor& lr, const Tensor& loss_scale, const Tensor& found_
   return {data<float>(lr), data<float>(loss_scale), data<float>(found_inf), clip ? data<float>(*clip) : nullptr};
 }
 
-// Launches an optimizer by launch(T{}, N, packs, stream): T is the dtype of grad, N the elements of a pack, and packs how
-// many packs count is. N is PACK where the tensors allow it, and otherwise 1.
-template <class Launch>
-void launch_packs(const Tensor& grad, int64_t count, std::initializer_list<const Tensor*> fp32,
-                  std::initializer_list<const Tensor*> low, Launch launch) {
-  const DeviceGuard device(grad.get_device_index());
-  const cudaStream_t stream = current_stream(grad);
-  by_dtype(grad, [&](auto t) {
-    using T = decltype(t);
-    if (in_packs<T>(count, fp32, low))
-      launch(t, std::integral_constant<int, PACK>{}, count / PACK, stream);
-    else
-      launch(t, std::integral_constant<int, 1>{}, count, stream);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-}
-
 void sgd(Tensor master, std::optional<Tensor> velocity, std::optional<Tensor> params, Tensor grad, Tensor lr,
          Tensor loss_scale, Tensor found_inf, std::optional<Tensor> clip, double momentum, bool nesterov,
          double weight_decay) {
   const int64_t count =
       check_sgd(master, velocity, params, grad, lr, loss_scale, found_inf, clip, momentum, nesterov);
+  const DeviceGuard device(master.get_device_index());
+  const cudaStream_t stream = current_stream(master);
   const SgdRule rule{static_cast<float>(momentum), static_cast<float>(weight_decay), nesterov};
-  const auto launch = [&](auto t, auto n, int64_t packs, cudaStream_t stream) {
+  by_dtype(grad, [&](auto t) {
     using T = decltype(t);
-    constexpr int N = decltype(n)::value;
-    using Wide = Pack<float, N>;
-    using Low = Pack<T, N>;
-    sgd_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
-        packs, mutable_data<Wide>(master), mutable_data<Wide>(velocity), mutable_data<Low>(params), data<Low>(grad),
-        decided(lr, loss_scale, found_inf, clip), rule);
-  };
-  launch_packs(grad, count, {&master, address(velocity)}, {address(params), &grad}, launch);
+    const bool fits = aligned<T>({&master, address(velocity)}, {address(params), &grad});
+    launch_packs<PACK>(count, fits, [&](auto n, int64_t packs) {
+      constexpr int N = decltype(n)::value;
+      using Wide = Pack<float, N>;
+      using Low = Pack<T, N>;
+      sgd_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
+          packs, mutable_data<Wide>(master), mutable_data<Wide>(velocity), mutable_data<Low>(params), data<Low>(grad),
+          decided(lr, loss_scale, found_inf, clip), rule);
+    });
+  });
 }
 
 void adam(Tensor master, Tensor exp_avg, Tensor exp_avg_sq, std::optional<Tensor> params, Tensor grad, Tensor lr,
@@ -261,17 +244,21 @@ void adam(Tensor master, Tensor exp_avg, Tensor exp_avg_sq, std::optional<Tensor
           double eps, double weight_decay, bool decoupled) {
   const int64_t count = check_adam(master, exp_avg, exp_avg_sq, params, grad, lr, step, loss_scale, found_inf, clip,
                                    beta1, beta2, eps);
+  const DeviceGuard device(master.get_device_index());
+  const cudaStream_t stream = current_stream(master);
   const AdamRule rule{beta1, beta2, eps, weight_decay, decoupled};
-  const auto launch = [&](auto t, auto n, int64_t packs, cudaStream_t stream) {
+  by_dtype(grad, [&](auto t) {
     using T = decltype(t);
-    constexpr int N = decltype(n)::value;
-    using Wide = Pack<float, N>;
-    using Low = Pack<T, N>;
-    adam_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
-        packs, mutable_data<Wide>(master), mutable_data<Wide>(exp_avg), mutable_data<Wide>(exp_avg_sq),
-        mutable_data<Low>(params), data<Low>(grad), decided(lr, loss_scale, found_inf, clip), data<float>(step), rule);
-  };
-  launch_packs(grad, count, {&master, &exp_avg, &exp_avg_sq}, {address(params), &grad}, launch);
+    const bool fits = aligned<T>({&master, &exp_avg, &exp_avg_sq}, {address(params), &grad});
+    launch_packs<PACK>(count, fits, [&](auto n, int64_t packs) {
+      constexpr int N = decltype(n)::value;
+      using Wide = Pack<float, N>;
+      using Low = Pack<T, N>;
+      adam_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(
+          packs, mutable_data<Wide>(master), mutable_data<Wide>(exp_avg), mutable_data<Wide>(exp_avg_sq),
+          mutable_data<Low>(params), data<Low>(grad), decided(lr, loss_scale, found_inf, clip), data<float>(step), rule);
+    });
+  });
 }
 
 void update_scale(Tensor loss_scale, Tensor growth_tracker, Tensor overflows_left, Tensor found_inf,

@@ -8,18 +8,27 @@ from mpcompare.verdict.judge.causes import Errors, Pass, explain, too_small
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import K, sum_error, tensor_limit
 
+FIRST = "in the first step"
 AFTER_TRAINING = "after training"
 
 
 def in_the_first_step(case: Case) -> Iterator[Check]:
     """Yields checks of the pass ``first``."""
-    yield from _of_drives(case, "in the first step", (case.run.findings.first, case.reference.findings.first), "")
+    yield from _of_drives(case, FIRST, (case.run.findings.first, case.reference.findings.first), "")
 
 
 def after_a_skip(case: Case) -> Iterator[Check]:
     """Yields checks of the pass ``overflow``."""
     drives = (case.run.findings.overflow, case.reference.findings.overflow)
     yield from _of_drives(case, "after a skipped step", drives, "after a skip")
+
+
+def from_an_aged_state(case: Case) -> Iterator[Check]:
+    """Yields checks of the pass ``aged``; the errors tell their cause, as in the first step."""
+    run, reference = case.run.findings.aged, case.reference.findings.aged
+    if run and reference:
+        where = "in the step after which the loss scale grows" if run.grows else "from an aged state"
+        yield from _of_drives(case, where, (run.drive, reference.drive), "")
 
 
 def later_steps(case: Case) -> Iterator[Check]:
@@ -67,7 +76,7 @@ def _checks(
     if not errors or math.isnan(loss_limit):
         return
     explained, because = explain(case.run, errors, *passes, loss_error <= loss_limit)
-    if cause and explained:
+    if where != FIRST and explained:
         because = f"those of the first step are right, and {where} {because}"
     for name, e in errors.items():
         yield Check(f"gradient {where}, {name}", e.error, e.limit, cause or explained, because)

@@ -17,7 +17,6 @@ class All16Bits(Amp):
         super().__init__(model, task, precision, loss_scale)
         self.model.to(self.compute_dtype)
         self.optimizer = task.optimizer.make(self.model.parameters())
-        self.optimizer.register_step_post_hook(self._stepped)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x.to(self.compute_dtype) if x.is_floating_point() else x)

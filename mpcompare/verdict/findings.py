@@ -231,7 +231,7 @@ class Drive:
         clips: theirs, where the task clips.
         next_scale: after the last step.
         finite: the first step of the first batch whose gradients are finite; None where none is.
-        buffers: after the first step, beside the oracle's; empty where that step overflows or there are none.
+        buffers: after the first step, skipped or not, beside the oracle's; empty where there are none.
         known_mistakes: by name the largest error over its bound of updates made that way; empty where the updates are
             right.
         digits: by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format;

@@ -154,6 +154,8 @@ class Driver:
         taken = self._step(batch)
         finite = _finite(taken.grads)
         self._write_step(taken, finite)
+        if self.exact.buffers and len(self.taken) == 1:  # skipped or not: its forward is that of the oracle
+            self.buffers = gradient_errors(self.backend.buffers(), self.exact.buffers)
         if not self.updates and taken.skipped and not self.loaded:
             self.early = early(self.backend.state_dict()["optimizer"])
         self.scaling.update(not finite)
@@ -260,8 +262,6 @@ class Driver:
             subnormal=subnormal,
             effective_precision=effective,
         )
-        if self.exact.buffers and len(self.taken) == 1:
-            self.buffers = gradient_errors(self.backend.buffers(), self.exact.buffers)
 
 
 def _said_norm(backend: Any) -> float:

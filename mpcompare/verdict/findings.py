@@ -297,11 +297,13 @@ class RoundingError:
         error: root mean square of ``||g - exact||``.
         dimensions: the number of dimensions in which ``g - exact`` varies.
         samples: the number of samples from which these are estimated.
+        along: root mean square of the part of ``g - exact`` in the direction of ``exact``; None in old records.
     """
 
     error: float
     dimensions: float
     samples: int
+    along: float | None = None
 
 
 @dataclass(frozen=True)

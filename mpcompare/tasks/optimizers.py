@@ -10,7 +10,7 @@ taken, is then off by at most ``n u`` times the sum of the absolute values of it
 values matter where terms cancel: their errors stay.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -34,6 +34,15 @@ class Replay(Protocol):
             ``change``, the difference between the new weight and the old one; and ``magnitude``, the sum of the
             absolute values of the change's terms, times the number of times that fp32 rounds them at most. So fp32 may
             be off by ``2^-24 magnitude`` in the change, and by the rounding of the new weight beside that.
+        """
+
+    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int) -> None:
+        """Goes on from a state that was loaded, with what it remembers of the weight ``name``: those tensors have no
+        error.
+
+        Args:
+            tensors: by torch's names, float64; empty where nothing is remembered.
+            updates: the number of updates that the state counts.
         """
 
 
@@ -145,6 +154,11 @@ class SgdReplay:
         self.roundings += coarse.moments
         self.of_momentum = 3 * coarse.arithmetic + coarse.moments
         self.velocities: dict[str, tuple[Tensor, Tensor, float]] = {}
+
+    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int) -> None:
+        if "momentum_buffer" in tensors:
+            velocity = tensors["momentum_buffer"]
+            self.velocities[name] = velocity, velocity.abs(), self.roundings
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         momentum = self.optimizer.momentum
@@ -262,6 +276,8 @@ class AdamReplay:
       half of ``(t + 1) / c2``, of which sqrt is taken, for v.
     - Below 2^-126 fp32 rounds to multiples of a constant, or to 0: ``u 2^-102`` in M, and its root ``u 2^-39`` in S.
 
+    From a state that was loaded, t is the number of updates since then in all but the corrections.
+
     A coarser arithmetic rounds by so much more, but for the corrections, which torch computes in fp32 or better. One
     that stores m and v with fewer digits rounds each once more in an update.
 
@@ -274,6 +290,13 @@ class AdamReplay:
         self.coarse = coarse
         self.means: dict[str, tuple[Tensor, ...]] = {}
         self.updates: dict[str, int] = {}
+        self.loaded: dict[str, int] = {}  # the updates before the state that was loaded, which rounded nothing here
+
+    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int) -> None:
+        if "exp_avg" in tensors and "exp_avg_sq" in tensors:
+            m, v = tensors["exp_avg"], tensors["exp_avg_sq"]
+            self.means[name] = m, m.abs(), v, v
+            self.updates[name] = self.loaded[name] = updates
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         (beta1, beta2), decay = self.optimizer.betas, self.optimizer.weight_decay
@@ -290,7 +313,8 @@ class AdamReplay:
         c1, c2 = self.corrections(t)
         m, M, v, S2 = (mean / c for mean, c in zip(means, (c1, c1, c2, c2), strict=True))
         d = self.denominator(v, c2)
-        roundings = (4 * t + 8) * self.coarse.arithmetic + t * self.coarse.moments
+        rounded = t - self.loaded.get(name, 0)
+        roundings = (4 * rounded + 8) * self.coarse.arithmetic + rounded * self.coarse.moments
         roundings += (t + 1) * max(1 / c1, 0.5 / c2)
         change = -lr * m / d
         S = S2.sqrt() + 2.0**-39 / c2**0.5

@@ -231,7 +231,7 @@ class Drive:
         clips: theirs, where the task clips.
         next_scale: after the last step.
         finite: the first step of the first batch whose gradients are finite; None where none is.
-        buffers: after the first step, beside the oracle's; empty where that step overflows or there are none.
+        buffers: after the first step, skipped or not, beside the oracle's; empty where there are none.
         known_mistakes: by name the largest error over its bound of updates made that way; empty where the updates are
             right.
         digits: by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format;
@@ -262,6 +262,34 @@ class Drive:
 
 
 @dataclass(frozen=True)
+class Count:
+    """The number of updates that an optimizer counts after a step, and the right one.
+
+    Attributes:
+        dtype: the format in which the backend keeps it.
+    """
+
+    count: float
+    should_count: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Aged:
+    """A step from a state as it is after long training.
+
+    Attributes:
+        drive: the step, at the initial weights.
+        grows: whether the loss scale grows after it.
+        counts: by tensor, where the optimizer counts its updates; empty where it does not.
+    """
+
+    drive: Drive
+    grows: bool
+    counts: dict[str, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RoundingError:
     """The error of a tensor that one rounding of each result makes.
 
@@ -269,11 +297,13 @@ class RoundingError:
         error: root mean square of ``||g - exact||``.
         dimensions: the number of dimensions in which ``g - exact`` varies.
         samples: the number of samples from which these are estimated.
+        along: root mean square of the part of ``g - exact`` in the direction of ``exact``; None in old records.
     """
 
     error: float
     dimensions: float
     samples: int
+    along: float | None = None
 
 
 @dataclass(frozen=True)
@@ -400,6 +430,8 @@ class Findings:
         rounding: the error that one rounding of each result makes in gradients and buffers of the first step.
         last: the step after training beside a new backend with the same weights.
         overflow: with a loss scale that is too large; None without loss scaling.
+        infinite: a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``.
+        aged: a step from a state as it is after long training; None where it depends on no count.
         reload: a state that was saved and loaded.
         wrong_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
@@ -419,6 +451,8 @@ class Findings:
     rounding: dict[str, RoundingError] = field(default_factory=dict)
     twin: dict[str, Replacement] = field(default_factory=dict)
     overflow: Drive | None = None
+    infinite: Drive | None = None
+    aged: Aged | None = None
     reload: Reload | None = None
     wrong_scale: WrongScale | None = None
     moved: dict[str, list[float]] = field(default_factory=dict)
@@ -429,8 +463,9 @@ class Findings:
 
     @property
     def drives(self) -> dict[str, Drive]:
-        """By name the passes in which a new backend was driven."""
-        return {"first": self.first, **({"overflow": self.overflow} if self.overflow else {})}
+        """By name the passes in which a new backend was driven from the initial state."""
+        others = {"overflow": self.overflow, "infinite input": self.infinite}
+        return {"first": self.first, **{name: drive for name, drive in others.items() if drive}}
 
 
 _converter = cattrs.Converter(omit_if_default=True, detailed_validation=False)

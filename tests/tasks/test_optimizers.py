@@ -78,6 +78,30 @@ def test_in_float64_the_replay_is_torchs_step(optimizer):
             torch.testing.assert_close(weights[name], p.detach(), rtol=1e-13, atol=1e-15)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_from_a_state_that_was_loaded_the_replay_is_torchs_step(optimizer):
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(200).double())
+    torchs = optimizer.make([p])
+    for _ in range(3):
+        p.grad = torch.randn(200).double()
+        torchs.step()
+    updates = 2048
+    state = torchs.state[p]
+    if "step" in state:
+        state["step"].fill_(updates)
+    kept = {kind: t.clone() for kind, t in state.items() if t is not None and t.dim()}
+    replay, before = optimizer.replay(), p.detach().clone()
+    replay.remember("p", kept, updates)
+    for step in range(2):
+        p.grad = gradients(before, 0.0, step)
+        change, magnitude = replay.step("p", p.grad.clone(), before, optimizer.lr)
+        torchs.step()
+        torch.testing.assert_close(before + change, p.detach(), rtol=1e-13, atol=1e-15)
+        assert bool((magnitude >= change.abs()).all())
+        before = p.detach().clone()
+
+
 def excess(p, before, change, magnitude):
     """Returns the largest error of a new weight, in units of the error that the examination accepts of fp32."""
     error = (p.detach().double() - before - change).abs()

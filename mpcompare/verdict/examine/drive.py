@@ -1,4 +1,4 @@
-"""A new backend, driven step by step: the passes ``first`` and ``overflow``.
+"""A new backend, driven step by step: the passes ``first``, ``overflow``, ``infinite input`` and ``aged``.
 
 After each phase that changes something, the backend is asked for its gradients and its weights, which are held beside
 the oracle's, beside the optimizer's updates in fp32 arithmetic, and beside the policy of the loss scale.
@@ -7,22 +7,30 @@ the oracle's, beside the optimizer's updates in fp32 arithmetic, and beside the 
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpcompare.clipping import factor_of_norm
-from mpcompare.contract import Batches, Walk, promises_of
+from mpcompare.contract import Batches, State, Walk, promises_of
 from mpcompare.dtypes import torch_dtype
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
 from mpcompare.precision import FORMATS
 from mpcompare.tasks.optimizers import IN_FP32, Coarse
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.effective_precision import effective_precision
-from mpcompare.verdict.examine.errors import Change, clip_errors, gradient_errors, micro_batches, update_errors
+from mpcompare.verdict.examine.errors import (
+    FROM_THE_START,
+    Change,
+    Remembered,
+    clip_errors,
+    gradient_errors,
+    micro_batches,
+    update_errors,
+)
 from mpcompare.verdict.examine.known_mistakes import Update, known_mistakes, some_of
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, promised_scaling, promised_task
@@ -41,20 +49,20 @@ from mpcompare.verdict.findings import (
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
 
 
-def drive(subject: Subject, scaling: LossScale, start: Batches, follow: Sequence[Batches], exact: Exact) -> Drive:
+def drive(subject: Subject, scaling: LossScale, start: Batches, follow: Sequence[Batches], exact: Exact) -> "Driver":
     """Lets a new backend take the batch ``start`` until its gradients are finite, then the batches ``follow``.
 
     Args:
         scaling: the loss scale of the backend.
         exact: the oracle's step on ``start``.
     """
-    driver = _Driver(subject, scaling, start, exact)
+    driver = Driver(subject, scaling, start, exact)
     for _ in range(RETRIES):
         if driver.take(start) or not isinstance(scaling, DynamicLossScale):
             break
     for batch in follow:
         driver.take(batch)
-    return driver.result()
+    return driver
 
 
 def by_rows(tensors: Mapping[str, Tensor]) -> Params:
@@ -101,8 +109,13 @@ class _Taken:
     in_one_piece: bool
 
 
-class _Driver:
-    """Takes steps with a new backend, and writes down each."""
+class Driver:
+    """Takes steps with a new backend, and writes down each.
+
+    Attributes:
+        backend: the one that is driven.
+        scaling: the loss scale as its policy has it after these steps.
+    """
 
     def __init__(self, subject: Subject, scaling: LossScale, start: Batches, exact: Exact) -> None:
         self.subject, self.start, self.exact = subject, start, exact
@@ -115,6 +128,8 @@ class _Driver:
         self.replay = subject.task.optimizer.replay(coarse)
         self.checks, self.rates = not isinstance(scaling, NoLossScale), subject.task.new_rates()
         self.compute_dtype = torch_dtype(subject.precision.storage)
+        self.loaded = False
+        self.remembered = FROM_THE_START
         self.early: list[str] = []
         self.taken: list[Step] = []
         self.updates: list[Update] = []
@@ -124,12 +139,24 @@ class _Driver:
         self.finite: FiniteStep | None = None
         self.buffers: Errors = {}
 
+    def load(self, state: State) -> None:
+        """Loads a state of the backend's own, whose parameters are the initial ones, before the first step."""
+        self.backend.load_state_dict(state)
+        self.loaded, kinds = True, state["optimizer"]
+        for scaling in (self.scaling, self.asked):
+            load_state(scaling, state["loss_scale"])
+        counts = [int(count) for count in kinds.get("step", {}).values()]
+        tensors = {kind: tensors for kind, tensors in kinds.items() if kind != "step"}
+        self.remembered = Remembered(tensors, max(counts, default=0))
+
     def take(self, batch: Batches) -> bool:
         """Takes a step; returns whether its gradients were finite."""
         taken = self._step(batch)
         finite = _finite(taken.grads)
         self._write_step(taken, finite)
-        if not self.updates and taken.skipped:
+        if self.exact.buffers and len(self.taken) == 1:  # skipped or not: its forward is that of the oracle
+            self.buffers = gradient_errors(self.backend.buffers(), self.exact.buffers)
+        if not self.updates and taken.skipped and not self.loaded:
             self.early = early(self.backend.state_dict()["optimizer"])
         self.scaling.update(not finite)
         self.asked.update(not finite)
@@ -141,15 +168,20 @@ class _Driver:
             self._write_finite(taken)
         return finite
 
+    def one_more(self, batch: Batches) -> Drive:
+        """Takes one more step, of which a drive of its own tells whether it was skipped."""
+        self.take(batch)
+        return Drive(self.taken[-1:], [], [], [], self.next_scale)
+
     def result(self) -> Drive:
         """Returns everything that was written down; of updates that are wrong, the known mistakes that make them."""
         wrong = any(not e.excess <= 1 for update in self.update_errors for e in update.values())
         short, coarse = self.promises.moments != "fp32", self.promises.coarse
         return Drive(
-            steps=self.taken,
-            updates=self.update_errors,
+            steps=list(self.taken),
+            updates=list(self.update_errors),
             rates=[update.lr for update in self.updates],
-            clips=self.clips,
+            clips=list(self.clips),
             next_scale=self.next_scale,
             finite=self.finite,
             buffers=self.buffers,
@@ -189,7 +221,7 @@ class _Driver:
         self.taken.append(step)
 
     def _write_update(self, taken: _Taken) -> None:
-        change = Change(taken.before, taken.after, taken.clipped, taken.lr)
+        change = Change(taken.before, taken.after, taken.clipped, taken.lr, self.remembered)
         weights = self.promises.weights
         short = self.compute_dtype if weights == "fp32" else torch_dtype(FORMATS[weights])
         self.update_errors.append(update_errors(self.replay, change, short, self.promises.coarse_weights))
@@ -202,8 +234,12 @@ class _Driver:
             norm=numerics.total_norm(taken.clipped, 2.0) if taken.clipped else math.nan,
             number=int(self.rates.updates) - 1,
             steps=len(self.taken) - 1,
+            remembered=replace(
+                self.remembered, tensors={kind: some_of(t) for kind, t in self.remembered.tensors.items()}
+            ),
         )
         self.updates.append(update)
+        self.remembered = FROM_THE_START
         if taken.grads and self.task.clip_norm is not None:
             shown = None if taken.in_one_piece else taken.grads
             norm = _said_norm(self.backend)
@@ -215,15 +251,17 @@ class _Driver:
         if taken.in_one_piece and (factor := _own_factor(self.backend, self.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
         gradients = beside(taken.loss, grads, self.exact)
+        subnormal = self.exact.subnormal(self.trained_scale)
+        if self.loaded:  # its update is not the first, and its precision is known
+            self.finite = FiniteStep(**vars(gradients), subnormal=subnormal)
+            return
         effective = effective_precision(self.subject, self.start, grads, gradients.gradients) if grads else None
         self.finite = FiniteStep(
             **vars(gradients),
             first_update=_first_update(self.task, taken, self.exact.grads),
-            subnormal=self.exact.subnormal(self.trained_scale),
+            subnormal=subnormal,
             effective_precision=effective,
         )
-        if self.exact.buffers and len(self.taken) == 1:
-            self.buffers = gradient_errors(self.backend.buffers(), self.exact.buffers)
 
 
 def _said_norm(backend: Any) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -51,6 +51,26 @@ def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:
 
 
 @dataclass(frozen=True)
+class Remembered:
+    """Everything that an optimizer remembers in a state that was loaded.
+
+    Attributes:
+        tensors: by torch's name of the kind and by parameter, but for the count of updates.
+        updates: that count.
+    """
+
+    tensors: Mapping[str, Params] = field(default_factory=dict)
+    updates: int = 0
+
+    def of(self, name: str) -> dict[str, Tensor]:
+        """Returns the tensors of one parameter, by kind."""
+        return {kind: tensors[name] for kind, tensors in self.tensors.items() if name in tensors}
+
+
+FROM_THE_START = Remembered()
+
+
+@dataclass(frozen=True)
 class Change:
     """An update as the optimizer sees it.
 
@@ -58,12 +78,14 @@ class Change:
         before, after: the weights.
         grads: the gradients that the optimizer is given.
         lr: the learning rate of the step.
+        remembered: the state that was loaded before it.
     """
 
     before: Params
     after: Params
     grads: Mapping[str, Tensor]
     lr: float
+    remembered: Remembered = FROM_THE_START
 
 
 def update_errors(
@@ -82,8 +104,13 @@ def update_errors(
 def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.dtype, coarse: float) -> UpdateError:
     excess = product = norm2 = 0.0
     moves = lost = lost_in_fp32 = short = 0
-    for number, (w, new, g) in enumerate(chunks(change.before[name], change.after[name], change.grads[name])):
+    kept = change.remembered.of(name)
+    tensors = (change.before[name], change.after[name], change.grads[name], *kept.values())
+    for number, (w, new, g, *pieces) in enumerate(chunks(*tensors)):
         w, new = w.double(), new.double()
+        if kept:
+            loaded = {kind: piece.double() for kind, piece in zip(kept, pieces, strict=True)}
+            replay.remember(f"{name} {number}", loaded, change.remembered.updates)
         # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
         s, m = replay.step(f"{name} {number}", g.double(), w, change.lr)
         changed, right = new - w, w + s

@@ -1,15 +1,17 @@
 """The examination of a backend: it is driven where its errors show, and what it does is written down as numbers.
 
 first       from the initial weights: loss and gradients beside the float64 oracle, updates beside fp32 arithmetic
+aged        the same from a state as it is after long training, in the step before the loss scale grows
 last        the trained backend's next step: its gradients beside those of a new one that starts from its weights
-overflow    from the initial weights with a loss scale that is too large, and with an infinite input
+overflow    from the initial weights with a loss scale that is too large, and with an infinite input; without a loss
+            scale the infinite input alone
 reload      a new backend that loaded the state of another, beside that other, step by step
 scale       the loss scale of every training step, beside the one that its policy gives
 noise       trained again under changes that must not matter: how far apart may two correct runs be?
 lent        whether a backend wrote into the network or the batch, which all of this is computed from
 
-Each is a file here. The passes ``first`` and ``overflow`` are taken at the network's smooth twin where it has one
-(tasks/twin.py). verdict/judge says what the numbers mean.
+Each is a file here. The passes ``first``, ``aged`` and ``overflow`` are taken at the network's smooth twin where it has
+one (tasks/twin.py). verdict/judge says what the numbers mean.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -21,6 +23,7 @@ from mpcompare.loss_scale import NoLossScale
 from mpcompare.race.course import NOISE
 from mpcompare.race.turns import Progress
 from mpcompare.tasks.task import Task, with_values
+from mpcompare.verdict.examine.aged import aged
 from mpcompare.verdict.examine.exponents import exponents_of
 from mpcompare.verdict.examine.first import first
 from mpcompare.verdict.examine.last import last
@@ -28,7 +31,7 @@ from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
 from mpcompare.verdict.examine.noise import train_again
 from mpcompare.verdict.examine.oracle import oracle
-from mpcompare.verdict.examine.overflow import overflow
+from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.reload import reload
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.scale import first_wrong_scale
@@ -54,7 +57,9 @@ def examine(
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact = oracle(subject, batches[0], subject.precision)
-    at_first, rounding = first(subject, batches, exact), _rounding(subject, batches[0])
+    driver, rounding = first(subject, batches, exact), _rounding(subject, batches[0])
+    at_first, of_age = driver.result(), aged(subject, driver, batches[0], exact)
+    infinite = infinite_input(subject, driver, batches[0])
     few = batches[0][0][0][:4]
 
     yield Progress(0, 1, "gradients after training")
@@ -82,6 +87,8 @@ def examine(
         rounding=rounding,
         twin={name: Replacement(kink.kinked, kink.smooth) for name, kink in subject.kinks.items()},
         overflow=overflowed,
+        infinite=infinite,
+        aged=of_age,
         reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from mpcompare.contract import Batches
-from mpcompare.verdict.examine.drive import drive
+from mpcompare.verdict.examine.drive import Driver, drive
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import Drive
 
 
-def first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Drive:
-    """Takes the first step, and as many more as show what else an update depends on.
+def first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driver:
+    """Takes the first step, and as many more as show what else an update depends on; returns who took them.
 
     The second step shows another learning rate, and what the optimizer remembers; the third, how well: what it
     remembers of one gradient has no more digits than that.

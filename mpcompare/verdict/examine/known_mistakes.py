@@ -14,7 +14,7 @@ from torch import Tensor
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
 from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW, Replay, Sgd
 from mpcompare.tasks.task import Params, Task
-from mpcompare.verdict.examine.errors import update_error
+from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered, update_error
 
 ELEMENTS = 4096  # of a large tensor, evenly spread: every update is one of single elements
 
@@ -31,6 +31,7 @@ class Update:
         norm: the 2-norm of ``clipped``, all elements of all tensors together; NaN where none are shown.
         number: the number of updates that were taken before.
         steps: the number of steps before, the skipped ones among them.
+        remembered: the state that was loaded just before; of each tensor the same elements.
     """
 
     before: Params
@@ -41,6 +42,7 @@ class Update:
     norm: float
     number: int
     steps: int
+    remembered: Remembered = FROM_THE_START
 
 
 def some_of(tensors: Mapping[str, Tensor]) -> Params:
@@ -93,6 +95,9 @@ def _by(
             w = w.to(weight_dtype)
         if isinstance(replay, CountsSteps):
             replay.steps = update.steps
+        if kept := update.remembered.of(name):
+            loaded = {kind: tensor.double() for kind, tensor in kept.items()}
+            replay.remember(name, loaded, update.remembered.updates)
         return replay.step(name, g, w.double(), rate(update) if rate else update.lr)
 
     return mistake

@@ -1,4 +1,5 @@
-"""The pass ``overflow``: a new backend with a loss scale that is too large, and with an infinite input."""
+"""The pass ``overflow``: a new backend with a loss scale that is too large, and with an infinite input; and the pass
+``infinite input``, which is all of it that there is without a loss scale."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import torch
 from mpcompare.contract import Batches
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.precision import FORMATS
-from mpcompare.verdict.examine.drive import drive
+from mpcompare.verdict.examine.drive import Driver, drive
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, at_scale
 from mpcompare.verdict.findings import Drive
@@ -25,10 +26,29 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
     if isinstance(subject.scaling, NoLossScale):
         return None
     follow = list(batches[1:])
-    (x, y), *others = batches[3]
-    if x.is_floating_point():  # in one micro-batch, if there are several: it must not be forgotten
-        follow.insert(2, [(torch.full_like(x, math.inf), y), *others])
-    return drive(subject, _too_large(subject.scaling, exact.largest), batches[0], follow, exact)
+    if infinite := _infinite(batches[3]):
+        follow.insert(2, infinite)
+    return drive(subject, _too_large(subject.scaling, exact.largest), batches[0], follow, exact).result()
+
+
+def infinite_input(subject: Subject, driver: Driver, batch: Batches) -> Drive | None:
+    """Gives an infinite input to the backend of the pass ``first`` where its loss is not scaled: nothing searches the
+    gradients for inf there, so the step is taken. None where the loss is scaled, or inputs are whole numbers.
+
+    Args:
+        driver: that of the pass ``first``, which is over: the weights become NaN.
+    """
+    infinite = _infinite(batch)
+    if not isinstance(subject.scaling, NoLossScale) or infinite is None:
+        return None
+    return driver.one_more(infinite)
+
+
+def _infinite(batch: Batches) -> Batches | None:
+    """Returns the batch with an infinite input in one micro-batch (if there are several, it must not be forgotten);
+    None where inputs are whole numbers."""
+    (x, y), *others = batch
+    return [(torch.full_like(x, math.inf), y), *others] if x.is_floating_point() else None
 
 
 def _too_large(scaling: LossScale, largest: float) -> LossScale:

@@ -108,6 +108,7 @@ def rounding_errors(
     step = _Step(network, loss_fn, batches)
     exact = step.take(nullcontext())
     squares, of_some = (torch.zeros(len(step.names), dtype=torch.float64) for _ in range(2))
+    alongs = torch.zeros_like(squares)
     sketches: dict[str, list[list[float]]] = {name: [] for name in step.names}
     gradients = len(step.named)
     room = [torch.empty_like(e, memory_format=torch.contiguous_format) for e in exact[:gradients]]
@@ -116,13 +117,17 @@ def rounding_errors(
         again[:gradients] = map(roundings.error, again, room)  # gradients may be stored in 16 bits, too
         errors = [a.sub_(e) for a, e in zip(again, exact, strict=True)]
         squares += _squares(errors) / SAMPLES
+        alongs += _along(errors, exact).square() / SAMPLES
         some = [e.flatten()[:: max(1, -(-e.numel() // ELEMENTS))] for e in errors]
         of_some += _squares(some) / SAMPLES
         for name, short in sketch(dict(zip(step.names, some, strict=True))).items():
             sketches[name].append(short)
+    numbers = zip(step.names, squares.tolist(), of_some.tolist(), alongs.tolist(), strict=True)
     return {
-        name: RoundingError(share * math.sqrt(square), _dimensions(part, sketches[name]), SAMPLES)
-        for name, square, part in zip(step.names, squares.tolist(), of_some.tolist(), strict=True)
+        name: RoundingError(
+            share * math.sqrt(square), _dimensions(part, sketches[name]), SAMPLES, share * math.sqrt(along)
+        )
+        for name, square, part, along in numbers
     }
 
 
@@ -182,3 +187,12 @@ def _squares(tensors: Sequence[Tensor]) -> Tensor:
     """Returns ``||t||^2`` of each tensor, summed in float64."""
     norms = [[torch.linalg.vector_norm(part, dtype=torch.float64) for (part,) in chunks(t)] for t in tensors]
     return torch.stack([torch.stack(parts).square().sum() for parts in norms]).cpu()
+
+
+def _along(errors: Sequence[Tensor], exact: Sequence[Tensor]) -> Tensor:
+    """Returns the part of each error in the direction of what it is an error of, 0 where that is 0."""
+    products = [
+        torch.stack([torch.dot(e.double(), t.double()) for e, t in chunks(error, true)]).sum()
+        for error, true in zip(errors, exact, strict=True)
+    ]
+    return torch.stack(products).cpu() / _squares(exact).sqrt().clamp(min=1e-300)

@@ -1,4 +1,4 @@
-"""Running statistics after the first step beside the oracle's."""
+"""Running statistics after the first step, and after a skipped one, beside the oracle's."""
 
 import math
 from collections.abc import Iterator
@@ -10,17 +10,25 @@ from mpcompare.verdict.judge.limits import stored_coarsely, tensor_limit
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields a check for each buffer: as for gradients, but that buffers stay in fp32, unless a backend promises
-    other weights. The numbers that they are made of may be rounded, and they may not."""
-    run, reference = case.run.findings.first.buffers, case.reference.findings.first.buffers
-    if case.is_reference or not run:
+    """Yields a check for each buffer in the passes ``first`` and ``overflow``, both of whose first steps are forward
+    the oracle's."""
+    if not case.is_reference:
+        yield from _of_pass(case, "first", "after the first step")
+        yield from _of_pass(case, "overflow", "after a skipped step")
+
+
+def _of_pass(case: Case, where: str, after: str) -> Iterator[Check]:
+    """Yields the checks of one pass: as for gradients, but that buffers stay in fp32, unless a backend promises other
+    weights. The numbers that they are made of may be rounded, and they may not."""
+    run, reference = case.run.findings.drives.get(where), case.reference.findings.drives.get(where)
+    if not (run and reference and run.buffers):
         return
-    for name, e in reference.items():
+    for name, e in reference.buffers.items():
         if e is None:
             continue
         rounding = case.reference.findings.rounding.get(name)
         limit = tensor_limit(case.run, replace(e, largest=0.0), rounding)
-        error = Errors(run.get(name), limit + stored_coarsely(case.run) * e.norm)
+        error = Errors(run.buffers.get(name), limit + stored_coarsely(case.run) * e.norm)
         if not math.isnan(error.limit):
-            because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm after the first step"
-            yield Check(f"buffer {name}", error.error, error.limit, "running statistics", because)
+            because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm {after}"
+            yield Check(f"buffer {name} {after}", error.error, error.limit, "running statistics", because)

@@ -18,10 +18,22 @@ from mpcompare.verdict.judge.clipping import clip_mistake, scales
 
 @dataclass(frozen=True)
 class Errors:
-    """The error of one tensor's gradient, None if it is missing, and its limit."""
+    """The error of one tensor's gradient, None if it is missing, and its limit.
+
+    Attributes:
+        signed_limit: that of the part of the error along the gradient, relative to it; None where it is not known.
+    """
 
     of: GradientError | None
     limit: float
+    signed_limit: float | None = None
+
+    @property
+    def of_one_sign(self) -> bool:
+        """Whether the part of the error along the gradient is beyond its limit, and the rest is not."""
+        if self.of is None or self.signed_limit is None:
+            return False
+        return abs(self.of.slope - 1) > self.signed_limit and self.of.residual <= self.limit
 
     @property
     def error(self) -> float:
@@ -96,6 +108,11 @@ class Symptoms:
         return f"{worst} is off by {self.errors[worst].relative:.1e} of its norm"
 
     @cached_property
+    def near(self) -> float:
+        """A factor that is no further from 1 than that is none by which anyone scales on purpose."""
+        return math.sqrt(self.run.unit_roundoff)
+
+    @cached_property
     def layers(self) -> Mapping[str, Layer]:
         return self.run.findings.layers
 
@@ -139,6 +156,21 @@ def _accumulated(s: Symptoms) -> Explanation | None:
     return ("accumulation", because) if because else None
 
 
+def _rounded_to_one_side(s: Symptoms) -> Explanation | None:
+    """Gradients below the last layer are all a bit too large, or all a bit too small, and right apart from that."""
+    beyond = [name for name, e in s.errors.items() if e.of_one_sign]
+    slopes = [of.slope for name in beyond if (of := s.errors[name].of)]
+    if not set(s.failed) <= set(beyond) or set(beyond) & set(s.of_last):
+        return None
+    if not (min(slopes) > 1 or max(slopes) < 1) or max(abs(slope - 1) for slope in slopes) > s.near:
+        return None
+    furthest = max(slopes, key=lambda slope: abs(slope - 1))
+    because = (
+        f"the gradients of {', '.join(beyond)} are up to {furthest:.4g} times what they should be, and right apart"
+    )
+    return "rounding", f"{because} from that: errors of one sign, as of numbers that are cut off"
+
+
 def _scaled(s: Symptoms) -> Explanation | None:
     """Every gradient is off by one factor; or, where the loss is right, every one that failed."""
     factor = _factor(s.errors)
@@ -150,13 +182,13 @@ def _scaled(s: Symptoms) -> Explanation | None:
         return "clip", f"every gradient is {factor:.4g} times what it should be{mistake}"
     u, loss, exact = s.run.unit_roundoff, s.own.step.loss, s.own.step.exact_loss
     known = _known(factor, s)
-    near = abs(factor - 1) < math.sqrt(u)  # nobody scales by that on purpose
+    near = abs(factor - 1) < s.near
     if not known and near and 2 * len(s.failed) > len(s.errors):
         because = f"every gradient is {factor:.6g} times what it should be"
         return "loss", f"{because}: another loss (smoothed labels?), or a mean over another number"
     if known or (s.loss_is_right and not near):  # gradients of another loss may be nearly proportional
         return "gradient scaled", f"every gradient is {factor:.4g} times what it should be{known}"
-    if math.isclose(loss, factor * exact, rel_tol=u):
+    if abs(factor - 1) > u and math.isclose(loss, factor * exact, rel_tol=u):
         return "loss", f"the loss and every gradient are {factor:.4g} times what they should be: a wrong mean"
     return None
 
@@ -248,6 +280,7 @@ def _from_the_last_layer_on(s: Symptoms) -> Explanation:
 EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
     _missing,
     _accumulated,
+    _rounded_to_one_side,
     _scaled,
     _transposed,
     _underflow,

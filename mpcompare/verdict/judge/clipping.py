@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
 from mpcompare.verdict.findings import Clip, Drive, Findings, Gradients
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.limits import FP32, stored_coarsely
 
 ROUNDINGS = 8.0  # a norm: each square, the sums of the tensors', two roots, and the unscaling of what is summed
@@ -13,10 +13,15 @@ ROUNDINGS = 8.0  # a norm: each square, the sums of the tensors', two roots, and
 
 def checks(case: Case) -> Iterator[Check]:
     """Yields norm and factors of every update, beside those of the gradients that the backend shows."""
-    u = FP32 + stored_coarsely(case.run)  # gradients are stored as weights are
     for where, drive in case.run.findings.drives.items():
-        for number, clip in enumerate(drive.clips, start=1):
-            yield from _clip(f"update {number} of pass {where}", clip, scales(drive), u)
+        yield from of_pass(case.run, where, drive)
+
+
+def of_pass(run: Examined, where: str, drive: Drive) -> Iterator[Check]:
+    """Yields the checks of one pass."""
+    u = FP32 + stored_coarsely(run)  # gradients are stored as weights are
+    for number, clip in enumerate(drive.clips, start=1):
+        yield from _clip(f"update {number} of pass {where}", clip, scales(drive), u)
 
 
 def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Iterator[Check]:

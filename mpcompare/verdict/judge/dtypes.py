@@ -1,5 +1,6 @@
 """The precision: dtypes as observed, and as the errors show."""
 
+import re
 from collections.abc import Iterator, Mapping
 
 from mpcompare.precision import PRECISIONS
@@ -10,10 +11,13 @@ TECHNIQUES = {
     "loss": "loss",
     "optimizer": "moments",
 }  # the cause where another dtype is one of these
+# The classes of layers whose work is products, which autocast computes in the precision's format.
+PRODUCTS = re.compile(r"(Bi)?Linear$|(Lazy)?Conv(Transpose)?[123]d$|(RNN|LSTM|GRU)(Cell)?$")
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields a check of the layers, one for each dtype, and one for the precision that the gradients show.
+    """Yields a check of the layers, one for each dtype, one for the precision that the gradients show, and those of
+    each layer's products.
 
     A network whose output is not a product's may end in another dtype than it computes in: there the reference's is as
     good.
@@ -34,6 +38,32 @@ def checks(case: Case) -> Iterator[Check]:
     because = f"precision={precision}, and the gradients are those of {effective}"
     value = float(effective != precision)
     yield Check("effective precision", value, 0, "precision", because, detail=elsewhere)
+    yield from _products(case)
+
+
+def _products(case: Case) -> Iterator[Check]:
+    """Yields two checks of each layer of products, of its forward and of its backward, where the reference computes
+    them in the precision's format and in no other.
+
+    The format must be among those in which the layer computes. fp32 may stand beside it: a bias may be added in fp32,
+    and a sum be kept there. Another 16-bit format may not, because it holds other numbers. Layers without products are
+    not judged: autocast, explicit casts and FSDP let norms, activations and embeddings compute in different formats,
+    and all of them are right.
+    """
+    computed = PRECISIONS[case.run.precision].storage.name
+    for name, expected in case.reference.layers.items():
+        row = case.run.layers.get(name)
+        if row is None or not PRODUCTS.match(expected["kind"]):
+            continue
+        for what, words in (("computes", "forward"), ("backward", "backward")):
+            formats = _formats_of(row, what)
+            if not formats or _formats_of(expected, what) != [computed]:
+                continue
+            wrong = computed not in formats or not {computed, "fp32"}.issuperset(formats)
+            said = " and ".join(formats)
+            because = f"{words} of {name} ({row['kind']}) computes in {said}, where {case.reference.name} does in "
+            detail = f"asked for {case.run.precision}, {words} of {name} in {said}"
+            yield Check(f"{words} of {name}", float(wrong), 0, "precision", because + computed, detail=detail)
 
 
 def _expected(case: Case, what: str) -> tuple[str, ...]:
@@ -52,17 +82,17 @@ def _formats(case: Case) -> list[str]:
     """Returns the formats in which those layers compute that compute in the precision's in the reference; none where
     either is not known."""
     computed = PRECISIONS[case.run.precision].storage.name
-    of_reference = {name for name, row in case.reference.layers.items() if computed in _computes(row)}
+    of_reference = {name for name, row in case.reference.layers.items() if computed in _formats_of(row, "computes")}
     rows = [row for name, row in case.run.layers.items() if name in of_reference and not name.startswith("(")]
-    return sorted({dtype for row in rows for dtype in _computes(row)})
+    return sorted({dtype for row in rows for dtype in _formats_of(row, "computes")})
 
 
-def _computes(row: Mapping[str, str]) -> list[str]:
-    return [dtype for dtype in row["computes"].split("+") if dtype != "-"]
+def _formats_of(row: Mapping[str, str], what: str) -> list[str]:
+    return [dtype for dtype in row[what].split("+") if dtype != "-"]
 
 
 def _layers(run: Examined, formats: list[str]) -> Check:
-    """Returns the check that any layer computes in the precision. One that computes with more digits may be right."""
+    """Returns the check that any layer computes in the precision."""
     computed = PRECISIONS[run.precision].storage.name
     because = f"no layer computes in {computed}: all compute in {' and '.join(formats)}"
     value, detail = float(computed not in formats), _asked(run, formats)

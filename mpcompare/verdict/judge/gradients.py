@@ -1,25 +1,34 @@
 """Loss and gradients beside the oracle's: of the first step, after an overflow, and after training."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mpcompare.verdict.findings import Drive, Gradients, RoundingError
 from mpcompare.verdict.judge.causes import Errors, Pass, explain, too_small
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.limits import K, sum_error, tensor_limit
+from mpcompare.verdict.judge.limits import K, signed_limit, sum_error, tensor_limit
 
+FIRST = "in the first step"
 AFTER_TRAINING = "after training"
 
 
 def in_the_first_step(case: Case) -> Iterator[Check]:
     """Yields checks of the pass ``first``."""
-    yield from _of_drives(case, "in the first step", (case.run.findings.first, case.reference.findings.first), "")
+    yield from _of_drives(case, FIRST, (case.run.findings.first, case.reference.findings.first), "")
 
 
 def after_a_skip(case: Case) -> Iterator[Check]:
     """Yields checks of the pass ``overflow``."""
     drives = (case.run.findings.overflow, case.reference.findings.overflow)
     yield from _of_drives(case, "after a skipped step", drives, "after a skip")
+
+
+def from_an_aged_state(case: Case) -> Iterator[Check]:
+    """Yields checks of the pass ``aged``; the errors tell their cause, as in the first step."""
+    run, reference = case.run.findings.aged, case.reference.findings.aged
+    if run and reference:
+        where = "in the step after which the loss scale grows" if run.grows else "from an aged state"
+        yield from _of_drives(case, where, (run.drive, reference.drive), "")
 
 
 def later_steps(case: Case) -> Iterator[Check]:
@@ -67,15 +76,30 @@ def _checks(
     if not errors or math.isnan(loss_limit):
         return
     explained, because = explain(case.run, errors, *passes, loss_error <= loss_limit)
-    if cause and explained:
+    if where != FIRST and explained:
         because = f"those of the first step are right, and {where} {because}"
     for name, e in errors.items():
         yield Check(f"gradient {where}, {name}", e.error, e.limit, cause or explained, because)
-    yield from _zeros(case, where, passes, [name for name in errors if not _vanishes(name, reference, roundings)])
+    real = [name for name in errors if not _vanishes(name, reference, roundings)]
+    yield from _zeros(case, where, passes, real)
+    yield from _signed({name: errors[name] for name in real}, where, cause or explained, because)
     if where == AFTER_TRAINING and not math.isfinite(run.exact_loss):
         return
     because = f"the loss {where} is {run.loss:.9g}, exactly {run.exact_loss:.9g}"
     yield Check(f"loss {where}", loss_error, loss_limit, cause or "loss", because)
+
+
+def _signed(errors: Mapping[str, Errors], where: str, cause: str, because: str) -> Iterator[Check]:
+    """Yields the part of each error in the direction of the gradient; with its own cause where nothing else failed."""
+    for name, e in errors.items():
+        if e.of is None or e.signed_limit is None:
+            continue
+        part = abs(e.of.slope - 1)
+        alone = (
+            f"the gradient of {name} {where} is {e.of.slope:.5g} times what it should be, which rounding to nearest "
+        )
+        alone += "hardly makes: errors of one sign, as of numbers that are cut off"
+        yield Check(f"signed error {where}, {name}", part, e.signed_limit, cause or "rounding", because or alone)
 
 
 def _errors(
@@ -88,7 +112,9 @@ def _errors(
     for name, e in reference.gradients.items():
         limit = tensor_limit(case.run, e, roundings.get(name)) if e else math.nan
         if not math.isnan(limit) and name not in overflowed:
-            errors[name] = Errors(run.gradients.get(name), limit)
+            assert e is not None
+            signed = signed_limit(case.run, e, roundings.get(name))
+            errors[name] = Errors(run.gradients.get(name), limit, signed)
     return errors
 
 

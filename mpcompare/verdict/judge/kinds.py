@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from mpcompare.verdict.judge import (
+    aged,
     buffers,
     clipping,
     dtypes,
@@ -40,6 +41,7 @@ KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
     "overflows": overflows.checks,
     "after a skip": gradients.after_a_skip,
     "resume": resume.checks,
+    "aged": aged.checks,
     "timed steps": timed_steps.checks,
     "run": training.checks,
 }

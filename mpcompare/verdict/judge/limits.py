@@ -4,7 +4,7 @@ import math
 
 from scipy import special  # scipy.stats takes half a second to import
 
-from mpcompare.precision import FORMATS
+from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.verdict.findings import FirstUpdate, GradientError, RoundingError
 from mpcompare.verdict.judge.check import Examined
 
@@ -33,6 +33,25 @@ def tensor_limit(run: Examined, reference: GradientError | FirstUpdate, rounding
         dimensions = rounding.dimensions
         once *= math.sqrt(float(special.fdtri(dimensions, rounding.samples * dimensions, 1 - RARE)))
     return max(K * reference.error + u * reference.largest, K * once) + sums
+
+
+def signed_limit(run: Examined, reference: GradientError, rounding: RoundingError | None) -> float | None:
+    """Returns the limit of the part of an error in the direction of the gradient, relative to it; None where it is not
+    known.
+
+    Rounding to nearest makes numbers as often larger as smaller, so this part is that of an error in any one direction,
+    far less than all of it. Numbers that are cut off all become smaller, and their errors add up there. The part of one
+    more run is a Gaussian whose mean is 0 and whose variance is known from a few samples, which makes Student's t; and
+    K times that, or K times the reference's part. fp32 is not judged so: a GPU may cut its operands off to TF32.
+
+    Args:
+        rounding: the rounding error of this tensor; None if it is not known.
+    """
+    if rounding is None or rounding.along is None or not reference.norm or not PRECISIONS[run.precision].is_16_bit:
+        return None
+    t = float(special.stdtrit(rounding.samples, 1 - RARE / 2))
+    once = max(1.0, rounding.error / run.unit_roundoff / reference.norm)
+    return K * max(abs(reference.slope - 1), t * rounding.along / reference.norm) + sum_error(run) * once
 
 
 def sum_error(run: Examined) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mpcompare.verdict.findings import Step
+from mpcompare.verdict.findings import Drive, Step
 from mpcompare.verdict.judge.check import Case, Check
 
 
@@ -15,10 +15,15 @@ def checks(case: Case) -> Iterator[Check]:
     else:
         yield _scale(f"in training step {wrong.step}", wrong.loss_scale, wrong.should_scale)
     for name, drive in findings.drives.items():
-        for number, step in enumerate(drive.steps, start=1):
-            yield from _step(f"in step {number} of pass {name}", step)
-        if drive.next_scale:
-            yield _scale(f"after pass {name}", drive.next_scale.loss_scale, drive.next_scale.should_scale)
+        yield from of_pass(name, drive)
+
+
+def of_pass(name: str, drive: Drive) -> Iterator[Check]:
+    """Yields the checks of one pass."""
+    for number, step in enumerate(drive.steps, start=1):
+        yield from _step(f"in step {number} of pass {name}", step)
+    if drive.next_scale:
+        yield _scale(f"after pass {name}", drive.next_scale.loss_scale, drive.next_scale.should_scale)
 
 
 def _scale(name: str, scale: float, expected: float) -> Check:

@@ -1,10 +1,10 @@
 """Updates beside the optimizer's own, and the known mistake that makes them where they are not these."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mpcompare.clipping import USUAL_NORMS
-from mpcompare.verdict.findings import Findings
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.findings import Drive
+from mpcompare.verdict.judge.check import Case, Check, Examined
 
 # By name in verdict/examine/known_mistakes.py: the cause, and how the updates are made.
 KNOWN_MISTAKES = {
@@ -45,12 +45,17 @@ KNOWN_MISTAKES = {
 
 def checks(case: Case) -> Iterator[Check]:
     """Yields each update beside the optimizer's in fp32, in units of what its roundings allow."""
-    cause, how = _known_mistake(case.run.findings)
-    for where, drive in case.run.findings.drives.items():
+    yield from of_passes(case.run, case.run.findings.drives)
+
+
+def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
+    """Yields the checks of some passes, which share a cause."""
+    cause, how = _known_mistake(drives)
+    for where, drive in drives.items():
         for number, update in enumerate(drive.updates, start=1):
             for name, e in update.items():
                 why, because = "optimizer", f"the update of {name} is {e.slope:.6g} times what its gradients make"
-                if e.short > 0.5 and not case.run.findings.promises.coarse:
+                if e.short > 0.5 and not run.findings.promises.coarse:
                     why = "no master weights"
                     because = f"{name} has the digits of a 16-bit number; {e.lost:.1%} of its updates are lost"
                 elif cause:
@@ -58,11 +63,11 @@ def checks(case: Case) -> Iterator[Check]:
                 yield Check(f"update {number} of pass {where}, {name}", e.excess, 1, why, because)
 
 
-def _known_mistake(findings: Findings) -> tuple[str, str]:
+def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:
     """Returns the cause, and how the updates are made: by the first mistake that makes all that are wrong, in every
     pass. Where none does, what the optimizer remembers may not have been 0 at first, or have the digits of 16-bit
     numbers. Empty if nothing is known."""
-    wrong = [drive for drive in findings.drives.values() if drive.known_mistakes]
+    wrong = [drive for drive in drives.values() if drive.known_mistakes]
     for name, (cause, made) in KNOWN_MISTAKES.items():
         if wrong and all(drive.known_mistakes.get(name, 2.0) <= 1 for drive in wrong):
             return cause, f"it is made {made}"

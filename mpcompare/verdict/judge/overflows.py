@@ -9,7 +9,8 @@ from mpcompare.verdict.judge.trajectories import common_steps
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields checks of the skipped training steps, and of the passes ``first`` and ``overflow``.
+    """Yields checks of the skipped training steps, and of the passes ``first``, ``overflow`` and ``infinite
+    input``.
 
     Whether a gradient near the end of fp16's range overflows is decided by its last digit, and from then on two correct
     runs differ: one step more or less of the first pass, and in training 4 standard deviations of such a count
@@ -23,10 +24,12 @@ def checks(case: Case) -> Iterator[Check]:
     because = f"{skipped} of the first {steps} training steps skipped, of {reference.name} {expected}"
     limit = 4 * math.sqrt(max(expected, 1))
     yield Check("skipped training steps", abs(skipped - expected), limit, "overflow", because)
-    for where, free in (("first", 1), ("overflow", 0)):
+    if not run.findings.first.gradients:  # nothing shows whether they were finite
+        return
+    for where, free in (("first", 1), ("overflow", 0), ("infinite input", 0)):
         drives = [each.findings.drives.get(where) for each in (run, reference)]
         a, b = ([step.finite for step in drive.steps] if drive else [] for drive in drives)
-        if not (a and b):  # without loss scaling there is no pass overflow
+        if not (a and b):  # without loss scaling there is no pass overflow, and with it no pass infinite input
             continue
         because = f"{a.count(False)} steps of pass {where} overflow, of {reference.name} {b.count(False)}"
         value = abs(a.count(False) - b.count(False)) if free else float(a != b)

@@ -41,3 +41,12 @@ def test_a_static_scale_and_one_with_a_floor_and_hysteresis_are_followed():
         steps = found.overflow.steps
         assert all(s.loss_scale == s.should_scale and s.skipped == s.should_skip for s in steps)
         assert not steps[0].finite
+
+
+@pytest.mark.parametrize("name", ["amp", "scratch", "fused", "master_weights"])
+def test_without_a_loss_scale_the_step_with_an_infinite_input_is_taken(name):
+    findings = examined(name, BACKENDS[name], TASK, DATA, "bf16", steps=3).findings
+    assert findings.overflow is None
+    (step,) = findings.infinite.steps
+    assert (step.finite, step.skipped, step.should_skip, step.moved) == (False, False, False, True)
+    assert len(findings.first.steps) == 1  # it is none of theirs

@@ -1,0 +1,30 @@
+"""A step from a state as it is after long training: the loss scale grows, and the optimizer counts many updates."""
+
+from collections.abc import Iterator
+
+from mpcompare.verdict.findings import Aged
+from mpcompare.verdict.judge import clipping, loss_scale, optimizer
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.gradients import from_an_aged_state
+
+AGED = "aged"
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields the checks of the first pass, once more, and the count of updates, exactly."""
+    aged = case.run.findings.aged
+    if aged is None:
+        return
+    yield from loss_scale.of_pass(AGED, aged.drive)
+    yield from from_an_aged_state(case)
+    yield from _counts(aged)
+    yield from clipping.of_pass(case.run, AGED, aged.drive)
+    yield from optimizer.of_passes(case.run, {AGED: aged.drive})
+
+
+def _counts(aged: Aged) -> Iterator[Check]:
+    """A count that stops makes every later bias correction that of a younger state."""
+    for name, e in aged.counts.items():
+        because = f"the optimizer counts {e.count:g} updates of {name} after update {e.should_count}"
+        because += f", in {e.dtype}: its bias correction does not go on" if e.count < e.should_count else ""
+        yield Check(f"count of updates, {name}", abs(e.count - e.should_count), 0, "bias correction", because)

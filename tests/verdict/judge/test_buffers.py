@@ -1,0 +1,56 @@
+"""Running statistics after a step that is skipped: torch moves them in its forward, before anything is skipped."""
+
+from dataclasses import replace
+
+from support.backends import BACKENDS
+from support.correct import ExplicitCasts
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+from torch import nn
+
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.torch_model import copy_into
+from mpcompare.report.verdicts import judge_run
+
+TASK = make_task(samples=32 * 12)
+DATA = dataset_of(TASK)
+
+
+def network():
+    return nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 5))
+
+
+NORMED = replace(TASK, model=network)
+
+
+class PutsBack(Amp):
+    """Puts its statistics back where a step is skipped."""
+
+    def forward(self, x, y):
+        self.before = {name: b.clone() for name, b in self.buffers().items()}
+        return super().forward(x, y)
+
+    def update(self):
+        super().update()
+        if self.skipped:
+            copy_into(self.buffers(), self.before)
+
+
+def judged(backend):
+    amp = examined("amp", BACKENDS["amp"], NORMED, DATA, "fp16", steps=3, noise=2)
+    return judge_run(examined("run", backend, NORMED, DATA, "fp16", steps=3), amp)
+
+
+def test_statistics_that_a_skip_puts_back_are_named():
+    verdict = judged(PutsBack)
+    assert (verdict.word, verdict.cause) == ("differs", "running statistics"), verdict.because
+    failed = [check.name for check in verdict.checks if not check.passed]
+    assert {"1.running_mean", "1.running_var", "1.num_batches_tracked"} == {name.split()[1] for name in failed}
+    assert all(name.endswith("after a skipped step") for name in failed)
+
+
+def test_statistics_that_move_in_a_skipped_step_are_right():
+    for backend in (BACKENDS["master_weights"], ExplicitCasts):
+        verdict = judged(backend)
+        assert verdict.word == "same", verdict.because
+        assert any(check.name == "buffer 1.running_var after a skipped step" for check in verdict.checks)

@@ -1,0 +1,89 @@
+"""Layers that compute their products in another format than the precision's, though their output does not show it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from planted import layers
+from support.backends import BACKENDS
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+from torch import nn
+
+from mpcompare.report.verdicts import judge_run
+
+TASK = make_task(samples=32 * 12)
+DATA = dataset_of(TASK)
+
+
+class ForwardAndBackwardIn(torch.autograd.Function):
+    """A product of bf16 numbers that is computed in other formats."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, forward, backward):
+        x, weight, bias = (t.bfloat16() for t in (x, weight, bias))
+        ctx.save_for_backward(x, weight)
+        ctx.format = backward
+        return F.linear(*(t.to(forward) for t in (x, weight, bias))).bfloat16()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, grad = (t.to(ctx.format) for t in (*ctx.saved_tensors, grad))
+        found = (grad @ weight, grad.t() @ x, grad.sum(0))
+        return (*(g.float() for g in found), None, None)
+
+
+class Patched(layers.Patched):
+    formats = (torch.bfloat16, torch.bfloat16)
+
+    def patch(self, model):
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.forward = lambda x, m=module: self.product(m, x)
+
+    def product(self, module, x):
+        with torch.autocast("cpu", enabled=False):
+            return ForwardAndBackwardIn.apply(x, module.weight, module.bias, *self.formats)
+
+
+class ForwardInFp32(Patched):
+    formats = (torch.float32, torch.bfloat16)
+
+
+class BackwardInFp32(Patched):
+    formats = (torch.bfloat16, torch.float32)
+
+
+class BackwardInFp16(Patched):
+    formats = (torch.bfloat16, torch.float16)
+
+
+class BiasInFp32(Patched):
+    """Adds the bias in fp32, which is right."""
+
+    def product(self, module, x):
+        return (F.linear(x, module.weight).float() + module.bias).bfloat16()
+
+
+def judged(backend):
+    amp = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=3, noise=2)
+    return judge_run(examined("run", backend, TASK, DATA, "bf16", steps=3), amp)
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        (ForwardInFp32, "forward of layer1 (Linear) computes in fp32, where amp does in bf16"),
+        (BackwardInFp32, "backward of layer1 (Linear) computes in fp32, where amp does in bf16"),
+        (BackwardInFp16, "backward of layer1 (Linear) computes in fp16, where amp does in bf16"),
+    ],
+)
+def test_a_product_in_another_format_is_another_precision(backend, words):
+    verdict = judged(backend)
+    assert (verdict.word, verdict.cause, verdict.because) == ("differs", "precision", words)
+
+
+@pytest.mark.parametrize("backend", [Patched, BiasInFp32])
+def test_a_product_in_the_precision_is_right_whatever_else_is_in_fp32(backend):
+    verdict = judged(backend)
+    assert verdict.word == "same", verdict.because
+    assert any(check.name.startswith("backward of") for check in verdict.checks)

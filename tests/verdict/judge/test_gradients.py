@@ -1,0 +1,74 @@
+"""Errors of one sign: gradients that are cut off to 16 bits, beside gradients that are rounded to nearest."""
+
+from dataclasses import replace
+
+import pytest
+from planted.real.wholly import truncated
+from support.backends import BACKENDS
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+
+from mpcompare.backends.amp import Amp
+from mpcompare.report.verdicts import judge_run
+from mpcompare.verdict.findings import GradientError, RoundingError
+from mpcompare.verdict.judge.causes import Errors
+
+TASK = make_task(in_features=784, hidden=[256], out_features=10, batch_size=256, samples=256 * 5)
+TASK = replace(TASK, accumulate=4)  # sums have more digits than bf16, which can be cut off
+DATA = dataset_of(TASK)
+
+
+class Shortened(Amp):
+    """Stores its gradients in bf16."""
+
+    def unscale(self):
+        super().unscale()
+        for p in self.model.parameters():
+            p.grad = self.short(p.grad)
+
+
+class Nearest(Shortened):
+    short = staticmethod(lambda g: g.bfloat16().float())
+
+
+class CutOff(Shortened):
+    short = staticmethod(truncated)
+
+
+def judged(backend):
+    amp = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=4, noise=2)
+    return judge_run(examined("run", backend, TASK, DATA, "bf16", steps=4), amp)
+
+
+def test_gradients_that_are_cut_off_are_named_though_their_error_is_small():
+    verdict = judged(CutOff)
+    assert (verdict.word, verdict.cause) == ("differs", "rounding"), verdict.because
+    assert "errors of one sign, as of numbers that are cut off" in verdict.because
+    gradients = [check for check in verdict.checks if check.name.startswith("gradient in the first step")]
+    assert all(check.passed for check in gradients)
+
+
+def test_gradients_that_are_rounded_to_nearest_are_right():
+    verdict = judged(Nearest)
+    assert verdict.word == "same", verdict.because
+    signed = [check.value / check.limit for check in verdict.checks if check.name.startswith("signed error")]
+    assert len(signed) == 4
+    assert max(signed) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("slope", "residual", "limit", "one_sign"),
+    [(1.01, 0.5, 0.005, True), (0.99, 0.5, 0.005, True), (1.001, 0.5, 0.005, False), (1.01, 2.0, 0.005, False)],
+)
+def test_an_error_is_of_one_sign_if_the_rest_of_it_is_right(slope, residual, limit, one_sign):
+    error = GradientError(error=1.0, norm=100.0, largest=1.0, slope=slope, residual=residual, zeros=0.0, elements=9)
+    assert Errors(error, 1.0, limit).of_one_sign is one_sign
+    assert not Errors(error, 1.0, None).of_one_sign
+
+
+def test_in_any_one_direction_roundings_are_smaller_than_in_all():
+    findings = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=2).findings
+    for name, rounding in findings.rounding.items():
+        assert isinstance(rounding, RoundingError)
+        assert 0 < rounding.along < rounding.error, name
+    assert findings.rounding["layer1.weight"].along < 0.3 * findings.rounding["layer1.weight"].error

@@ -33,9 +33,12 @@ from support.tasks import make_batch, make_task
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale
 from mpcompare.native import build, ops
 
-pytestmark = pytest.mark.skipif(
-    not (emulator.NVIDIA / "cublasLt.h").exists(), reason="needs the headers of a CUDA build of torch"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (emulator.NVIDIA / "cublasLt.h").exists(), reason="needs the headers of a CUDA build of torch"
+    ),
+]
 # Of the CPU's kernels alone, or large.
 ELSEWHERE = {
     "test_gemm_across_every_block_boundary", "test_gemm_and_its_naive_reference_agree",

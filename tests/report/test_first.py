@@ -50,6 +50,7 @@ def race(cli, tmp_path):
     return tmp_path / "sweep", after
 
 
+@pytest.mark.slow
 def test_a_verdict_is_said_once_its_reference_is_known_and_is_that_of_the_report(race):
     folder, after = race
     assert first_verdicts(*after(1)) == {}  # the baseline is still to come

@@ -9,7 +9,8 @@ from support.marks import CUDA
 from mpcompare.report.__main__ import main as report_main
 
 
-@pytest.mark.parametrize("launcher", ["basic", pytest.param("side_by_side", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "side_by_side"])
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_sweep_ends_with_a_verdict_on_each(cli, tmp_path, device, launcher):
     folder = tmp_path / "sweep"

@@ -7,7 +7,9 @@ from support.records import write_run
 from mpcompare.report.report import report
 
 
-@pytest.mark.parametrize(("n", "shape"), [(1, (1, 1)), (4, (2, 2)), pytest.param(7, (3, 3), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("n", "shape"), [(1, (1, 1)), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(4, (2, 2)), (7, (3, 3))])]
+)
 def test_figures_are_at_most_three_comparisons_wide(tmp_path, n, shape):
     for i in range(n):
         write_run(tmp_path / f"{i}-amp", "amp", sweep="s", batch_size=8 * (i + 1))

@@ -12,7 +12,7 @@ from mpcompare.records import STEPS
 
 @dataclass(frozen=True)
 class Step:
-    """What is known of a step: at which loss scales its gradients overflow.
+    """The knowledge of a step: the loss scales at which its gradients overflow.
 
     Attributes:
         finite_up_to: the largest loss scale at which they are known to be finite.

@@ -20,7 +20,7 @@ class ScalerStopped(Exception):  # noqa: N818 - a policy ends training so, and i
 
 @dataclass(frozen=True)
 class State:
-    """What the next step depends on, under the names of loss_scale.py."""
+    """The values on which the next step depends, under the names of loss_scale.py."""
 
     scale: float
     growth_tracker: int

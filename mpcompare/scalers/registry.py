@@ -21,7 +21,7 @@ INSTALL = "pip install 'mpcompare[scalers]'"  # brings all of them
 
 @dataclass(frozen=True)
 class Code:
-    """Whose code computes a scale.
+    """The origin of the code that computes a scale.
 
     Attributes:
         own: whether it is the library's own; if not, it is its policy in policies.py.

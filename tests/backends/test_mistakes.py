@@ -83,7 +83,7 @@ def test_the_verdict_finds_it(references, name):
     ("mistake", "policy", "cause", "because"),
     [
         (mistakes.DoublesAfterEveryStep, DynamicLossScale(256.0), "loss scale", "loss scale 512 in training step 2"),
-        # Where the policy doubles after every step, too, the other half of the mistake is left.
+        # The policy of the next case doubles after every step, too, so that the other half of the mistake is left.
         (mistakes.DoublesAfterEveryStep, DynamicLossScale(256.0, growth_interval=1), "skip", "does not say that it"),
         (mistakes.MultipliesAfterBackward, DynamicLossScale(256.0), "gradient scaled", "256 times what it should be"),
     ],

@@ -25,7 +25,7 @@ LIMIT_S = 900  # for a block, on a machine that others use
 
 @dataclass
 class Followed:
-    """What came of a page.
+    """The outcome of following a page.
 
     Attributes:
         commands: the commands of Python programs that its ``sh`` blocks gave, each as a list of words.

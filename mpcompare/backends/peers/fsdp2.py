@@ -7,33 +7,19 @@ autocast keeps them in fp32. Here is one process, so that a shard is the whole t
 gradients are reduced in fp32 (``reduce_dtype``), and fp16 takes a ``GradScaler``. The loss is computed in fp32.
 """
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.amp import Amp
 from mpcompare.backends.peers.library import join_alone
-from mpcompare.backends.torch_model import (
-    TorchModel,
-    gradient_dtype,
-    require_kernels,
-    set_lr,
-    share_of_step,
-    step_or_skip,
-)
+from mpcompare.backends.torch_model import require_kernels
 from mpcompare.contract import MemoryModel, State
-from mpcompare.dtypes import torch_dtype
-from mpcompare.loss_scale import LossScale, StaticLossScale
-from mpcompare.precision import PRECISIONS
+from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.task import Params, Task
 
 
-class Fsdp2(TorchModel):
-    """``fully_shard`` with a ``MixedPrecisionPolicy``, in one process."""
-
-    PRECISIONS = ("fp16", "bf16")
-    IDLE_PHASES: tuple[str, ...] = ()
+class Fsdp2(Amp):
+    """``fully_shard`` with a ``MixedPrecisionPolicy``, in one process, in the place of autocast."""
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         device = next(model.parameters()).device
@@ -42,16 +28,10 @@ class Fsdp2(TorchModel):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         require_kernels(model, device.type, precision, "fsdp2")
-        self.task, self.device_type = task, device.type
-        dtype = torch_dtype(PRECISIONS[precision].storage)
-        self.model = copy.deepcopy(model)
-        fully_shard(
-            self.model, mesh=init_device_mesh(device.type, (1,)), mp_policy=MixedPrecisionPolicy(dtype, torch.float32)
-        )
+        super().__init__(model, task, precision, loss_scale)
+        policy = MixedPrecisionPolicy(self.compute_dtype, torch.float32)
+        fully_shard(self.model, mesh=init_device_mesh(device.type, (1,)), mp_policy=policy)
         self.optimizer = task.optimizer.make(self.model.parameters())
-        self.scaler = grad_scaler(loss_scale, self.device_type)
-        self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
-        self.skipped: bool | Tensor = False
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x)
@@ -59,28 +39,10 @@ class Fsdp2(TorchModel):
         self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
         return self.loss.detach()
 
-    def backward(self) -> None:
-        self.scaler.scale(share_of_step(self.task, self.loss)).backward()
-        self.observed["gradients"] = gradient_dtype(self.model)
-
-    def unscale(self) -> None:
-        self.scaler.unscale_(self.optimizer)
-
     def clip(self) -> None:
         if self.task.clip_norm is not None:
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm, self.task.clip_norm_type)
             self.grad_norm = _whole(norm)
-
-    def step(self, lr: float | Tensor) -> None:
-        set_lr(self.optimizer, lr)
-        self.skipped = step_or_skip(self.scaler, self.optimizer)
-
-    def update(self) -> None:
-        self.scaler.update(self.static_scale)
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def loss_scale(self) -> Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type))
 
     # The harness is shown whole tensors: in one process a shard is one, and shares its memory.
 

@@ -98,6 +98,14 @@ class DecaysAfterTheUpdate(OwnAdamW):
         w.mul_(1 - lr * optimizer.weight_decay)
 
 
+def adams_state(optimizer: torch.optim.Optimizer, p: Tensor) -> Any:
+    """Returns the state of a parameter by Adam's names, made before its first update in the parameter's dtype."""
+    state = optimizer.state[p]
+    if not state:
+        state.update({"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p), "step": torch.zeros(())})
+    return state
+
+
 @OPTIMIZER.plants(
     "OneTrainer#996",
     "Nerogar/OneTrainer/issues/996",
@@ -114,10 +122,7 @@ class DecayRoundedAway(All16Bits):
         self.skipped = False
         with torch.no_grad():
             for p in self.model.parameters():
-                state = self.optimizer.state[p]
-                if not state:
-                    like = torch.zeros_like(p)
-                    state.update({"exp_avg": like, "exp_avg_sq": like.clone(), "step": torch.zeros(())})
+                state = adams_state(self.optimizer, p)
                 assert p.grad is not None
                 p.mul_(1 - float(lr) * rule.weight_decay)
                 t = int(state["step"].add_(1))
@@ -144,10 +149,7 @@ class EpsUnderflows(All16Bits):
         self.skipped = False
         with torch.no_grad():
             for p in self.model.parameters():
-                state = self.optimizer.state[p]
-                if not state:
-                    like = torch.zeros_like(p)
-                    state.update({"exp_avg": like, "exp_avg_sq": like.clone(), "step": torch.zeros(())})
+                state = adams_state(self.optimizer, p)
                 assert p.grad is not None
                 t = int(state["step"].add_(1))
                 m = state["exp_avg"].mul_(beta1).add_(p.grad, alpha=1 - beta1)

@@ -96,7 +96,7 @@ class RealBug:
 
     @property
     def what(self) -> str:
-        """What happens there, in a sentence or two."""
+        """The bug in a sentence or two: the docstring of its entrant."""
         return re.sub(r"\s+", " ", (self.backend.__doc__ or "").strip())
 
 

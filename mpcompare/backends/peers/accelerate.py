@@ -15,30 +15,20 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mpcompare.backends.amp import grad_scaler
-from mpcompare.backends.peers.library import library, observe_output
-from mpcompare.backends.torch_model import (
-    TorchModel,
-    clip_gradients,
-    gradient_dtype,
-    require_kernels,
-    set_lr,
-    share_of_step,
-    skipped_by,
-)
-from mpcompare.contract import MemoryModel
+from mpcompare.backends.peers.library import SetUp, library, observe_output
+from mpcompare.backends.torch_model import gradient_dtype, require_kernels, share_of_step
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.tasks.task import Task
 
 
-class AccelerateRow(TorchModel):
+class AccelerateRow(SetUp):
     """A module and an optimizer that Accelerate has prepared."""
 
     PRECISIONS = ("fp16", "bf16")
-    IDLE_PHASES: tuple[str, ...] = ()
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         if type(loss_scale) is not (DynamicLossScale if precision == "fp16" else NoLossScale):
@@ -58,13 +48,7 @@ class AccelerateRow(TorchModel):
         self.scaler = self.accelerator.scaler or torch.amp.GradScaler(device, enabled=False)
         self.observed = {}
         observe_output(self.model, self.observed)
-        self.skipped: bool | Tensor = False
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        output = self.network(x)
-        self.loss = self.task.loss_fn(output, y)
-        self.observed["loss"] = self.loss.dtype
-        return self.loss.detach()
+        self.skipped = False
 
     def backward(self) -> None:
         self.accelerator.backward(share_of_step(self.task, self.loss))
@@ -73,22 +57,6 @@ class AccelerateRow(TorchModel):
     def unscale(self) -> None:
         if self.accelerator.scaler is not None:
             self.accelerator.unscale_gradients(self.stepper)
-
-    def clip(self) -> None:
-        self.grad_norm = clip_gradients(self.task, self.model)
-
-    def step(self, lr: float | Tensor) -> None:
-        set_lr(self.optimizer, lr)
-        self.skipped = skipped_by(self.stepper.step, self.optimizer)
-
-    def update(self) -> None:
-        self.stepper.zero_grad()
-
-    def loss_scale(self) -> Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type))
-
-    def memory_model(self) -> MemoryModel:
-        return {}
 
 
 def _settings(accelerate: Any, scaling: LossScale) -> list[Any]:

@@ -14,20 +14,11 @@ phase of their own, by which Fabric's plugin does it, and then clipped by the fu
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mpcompare.backends.amp import grad_scaler
-from mpcompare.backends.peers.library import library, observe_output
-from mpcompare.backends.torch_model import (
-    TorchModel,
-    clip_gradients,
-    gradient_dtype,
-    require_kernels,
-    set_lr,
-    share_of_step,
-    skipped_by,
-)
-from mpcompare.contract import MemoryModel
+from mpcompare.backends.peers.library import SetUp, library, observe_output
+from mpcompare.backends.torch_model import gradient_dtype, require_kernels, share_of_step
 from mpcompare.errors import InputError, check_flag
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.tasks.task import Task
@@ -35,7 +26,7 @@ from mpcompare.tasks.task import Task
 NAMES = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
 
 
-class FabricRow(TorchModel):
+class FabricRow(SetUp):
     """A module and an optimizer that Fabric has set up.
 
     Attributes:
@@ -43,7 +34,6 @@ class FabricRow(TorchModel):
     """
 
     PRECISIONS = ("fp16", "bf16")
-    IDLE_PHASES: tuple[str, ...] = ()
 
     def __init__(
         self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale, plugin: bool = False
@@ -71,14 +61,8 @@ class FabricRow(TorchModel):
         self.network, self.stepper = self.fabric.setup(self.model, self.optimizer, move_to_device=False)
         self.observed = {}
         observe_output(self.model, self.observed)
-        self.skipped: bool | Tensor = False
+        self.skipped = False
         self.device_type = device
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        output = self.network(x)
-        self.loss = self.task.loss_fn(output, y)
-        self.observed["loss"] = self.loss.dtype
-        return self.loss.detach()
 
     def backward(self) -> None:
         self.fabric.backward(share_of_step(self.task, self.loss))
@@ -86,19 +70,3 @@ class FabricRow(TorchModel):
 
     def unscale(self) -> None:
         self.precision_plugin.unscale_gradients(self.optimizer)
-
-    def clip(self) -> None:
-        self.grad_norm = clip_gradients(self.task, self.model)
-
-    def step(self, lr: float | Tensor) -> None:
-        set_lr(self.optimizer, lr)
-        self.skipped = skipped_by(self.stepper.step, self.optimizer)
-
-    def update(self) -> None:
-        self.stepper.zero_grad()
-
-    def loss_scale(self) -> Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type))
-
-    def memory_model(self) -> MemoryModel:
-        return {}

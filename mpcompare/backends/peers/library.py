@@ -1,11 +1,17 @@
-"""The libraries of other people: imported when a row of theirs is chosen, and named with their extra where missing."""
+"""The libraries of other people: imported when a row of theirs is chosen, and named with their extra where missing.
+
+Fabric and Accelerate set up a module and an optimizer, and are called alike from then on: :class:`SetUp`.
+"""
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mpcompare.backends.torch_model import TorchModel, clip_gradients, set_lr, skipped_by
+from mpcompare.contract import MemoryModel
 from mpcompare.errors import BackendUnavailable
 
 
@@ -49,3 +55,41 @@ def observe_output(model: nn.Module, observed: dict[str, torch.dtype]) -> None:
     for module in model.modules():
         if not any(True for _ in module.children()):
             module.register_forward_hook(returned)
+
+
+class SetUp(TorchModel):
+    """A module and an optimizer that a library has set up, whose ``step`` is GradScaler's step and update in one.
+
+    Attributes:
+        network, stepper: the module and the optimizer as the library returns them.
+        scaler: the library's ``GradScaler``; a disabled one where it has none.
+    """
+
+    IDLE_PHASES: tuple[str, ...] = ()
+    network: nn.Module
+    stepper: Any
+    scaler: torch.amp.GradScaler
+    device_type: str
+    skipped: bool | Tensor
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        output = self.network(x)
+        self.loss = self.task.loss_fn(output, y)
+        self.observed["loss"] = self.loss.dtype
+        return self.loss.detach()
+
+    def clip(self) -> None:
+        self.grad_norm = clip_gradients(self.task, self.model)
+
+    def step(self, lr: float | Tensor) -> None:
+        set_lr(self.optimizer, lr)
+        self.skipped = skipped_by(self.stepper.step, self.optimizer)
+
+    def update(self) -> None:
+        self.stepper.zero_grad()
+
+    def loss_scale(self) -> Tensor:
+        return self.scaler.scale(torch.ones((), device=self.device_type))
+
+    def memory_model(self) -> MemoryModel:
+        return {}

@@ -72,6 +72,7 @@ class _Way:
         since: when that stage began; None where it is over.
         spent: the seconds of each stage that is over.
         first: the progress with which its stage began.
+        pace: a number of training steps, and the moment at which they were done; steps after it show how long one takes.
         share: the share of its stage that is done; 0 where that is not known.
         step_s: seconds of a training step; None before one was seen.
         gone: whether it has ended, early or not.
@@ -82,6 +83,7 @@ class _Way:
     since: float | None = None
     spent: dict[str, float] = field(default_factory=dict)
     first: float = 0.0
+    pace: tuple[float, float] = (0.0, 0.0)
     share: float = 0.0
     step_s: float | None = None
     gone: bool = False
@@ -90,6 +92,8 @@ class _Way:
         """The stage is over."""
         if self.since is not None:
             self.spent[self.stages[self.place].name] = now - self.since
+            if self.stages[self.place].name == TRAINING and self.step_s is None and self.pace[0] > self.first:
+                self.step_s = now - self.since  # of the only step
         self.since = None
 
     @property
@@ -118,11 +122,14 @@ class Course:
             return
         if place != way.place:
             way.end_stage(now)
-            way.place, way.first = place, done
+            way.place, way.first, way.pace = place, done, (done, now)
         way.since = now if way.since is None else way.since
         way.share = done / total if total else 0.0
         if way.stages[place].name == TRAINING and done > way.first:
-            way.step_s = (now - way.since) / (done - way.first)
+            if done == way.first + 1:  # the first step builds, compiles and maps memory: it foretells no other
+                way.pace = (done, now)
+            else:
+                way.step_s = (now - way.pace[1]) / (done - way.pace[0])
 
     def end_turn(self, name: str, gone: bool, now: float) -> None:
         """The turn of an entrant is over, and with it its stage, but for timing, which takes many turns.

@@ -35,6 +35,23 @@ def test_nothing_is_said_before_there_is_something_to_say_it_by(two):
     assert two.remaining(now=5.0) is None
 
 
+def test_the_first_step_foretells_no_other(two):
+    two.go("a", course.TRAINING, 0, 10, now=0.0)
+    two.go("a", "", 1, 10, now=15.0)
+    assert two.remaining(now=15.0) is None
+    two.go("a", "", 3, 10, now=15.8)
+    assert two.remaining(now=15.8).seconds == pytest.approx(7 * 0.4 + FINISH + 4 + 8 + FINISH)
+
+
+def test_an_only_step_foretells_those_of_others():
+    plan = {**PLAN, "train_steps": 1}
+    two = Course({"a": stages(noise_runs=0, **plan), "b": stages(noise_runs=0, **plan)}, began=0.0)
+    two.go("a", course.TRAINING, 0, 1, now=0.0)
+    two.go("a", "", 1, 1, now=3.0)
+    two.go("a", course.EXAMINATION, 0, 1, now=3.0)
+    assert two.remaining(now=3.0).seconds >= 3.0 + 2 * 20
+
+
 def test_a_stage_that_nobody_has_shown_makes_it_a_least_time(two):
     two.go("a", course.TRAINING, 0, 10, now=0.0)
     two.go("a", "", 5, 10, now=2.0)

@@ -19,7 +19,7 @@ COLOURS = dict(
         strict=True,
     )
 )
-LABELLED = 0.12  # share of a bar: a shorter piece has no room for its number
+LABELLED = 0.12  # share of the longest bar: a shorter piece has no room for its number
 
 
 def phases(report: Report) -> Figure | None:
@@ -34,14 +34,15 @@ def phases(report: Report) -> Figure | None:
 def _phases(axes: Axes, entries: Sequence[Entry]) -> None:
     """A bar a run, of its phases from first to last."""
     names = phases_of(entry.run for entry in entries)
-    for place, entry in enumerate(entries):
-        phase_ms = entry.run.result["phase_ms"]
-        times = {name: phase_ms[name] or 0.0 for name in names if name in phase_ms}
+    measured = [entry.run.result["phase_ms"] for entry in entries]
+    pieces = [{name: phase_ms[name] or 0.0 for name in names if name in phase_ms} for phase_ms in measured]
+    longest = max(sum(times.values()) for times in pieces)
+    for place, (entry, times) in enumerate(zip(entries, pieces, strict=True)):
         right = 0.0
         for name, width in times.items():
             colour = COLOURS.get(name, "0.6")
             axes.barh(place, width, left=right, color=colour, edgecolor="white", linewidth=0.5, label=name)
-            if width > LABELLED * sum(times.values()):
+            if width > LABELLED * longest:
                 axes.text(right + width / 2, place, f"{width:.3g}", ha="center", va="center", fontsize=8)
             right += width
         clock = "" if times.get(WHOLE_STEP) else f" (clock {entry.run.result['phase_overhead']:+.1%})"

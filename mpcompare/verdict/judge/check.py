@@ -21,6 +21,8 @@ class Check:
         because: the same in a sentence, with its numbers.
         kind: one of ``kinds.KINDS``.
         detail: a few words that belong to the cause in a table; empty where the cause says it all.
+        tight: whether the limit bounds the roundings of each element, so that the worst of many comes near to it in
+            correct runs, too: nearness means nothing then.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Check:
     because: str
     kind: str = ""
     detail: str = ""
+    tight: bool = False
 
     @property
     def passed(self) -> bool:

@@ -60,7 +60,7 @@ def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
                     because = f"{name} has the digits of a 16-bit number; {e.lost:.1%} of its updates are lost"
                 elif cause:
                     why, because = cause, f"the update of {name} is not the optimizer's: {how}"
-                yield Check(f"update {number} of pass {where}, {name}", e.excess, 1, why, because)
+                yield Check(f"update {number} of pass {where}, {name}", e.excess, 1, why, because, tight=True)
 
 
 def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:

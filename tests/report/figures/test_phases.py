@@ -39,3 +39,10 @@ def test_every_phase_has_its_place_and_a_colour_of_its_own(tmp_path):
     bars = {bars.get_label(): bars for bars in figure.axes[0].containers}
     lefts = [bars[phase][0].get_x() for phase in PHASES]
     assert lefts == sorted(lefts)
+
+
+def test_a_piece_has_its_number_only_where_there_is_room_for_it(tmp_path):
+    write_run(tmp_path / "0", "amp", phase_ms={"forward": 80.0, "backward": 70.0, "step": 10.0})
+    write_run(tmp_path / "1", "quick", phase_ms={"forward": 20.0, "backward": 15.0, "step": 6.0})
+    (axes,) = drawn(tmp_path).axes
+    assert [text.get_text() for text in axes.texts if "ms" not in text.get_text()] == ["80", "70", "20"]

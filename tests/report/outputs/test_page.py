@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from markdown_it import MarkdownIt
@@ -17,7 +19,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import ROLES
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.page import output
-from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, Bar, bars
+from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, Bar, Checked, bars
 from mpcompare.report.outputs.page.figures import CAPTIONS
 from mpcompare.report.outputs.page.words import answers
 from mpcompare.report.report import report
@@ -163,6 +165,17 @@ def test_text_of_users_is_shown_as_text(tmp_path):
 def test_a_bar_is_the_value_over_the_limit_on_a_logarithmic_axis(value, limit, length, text, state):
     (bar,) = bars("run", [check(value=value, limit=limit)])
     assert (bar.length, bar.text, bar.state) == (length, text, state)
+
+
+def test_nearness_to_a_tight_limit_is_not_said():
+    tight = replace(check(value=0.999, limit=1.0), tight=True)
+    loose = check(value=0.4, limit=1.0)
+    entry = SimpleNamespace(run=SimpleNamespace(name="run"))
+    run = Checked(entry, Verdict("same", "", "", "1", [tight, loose]), bars("run", [tight, loose]))
+    assert [bar.state for bar in run.bars] == ["far", "far"]
+    assert run.furthest.check is loose
+    failed = replace(tight, value=1.001)
+    assert bars("run", [failed])[0].state == "failed"
 
 
 def test_the_limit_stands_where_the_axis_is_1():

@@ -67,10 +67,10 @@ class Bar:
 
     @property
     def state(self) -> str:
-        """``failed``, ``near`` its limit, or ``far`` from it."""
+        """``failed``, ``near`` its limit, or ``far`` from it, as a tight limit is said to be."""
         if not self.check.passed:
             return "failed"
-        return "near" if self.ratio >= NEAR else "far"
+        return "near" if self.ratio >= NEAR and not self.check.tight else "far"
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,10 @@ class Checked:
 
     @property
     def furthest(self) -> Bar | None:
-        """The bar that is the furthest: the first that failed, else that nearest to its limit."""
+        """The bar that is the furthest: the first that failed, else that nearest to its limit, unless this is tight."""
         failed = [bar for bar in self.bars if not bar.check.passed]
-        return failed[0] if failed else max(self.bars, key=lambda bar: bar.ratio, default=None)
+        loose = [bar for bar in self.bars if not bar.check.tight]
+        return failed[0] if failed else max(loose or self.bars, key=lambda bar: bar.ratio, default=None)
 
     @property
     def failed(self) -> int:

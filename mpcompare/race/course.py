@@ -72,7 +72,7 @@ class _Way:
         since: when that stage began; None where it is over.
         spent: the seconds of each stage that is over.
         first: the progress with which its stage began.
-        pace: a number of training steps, and the moment at which they were done; steps after it show how long one takes.
+        pace: a number of training steps, and the moment at which they were done; later ones show how long one takes.
         share: the share of its stage that is done; 0 where that is not known.
         step_s: seconds of a training step; None before one was seen.
         gone: whether it has ended, early or not.

@@ -5,28 +5,17 @@ the fastest, and so another compilation may take others, with other last bits.
 https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 """
 
-import copy
 import logging
 
 import torch
 import torch._inductor
 from torch import Tensor, nn
 
-from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.amp import Amp
 from mpcompare.backends.layer_dtypes.compiled import layer_dtypes_of_compiled_step
-from mpcompare.backends.torch_model import (
-    TorchModel,
-    clip_gradients,
-    gradient_dtype,
-    require_kernels,
-    set_lr,
-    share_of_step,
-    step_or_skip,
-)
+from mpcompare.backends.torch_model import require_kernels
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes
-from mpcompare.dtypes import torch_dtype
-from mpcompare.loss_scale import LossScale, StaticLossScale
-from mpcompare.precision import PRECISIONS
+from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Task
 
@@ -73,29 +62,20 @@ def require_compiler(device_type: str) -> None:
             raise BackendUnavailable("backend=amp_compile needs a C++ compiler: install g++, or set CXX") from error
 
 
-class AmpCompile(TorchModel):
+class AmpCompile(Amp):
     """``amp`` with forward and loss as one compiled function, which brings its backward. The optimizer is fused, and
     skips a step on the device."""
 
-    PRECISIONS = ("fp16", "bf16")
-    IDLE_PHASES: tuple[str, ...] = ()
-
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        self.task = task
-        self.device_type = next(model.parameters()).device.type
-        require_compiler(self.device_type)
-        require_kernels(model, self.device_type, precision, "amp_compile")
-        self.compute_dtype = torch_dtype(PRECISIONS[precision].storage)
+        device_type = next(model.parameters()).device.type
+        require_compiler(device_type)
+        require_kernels(model, device_type, precision, "amp_compile")
+        super().__init__(model, task, precision, loss_scale)
+        self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
         recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self.forward_and_loss = broken_at_recurrent_layers if recurrent else whole_graph
-        self.model = copy.deepcopy(model)
-        self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
-        self.scaler = grad_scaler(loss_scale, self.device_type)
-        # A static scale is given to GradScaler.update(), which would choose one of its own.
-        self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
-        self.skipped: bool | Tensor = False
         # On CUDA inductor runs a compiled function once as it is, and captures it in the next call.
-        self.warmup_steps = 2 if self.device_type == "cuda" else 0
+        self.warmup_steps = 2 if device_type == "cuda" else 0
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # the last step's loss and gradients may go
@@ -104,27 +84,6 @@ class AmpCompile(TorchModel):
         )
         self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
         return self.loss.detach()
-
-    def backward(self) -> None:
-        self.scaler.scale(share_of_step(self.task, self.loss)).backward()
-        self.observed["gradients"] = gradient_dtype(self.model)
-
-    def unscale(self) -> None:
-        self.scaler.unscale_(self.optimizer)
-
-    def clip(self) -> None:
-        self.grad_norm = clip_gradients(self.task, self.model)
-
-    def step(self, lr: float | Tensor) -> None:
-        set_lr(self.optimizer, lr)
-        self.skipped = step_or_skip(self.scaler, self.optimizer)
-
-    def update(self) -> None:
-        self.scaler.update(self.static_scale)
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def loss_scale(self) -> Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale; get_scale() would wait
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         if self.forward_and_loss is broken_at_recurrent_layers:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mpcompare.tasks.cast import cast_wholly
+
 Codes = dict[int, tuple[Tensor, Tensor]]  # by the id of the weights: int8 [rows, n], bf16 [rows, 1]
 
 
@@ -56,12 +58,7 @@ def with_int8_weights(model: nn.Module) -> nn.Module:
                 setattr(module, name, Int8Linear(*_codes(child.weight, codes), bias))
             elif type(child) is nn.Embedding:
                 setattr(module, name, Int8Embedding(*_codes(child.weight, codes)))
-    for p in model.parameters():
-        p.data = p.data.bfloat16()
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                setattr(module, name, buffer.bfloat16())
+    cast_wholly(model, torch.bfloat16)
     return model.eval()
 
 

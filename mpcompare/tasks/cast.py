@@ -1,4 +1,4 @@
-"""A module cast to 16 bits by hand: the layers that sum many numbers stay in fp32.
+"""A module cast to 16 bits by hand: all of it, or all but the layers that sum many numbers, which stay in fp32.
 
 A norm sums the statistics of its inputs, and an embedding sums the gradients of each token.
 """
@@ -42,8 +42,22 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
         for p in module.parameters(recurse=False):
             if id(p) not in kept:
                 p.data = p.data.to(dtype)
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                setattr(module, name, buffer.to(dtype))
+        cast_buffers(module, dtype)
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN wants its weights in one piece
+
+
+def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
+    """Casts the floating buffers of a module, without those of its children, to ``dtype`` in place."""
+    for name, buffer in module.named_buffers(recurse=False):
+        if buffer.is_floating_point():
+            setattr(module, name, buffer.to(dtype))
+
+
+def cast_wholly(model: nn.Module, dtype: torch.dtype) -> None:
+    """Casts all parameters and floating buffers to ``dtype`` in place: ``model.to(dtype)``, tensor by tensor, as
+    torch's tensors without data allow."""
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+    for module in model.modules():
+        cast_buffers(module, dtype)

@@ -7,37 +7,37 @@ It needs the least memory. But an update below half a gap of bf16, which is 1/25
 away, and so is most of what a moment remembers. The loss is computed in fp32, of the bf16 output.
 """
 
-import copy
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
-from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
+from mpcompare.backends.torch_model import copy_into
 from mpcompare.contract import MemoryModel, ModuleDtypes, State
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.promises import Promises
-from mpcompare.tasks.task import Params, Task, params_of
+from mpcompare.tasks.cast import cast_wholly
+from mpcompare.tasks.task import Params, Task, buffers_of, params_of
 
 
-class Bf16Weights(TorchModel):
-    """Parameters, buffers, gradients and moments in bf16."""
+class Bf16Weights(Fp32):
+    """The step of ``fp32``, on parameters, buffers, gradients and moments in bf16. bf16 has fp32's range, and needs no
+    loss scale."""
 
     PRECISIONS = ("bf16",)
-    IDLE_PHASES = ("unscale",)
     promises = Promises(weights="bf16", moments="bf16")
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         if not isinstance(loss_scale, NoLossScale):
             raise InputError("loss_scale", loss_scale.name, "bf16 weights need none: expected one of auto, none")
-        self.task = task
-        self.model = cast(copy.deepcopy(model))
+        super().__init__(model, task, precision, loss_scale)
+        cast_wholly(self.model, torch.bfloat16)
         self.optimizer = self.new_optimizer()
         if not task.optimizer.remembers:
             self.promises = Promises(weights="bf16")
-        self.skipped = False
 
     def new_optimizer(self) -> torch.optim.Optimizer:
         """Returns the optimizer of the parameters of ``model``."""
@@ -49,26 +49,9 @@ class Bf16Weights(TorchModel):
         self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
         return self.loss.detach()
 
-    def backward(self) -> None:
-        share_of_step(self.task, self.loss).backward()
-        self.observed["gradients"] = gradient_dtype(self.model)
-
-    def unscale(self) -> None:
-        """Does nothing: bf16 has fp32's range, and needs no loss scale."""
-
     def clip(self) -> None:
-        norm = clip_gradients(self.task, self.model)
-        self.grad_norm = None if norm is None else norm.float()
-
-    def step(self, lr: float | Tensor) -> None:
-        set_lr(self.optimizer, lr)
-        self.optimizer.step()
-
-    def update(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def loss_scale(self) -> float:
-        return 1.0
+        super().clip()
+        self.grad_norm = None if self.grad_norm is None else self.grad_norm.float()
 
     # The harness asks for fp32, which holds every bf16 number.
 
@@ -87,13 +70,8 @@ class Bf16Weights(TorchModel):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        with torch.no_grad():
-            for tensors, values in (
-                (dict(self.model.named_parameters()), state["params"]),
-                (dict(self.model.named_buffers()), state["buffers"]),
-            ):
-                for name, tensor in tensors.items():
-                    tensor.copy_(values[name])
+        copy_into(params_of(self.model), state["params"])
+        copy_into(buffers_of(self.model), state["buffers"])
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         return layer_dtypes_of_step(self.model, params_of(self.model), partial(self._forward_and_backward, x, y))
@@ -105,17 +83,6 @@ class Bf16Weights(TorchModel):
 
     def memory_model(self) -> MemoryModel:
         return {}
-
-
-def cast(model: nn.Module) -> nn.Module:
-    """Returns ``model.bfloat16()``, tensor by tensor, as torch's tensors without data allow."""
-    for p in model.parameters():
-        p.data = p.data.bfloat16()
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                setattr(module, name, buffer.bfloat16())
-    return model
 
 
 def _in_fp32(tensors: Params) -> Params:

@@ -12,7 +12,7 @@ LINES, PARAMETERS = 60, 7
 # Functions with more parameters, and the reason.
 MANY = {
     # An argument for each of the operator's schema in csrc/ops.cpp, named as there.
-    "mpcompare/native/ops.py": {"native_gemm", "low_gemm", "sgd", "adam", "update_scale"},
+    "mpcompare/native/ops.py": {"torch_gemm", "sgd", "adam", "update_scale"},
     # The arguments of all backends, and an option for each technique that can be taken away.
     "mpcompare/backends/scratch.py": {"__init__"},
 }

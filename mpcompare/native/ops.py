@@ -6,6 +6,7 @@ of CUDA. They are built and loaded when they are first asked for.
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -38,22 +39,12 @@ class Gemm(Protocol):
     ) -> None: ...
 
 
-def native_gemm(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    *,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    fp16_sums: bool = False,
-) -> None:
+def native_gemm(a: Tensor, b: Tensor, out: Tensor, **how: float) -> None:
     """:class:`Gemm` by ``torch.ops.mpcompare.gemm``; raises RuntimeError where shapes, dtypes or strides are off.
 
-    ``fp16_sums``: operands, result and also the sums are fp16; on a GPU only.
+    One argument more is ``fp16_sums=True``: operands, result and also the sums are fp16; on a GPU only.
     """
-    torch.ops.mpcompare.gemm(a, b, out, trans_a=trans_a, trans_b=trans_b, alpha=alpha, beta=beta, fp16_sums=fp16_sums)
+    torch.ops.mpcompare.gemm(a, b, out, **how)
 
 
 def torch_gemm(
@@ -65,39 +56,29 @@ def torch_gemm(
     trans_b: bool = False,
     alpha: float = 1.0,
     beta: float = 0.0,
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
 ) -> None:
     """:class:`Gemm` in plain torch: operands are widened to fp32, which gives the same numerics at the speed of an fp32
-    product."""
-    product = (a.t() if trans_a else a).float() @ (b.t() if trans_b else b).float()
-    _store(product, out, alpha, beta)
-
-
-def _store(product: Tensor, out: Tensor, alpha: float, beta: float) -> None:
-    """Stores ``out = alpha product + beta out`` of an fp32 ``product``; ``beta = 0`` never reads ``out``."""
-    out.copy_(alpha * product if beta == 0 else alpha * product + beta * out.float())
+    ``product``."""
+    result = alpha * product((a.t() if trans_a else a).float(), (b.t() if trans_b else b).float())
+    out.copy_(result if beta == 0 else result + beta * out.float())  # beta = 0 never reads out
 
 
 BLOCK = 16  # products that a tensor core takes at once, 4 to 16 by generation; their sum is exact or nearly so
 
 
-def low_gemm(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    *,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    accumulate: torch.dtype,
-) -> None:
-    """:class:`Gemm` with the accumulation of tensor cores that have 16-bit accumulators: BLOCK products at a time are
-    summed in fp32, and each such sum is added to a total in the dtype ``accumulate``, rounded every time."""
-    a, b = (a.t() if trans_a else a).float(), (b.t() if trans_b else b).float()
-    total = torch.zeros_like(out, dtype=accumulate)
+def low_product(a: Tensor, b: Tensor, accumulate: torch.dtype) -> Tensor:
+    """Returns the product of fp32 matrices, summed as tensor cores with 16-bit accumulators do: BLOCK products at once
+    are summed in fp32, and each such sum is added to a total in the dtype ``accumulate``, rounded every time."""
+    total = a.new_zeros(len(a), b.shape[1], dtype=accumulate)
     for of_a, of_b in zip(a.split(BLOCK, dim=1), b.split(BLOCK), strict=True):
         total.add_(of_a @ of_b)  # torch adds fp32 and 16 bits in fp32, then rounds
-    _store(total.float(), out, alpha, beta)
+    return total.float()
+
+
+def low_gemm(accumulate: torch.dtype) -> Gemm:
+    """Returns :class:`Gemm` in plain torch whose products are accumulated in the dtype ``accumulate``."""
+    return functools.partial(torch_gemm, product=functools.partial(low_product, accumulate=accumulate))
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor, out: Tensor, *, relu: bool = False) -> None:
@@ -277,7 +258,7 @@ def select_gemm(
     fp16_sums = accumulate is dtype is torch.float16 and device.type == "cuda"
     if accumulate is not torch.float32 and not fp16_sums and engine == "native":
         raise InputError("engine", engine, "sums in fp32; to sum in 16 bits takes one of auto, torch")
-    gemm = torch_gemm if accumulate is torch.float32 else functools.partial(low_gemm, accumulate=accumulate)
+    gemm = torch_gemm if accumulate is torch.float32 else low_gemm(accumulate)
     if engine == "torch" or (accumulate is not torch.float32 and not fp16_sums):
         return "torch", gemm
     try:

@@ -88,7 +88,7 @@ def test_without_masters_the_optimizer_has_16_bit_weights_and_says_so(device, mo
 def test_a_sum_of_ones_stops_where_16_is_half_a_gap(device, accumulate, stops_at):
     """Ones are added 16 at a time. The gap is 32 from 2^15 on in fp16, from 2^12 on in bf16, and ties go to even."""
     ones, out = torch.ones(1, 40000, device=device), torch.empty(1, 1, device=device)
-    ops.low_gemm(ones, ones, out, trans_b=True, accumulate=accumulate)
+    ops.low_gemm(accumulate)(ones, ones, out, trans_b=True)
     assert out.item() == stops_at
     ops.torch_gemm(ones, ones, out, trans_b=True)
     assert out.item() == 40000
@@ -101,7 +101,7 @@ def test_each_block_is_summed_exactly_and_the_total_rounded():
     a[0, 16::16] = 1  # one in each block
     a[1, 16:32] = 1
     out = torch.empty(2, 1, dtype=torch.float16)
-    ops.low_gemm(a, torch.ones(1600, 1, dtype=torch.float16), out, accumulate=torch.float16)
+    ops.low_gemm(torch.float16)(a, torch.ones(1600, 1, dtype=torch.float16), out)
     assert out.flatten().tolist() == [2048, 2064]
 
 
@@ -116,11 +116,11 @@ def test_summed_in_fp32_it_is_the_product(device, dtype, trans_a, trans_b):
     a, b, c = draw(*((37, 5) if trans_a else (5, 37))), draw(*((7, 37) if trans_b else (37, 7))), draw(5, 7)
     found, expected = c.clone(), c.clone()
     how = {"trans_a": trans_a, "trans_b": trans_b, "alpha": 0.5, "beta": 2.0}
-    ops.low_gemm(a, b, found, **how, accumulate=torch.float32)
+    ops.low_gemm(torch.float32)(a, b, found, **how)
     ops.torch_gemm(a, b, expected, **how)
     torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=40 * 2.0**-24)
     found.fill_(float("nan"))  # beta = 0 never reads it
-    ops.low_gemm(a, b, found, trans_a=trans_a, trans_b=trans_b, accumulate=torch.float32)
+    ops.low_gemm(torch.float32)(a, b, found, trans_a=trans_a, trans_b=trans_b)
     assert found.isfinite().all()
 
 

@@ -2,7 +2,8 @@
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 
@@ -28,6 +29,15 @@ def fail(message: str) -> NoReturn:
     """Ends the program with one line on stderr and exit code 2."""
     print(f"mpcompare: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
+
+
+@contextmanager
+def fails_on_input_errors() -> Iterator[None]:
+    """Ends the program with the line of an InputError that is raised inside."""
+    try:
+        yield
+    except InputError as error:
+        fail(str(error))
 
 
 def check_whole(field: str, value: object, at_least: int, at_most: float = math.inf) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from mpcompare.errors import InputError, fail
+from mpcompare.errors import InputError, fail, fails_on_input_errors
 
 
 class Report(Callback):
@@ -48,21 +48,17 @@ def _check_formats(config: DictConfig) -> None:
     """Ends the program with one line if the report cannot be written in the formats that were asked for."""
     from mpcompare.report.formats import check_formats
 
-    try:
+    with fails_on_input_errors():
         check_formats(OmegaConf.select(config, "report.formats"))
-    except InputError as error:
-        fail(str(error))
 
 
 def _check_allowed(config: DictConfig) -> None:
     """Ends the program with one line if runs may differ in a field that the task does not have."""
     from mpcompare.report.comparable import check_allowed
 
-    try:
+    with fails_on_input_errors():
         tasks: Any = [OmegaConf.to_container(config.task)] if config.task else []
         check_allowed(OmegaConf.select(config, "report.allow"), tasks)
-    except InputError as error:
-        fail(str(error))
 
 
 def _check_folder(field: str, name: str, below: bool) -> None:
@@ -70,13 +66,12 @@ def _check_folder(field: str, name: str, below: bool) -> None:
     from mpcompare.records import check_unused
 
     folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        fail(str(InputError(field, name, f"cannot write there ({error.strerror}); name a folder that can be written")))
-    try:
+    with fails_on_input_errors():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            accepted = f"cannot write there ({error.strerror}); name a folder that can be written"
+            raise InputError(field, name, accepted) from None
         check_unused(field, folder, below)
-    except InputError as error:
-        fail(str(error))

@@ -5,7 +5,7 @@ import logging
 import warnings
 from pathlib import Path
 
-from mpcompare.errors import InputError, check_choice, check_whole, fail
+from mpcompare.errors import InputError, check_choice, check_whole, fail, fails_on_input_errors
 from mpcompare.report.formats import check_figure, save_figure
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*FakeTensor.*")
     # A shape that does not fit is said in one line below.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
-    try:
+    with fails_on_input_errors():
         if args.out is not None:
             check_figure(args.out)
         for option, value in (("--batch", args.batch), ("--length", args.length)):
@@ -33,8 +33,6 @@ def main() -> None:
         subject = subject_of(wish)
         kernels = subject.is_task if args.kernels is None else args.kernels
         footprints = survey(subject, MeasuredKernels() if kernels else None)
-    except InputError as error:
-        fail(str(error))
     from mpcompare.footprint.figure import draw
     from mpcompare.footprint.table import show
 
@@ -42,10 +40,8 @@ def main() -> None:
     if not any(isinstance(f, Footprint) for f in footprints.values()):
         fail(f"NAME={args.name}: no recipe could take a step")
     if args.out is not None:
-        try:
+        with fails_on_input_errors():
             save_figure(draw(subject.title, footprints), args.out)
-        except InputError as error:
-            fail(str(error))
 
 
 def _parser() -> argparse.ArgumentParser:

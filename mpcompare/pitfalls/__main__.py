@@ -1,14 +1,13 @@
 """``python -m mpcompare.pitfalls [NAME ...]``: computes and prints the pitfalls of 16 bits."""
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 
-from mpcompare.errors import InputError, check_choice, fail
+from mpcompare.errors import check_choice, fails_on_input_errors
 from mpcompare.pitfalls.console import show, show_names
 from mpcompare.pitfalls.registry import PITFALLS
-from mpcompare.report.formats import check_figure, save_figure
+from mpcompare.report.formats import add_out, check_figure, save_figure
 
 
 def main() -> None:
@@ -19,16 +18,9 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="the pitfalls to compute (default: all)")
     parser.add_argument("--list", action="store_true", help="print the names and their questions, and compute nothing")
-    parser.add_argument(
-        "--out",
-        nargs="?",
-        type=Path,
-        const=Path("pitfalls.png"),
-        metavar="FILE",
-        help="also draw the figure of the formats' numbers into FILE (.png, .svg or .pdf; without a FILE: %(const)s)",
-    )
+    add_out(parser, "the figure of the formats' numbers", "pitfalls.png")
     args = parser.parse_args()
-    try:
+    with fails_on_input_errors():
         for name in args.names:
             check_choice("pitfall", name, PITFALLS)
         if args.out:
@@ -39,8 +31,6 @@ def main() -> None:
             from mpcompare.pitfalls.figure import formats  # matplotlib takes longer to import than all above to compute
 
             save_figure(formats(), args.out)
-    except InputError as error:
-        fail(str(error))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The formats of a report's figures, and of its table."""
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,18 @@ def check_formats(formats: object) -> None:
         value = formats if listed is None else next(each for each in listed if each not in FORMATS)
         accepted = ", ".join(FORMATS)
         raise InputError("report.formats", value, f"expected a list of {accepted}, such as [png,svg], or []")
+
+
+def add_out(parser: ArgumentParser, figure: str, default: str) -> None:
+    """Adds ``--out [FILE]``, which asks for ``figure`` too, in the file ``default`` where none is named."""
+    parser.add_argument(
+        "--out",
+        nargs="?",
+        type=Path,
+        const=Path(default),
+        metavar="FILE",
+        help=f"also draw {figure} into FILE (.png, .svg or .pdf; without a FILE: %(const)s)",
+    )
 
 
 def check_figure(file: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mpcompare.errors import InputError, check_choice, check_number, check_whole, fail
-from mpcompare.report.formats import check_figure, save_figure
+from mpcompare.errors import InputError, check_choice, check_number, check_whole, fails_on_input_errors
+from mpcompare.report.formats import add_out, check_figure, save_figure
 from mpcompare.scalers import overflows
 from mpcompare.scalers.overflows import Step, short
 from mpcompare.scalers.power import power
@@ -19,12 +19,10 @@ WIDEST = 110  # characters: on a wider console a row's numbers would lie far fro
 
 def main() -> None:
     args = _parser().parse_args()
-    try:
+    with fails_on_input_errors():
         names = _checked(args)
         steps, title = _steps(args)
         _compare(names, steps, title, args)
-    except InputError as error:
-        fail(str(error))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,14 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--interval", type=int, metavar="N", help="growth interval of all (default: each library's own)"
     )
-    parser.add_argument(
-        "--out",
-        nargs="?",
-        type=Path,
-        const=Path("scalers.png"),
-        metavar="FILE",
-        help="also draw the figure into FILE (.png, .svg or .pdf; without a FILE: %(const)s)",
-    )
+    add_out(parser, "the figure", "scalers.png")
     return parser
 
 

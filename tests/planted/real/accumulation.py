@@ -9,25 +9,21 @@ from mpcompare.backends.real_bugs import SumsTheLosses, UpdatesEachMicroBatch
 ACCUMULATION = Theme("accumulation")
 
 ACCUMULATION.plants(
-    "transformers#35438",
     "huggingface/transformers/pull/35438",
     MLP_ACCUMULATE_2,
     "bf16",
     fair="accumulation",
-    also=("transformers#35207", "transformers#37766"),
+    also="transformers#35207, transformers#37766",
 )(SumsTheLosses)
-ACCUMULATION.plants("entrenar#123", "paiml/entrenar/issues/123", MLP_ACCUMULATE, "bf16", fair="accumulation")(
-    UpdatesEachMicroBatch
-)
+ACCUMULATION.plants("paiml/entrenar/issues/123", MLP_ACCUMULATE, "bf16", fair="accumulation")(UpdatesEachMicroBatch)
 
 
 @ACCUMULATION.plants(
-    "DeepSpeed#1800",
     "deepspeedai/DeepSpeed/issues/1800",
     MLP_ACCUMULATE_32,
     "bf16",
     fair="accumulation, products",
-    also=("DeepSpeed#2352", "DeepSpeed#2768"),
+    also="DeepSpeed#2352, DeepSpeed#2768",
 )
 class SumsInBf16(MasterWeights):
     """ZeRO adds the gradients of micro-batches in bf16."""
@@ -40,12 +36,7 @@ class SumsInBf16(MasterWeights):
 
 
 @ACCUMULATION.plants(
-    "Megatron-DeepSpeed#42",
-    "deepspeedai/Megatron-DeepSpeed/pull/42",
-    MLP_ACCUMULATE,
-    "bf16",
-    fair="accumulation",
-    read="title",
+    "deepspeedai/Megatron-DeepSpeed/pull/42", MLP_ACCUMULATE, "bf16", fair="accumulation", read="title"
 )
 class DividesTwice(MasterWeights):
     """The loss is divided by the number of micro-batches twice, by the training script and by the engine."""

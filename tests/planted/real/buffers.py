@@ -12,12 +12,11 @@ BUFFERS = Theme("buffers")
 
 
 @BUFFERS.plants(
-    "pytorch#88474",
     "pytorch/pytorch/issues/88474",
     BATCH_NORM,
     "fp16",
     fair="running statistics",
-    also=("pytorch#90342", "pytorch#115500", "pytorch#96798"),
+    also="pytorch#90342, pytorch#115500, pytorch#96798",
 )
 class StatisticsKeepInf(Amp):
     """torch's own batch norm: a forward pass that overflows makes its running statistics NaN. The step is skipped, and
@@ -35,12 +34,10 @@ class CountsIn16Bits(Amp):
         setattr(router, self.buffer, router.get_buffer(self.buffer).to(self.compute_dtype))
 
 
-BUFFERS.plants("Megatron-LM#7081", "NVIDIA/Megatron-LM/pull/7081", ROUTED, "bf16", fair="running statistics")(
-    CountsIn16Bits
-)
+BUFFERS.plants("NVIDIA/Megatron-LM/pull/7081", ROUTED, "bf16", fair="running statistics")(CountsIn16Bits)
 
 
-@BUFFERS.plants("Megatron-LM#1482", "NVIDIA/Megatron-LM/issues/1482", ROUTED, "bf16", fair="running statistics")
+@BUFFERS.plants("NVIDIA/Megatron-LM/issues/1482", ROUTED, "bf16", fair="running statistics")
 class BiasIn16Bits(CountsIn16Bits):
     """Float16Module casts the bias of the router to bf16, which is moved by 0.001 in each step."""
 

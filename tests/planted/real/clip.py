@@ -14,29 +14,20 @@ from mpcompare.backends.real_bugs import ClipsEachMicroBatch, ClipsOtherTensors,
 CLIP = Theme("clip")
 
 CLIP.plants(
-    "Lightning#9330",
     "Lightning-AI/pytorch-lightning/issues/9330",
     MLP_CLIP,
     "fp16",
     fair="clip",
-    also=("TorchSSL#59", "allennlp#5426", "nntrainer#2749", "miles-credit#141", "waifu-diffusion#64"),
+    name="Lightning#9330",
+    also="TorchSSL#59, allennlp#5426, nntrainer#2749, miles-credit#141, waifu-diffusion#64",
 )(ClipsScaledGradients)
-CLIP.plants("Megatron-LM#7074", "NVIDIA/Megatron-LM/pull/7074", MLP_CLIP, "bf16", fair="clip", also=("NeMo-RL#1158",))(
-    ClipsOtherTensors
+CLIP.plants("NVIDIA/Megatron-LM/pull/7074", MLP_CLIP, "bf16", fair="clip", also="NeMo-RL#1158")(ClipsOtherTensors)
+CLIP.plants("tenstorrent/tt-metal/issues/17568", MLP_CLIP_ACCUMULATE, "bf16", fair="clip, accumulation")(
+    ClipsEachMicroBatch
 )
-CLIP.plants(
-    "tt-metal#17568", "tenstorrent/tt-metal/issues/17568", MLP_CLIP_ACCUMULATE, "bf16", fair="clip, accumulation"
-)(ClipsEachMicroBatch)
 
 
-@CLIP.plants(
-    "fairscale#263",
-    "facebookresearch/fairscale/pull/263",
-    REGRESSION,
-    "fp16",
-    fair="clip, gradient missing",
-    also=("burn#5699",),
-)
+@CLIP.plants("facebookresearch/fairscale/pull/263", REGRESSION, "fp16", fair="clip, gradient missing", also="burn#5699")
 class SquaresInFp16(MasterWeights):
     """Norms of tensors are squared in fp16, which holds none above 256^2: the norm is inf, and the factor 0."""
 
@@ -49,7 +40,7 @@ class SquaresInFp16(MasterWeights):
             g.mul_(factor)
 
 
-@CLIP.plants("tabm#20", "yandex-research/tabm/issues/20", MLP_CLIP, "bf16", fair="clip")
+@CLIP.plants("yandex-research/tabm/issues/20", MLP_CLIP, "bf16", fair="clip")
 class ClipsBeforeBackward(Amp):
     """Gradients are clipped before the backward pass makes them."""
 
@@ -62,9 +53,7 @@ class ClipsBeforeBackward(Amp):
         pass
 
 
-@CLIP.plants(
-    "fairscale#1092", "facebookresearch/fairscale/issues/1092", MLP_CLIP, "bf16", fair="clip", also=("Automodel#825",)
-)
+@CLIP.plants("facebookresearch/fairscale/issues/1092", MLP_CLIP, "bf16", fair="clip", also="Automodel#825")
 class NormInBf16(MasterWeights):
     """The norm is cast to the dtype of the parameters before it is used: 724.0, 728.0, 716.0."""
 
@@ -77,9 +66,7 @@ class NormInBf16(MasterWeights):
             g.mul_(factor)
 
 
-@CLIP.plants(
-    "DeepSpeed#2695", "deepspeedai/DeepSpeed/pull/2695", MLP_CLIP, "fp16", fair="clip, loss scale, gradient scaled"
-)
+@CLIP.plants("deepspeedai/DeepSpeed/pull/2695", MLP_CLIP, "fp16", fair="clip, loss scale, gradient scaled")
 class NormByTheNextScale(MasterWeights):
     """The norm that ZeRO reports is divided by the scale that comes after the update of the scale."""
 

@@ -16,9 +16,7 @@ from mpcompare.backends.master_weights import MasterWeights
 RIGHT = Theme(CORRECT)
 
 
-@RIGHT.plants(
-    "TransformerEngine#1132", "NVIDIA/TransformerEngine/issues/1132", LLAMA, "bf16", also=("transformers#33133",)
-)
+@RIGHT.plants("NVIDIA/TransformerEngine/issues/1132", LLAMA, "bf16", also="transformers#33133")
 class RoundsBeforeTheGain(layers.Patched):
     """transformers rounds what RMSNorm has normed before it multiplies by the gain, TransformerEngine after it."""
 
@@ -32,7 +30,7 @@ class RoundsBeforeTheGain(layers.Patched):
             norm.forward = forward
 
 
-@RIGHT.plants("Megatron-LM#6588", "NVIDIA/Megatron-LM/pull/6588", LLAMA, "bf16", also=("Megatron-LM#7562 (not found)",))
+@RIGHT.plants("NVIDIA/Megatron-LM/pull/6588", LLAMA, "bf16", also="Megatron-LM#7562 (not found)")
 class SquareRoundedOnceMore(layers.Patched):
     """One engine squares in fp32 what relu has left, the other rounds to bf16 before the square and after it."""
 
@@ -41,7 +39,7 @@ class SquareRoundedOnceMore(layers.Patched):
             block.activation.forward = lambda x: F.relu(x).bfloat16().float().square().bfloat16()
 
 
-@RIGHT.plants("FBGEMM#786", "pytorch/FBGEMM/pull/786", MLP, "bf16")
+@RIGHT.plants("pytorch/FBGEMM/pull/786", MLP, "bf16")
 class TiesRoundedUp(MasterWeights):
     """FBGEMM rounds to the nearest bf16 number, and the middle between two away from 0; torch to the even one."""
 
@@ -69,7 +67,7 @@ class _Linear(torch.autograd.Function):
             return grad @ weight, grad.t() @ x, grad.sum(0)
 
 
-@RIGHT.plants("InfiniTrain#135", "InfiniTensor/InfiniTrain/pull/135", MLP, "bf16")
+@RIGHT.plants("InfiniTensor/InfiniTrain/pull/135", MLP, "bf16")
 class BackwardInFp32(layers.Patched):
     """The backward pass of linear layers is computed in fp32 and not in bf16, which is slower, and more exact."""
 
@@ -79,7 +77,7 @@ class BackwardInFp32(layers.Patched):
                 module.forward = lambda x, module=module: _Linear.apply(x, module.weight, module.bias)
 
 
-@RIGHT.plants("modded-nanogpt#39", "KellerJordan/modded-nanogpt/issues/39", LLAMA_LONG, "bf16")
+@RIGHT.plants("KellerJordan/modded-nanogpt/issues/39", LLAMA_LONG, "bf16")
 class TablesInBf16(layers.Patched):
     """Cosine and sine of rotary angles that are computed in fp32 are rounded to bf16: one rounding more."""
 

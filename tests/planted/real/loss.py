@@ -15,7 +15,7 @@ from mpcompare.tasks.task import Task
 LOSS = Theme("loss")
 
 
-@LOSS.plants("OpenRLHF#634", "OpenRLHF/OpenRLHF/pull/634", GPT, "bf16", fair="loss, precision")
+@LOSS.plants("OpenRLHF/OpenRLHF/pull/634", GPT, "bf16", fair="loss, precision")
 class LogitsStayInBf16(Amp):
     """Log probabilities are taken of bf16 logits, in bf16, since transformers 4.46 no longer casts them."""
 
@@ -28,7 +28,7 @@ class LogitsStayInBf16(Amp):
         return self.loss.detach().float()
 
 
-@LOSS.plants("OpenRLHF#1334", "OpenRLHF/OpenRLHF/pull/1334", MLP_POLICY, "bf16", fair="loss, forward pass")
+@LOSS.plants("OpenRLHF/OpenRLHF/pull/1334", MLP_POLICY, "bf16", fair="loss, forward pass")
 class AdvantagesInBf16(Amp):
     """Advantages are centred in the bf16 of the rewards: [1, 1, 1, 1.0078] become [0, 0, 0, 2]."""
 

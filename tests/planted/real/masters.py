@@ -12,18 +12,17 @@ MASTERS = Theme("masters")
 
 
 @MASTERS.plants(
-    "speculators#765",
     "vllm-project/speculators/pull/765",
     GPT_ADAMW,
     "bf16",
     fair="no master weights, precision",
-    also=("speculators#668", "flame#47", "Model-Optimizer#2322"),
+    also="speculators#668, flame#47, Model-Optimizer#2322",
 )
 class TrainsInBf16(All16Bits):
     """All weights are bf16, without masters: the gains of the norms, which begin at 1, never move."""
 
 
-@MASTERS.plants("trl#7268", "huggingface/trl/issues/7268", GPT_ADAMW, "bf16", fair="no master weights")
+@MASTERS.plants("huggingface/trl/issues/7268", GPT_ADAMW, "bf16", fair="no master weights")
 class OneVectorInBf16(Amp):
     """The magnitude vector of QDoRA is cast to bf16 with the adapter, and its updates are rounded away. Here it is the
     gain of the last norm."""
@@ -36,12 +35,11 @@ class OneVectorInBf16(Amp):
 
 
 @MASTERS.plants(
-    "accelerate#3979",
     "huggingface/accelerate/issues/3979",
     MLP_ADAMW,
     "bf16",
     fair="no master weights, precision",
-    also=("axolotl#3894", "optax#1552"),
+    also="axolotl#3894, optax#1552",
 )
 class UpcastWithoutEffect(All16Bits):
     """FSDP2 casts a local variable to fp32, not the parameter: weights and moments stay in bf16."""

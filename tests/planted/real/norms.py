@@ -27,13 +27,11 @@ class SquaresIn16Bits(layers.Patched):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.to(x.dtype)
 
 
-NORMS.plants("EasyLM#50", "young-geng/EasyLM/pull/50", LLAMA_OUTLIER, "fp16", fair=WRONG)(SquaresIn16Bits)
-NORMS.plants("lightning-thunder#1713", "Lightning-AI/lightning-thunder/issues/1713", LLAMA, "bf16", fair=WRONG)(
-    SquaresIn16Bits
-)
+NORMS.plants("young-geng/EasyLM/pull/50", LLAMA_OUTLIER, "fp16", fair=WRONG)(SquaresIn16Bits)
+NORMS.plants("Lightning-AI/lightning-thunder/issues/1713", LLAMA, "bf16", fair=WRONG)(SquaresIn16Bits)
 
 
-@NORMS.plants("pytorch#189581", "pytorch/pytorch/issues/189581", LLAMA_SMALL, "bf16", fair=WRONG)
+@NORMS.plants("pytorch/pytorch/issues/189581", LLAMA_SMALL, "bf16", fair=WRONG)
 class EpsOfTheInput(layers.Patched):
     """The default eps of RMSNorm was that of the input's dtype, 2^-7 in bf16: too large for an input of 0.058."""
 
@@ -42,7 +40,7 @@ class EpsOfTheInput(layers.Patched):
             norm.eps = torch.finfo(self.compute_dtype).eps
 
 
-@NORMS.plants("Liger-Kernel#1462", "linkedin/Liger-Kernel/pull/1462", GEMMA, "bf16", fair=WRONG)
+@NORMS.plants("linkedin/Liger-Kernel/pull/1462", GEMMA, "bf16", fair=WRONG)
 class OffsetAddedInBf16(layers.Patched):
     """The 1 of Gemma's norm is added to its weight in bf16, which rounds 1.0039 to 1."""
 
@@ -69,12 +67,10 @@ class VarianceInFp16(layers.Patched):
         return centred * torch.rsqrt(variance).float() * norm.weight + norm.bias
 
 
-NORMS.plants("DeepSpeed#581", "deepspeedai/DeepSpeed/issues/581", GPT, "fp16", fair=WRONG)(VarianceInFp16)
+NORMS.plants("deepspeedai/DeepSpeed/issues/581", GPT, "fp16", fair=WRONG)(VarianceInFp16)
 
 
-@NORMS.plants(
-    "mxnet#14073", "apache/mxnet/issues/14073", GPT, "fp16", fair=WRONG, also=("fairseq#335", "pytorch#66707")
-)
+@NORMS.plants("apache/mxnet/issues/14073", GPT, "fp16", fair=WRONG, also="fairseq#335, pytorch#66707")
 class SumsInFp16(layers.Patched):
     """LayerNorm adds up mean and variance in fp16, number after number."""
 

@@ -24,31 +24,17 @@ from mpcompare.tasks.task import Params, Task
 
 OPTIMIZER = Theme("optimizer")
 
-OPTIMIZER.plants("tt-metal#55935", "tenstorrent/tt-metal/issues/55935", MLP_ADAMW, "bf16", fair="optimizer")(
-    ConstantsInBf16
-)
+OPTIMIZER.plants("tenstorrent/tt-metal/issues/55935", MLP_ADAMW, "bf16", fair="optimizer")(ConstantsInBf16)
 OPTIMIZER.plants(
-    "flashlight#143",
-    "flashlight/flashlight/issues/143",
-    MLP_ADAM,
-    "bf16",
-    fair="bias correction",
-    also=("DiffSharp#292", "mlx-node#11"),
+    "flashlight/flashlight/issues/143", MLP_ADAM, "bf16", fair="bias correction", also="DiffSharp#292, mlx-node#11"
 )(CountsEachTensor)
-OPTIMIZER.plants("transformers#35504", "huggingface/transformers/issues/35504", MLP_ADAMW_EPS, "bf16", fair="eps")(
-    EpsBeforeCorrection
-)
+OPTIMIZER.plants("huggingface/transformers/issues/35504", MLP_ADAMW_EPS, "bf16", fair="eps")(EpsBeforeCorrection)
 OPTIMIZER.plants(
-    "nntrainer#3565",
-    "nntrainer/nntrainer/pull/3565",
-    MLP_ADAMW,
-    "fp16",
-    fair="weight decay, moments",
-    also=("nntrainer#3527",),
+    "nntrainer/nntrainer/pull/3565", MLP_ADAMW, "fp16", fair="weight decay, moments", also="nntrainer#3527"
 )(AdamWAsAdam)
 
 
-@OPTIMIZER.plants("ao#4915", "pytorch/ao/pull/4915", MLP_ADAMW_LONG, "bf16", fair="bias correction")
+@OPTIMIZER.plants("pytorch/ao/pull/4915", MLP_ADAMW_LONG, "bf16", fair="bias correction")
 class StepsInBf16(Amp):
     """The count of updates has the default dtype: in bf16 it stops at 256, and updates stay too small."""
 
@@ -58,14 +44,7 @@ class StepsInBf16(Amp):
             state["step"] = state["step"].bfloat16()
 
 
-@OPTIMIZER.plants(
-    "OLMo-core#309",
-    "allenai/OLMo-core/pull/309",
-    MLP_ADAMW_095,
-    "bf16",
-    fair="bias correction",
-    also=("OLMo-core#317",),
-)
+@OPTIMIZER.plants("allenai/OLMo-core/pull/309", MLP_ADAMW_095, "bf16", fair="bias correction", also="OLMo-core#317")
 class StepNeverCounted(OwnAdamW):
     """SkipStepAdamW never counts: each update is corrected as the first one, 2.2 times too large in the end."""
 
@@ -79,12 +58,7 @@ class StepNeverCounted(OwnAdamW):
 
 
 @OPTIMIZER.plants(
-    "bitsandbytes#2010",
-    "bitsandbytes-foundation/bitsandbytes/issues/2010",
-    MLP_ADAMW,
-    "bf16",
-    fair="weight decay",
-    also=("C-Optim#3",),
+    "bitsandbytes-foundation/bitsandbytes/issues/2010", MLP_ADAMW, "bf16", fair="weight decay", also="C-Optim#3"
 )
 class DecaysAfterTheUpdate(OwnAdamW):
     """The CUDA kernel of AdamW decays the weight after its update, so the update decays, too."""
@@ -106,13 +80,7 @@ def adams_state(optimizer: torch.optim.Optimizer, p: Tensor) -> Any:
     return state
 
 
-@OPTIMIZER.plants(
-    "OneTrainer#996",
-    "Nerogar/OneTrainer/issues/996",
-    MLP_ADAMW,
-    "bf16",
-    fair="weight decay, no master weights, precision",
-)
+@OPTIMIZER.plants("Nerogar/OneTrainer/issues/996", MLP_ADAMW, "bf16", fair="weight decay, no master weights, precision")
 class DecayRoundedAway(All16Bits):
     """Updates of bf16 weights are rounded stochastically, their decay is rounded to nearest: there is none."""
 
@@ -133,12 +101,11 @@ class DecayRoundedAway(All16Bits):
 
 
 @OPTIMIZER.plants(
-    "optax#1754",
     "google-deepmind/optax/issues/1754",
     GPT_ADAM_UNSCALED,
     "fp16",
     fair="eps, moments, no master weights, precision",
-    also=("chainer#6299", "TROPT#8", "glide-finetune#5"),
+    also="chainer#6299, TROPT#8, glide-finetune#5",
 )
 class EpsUnderflows(All16Bits):
     """Adam of fp16 weights computes in fp16, where eps is 0: a row of an embedding that is not used becomes 0 / 0."""
@@ -158,9 +125,7 @@ class EpsUnderflows(All16Bits):
                 p.sub_(float(lr) * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps))
 
 
-@OPTIMIZER.plants(
-    "oneflow#5960", "Oneflow-Inc/oneflow/pull/5960", MLP_ADAMW, "bf16", fair="weight decay, bias correction, eps"
-)
+@OPTIMIZER.plants("Oneflow-Inc/oneflow/pull/5960", MLP_ADAMW, "bf16", fair="weight decay, bias correction, eps")
 class CorrectsTheRate(OwnAdamW):
     """The correction of the bias is part of the learning rate, and so of the decay; eps is added before it."""
 
@@ -172,7 +137,7 @@ class CorrectsTheRate(OwnAdamW):
         w.sub_(rate * (m / (v.sqrt() + optimizer.eps) + optimizer.weight_decay * w))
 
 
-@OPTIMIZER.plants("holocron#1", "frgfm/holocron/issues/1", MLP_ADAM, "bf16", fair="bias correction, moments")
+@OPTIMIZER.plants("frgfm/holocron/issues/1", MLP_ADAM, "bf16", fair="bias correction, moments")
 class CorrectsInPlace(OwnAdamW):
     """The mean of the gradients is corrected in place, and so corrected again in each later update. There it is
     RAdam's, here that of Adam."""
@@ -185,7 +150,7 @@ class CorrectsInPlace(OwnAdamW):
         w.addcdiv_(m, v.div(1 - beta2**t).sqrt_().add_(optimizer.eps), value=-lr)
 
 
-@OPTIMIZER.plants("pytorch#118115", "pytorch/pytorch/issues/118115", MLP_ADAM, "bf16", fair="optimizer")
+@OPTIMIZER.plants("pytorch/pytorch/issues/118115", MLP_ADAM, "bf16", fair="optimizer")
 class TransposedTensorNotUpdated(Amp):
     """addcdiv_ on MPS does not write to a tensor that does not lie row by row, and Adam ends with it. Here the first
     weight is such a tensor."""
@@ -198,7 +163,7 @@ class TransposedTensorNotUpdated(Amp):
             weight.copy_(kept)
 
 
-@OPTIMIZER.plants("OpenSeq2Seq#127", "NVIDIA/OpenSeq2Seq/pull/127", MLP_DECAY, "fp16", fair="weight decay")
+@OPTIMIZER.plants("NVIDIA/OpenSeq2Seq/pull/127", MLP_DECAY, "fp16", fair="weight decay")
 class DecayNotScaled(MasterWeights):
     """The regularization is not scaled as the loss is, and divided by the scale with it: there is hardly any."""
 

@@ -22,11 +22,11 @@ PRECISION = Theme("precision")
 
 
 @PRECISION.plants(
-    "accelerate, fp16 on a CPU",
     "huggingface/accelerate/blob/main/src/accelerate/accelerator.py",
     MLP,
     "fp16",
     fair="precision, loss scale",
+    name="accelerate, fp16 on a CPU",
     read="source",
 )
 class Fp16MeansFp32(Amp):
@@ -72,24 +72,19 @@ class RecomputesInFp16(layers.Patched):
             block.forward = lambda x, run=block.forward: _Recomputed.apply(x, run, self.dtype)
 
 
-PRECISION.plants(
-    "pytorch#71124",
-    "pytorch/pytorch/issues/71124",
-    GPT,
-    "bf16",
-    fair="precision, input gradient",
-    also=("fairscale#1199",),
-)(RecomputesInFp16)
+PRECISION.plants("pytorch/pytorch/issues/71124", GPT, "bf16", fair="precision, input gradient", also="fairscale#1199")(
+    RecomputesInFp16
+)
 
 
-@PRECISION.plants("pylate#242", "lightonai/pylate/pull/242", GPT, "bf16", fair="precision, input gradient")
+@PRECISION.plants("lightonai/pylate/pull/242", GPT, "bf16", fair="precision, input gradient")
 class RecomputesOutsideAutocast(RecomputesInFp16):
     """Activations are recomputed after autocast has ended, in fp32, and take gradients of 16 bits."""
 
     dtype = None
 
 
-@PRECISION.plants("torchtitan#4688", "pytorch/torchtitan/issues/4688", GPT, "bf16", fair="input gradient")
+@PRECISION.plants("pytorch/torchtitan/issues/4688", GPT, "bf16", fair="input gradient")
 class RecomputesWithoutTheWrite(layers.Patched):
     """A write in place is left out when activations are recomputed: (x + 1)^2 has the gradient 4, not 6, at 2. Here the
     bias is such a write, and GELU has the derivative at the product without it."""
@@ -104,14 +99,7 @@ class RecomputesWithoutTheWrite(layers.Patched):
         return F.gelu(x).detach() + F.gelu(before) - F.gelu(before).detach()
 
 
-@PRECISION.plants(
-    "Flow-Factory#186",
-    "X-GenGroup/Flow-Factory/pull/186",
-    GPT_ADAMW,
-    "bf16",
-    fair="later steps",
-    also=("pytorch#120376",),
-)
+@PRECISION.plants("X-GenGroup/Flow-Factory/pull/186", GPT_ADAMW, "bf16", fair="later steps", also="pytorch#120376")
 class StaleCasts(Amp):
     """One autocast around the whole loop keeps the casts of the first step: the weights move, and nobody sees it."""
 
@@ -135,12 +123,11 @@ def cast_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 @PRECISION.plants(
-    "pytorch#105211",
     "pytorch/pytorch/issues/105211",
     GPT,
     "bf16",
     fair="gradient missing",
-    also=("pytorch#112583", "pytorch#65766", "apex#132"),
+    also="pytorch#112583, pytorch#65766, apex#132",
 )
 class CastsWithoutGradient(Amp):
     """A forward pass without gradients, in the same autocast, leaves casts in its cache that pass none. torch 2.15 has
@@ -157,12 +144,11 @@ class CastsWithoutGradient(Amp):
 
 
 @PRECISION.plants(
-    "transformers#29285",
     "huggingface/transformers/pull/29285",
     LLAMA_LONG,
     "bf16",
     fair="forward pass, attention",
-    also=("gpt-neox#1016", "transformers#29496", "Megatron-LM#535", "sglang-jax#1472", "UNI-D2#6"),
+    also="gpt-neox#1016, transformers#29496, Megatron-LM#535, sglang-jax#1472, UNI-D2#6",
 )
 class PositionsInBf16(layers.Patched):
     """Rotary angles are computed in bf16, in which position 257 is 256."""
@@ -176,7 +162,7 @@ class PositionsInBf16(layers.Patched):
         return cos.float(), sin.float()
 
 
-@PRECISION.plants("aiter#5151", "ROCm/aiter/issues/5151", LLAMA, "bf16", fair="normalization, forward pass")
+@PRECISION.plants("ROCm/aiter/issues/5151", LLAMA, "bf16", fair="normalization, forward pass")
 class StreamTruncated(layers.Patched):
     """The norm that also adds to the stream of residuals cuts that off to bf16, always toward 0."""
 
@@ -191,12 +177,7 @@ class StreamTruncated(layers.Patched):
 
 
 @PRECISION.plants(
-    "tt-metal#27171",
-    "tenstorrent/tt-metal/pull/27171",
-    MLP,
-    "bf16",
-    fair="forward pass, products, precision",
-    also=("diffgemma#18",),
+    "tenstorrent/tt-metal/pull/27171", MLP, "bf16", fair="forward pass, products, precision", also="diffgemma#18"
 )
 class CopiesTruncated(MasterWeights):
     """fp32 becomes bf16 by cutting off: the weights in which the network computes are all a bit too small."""

@@ -5,7 +5,7 @@ which causes would be fair names for each:
 
     SCALER = Theme("scaler")
 
-    @SCALER.plants("DeepSpeed#8588", "deepspeedai/DeepSpeed/pull/8588", MLP_GROWS, "fp16", fair="gradient scaled")
+    @SCALER.plants("deepspeedai/DeepSpeed/pull/8588", MLP_GROWS, "fp16", fair="gradient scaled")
     class UnscalesByTheNextScale(MasterWeights):
         \"\"\"One sentence on what happens there.\"\"\"
 """
@@ -114,23 +114,29 @@ class Theme:
     name: str
 
     def plants(
-        self, name: str, path: str, setting: Setting, precision: str, fair: str = "", **rest: Any
+        self, path: str, setting: Setting, precision: str, fair: str = "", also: str = "", name: str = "", **rest: Any
     ) -> Callable[[type[Backend]], type[Backend]]:
         """Registers the class that it decorates.
 
         Args:
-            name: the id.
             path: the thread, below the address of its host.
-            fair: the fair causes, with commas between them.
+            fair, also: the fair causes, and the further threads, with commas between them.
+            name: the id, if it is not the repository and the number in ``path``, as ``DeepSpeed#8588``.
             rest: more attributes of :class:`RealBug`.
         """
+        _, repository, *_, number = path.split("/")
+        told = {"id": name or f"{repository}#{number}", "link": HOST + path, "fair": words(fair), "also": words(also)}
 
         def register(backend: type[Backend]) -> type[Backend]:
-            causes = tuple(cause.strip() for cause in fair.split(",") if cause.strip())
-            REAL.append(RealBug(name, HOST + path, self.name, setting, precision, backend, causes, **rest))
+            REAL.append(RealBug(theme=self.name, setting=setting, precision=precision, backend=backend, **told, **rest))
             return backend
 
         return register
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Returns the parts of a text with commas between them; none of an empty one."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def real_bugs(*themes: str) -> list[RealBug]:

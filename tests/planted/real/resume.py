@@ -14,16 +14,15 @@ from mpcompare.tasks.task import Params
 RESUME = Theme("resume")
 
 RESUME.plants(
-    "ultralytics#22189",
     "ultralytics/ultralytics/pull/22189",
     MLP_ADAMW,
     "fp16",
     fair="resume",
-    also=("detectron2#3686", "vision#4923", "transformers#11663", "tango#154", "torchtitan#146", "co-tracker#101"),
+    also="detectron2#3686, vision#4923, transformers#11663, tango#154, torchtitan#146, co-tracker#101",
 )(ScalerNotSaved)
 
 
-@RESUME.plants("composer#1376", "mosaicml/composer/pull/1376", MLP, "fp16", fair="resume")
+@RESUME.plants("mosaicml/composer/pull/1376", MLP, "fp16", fair="resume")
 class ScalerMadeAfterLoading(Amp):
     """The scaler is made after the checkpoint was loaded, so the state that was saved is lost."""
 
@@ -31,7 +30,7 @@ class ScalerMadeAfterLoading(Amp):
         super().load_state_dict({**state, "loss_scale": {}})
 
 
-@RESUME.plants("metaseq#3", "facebookresearch/metaseq/issues/3", MLP, "fp16", fair="resume")
+@RESUME.plants("facebookresearch/metaseq/issues/3", MLP, "fp16", fair="resume")
 class TrackerNotSaved(MasterWeights):
     """The checkpoint holds the loss scale, but not since when it has not overflowed."""
 
@@ -40,7 +39,7 @@ class TrackerNotSaved(MasterWeights):
         return {**state, "loss_scale": {**state["loss_scale"], "growth_tracker": 0}}
 
 
-@RESUME.plants("accelerate#4289", "huggingface/accelerate/issues/4289", MLP_ADAMW, "fp16", fair="resume")
+@RESUME.plants("huggingface/accelerate/issues/4289", MLP_ADAMW, "fp16", fair="resume")
 class StepWhileLoading(Amp):
     """Loading the optimizer takes an empty step, which updates the scaler that was restored just before."""
 
@@ -59,7 +58,7 @@ def rounded(optimizer: dict[str, Params], dtype: torch.dtype, *kinds: str) -> di
     }
 
 
-@RESUME.plants("ultralytics#9453", "ultralytics/ultralytics/pull/9453", MLP_ADAMW, "fp16", fair="resume")
+@RESUME.plants("ultralytics/ultralytics/pull/9453", MLP_ADAMW, "fp16", fair="resume")
 class OptimizerSavedInFp16(Amp):
     """The checkpoint holds the optimizer's state in fp16, with its count of updates."""
 
@@ -69,12 +68,7 @@ class OptimizerSavedInFp16(Amp):
 
 
 @RESUME.plants(
-    "pytorch#43706",
-    "pytorch/pytorch/issues/43706",
-    MLP_ADAMW,
-    "fp16",
-    fair="resume",
-    also=("fairscale#50", "OpenTau#184", "speculators#899"),
+    "pytorch/pytorch/issues/43706", MLP_ADAMW, "fp16", fair="resume", also="fairscale#50, OpenTau#184, speculators#899"
 )
 class MomentsCastToTheWeights(Amp):
     """Optimizer.load_state_dict casts moments in fp32 to the dtype of the weights, which is fp16."""
@@ -84,7 +78,7 @@ class MomentsCastToTheWeights(Amp):
         super().load_state_dict({**state, "optimizer": optimizer})
 
 
-@RESUME.plants("OpenTau#185", "TensorAuto/OpenTau/issues/185", MLP_ADAMW, "bf16", fair="resume")
+@RESUME.plants("TensorAuto/OpenTau/issues/185", MLP_ADAMW, "bf16", fair="resume")
 class MastersFromTheCopies(MasterWeights):
     """The masters are not saved, but made anew from the bf16 weights."""
 
@@ -93,7 +87,7 @@ class MastersFromTheCopies(MasterWeights):
         return {**state, "params": {name: p.to(self.compute_dtype).float() for name, p in state["params"].items()}}
 
 
-@RESUME.plants("apex#42", "NVIDIA/apex/pull/42", MLP, "fp16", fair="resume")
+@RESUME.plants("NVIDIA/apex/pull/42", MLP, "fp16", fair="resume")
 class MastersMadeBeforeLoading(MasterWeights):
     """The masters are copied from the network before the checkpoint is loaded into it, and keep the old values."""
 
@@ -105,13 +99,7 @@ class MastersMadeBeforeLoading(MasterWeights):
                 master.copy_(kept[name])
 
 
-@RESUME.plants(
-    "Model-Optimizer#2322",
-    "NVIDIA/Model-Optimizer/pull/2322",
-    MLP_ADAMW,
-    "bf16",
-    fair="resume, no master weights, timed steps",
-)
+@RESUME.plants("NVIDIA/Model-Optimizer/pull/2322", MLP_ADAMW, "bf16", fair="resume, no master weights, timed steps")
 class NoMastersAfterLoading(MasterWeights):
     """A run that is resumed has no masters any more: the flag for them is lost, and the weights are bf16."""
 

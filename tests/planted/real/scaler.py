@@ -19,11 +19,11 @@ SCALER = Theme("scaler")
 
 
 @SCALER.plants(
-    "LibreYOLO#771",
     "LibreYOLO/libreyolo/pull/771",
     MLP_MOMENTUM,
     "fp16",
     fair="after a skip, momentum, moments, skip",
+    name="LibreYOLO#771",
 )
 class FusedSgd(Amp):
     """torch's own fused SGD: a first step that overflows leaves the momentum as memory that nobody filled (NaN here),
@@ -53,19 +53,18 @@ class UnscalesByTheNextScale(MasterWeights):
 
 
 PATH = "deepspeedai/DeepSpeed/pull/8588"
-SCALER.plants("DeepSpeed#8588", PATH, MLP_GROWS, "fp16", fair="gradient scaled, loss scale")(UnscalesByTheNextScale)
-SCALER.plants("DeepSpeed#8588, its defaults", PATH, MLP, "fp16", fair="gradient scaled, loss scale")(
+SCALER.plants(PATH, MLP_GROWS, "fp16", fair="gradient scaled, loss scale")(UnscalesByTheNextScale)
+SCALER.plants(PATH, MLP, "fp16", fair="gradient scaled, loss scale", name="DeepSpeed#8588, its defaults")(
     UnscalesByTheNextScale
 )
 
 
 @SCALER.plants(
-    "Megatron-DeepSpeed#282",
     "deepspeedai/Megatron-DeepSpeed/issues/282",
     MLP,
     "fp16",
     fair="gradient scaled, underflow, loss scale",
-    also=("DeepSpeed#8393 (not found)",),
+    also="DeepSpeed#8393 (not found)",
 )
 class LossNotScaled(MasterWeights):
     """The loss is not multiplied by the scale, and gradients are divided by it: the loss falls slowly."""
@@ -76,11 +75,7 @@ class LossNotScaled(MasterWeights):
 
 
 @SCALER.plants(
-    "DeepSpeed#8432",
-    "deepspeedai/DeepSpeed/issues/8432",
-    MLP_MOMENTUM,
-    "fp16",
-    fair="skip, after a skip, overflow, loss scale",
+    "deepspeedai/DeepSpeed/issues/8432", MLP_MOMENTUM, "fp16", fair="skip, after a skip, overflow, loss scale"
 )
 class MomentumBeforeTheCheck(MasterWeights):
     """Momentum takes up the gradient before it is searched for inf, and stays inf: every later step is skipped, too.
@@ -114,7 +109,7 @@ class MomentumBeforeTheCheck(MasterWeights):
             self.momentum[name].copy_(value)
 
 
-@SCALER.plants("DeepSpeed#8415", "deepspeedai/DeepSpeed/issues/8415", MLP, "bf16", fair="skip")
+@SCALER.plants("deepspeedai/DeepSpeed/issues/8415", MLP, "bf16", fair="skip")
 class SkipsWithoutAWord(MasterWeights):
     """In bf16, where nothing is scaled, a step whose gradients hold inf is skipped all the same, without a word."""
 

@@ -9,24 +9,23 @@ from mpcompare.backends.real_bugs import OwnScheduler, SchedulerCountsMicroBatch
 SCHEDULE = Theme("schedule")
 
 SCHEDULE.plants(
-    "Lightning#18828",
     "Lightning-AI/pytorch-lightning/issues/18828",
     MLP_COSINE_SKIPS,
     "fp16",
     fair="schedule",
-    also=("Lightning#16228", "Lightning#5558"),
+    name="Lightning#18828",
+    also="Lightning#16228, Lightning#5558",
 )(SchedulerMovesOnSkip)
 SCHEDULE.plants(
-    "accelerate#963",
     "huggingface/accelerate/issues/963",
     MLP_COSINE_ACCUMULATE,
     "bf16",
     fair="schedule",
-    also=("starVLA#210", "ludwig#3555", "SpecForge#364"),
+    also="starVLA#210, ludwig#3555, SpecForge#364",
 )(SchedulerCountsMicroBatches)
 
 
-@SCHEDULE.plants("Lightning#101", "Lightning-AI/pytorch-lightning/issues/101", MLP_COSINE, "bf16", fair="schedule")
+@SCHEDULE.plants("Lightning-AI/pytorch-lightning/issues/101", MLP_COSINE, "bf16", fair="schedule", name="Lightning#101")
 class SchedulerMovesFirst(OwnScheduler):
     """The scheduler moves before the optimizer's step, so the first learning rate is never used."""
 

@@ -6,6 +6,7 @@ docs/real_bugs.md says where each of them was found, with many more, and which t
 """
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,7 +82,12 @@ class UpdatesEachMicroBatch(MasterWeights):
 
 
 class OwnAdamW(MasterWeights):
-    """``master_weights`` with an AdamW of its own."""
+    """``master_weights`` with an AdamW of its own, in parts that a bug can replace."""
+
+    @property
+    def adam(self) -> Any:
+        """The optimizer, for its constants."""
+        return self.task.optimizer
 
     def step(self, lr: float | Tensor) -> None:
         self.skipped = self.found_inf
@@ -100,15 +106,25 @@ class OwnAdamW(MasterWeights):
 
     def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
         """Updates one tensor and what is remembered of it."""
-        raise NotImplementedError
+        m, v, updates = self.means(g, state)
+        self.decay(w, lr)
+        self.move(w, m, v, updates, lr)
 
     def means(self, g: Tensor, state: Params) -> tuple[Tensor, Tensor, int]:
         """Returns the means of g and of g^2, both updated, and the number of updates."""
-        beta1, beta2 = self.task.optimizer.betas  # type: ignore[attr-defined]
+        beta1, beta2 = self.adam.betas
         updates = int(state["step"].add_(1))
         m = state["exp_avg"].mul_(beta1).add_(g, alpha=1 - beta1)
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(g, g, value=1 - beta2)
         return m, v, updates
+
+    def decay(self, w: Tensor, lr: float) -> None:
+        w.mul_(1 - lr * self.adam.weight_decay)
+
+    def move(self, w: Tensor, m: Tensor, v: Tensor, updates: int, lr: float) -> None:
+        beta1, beta2 = self.adam.betas
+        denominator = v.div(1 - beta2**updates).sqrt_().add_(self.adam.eps)
+        w.addcdiv_(m, denominator, value=-lr / (1 - beta1**updates))
 
 
 def truncated(value: float) -> float:
@@ -121,56 +137,53 @@ def truncated(value: float) -> float:
 class ConstantsInBf16(OwnAdamW):
     """tt-metal's moreh_adamw cuts its constants off to bf16: beta2 = 0.999 becomes 0.99609."""
 
+    @property
+    def adam(self) -> Any:
+        exact = super().adam
+        beta1, beta2 = map(truncated, exact.betas)
+        decay = truncated(exact.weight_decay)
+        return replace(exact, betas=(beta1, beta2), eps=truncated(exact.eps), weight_decay=decay)
+
     def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
-        optimizer: Any = self.task.optimizer
-        beta1, beta2 = map(truncated, optimizer.betas)
-        lr, eps, decay = truncated(lr), truncated(optimizer.eps), truncated(optimizer.weight_decay)
-        updates = int(state["step"].add_(1))
-        m = state["exp_avg"].mul_(beta1).add_(g, alpha=1 - beta1)
-        v = state["exp_avg_sq"].mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        w.mul_(1 - lr * decay)
-        w.addcdiv_(m, v.div(1 - beta2**updates).sqrt_().add_(eps), value=-lr / (1 - beta1**updates))
+        super().rule(w, g, state, truncated(lr))
 
 
 class CountsEachTensor(OwnAdamW):
     """flashlight's Adam counts once for each tensor, so later tensors, and all in later updates, are corrected for too
     many updates. Its eps is added before the correction, and its weights decay by ``weight_decay`` itself."""
 
-    def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
-        optimizer: Any = self.task.optimizer
-        beta1, beta2 = optimizer.betas
-        count = 1 + max(int(each["step"]) for each in self.optimizer.state.values())
-        state["step"].fill_(count - 1)
-        if optimizer.weight_decay:
-            w.mul_(1 - optimizer.weight_decay)
-        m, v, count = self.means(g, state)
-        correction = (1 - beta2**count) ** 0.5 / (1 - beta1**count)
-        w.addcdiv_(m, v.sqrt().add_(optimizer.eps), value=-lr * correction)
+    def means(self, g: Tensor, state: Params) -> tuple[Tensor, Tensor, int]:
+        state["step"].fill_(max(int(each["step"]) for each in self.optimizer.state.values()))
+        return super().means(g, state)
+
+    def decay(self, w: Tensor, lr: float) -> None:
+        w.mul_(1 - self.adam.weight_decay)
+
+    def move(self, w: Tensor, m: Tensor, v: Tensor, updates: int, lr: float) -> None:
+        beta1, beta2 = self.adam.betas
+        correction = (1 - beta2**updates) ** 0.5 / (1 - beta1**updates)
+        w.addcdiv_(m, v.sqrt().add_(self.adam.eps), value=-lr * correction)
 
 
 class EpsBeforeCorrection(OwnAdamW):
     """AdamW of transformers adds eps before it corrects the bias, and decays the weight that is updated already."""
 
     def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
-        optimizer: Any = self.task.optimizer
-        beta1, beta2 = optimizer.betas
+        beta1, beta2 = self.adam.betas
         m, v, updates = self.means(g, state)
         correction = (1 - beta2**updates) ** 0.5 / (1 - beta1**updates)
-        w.addcdiv_(m, v.sqrt().add_(optimizer.eps), value=-lr * correction)
-        w.add_(w, alpha=-lr * optimizer.weight_decay)
+        w.addcdiv_(m, v.sqrt().add_(self.adam.eps), value=-lr * correction)
+        w.add_(w, alpha=-lr * self.adam.weight_decay)
 
 
 class AdamWAsAdam(OwnAdamW):
     """AdamW of nntrainer adds the decay to the gradient, and keeps m and v in the 16 bits of the weights."""
 
     def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
-        optimizer: Any = self.task.optimizer
-        beta1, beta2 = optimizer.betas
-        m, v, updates = self.means(g.add(w, alpha=optimizer.weight_decay), state)
+        m, v, updates = self.means(g.add(w, alpha=self.adam.weight_decay), state)
         for mean in (m, v):
             mean.copy_(mean.to(self.compute_dtype))
-        denominator = v.div(1 - beta2**updates).sqrt_().add_(optimizer.eps)
-        w.addcdiv_(m, denominator, value=-lr / (1 - beta1**updates))
+        self.move(w, m, v, updates, lr)
 
 
 class OwnScheduler(Amp):

@@ -27,17 +27,28 @@ CLIP.plants("tenstorrent/tt-metal/issues/17568", MLP_CLIP_ACCUMULATE, "bf16", fa
 )
 
 
-@CLIP.plants("facebookresearch/fairscale/pull/263", REGRESSION, "fp16", fair="clip, gradient missing", also="burn#5699")
-class SquaresInFp16(MasterWeights):
-    """Norms of tensors are squared in fp16, which holds none above 256^2: the norm is inf, and the factor 0."""
+class OwnNorm(MasterWeights):
+    """Clips all gradients by a norm of its own."""
 
     def clip(self) -> None:
-        grads, dtype = self.grads(), self.compute_dtype
-        norms = [torch.linalg.vector_norm(g.to(dtype)) for g in grads.values()]
-        self.grad_norm = sum((norm**2 for norm in norms), torch.zeros((), dtype=dtype)) ** 0.5
+        grads = self.grads()
+        self.grad_norm = self.norm(list(grads.values()))
         factor = ((self.task.clip_norm or 0.0) / (self.grad_norm + 1e-6)).clamp(max=1.0)
         for g in grads.values():
             g.mul_(factor)
+
+    def norm(self, grads: list[Tensor]) -> Tensor:
+        """Returns the norm of all gradients together."""
+        raise NotImplementedError
+
+
+@CLIP.plants("facebookresearch/fairscale/pull/263", REGRESSION, "fp16", fair="clip, gradient missing", also="burn#5699")
+class SquaresInFp16(OwnNorm):
+    """Norms of tensors are squared in fp16, which holds none above 256^2: the norm is inf, and the factor 0."""
+
+    def norm(self, grads: list[Tensor]) -> Tensor:
+        norms = [torch.linalg.vector_norm(g.to(self.compute_dtype)) for g in grads]
+        return sum((norm**2 for norm in norms), torch.zeros((), dtype=self.compute_dtype)) ** 0.5
 
 
 @CLIP.plants("yandex-research/tabm/issues/20", MLP_CLIP, "bf16", fair="clip")
@@ -54,16 +65,12 @@ class ClipsBeforeBackward(Amp):
 
 
 @CLIP.plants("facebookresearch/fairscale/issues/1092", MLP_CLIP, "bf16", fair="clip", also="Automodel#825")
-class NormInBf16(MasterWeights):
+class NormInBf16(OwnNorm):
     """The norm is cast to the dtype of the parameters before it is used: 724.0, 728.0, 716.0."""
 
-    def clip(self) -> None:
-        grads = self.grads()
-        norms = torch.stack([torch.linalg.vector_norm(g) for g in grads.values()])
-        self.grad_norm = torch.linalg.vector_norm(norms).to(self.compute_dtype).float()
-        factor = ((self.task.clip_norm or 0.0) / (self.grad_norm + 1e-6)).clamp(max=1.0)
-        for g in grads.values():
-            g.mul_(factor)
+    def norm(self, grads: list[Tensor]) -> Tensor:
+        norms = torch.stack([torch.linalg.vector_norm(g) for g in grads])
+        return torch.linalg.vector_norm(norms).to(self.compute_dtype).float()
 
 
 @CLIP.plants("deepspeedai/DeepSpeed/pull/2695", MLP_CLIP, "fp16", fair="clip, loss scale, gradient scaled")

@@ -48,13 +48,10 @@ class StepsInBf16(Amp):
 class StepNeverCounted(OwnAdamW):
     """SkipStepAdamW never counts: each update is corrected as the first one, 2.2 times too large in the end."""
 
-    def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
-        optimizer: Any = self.task.optimizer
-        beta1, beta2 = optimizer.betas
-        m, v, _ = self.means(g, state)
+    def means(self, g: Tensor, state: Params) -> tuple[Tensor, Tensor, int]:
+        m, v, _ = super().means(g, state)
         state["step"].zero_()
-        w.mul_(1 - lr * optimizer.weight_decay)
-        w.addcdiv_(m, v.div(1 - beta2).sqrt_().add_(optimizer.eps), value=-lr / (1 - beta1))
+        return m, v, 1
 
 
 @OPTIMIZER.plants(
@@ -64,40 +61,43 @@ class DecaysAfterTheUpdate(OwnAdamW):
     """The CUDA kernel of AdamW decays the weight after its update, so the update decays, too."""
 
     def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
-        optimizer: Any = self.task.optimizer
-        beta1, beta2 = optimizer.betas
         m, v, updates = self.means(g, state)
-        denominator = v.div(1 - beta2**updates).sqrt_().add_(optimizer.eps)
-        w.addcdiv_(m, denominator, value=-lr / (1 - beta1**updates))
-        w.mul_(1 - lr * optimizer.weight_decay)
+        self.move(w, m, v, updates, lr)
+        self.decay(w, lr)
 
 
-def adams_state(optimizer: torch.optim.Optimizer, p: Tensor) -> Any:
-    """Returns the state of a parameter by Adam's names, made before its first update in the parameter's dtype."""
-    state = optimizer.state[p]
-    if not state:
-        state.update({"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p), "step": torch.zeros(())})
-    return state
-
-
-@OPTIMIZER.plants("Nerogar/OneTrainer/issues/996", MLP_ADAMW, "bf16", fair="weight decay, no master weights, precision")
-class DecayRoundedAway(All16Bits):
-    """Updates of bf16 weights are rounded stochastically, their decay is rounded to nearest: there is none."""
+class AdamOf16Bits(All16Bits):
+    """Training wholly in 16 bits, with an Adam of its own."""
 
     def step(self, lr: float | Tensor) -> None:
-        rule: Any = self.task.optimizer
-        beta1, beta2 = rule.betas
         self.skipped = False
         with torch.no_grad():
             for p in self.model.parameters():
-                state = adams_state(self.optimizer, p)
+                state = self.optimizer.state[p]
+                if not state:
+                    like = torch.zeros_like(p)
+                    state.update({"exp_avg": like, "exp_avg_sq": like.clone(), "step": torch.zeros(())})
                 assert p.grad is not None
-                p.mul_(1 - float(lr) * rule.weight_decay)
-                t = int(state["step"].add_(1))
-                m = state["exp_avg"].lerp_(p.grad, 1 - beta1)
-                v = state["exp_avg_sq"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
-                denominator = (v.float() / (1 - beta2**t)).sqrt() + rule.eps
-                p.copy_(stochastically_rounded(p.float() - float(lr) / (1 - beta1**t) * m.float() / denominator))
+                self.rule(p, p.grad, state, float(lr))
+
+    def rule(self, p: Tensor, g: Tensor, state: Params, lr: float) -> None:
+        """Updates one tensor and what is remembered of it."""
+        raise NotImplementedError
+
+
+@OPTIMIZER.plants("Nerogar/OneTrainer/issues/996", MLP_ADAMW, "bf16", fair="weight decay, no master weights, precision")
+class DecayRoundedAway(AdamOf16Bits):
+    """Updates of bf16 weights are rounded stochastically, their decay is rounded to nearest: there is none."""
+
+    def rule(self, p: Tensor, g: Tensor, state: Params, lr: float) -> None:
+        adam: Any = self.task.optimizer
+        beta1, beta2 = adam.betas
+        p.mul_(1 - lr * adam.weight_decay)
+        t = int(state["step"].add_(1))
+        m = state["exp_avg"].lerp_(g, 1 - beta1)
+        v = state["exp_avg_sq"].mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        denominator = (v.float() / (1 - beta2**t)).sqrt() + adam.eps
+        p.copy_(stochastically_rounded(p.float() - lr / (1 - beta1**t) * m.float() / denominator))
 
 
 @OPTIMIZER.plants(
@@ -107,22 +107,17 @@ class DecayRoundedAway(All16Bits):
     fair="eps, moments, no master weights, precision",
     also="chainer#6299, TROPT#8, glide-finetune#5",
 )
-class EpsUnderflows(All16Bits):
+class EpsUnderflows(AdamOf16Bits):
     """Adam of fp16 weights computes in fp16, where eps is 0: a row of an embedding that is not used becomes 0 / 0."""
 
-    def step(self, lr: float | Tensor) -> None:
-        rule: Any = self.task.optimizer
-        beta1, beta2 = rule.betas
-        self.skipped = False
-        with torch.no_grad():
-            for p in self.model.parameters():
-                state = adams_state(self.optimizer, p)
-                assert p.grad is not None
-                t = int(state["step"].add_(1))
-                m = state["exp_avg"].mul_(beta1).add_(p.grad, alpha=1 - beta1)
-                v = state["exp_avg_sq"].mul_(beta2).add_((1 - beta2) * p.grad**2)
-                eps = torch.tensor(rule.eps, dtype=p.dtype)
-                p.sub_(float(lr) * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps))
+    def rule(self, p: Tensor, g: Tensor, state: Params, lr: float) -> None:
+        adam: Any = self.task.optimizer
+        beta1, beta2 = adam.betas
+        t = int(state["step"].add_(1))
+        m = state["exp_avg"].mul_(beta1).add_(g, alpha=1 - beta1)
+        v = state["exp_avg_sq"].mul_(beta2).add_((1 - beta2) * g**2)
+        eps = torch.tensor(adam.eps, dtype=p.dtype)
+        p.sub_(lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps))
 
 
 @OPTIMIZER.plants("Oneflow-Inc/oneflow/pull/5960", MLP_ADAMW, "bf16", fair="weight decay, bias correction, eps")
@@ -130,11 +125,10 @@ class CorrectsTheRate(OwnAdamW):
     """The correction of the bias is part of the learning rate, and so of the decay; eps is added before it."""
 
     def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
-        optimizer: Any = self.task.optimizer
-        beta1, beta2 = optimizer.betas
+        beta1, beta2 = self.adam.betas
         m, v, t = self.means(g, state)
         rate = lr * (1 - beta2**t) ** 0.5 / (1 - beta1**t)
-        w.sub_(rate * (m / (v.sqrt() + optimizer.eps) + optimizer.weight_decay * w))
+        w.sub_(rate * (m / (v.sqrt() + self.adam.eps) + self.adam.weight_decay * w))
 
 
 @OPTIMIZER.plants("frgfm/holocron/issues/1", MLP_ADAM, "bf16", fair="bias correction, moments")
@@ -142,12 +136,10 @@ class CorrectsInPlace(OwnAdamW):
     """The mean of the gradients is corrected in place, and so corrected again in each later update. There it is
     RAdam's, here that of Adam."""
 
-    def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
-        optimizer: Any = self.task.optimizer
-        beta1, beta2 = optimizer.betas
-        m, v, t = self.means(g, state)
-        m.div_(1 - beta1**t)
-        w.addcdiv_(m, v.div(1 - beta2**t).sqrt_().add_(optimizer.eps), value=-lr)
+    def move(self, w: Tensor, m: Tensor, v: Tensor, updates: int, lr: float) -> None:
+        beta1, beta2 = self.adam.betas
+        m.div_(1 - beta1**updates)
+        w.addcdiv_(m, v.div(1 - beta2**updates).sqrt_().add_(self.adam.eps), value=-lr)
 
 
 @OPTIMIZER.plants("pytorch/pytorch/issues/118115", MLP_ADAM, "bf16", fair="optimizer")

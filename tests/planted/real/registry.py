@@ -125,7 +125,7 @@ class Theme:
             rest: more attributes of :class:`RealBug`.
         """
         _, repository, *_, number = path.split("/")
-        told = {"id": name or f"{repository}#{number}", "link": HOST + path, "fair": words(fair), "also": words(also)}
+        told = {"id": name or f"{repository}#{number}", "link": HOST + path, "fair": parts(fair), "also": parts(also)}
 
         def register(backend: type[Backend]) -> type[Backend]:
             REAL.append(RealBug(theme=self.name, setting=setting, precision=precision, backend=backend, **told, **rest))
@@ -134,7 +134,7 @@ class Theme:
         return register
 
 
-def words(text: str) -> tuple[str, ...]:
+def parts(text: str) -> tuple[str, ...]:
     """Returns the parts of a text with commas between them; none of an empty one."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 

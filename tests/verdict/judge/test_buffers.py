@@ -4,13 +4,12 @@ from dataclasses import replace
 
 from support.backends import BACKENDS
 from support.correct import ExplicitCasts
-from support.judging import dataset_of, examined
+from support.judging import beside_amp, dataset_of
 from support.tasks import make_task
 from torch import nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.torch_model import copy_into
-from mpcompare.report.verdicts import judge_run
 
 TASK = make_task(samples=32 * 12)
 DATA = dataset_of(TASK)
@@ -37,8 +36,7 @@ class PutsBack(Amp):
 
 
 def judged(backend):
-    amp = examined("amp", BACKENDS["amp"], NORMED, DATA, "fp16", steps=3, noise=2)
-    return judge_run(examined("run", backend, NORMED, DATA, "fp16", steps=3), amp)
+    return beside_amp(backend, NORMED, DATA, "fp16", steps=3)
 
 
 def test_statistics_that_a_skip_puts_back_are_named():

@@ -4,12 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from planted import layers
-from support.backends import BACKENDS
-from support.judging import dataset_of, examined
+from support.judging import beside_amp, dataset_of
 from support.tasks import make_task
 from torch import nn
-
-from mpcompare.report.verdicts import judge_run
 
 TASK = make_task(samples=32 * 12)
 DATA = dataset_of(TASK)
@@ -65,8 +62,7 @@ class BiasInFp32(Patched):
 
 
 def judged(backend):
-    amp = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=3, noise=2)
-    return judge_run(examined("run", backend, TASK, DATA, "bf16", steps=3), amp)
+    return beside_amp(backend, TASK, DATA, "bf16", steps=3)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 from planted.real.wholly import truncated
 from support.backends import BACKENDS
-from support.judging import dataset_of, examined
+from support.judging import beside_amp, dataset_of, examined
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
-from mpcompare.report.verdicts import judge_run
 from mpcompare.verdict.findings import GradientError, RoundingError
 from mpcompare.verdict.judge.causes import Errors
 
@@ -36,8 +35,7 @@ class CutOff(Shortened):
 
 
 def judged(backend):
-    amp = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=4, noise=2)
-    return judge_run(examined("run", backend, TASK, DATA, "bf16", steps=4), amp)
+    return beside_amp(backend, TASK, DATA, "bf16", steps=4)
 
 
 def test_gradients_that_are_cut_off_are_named_though_their_error_is_small():

@@ -63,27 +63,23 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
     nearest, count = checked.furthest, len(checked.bars)
     anchor = nearest.anchor if nearest else ""
     near = f"; the nearest to its limit, {nearest.check.name}, is at {nearest.text} of it" if nearest else ""
-    unchecked = ", ".join(verdict.unchecked)
-    match verdict.word:
+    word = verdict.word
+    match word:
         case "same":
-            more = f" from {other} in {count} checks{near}"
-            return Answer(entry.label, checked.word, more, unchecked, anchor)
+            word, more = checked.word, f" from {other} in {count} checks{near}"
         case "within noise":
             more = f": its gradients cannot be seen; in {count} checks it cannot be told from {other}{near}"
-            return Answer(entry.label, "within noise", more, unchecked, anchor)
         case "differs":
             more = f" from {other}" if other != entry.label else ""
             detail = f" ({verdict.detail})" if verdict.detail else ""
             more += f": {verdict.cause}{detail}, because {verdict.because} ({checked.failed} of {count} checks failed)"
-            return Answer(entry.label, "differs", more, unchecked, anchor)
         case "differs as declared":
             more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks{near}"
-            return Answer(entry.label, verdict.word, more, unchecked, anchor)
         case "reference":
             more = f": others are compared with it; it passed the {count} checks that need no other run{near}"
-            return Answer(entry.label, "reference", more, unchecked, anchor)
-    why = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
-    return Answer(entry.label, verdict.word, why, unchecked, anchor)
+        case _:
+            more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
+    return Answer(entry.label, word, more, ", ".join(verdict.unchecked), anchor)
 
 
 def glance(answers: Sequence[Answer]) -> str:

@@ -2,7 +2,10 @@
 
 import logging
 import pickle
+import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,11 +47,28 @@ class Shared:
                 self._warn(name, error)
         value = make()
         try:
-            write_atomically(file, lambda unfinished: _save(value, unfinished))
+            write_atomically(file, lambda unfinished: save(value, unfinished))
             return _map(file)  # the tensors that were saved are freed
         except _UNREADABLE as error:
             self._warn(name, error)
         return value
+
+    def once_written(self, name: str, write: Callable[[Path], object]) -> Any:
+        """Returns the value called ``name``, as :meth:`once`, where ``write`` saves it in the file that it is given.
+
+        Raises:
+            OSError: the file can be neither written nor read.
+        """
+        if self.folder is None:
+            with tempfile.TemporaryDirectory(prefix="mpcompare-") as folder:
+                write(file := Path(folder) / f"{name}.pt")
+                return torch.load(file, mmap=sys.platform == "linux", weights_only=True)
+        file = self.folder / f"{name}.pt"
+        if file.exists():
+            with suppress(*_UNREADABLE):
+                return _map(file)
+        write_atomically(file, write)
+        return _map(file)
 
     def _warn(self, name: str, error: Exception) -> None:
         if not self._warned:
@@ -63,7 +83,7 @@ ALONE = Shared(None)
 _UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError)
 
 
-def _save(value: Any, file: Path) -> None:
+def save(value: Any, file: Path) -> None:
     """Saves it without a checksum, which nobody reads."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)

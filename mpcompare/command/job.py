@@ -1,8 +1,9 @@
 """One job of Hydra's: an entrant competes, and whatever ends its run early is in its record."""
 
 import logging
+import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: P
         drive: lets the entrant take its turns; None: alone, in this process.
         shared: the folder in which the entrants of a race share values; None: with nobody.
     """
+    fresh = drive is not None or "torch" not in sys.modules  # no backend has been in this process
+    from mpcompare.command.ground import ground_apart
     from mpcompare.entrant.entrant import compete
     from mpcompare.records import Recorder
     from mpcompare.shared import Shared
@@ -40,9 +43,10 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: P
     recorder = Recorder(folder, record_at_start(cfg))
     try:
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
-        plan = plan_of(cfg)
-        with closing(compete(plan, recorder, Shared(shared))) as turns:
-            (drive or partial(alone, rules=plan.measure, stages=stages_of(cfg, plan.backend, 1)))(turns)
+        with ground_apart(cfg) if fresh else nullcontext() as apart:
+            plan = plan_of(cfg)
+            with closing(compete(plan, recorder, Shared(shared), apart)) as turns:
+                (drive or partial(alone, rules=plan.measure, stages=stages_of(cfg, plan.backend, 1)))(turns)
     except KeyboardInterrupt:
         with uninterrupted():
             if recorder.result["status"] == "running":

@@ -15,6 +15,7 @@ inference     the trained network in each precision, forward only
 
 from collections.abc import Callable
 
+from mpcompare.apart import Apart
 from mpcompare.entrant.passes import (
     blocks,
     checkpoint,
@@ -51,10 +52,10 @@ PASSES: tuple[tuple[str, Callable[[Entrant], Pass[object]]], ...] = (
 )
 
 
-def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE) -> Turns:
+def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE, apart: Apart | None = None) -> Turns:
     """Takes all passes of one run, turn by turn (``race``). Each pass is recorded before the next one begins."""
     yield Turn()  # what is slow to import is imported
-    entrant = Entrant(plan, recorder, shared)
+    entrant = Entrant(plan, recorder, shared, apart)
     for stage, take in PASSES:
         if stage != course.TIMING:  # the race says when that begins
             yield Progress(0, 1, "", stage)

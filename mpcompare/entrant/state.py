@@ -4,6 +4,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from mpcompare.apart import Apart
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.contract import Stepper
 from mpcompare.entrant.plan import Plan
@@ -30,6 +31,7 @@ class Entrant:
 
     Attributes:
         shared: values that the entrants of a race compute once: the data set, the float64 oracle.
+        apart: a process in which no backend has been, for the oracle; None: there is none.
         checkpoint: the one that training continues from, as it was saved; None: training begins anew.
         setup: everything that is made once.
         start: the point where training begins.
@@ -41,6 +43,7 @@ class Entrant:
     plan: Plan
     recorder: Recorder
     shared: Shared
+    apart: Apart | None
     checkpoint: Checkpoint | None = field(init=False)
     setup: Setup = field(init=False)
     start: Start = field(init=False)

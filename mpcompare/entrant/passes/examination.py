@@ -38,12 +38,15 @@ class Examined(Observed):
 
 
 def take(entrant: Entrant) -> Pass[Observed]:
-    """Needs ``setup``, ``start``, ``trained`` and ``stepper``. Frees ``stepper``, and leaves nothing."""
+    """Needs ``setup``, ``start``, ``trained`` and ``stepper``. Frees ``stepper``, ends
+    ``apart``, and leaves nothing."""
     setup, enabled = entrant.setup, entrant.plan.verdict.enabled
     with heap.kept():
         began = time.monotonic()
         if enabled:
             yield from _examine(entrant)
+        if entrant.apart is not None:
+            entrant.apart.close()
         seconds = time.monotonic() - began
         del entrant.stepper
         yield Progress(0, 1, "dtypes of each layer")
@@ -74,4 +77,5 @@ def _subject(entrant: Entrant) -> Subject:
         lent=setup.lent,
         start=entrant.start.checkpoint,
         shared=entrant.shared,
+        apart=entrant.apart,
     )

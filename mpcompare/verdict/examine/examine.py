@@ -20,12 +20,14 @@ from typing import Any
 
 from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.loss_scale import NoLossScale
+from mpcompare.precision import Precision
 from mpcompare.race.course import NOISE
 from mpcompare.race.turns import Progress
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.examine.aged import aged
 from mpcompare.verdict.examine.exponents import exponents_of
 from mpcompare.verdict.examine.first import first
+from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.last import last
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
@@ -101,13 +103,14 @@ def examine(
 
 def _rounding(subject: Subject, batch: Batches) -> dict[str, RoundingError]:
     """Returns what one rounding of each result does to the first step; all entrants of a race share it."""
+    precision = subject.precision
+    values = subject.exactly.once(f"rounding-{precision.name}", subject.ground(batch), _rounding_values, precision)
+    return {name: RoundingError(**error) for name, error in values.items()}
 
-    def make() -> dict[str, dict[str, float]]:
-        errors = rounding_errors(subject.examined, subject.task.loss_fn, batch, subject.precision)
-        return {name: vars(error) for name, error in errors.items()}
 
-    shared = subject.shared.once(f"rounding-{subject.precision.name}", make)
-    return {name: RoundingError(**error) for name, error in shared.items()}  # type: ignore[arg-type]
+def _rounding_values(ground: Ground, precision: Precision) -> dict[str, dict[str, float]]:
+    errors = rounding_errors(ground.network, ground.loss_fn, ground.batch, precision)
+    return {name: vars(error) for name, error in errors.items()}
 
 
 def recipe(task: Task) -> Recipe:

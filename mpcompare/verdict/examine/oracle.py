@@ -16,6 +16,7 @@ from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import LOWEST, Counts
 
@@ -75,12 +76,13 @@ def oracle(subject: Subject, batch: Batches, precision: Precision, dtype: torch.
         precision: the one whose operands the oracle starts from, the subject's or another.
         dtype: fp32 where a rough answer is enough.
     """
+    name = f"oracle-{precision.name}-{dtype_name(dtype)}"
+    return Exact(**subject.exactly.once(name, subject.ground(batch), _exact_values, precision, dtype))
+
+
+def _exact_values(ground: Ground, precision: Precision, dtype: torch.dtype) -> dict[str, Any]:
     count = precision.is_16_bit and dtype is torch.float64  # the exponents of others are not asked for
-
-    def make() -> dict[str, Any]:
-        return vars(exact_step(subject.examined, subject.task.loss_fn, batch, precision, count=count, dtype=dtype))
-
-    return Exact(**subject.shared.once(f"oracle-{precision.name}-{dtype_name(dtype)}", make))
+    return vars(exact_step(ground.network, ground.loss_fn, ground.batch, precision, count=count, dtype=dtype))
 
 
 def exact_step(

@@ -4,9 +4,11 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
+from functools import cached_property
 
 from torch import nn
 
+from mpcompare.apart import Apart
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.contract import Backend, Batches
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
@@ -15,6 +17,7 @@ from mpcompare.promises import NOTHING, Promises
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.task import Task
 from mpcompare.tasks.twin import Kink
+from mpcompare.verdict.examine.ground import Exactly, Ground
 from mpcompare.verdict.examine.lent import Lent
 
 
@@ -34,6 +37,7 @@ class Subject:
             taken.
         start: the checkpoint where training continued; None: it began at the initial weights.
         shared: values of the whole race: the oracle of the first step is the same for all entrants.
+        apart: a process in which no backend has been, where these are computed; None: they are computed here.
     """
 
     make_backend: Callable[[nn.Module, LossScale], Backend]
@@ -47,11 +51,21 @@ class Subject:
     lent: Lent = field(default_factory=dict)
     start: Checkpoint | None = None
     shared: Shared = ALONE
+    apart: Apart | None = None
 
     @property
     def examined(self) -> nn.Module:
         """The network of the first passes."""
         return self.model if self.twin is None else self.twin
+
+    @cached_property
+    def exactly(self) -> Exactly:
+        """The exact values of the first batch at the initial weights, which all entrants share."""
+        return Exactly(self.shared, self.apart, self.lent)
+
+    def ground(self, batch: Batches) -> Ground:
+        """Returns the ground of these values; ``batch`` is the first one."""
+        return Ground(self.examined, self.task.loss_fn, batch)
 
     def scaling_at_start(self, promises: Promises = NOTHING) -> LossScale:
         """Returns the loss scale before the first step of training, of a backend that promises this."""

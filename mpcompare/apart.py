@@ -1,0 +1,109 @@
+"""A process in which no backend has been. It is made before a backend's module is imported, so whatever that module, or
+the backend, changes in torch for a whole process changes nothing there.
+
+What all entrants of a race are held beside is computed in it. On Linux it is a fork, which takes milliseconds and
+shares its libraries; elsewhere it is a new process, which imports them meanwhile.
+"""
+
+import multiprocessing
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+
+class ApartError(Exception):
+    """The process could not do it; the message is the reason."""
+
+
+class Apart:
+    """Such a process.
+
+    It makes one thing, what its functions are given first, and saves what they return.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        save: Callable[[Any, Path], object],
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Starts the process, which waits.
+
+        Args:
+            make: makes the thing, and returns it with the answer to :meth:`make`; a function of a module, or a partial
+                of one, as all functions here are.
+            save: saves a value in a file.
+            within: the context of everything that the process does.
+        """
+        processes = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self._pipe, far_end = processes.Pipe()
+        arguments = (self._pipe, far_end, make, save, within)
+        self._process = processes.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
+        self._process.start()
+        far_end.close()
+
+    def make(self, *arguments: Any) -> Any:
+        """Lets it make the thing from these arguments; returns the answer.
+
+        Raises:
+            ApartError: it cannot.
+        """
+        return self._ask(None, None, arguments)
+
+    def save(self, file: Path, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> None:
+        """Lets it save ``function(thing, *arguments)``.
+
+        Raises:
+            ApartError: it cannot.
+        """
+        self._ask(file, function, arguments)
+
+    def close(self) -> None:
+        """Ends the process, whatever it does; a second time does nothing."""
+        self._pipe.close()
+        self._process.kill()
+        self._process.join()
+
+    def _ask(self, file: Path | None, function: Callable[..., Any] | None, arguments: tuple[Any, ...]) -> Any:
+        try:
+            self._pipe.send_bytes(pickle.dumps((file, function, arguments)))
+            done, answer = pickle.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError) as error:  # it is gone
+            self._process.join()
+            raise ApartError(f"its process ended with exit code {self._process.exitcode}") from error
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ApartError(f"it cannot be told what to do ({error})") from error
+        if not done:
+            raise ApartError(answer)
+        return answer
+
+
+def _serve(
+    near_end: connection.Connection,
+    pipe: connection.Connection,
+    make: Callable[..., Any],
+    save: Callable[[Any, Path], object],
+    within: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Does what it is asked, until the other end of the pipe is closed, or its process is gone."""
+    near_end.close()  # a fork has it, too, and would wait for itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to all processes
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    thing: Any = None
+    with within(), suppress(EOFError, OSError):
+        while True:
+            file, function, arguments = pickle.loads(pipe.recv_bytes())
+            try:
+                if function is None:
+                    thing, answer = make(*arguments)
+                else:
+                    answer = save(function(thing, *arguments), file)
+            except Exception as error:
+                pipe.send_bytes(pickle.dumps((False, f"{type(error).__name__}: {' '.join(str(error).split())}")))
+            else:
+                pipe.send_bytes(pickle.dumps((True, answer)))

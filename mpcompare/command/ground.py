@@ -1,0 +1,50 @@
+"""The process that computes what all entrants are held beside, made before the backend's module is imported."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from omegaconf import DictConfig
+
+from mpcompare.apart import Apart
+from mpcompare.command.nodes import task_of
+from mpcompare.contract import Batches
+from mpcompare.instruments import heap, machine
+from mpcompare.shared import save
+from mpcompare.tasks.twin import examined_twin
+from mpcompare.verdict.examine.ground import Ground
+from mpcompare.verdict.examine.lent import of_network
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def ground_apart(cfg: DictConfig) -> Iterator[Apart | None]:
+    """Starts the process of one job; yields None where the job is not examined, or no process can be started."""
+    apart = None
+    try:
+        if cfg.verdict.get("enabled") is True:
+            import torch._dynamo  # noqa: F401 - torch's optimizers import it in their first step: here once for both
+
+            apart = Apart(partial(make_ground, cfg), save, within=heap.kept)
+    except OSError as error:
+        log.warning(f"the oracle is computed in the process of the backend ({error})")
+    try:
+        yield apart
+    finally:
+        if apart is not None:
+            apart.close()
+
+
+def make_ground(cfg: DictConfig, batch: Batches) -> tuple[Ground, str]:
+    """Returns the ground of the job's exact values, and the fingerprint of its network."""
+    if cfg.train.deterministic:  # it takes a second to import
+        machine.set_deterministic(True)
+    machine.set_tf32(False)
+    device = machine.select_device(cfg.device)
+    task = task_of(cfg.task)
+    model = task.new_model(cfg.seed, device)
+    twin, _ = examined_twin(model, task)
+    on_device = [(x.to(device), y.to(device)) for x, y in batch]
+    return Ground(model if twin is None else twin, task.loss_fn, on_device), of_network(model)["network"]

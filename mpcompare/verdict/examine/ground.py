@@ -1,0 +1,74 @@
+"""The ground of all exact values: a network, a loss and a batch, in which no backend has a say."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mpcompare.apart import Apart, ApartError
+from mpcompare.contract import Batches
+from mpcompare.shared import ALONE, Shared
+from mpcompare.tasks.losses import Loss
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Everything that exact values follow from.
+
+    Attributes:
+        network: that of the first passes, with its initial weights.
+        batch: the first one, as its micro-batches.
+    """
+
+    network: nn.Module
+    loss_fn: Loss
+    batch: Batches
+
+
+class Exactly:
+    """Values of a ground, which all entrants of a race share: computed where no backend has been, if there is such a
+    process, else here."""
+
+    def __init__(self, shared: Shared, apart: Apart | None, lent: Mapping[str, str]) -> None:
+        """
+        Args:
+            lent: the fingerprint of the network as it was before any backend was made, or nothing.
+        """
+        self.shared, self.apart, self.lent = shared, apart, lent
+        self._is_made = False
+
+    def once(self, name: str, ground: Ground, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns ``function(ground, *arguments)``, which is what ``shared.once`` can share, under a name; the ground
+        is the same in every call."""
+        if self.apart is not None:
+            apart = self.apart
+
+            def write(file: Path) -> None:
+                self._make(apart, ground.batch)
+                apart.save(file, function, arguments)
+
+            try:
+                return self.shared.once_written(name, write)
+            except (ApartError, OSError) as error:
+                log.warning(f"{name} and the like are computed in the process of the backend ({error})")
+                self.apart = None
+        return self.shared.once(name, lambda: function(ground, *arguments))
+
+    def _make(self, apart: Apart, batch: Batches) -> None:
+        """Makes the ground there.
+
+        Raises:
+            ApartError: it is another one; nobody else shall have values of ours then.
+        """
+        if self._is_made:
+            return
+        network = apart.make([(x.detach().cpu().clone(), y.detach().cpu().clone()) for x, y in batch])
+        if self.lent.get("network", network) != network:
+            self.shared = ALONE
+            raise ApartError("the network has other initial weights there")
+        self._is_made = True

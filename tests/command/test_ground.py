@@ -1,0 +1,23 @@
+"""What all entrants are held beside is computed in a process in which no backend has been."""
+
+import json
+
+from support.command import SMALL
+
+
+def test_a_backend_that_patches_torch_is_found_and_the_others_are_not_accused(cli, tmp_path):
+    (tmp_path / "conf" / "backend").mkdir(parents=True)
+    (tmp_path / "conf" / "backend" / "patches.yaml").write_text("_target_: support.patches_torch.PatchesTorch\n")
+    ended = cli("--config-dir", str(tmp_path / "conf"), "-m", "backend=patches,amp,master_weights", "precision=bf16",
+                *SMALL, "verdict.noise=0", "hydra.sweep.dir=sweep")  # fmt: skip
+    assert ended.code == 0, ended.err
+    verdicts = json.loads((tmp_path / "sweep" / "report" / "verdict.json").read_text())
+    words = {name.split("-")[1]: verdict["word"] for name, verdict in verdicts.items()}
+    assert words == {"patches": "differs", "amp": "reference", "master_weights": "same"}
+    errors = {
+        name.split("-")[1]: max(c["value"] / c["limit"] for c in v["checks"] if c["name"].startswith("gradient in the"))
+        for name, v in verdicts.items()
+        if v["word"] != "reference"
+    }
+    assert errors["patches"] > 1
+    assert errors["master_weights"] <= 0.5  # it makes the errors of amp, whose double is the limit

@@ -1,0 +1,61 @@
+"""A process apart: it does what it is asked, and whatever becomes of it is said."""
+
+import os
+import signal
+from functools import partial
+
+import pytest
+import torch
+
+from mpcompare.apart import Apart, ApartError
+from mpcompare.shared import ALONE, Shared, save
+
+
+def made(base, more):
+    return base + more, f"{base} and {more}"
+
+
+def add(thing, more):
+    return {"sum": thing + more, "there": os.getpid()}
+
+
+def raises(thing):
+    raise ZeroDivisionError("a bug\nin two lines")
+
+
+def dies(thing):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def apart():
+    process = Apart(partial(made, torch.ones(2)), save)
+    yield process
+    process.close()
+
+
+def test_it_computes_elsewhere_and_what_is_changed_here_changes_nothing_there(apart, tmp_path, monkeypatch):
+    answer = apart.make(torch.ones(2))
+    assert "tensor([1., 1.])" in answer
+    monkeypatch.setattr(torch.Tensor, "__add__", lambda *_: 0)
+    value = Shared(tmp_path).once_written("sum", lambda file: apart.save(file, add, (3,)))
+    assert value["sum"].tolist() == [5, 5]
+    assert value["there"] != os.getpid()
+    again = Shared(tmp_path).once_written("sum", lambda file: pytest.fail("it is there"))
+    assert again["there"] == value["there"]
+    assert ALONE.once_written("sum", lambda file: apart.save(file, add, (4,)))["sum"].tolist() == [6, 6]
+
+
+def test_it_says_why_it_cannot_and_goes_on(apart, tmp_path):
+    apart.make(0)
+    with pytest.raises(ApartError, match="ZeroDivisionError: a bug in two lines"):
+        apart.save(tmp_path / "v.pt", raises)
+    with pytest.raises(ApartError, match="cannot be told what to do"):
+        apart.save(tmp_path / "v.pt", lambda thing: thing)
+    apart.save(tmp_path / "v.pt", add, (1,))
+    with pytest.raises(ApartError, match="its process ended with exit code -9"):
+        apart.save(tmp_path / "v.pt", dies)
+    with pytest.raises(ApartError, match="its process ended with exit code -9"):
+        apart.make(0)
+    apart.close()
+    apart.close()

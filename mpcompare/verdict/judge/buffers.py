@@ -6,15 +6,14 @@ from dataclasses import replace
 
 from mpcompare.verdict.judge.causes import Errors
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.limits import stored_coarsely, tensor_limit
+from mpcompare.verdict.judge.limits import as_measure, stored_coarsely, tensor_limit
 
 
 def checks(case: Case) -> Iterator[Check]:
     """Yields a check for each buffer in the passes ``first`` and ``overflow``, both of whose first steps are forward
     the oracle's."""
-    if not case.is_reference:
-        yield from _of_pass(case, "first", "after the first step")
-        yield from _of_pass(case, "overflow", "after a skipped step")
+    yield from _of_pass(case, "first", "after the first step")
+    yield from _of_pass(case, "overflow", "after a skipped step")
 
 
 def _of_pass(case: Case, where: str, after: str) -> Iterator[Check]:
@@ -27,7 +26,8 @@ def _of_pass(case: Case, where: str, after: str) -> Iterator[Check]:
         if e is None:
             continue
         rounding = case.reference.findings.rounding.get(name)
-        limit = tensor_limit(case.run, replace(e, largest=0.0), rounding)
+        measure = as_measure(case, replace(e, largest=0.0), rounding)
+        limit = tensor_limit(case.run, measure, rounding) if measure else math.nan
         error = Errors(run.buffers.get(name), limit + stored_coarsely(case.run) * e.norm)
         if not math.isnan(error.limit):
             because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm {after}"

@@ -26,6 +26,7 @@ class Promises:
         clip_norm: the norm to which gradients are clipped although the task clips nothing; None: they are not.
         loss_scale: the settings of a dynamic loss scale that are the backend's own, whatever was asked for, under the
             names of ``mpcompare.loss_scale.DynamicLossScale``.
+        skips_without_scale: whether a step whose gradients hold inf or NaN is skipped although the loss is not scaled.
 
     Raises:
         InputError: an attribute has another value.
@@ -36,6 +37,7 @@ class Promises:
     moments: str = "fp32"
     clip_norm: float | None = None
     loss_scale: Mapping[str, float] = field(default_factory=dict)
+    skips_without_scale: bool = False
 
     def __post_init__(self) -> None:
         check_choice("promises.weights", self.weights, FORMATS)

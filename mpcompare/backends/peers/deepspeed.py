@@ -61,9 +61,9 @@ class DeepSpeedRow:
             "gradient_accumulation_steps": task.accumulate,
             "bf16": {"enabled": True},
         }
-        if task.clip_norm is None:
-            self.promises = Promises(clip_norm=DEFAULT_CLIP_NORM)
-        else:
+        default = DEFAULT_CLIP_NORM if task.clip_norm is None else None
+        self.promises = Promises(clip_norm=default, skips_without_scale=True)
+        if task.clip_norm is not None:
             config["gradient_clipping"] = task.clip_norm
         self.task, self.model = task, copy.deepcopy(model)
         self.optimizer = task.optimizer.make(p for p in self.model.parameters() if p.requires_grad)

@@ -126,7 +126,8 @@ class Driver:
         self.trained_scale = promised_scaling(subject.scaling, promises).scale
         coarse = Coarse(promises.coarse_weights, promises.coarse_moments) if promises.coarse else IN_FP32
         self.replay = subject.task.optimizer.replay(coarse)
-        self.checks, self.rates = not isinstance(scaling, NoLossScale), subject.task.new_rates()
+        self.checks = promises.skips_without_scale or not isinstance(scaling, NoLossScale)
+        self.rates = subject.task.new_rates()
         self.compute_dtype = torch_dtype(subject.precision.storage)
         self.loaded = False
         self.remembered = FROM_THE_START
@@ -152,7 +153,8 @@ class Driver:
     def take(self, batch: Batches) -> bool:
         """Takes a step; returns whether its gradients were finite."""
         taken = self._step(batch)
-        finite = _finite(taken.grads)
+        # A step that is skipped may show no gradients; those of a loss that is inf or NaN are not finite.
+        finite = _finite(taken.grads) if taken.grads else math.isfinite(taken.loss)
         self._write_step(taken, finite)
         if self.exact.buffers and len(self.taken) == 1:  # skipped or not: its forward is that of the oracle
             self.buffers = gradient_errors(self.backend.buffers(), self.exact.buffers)

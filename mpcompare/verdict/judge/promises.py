@@ -17,11 +17,13 @@ class Promise:
         words: the difference in a few words.
         kept: whether it is seen; None where nothing that was examined could show it.
         because: the reason where it is not kept.
+        changes_training: whether training is another one by it, though all gradients are finite.
     """
 
     words: str
     kept: bool | None
     because: str = ""
+    changes_training: bool = True
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -35,6 +37,11 @@ def checks(case: Case) -> Iterator[Check]:
 def kept(findings: Findings) -> list[str]:
     """Returns the words of the promises that are seen to be kept."""
     return [promise.words for promise in promises_of(findings) if promise.kept]
+
+
+def change_training(findings: Findings) -> bool:
+    """Returns whether promises that are seen to be kept make training another one than that of ``amp``."""
+    return any(promise.kept and promise.changes_training for promise in promises_of(findings))
 
 
 def own_loss_scale(findings: Findings) -> bool:
@@ -59,6 +66,8 @@ def promises_of(findings: Findings) -> list[Promise]:
         made.append(_clip(findings, promises.clip_norm))
     if promises.loss_scale:
         made.append(_loss_scale(findings))
+    if promises.skips_without_scale:
+        made.append(_skips(findings))
     return made
 
 
@@ -93,3 +102,14 @@ def _loss_scale(findings: Findings) -> Promise:
     return Promise(
         f"its own loss scale ({', '.join(words)})" if words else "its own loss scale", True if other else None
     )
+
+
+def _skips(findings: Findings) -> Promise:
+    """Steps with a loss scale show nothing: there ``amp`` skips, too."""
+    overflowed = [step for step in (findings.infinite.steps if findings.infinite else []) if not step.finite]
+    taken = [step for step in overflowed if step.moved or not step.skipped]
+    because = "it says of a step with an infinite input that it skipped, and the weights changed"
+    if any(not step.skipped for step in taken):
+        because = "it does not say of a step with an infinite input that it skipped"
+    words = "skips steps whose gradients overflow, though its loss is not scaled"
+    return Promise(words, not taken if overflowed else None, because, changes_training=False)

@@ -20,7 +20,7 @@ def checks(case: Case) -> Iterator[Check]:
     of freedom for each noise run, times the standard deviation of the sample, times the root of 2, for both runs vary.
     """
     run, reference, again = case.run, case.reference, case.reference.findings.noise
-    if case.is_reference or not again or promises.kept(run.findings):
+    if case.is_reference or not again or promises.change_training(run.findings):
         return
     factor = math.sqrt(2) * float(special.stdtrit(len(again), 1 - RARE / 2))
     if steps := common_steps(reference, run):

@@ -86,7 +86,7 @@ def _unchecked(case: Case) -> list[str]:
         smooth = _and(dict.fromkeys(each for each, _ in kinds))
         missing.append(f"{_and(kinked for _, kinked in kinds)} (examined as {smooth})")
     missing += [f"declared, and nothing shows it: {words}" for words in promises.unseen(run)]
-    if promises.kept(run):
+    if promises.change_training(run):
         return [*missing, "training (it differs as declared)"]
     if case.run.start != case.reference.start:
         return [*missing, RESUMED]

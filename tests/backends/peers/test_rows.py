@@ -18,7 +18,7 @@ from mpcompare.backends.peers.amp_fused import AmpFused
 from mpcompare.contract import BackendUnavailable, promises_of
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
-from mpcompare.promises import NOTHING
+from mpcompare.promises import NOTHING, Promises
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.optimizers import AdamW
 from mpcompare.testing import check_backend, small_tasks
@@ -36,6 +36,7 @@ TASKS = {
 SCALE = "its own loss scale (starts at 32768, grows after 2000 steps)"
 LATE = "its own loss scale (grows after 2001 steps)"
 PLAIN = "no master weights, moments in bf16"
+SKIPS = "skips steps whose gradients overflow, though its loss is not scaled"
 COMPENSATED = "no master weights, with a compensation"
 ROWS = [
     ("bf16_weights.Bf16Weights", "bf16", "momentum", f"differs as declared: {PLAIN}"),
@@ -117,16 +118,17 @@ def test_what_the_verdict_says(row, precision, task, said):
 @pytest.mark.parametrize(
     ("task", "declares", "said"),
     [
-        ("momentum", True, "same"),
-        ("clipped", True, "same"),
-        ("steep", True, "differs as declared: clips to a norm of 1"),
-        ("steep", False, "differs: clip"),
-        ("adamw", True, "differs: bias correction"),  # it begins with an update by gradients of 0
+        ("momentum", None, f"differs as declared: {SKIPS}"),
+        ("clipped", None, f"differs as declared: {SKIPS}"),
+        ("steep", None, f"differs as declared: clips to a norm of 1, {SKIPS}"),
+        ("steep", Promises(skips_without_scale=True), "differs: clip"),
+        ("steep", Promises(clip_norm=1.0), "differs: skip"),
+        ("adamw", None, "differs: bias correction"),  # it begins with an update by gradients of 0
     ],
 )
 def test_deepspeed(task, declares, said):
     backend, _ = backend_of("deepspeed.DeepSpeedRow")
-    judged = verdict(backend if declares else undeclared(backend), "bf16", task)
+    judged = verdict(backend if declares is None else declaring(backend, declares), "bf16", task)
     assert str(judged) == said, judged.because
 
 
@@ -152,15 +154,15 @@ def test_fused_momentum_after_an_overflow_in_the_first_step_is_named():
     assert "momentum_buffer held other numbers than 0 after skipped steps, before the first update" in judged.because
 
 
-def undeclared(backend):
-    """Returns the backend without its promises."""
+def declaring(backend, promises):
+    """Returns the backend with other promises than its own."""
 
-    class Undeclared(backend):
+    class Declaring(backend):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
-            self.promises = NOTHING
+            self.promises = promises
 
-    return Undeclared
+    return Declaring
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def undeclared(backend):
     ],
 )
 def test_what_a_library_changes_is_named_though_it_is_not_declared(row, precision, cause, because):
-    judged = verdict(undeclared(backend_of(row)[0]), precision, "momentum")
+    judged = verdict(declaring(backend_of(row)[0], NOTHING), precision, "momentum")
     assert (judged.word, judged.cause) == ("differs", cause), judged.because
     assert because in judged.because
 

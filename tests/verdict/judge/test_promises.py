@@ -64,6 +64,49 @@ class ClipsByDefault(Amp):
         self.grad_norm = clip_gradients(replace(self.task, clip_norm=self.to), self.model)
 
 
+class Skips(Amp):
+    """A step whose gradients overflow is skipped, though nothing scales the loss."""
+
+    def step(self, lr):
+        if all(bool(g.isfinite().all()) for g in self.grads().values()):
+            super().step(lr)
+        else:
+            self.skipped = True
+
+
+class SkipsAndShowsNothing(Skips):
+    """In a skipped step there are no gradients to be seen."""
+
+    def unscale(self):
+        super().unscale()
+        self.finite = all(bool(g.isfinite().all()) for g in super().grads().values())
+
+    def grads(self):
+        return super().grads() if getattr(self, "finite", True) else {}
+
+    def step(self, lr):
+        if self.finite:
+            Amp.step(self, lr)
+        else:
+            self.skipped = True
+
+
+class DropsTheInfiniteUpdate(Amp):
+    """The step is left out without a word."""
+
+    def step(self, lr):
+        if all(bool(g.isfinite().all()) for g in self.grads().values()):
+            super().step(lr)
+
+
+class SaysThatItSkipped(Amp):
+    """The step is taken, whatever it says."""
+
+    def step(self, lr):
+        super().step(lr)
+        self.skipped = not all(bool(g.isfinite().all()) for g in self.grads().values())
+
+
 class ClipsInTheStep(Amp):
     """Gradients are clipped to a norm of 0.25 where nobody sees it."""
 
@@ -95,6 +138,38 @@ def test_a_promise_that_is_kept_is_a_difference_as_declared(backend, promises, p
     judged = verdict(declared(backend, promises), precision)
     assert str(judged) == f"differs as declared: {said}", judged.because
     assert "training (it differs as declared)" in judged.unchecked
+
+
+@pytest.mark.parametrize("backend", [Skips, SkipsAndShowsNothing])
+def test_skipping_without_a_loss_scale_is_a_difference_that_leaves_training_as_it_is(backend):
+    judged = verdict(declared(backend, Promises(skips_without_scale=True)))
+    words = "skips steps whose gradients overflow, though its loss is not scaled"
+    assert str(judged) == f"differs as declared: {words}", judged.because
+    assert judged.unchecked == []
+    judged = verdict(declared(backend, NOTHING))
+    assert str(judged) == "differs: skip"
+    assert judged.because == "inf or NaN in the gradients in step 1 of pass infinite input, and it says that it skipped"
+
+
+@pytest.mark.parametrize(
+    ("backend", "because"),
+    [
+        (Amp, "it does not say of a step with an infinite input that it skipped"),
+        (DropsTheInfiniteUpdate, "it does not say of a step with an infinite input that it skipped"),
+        (SaysThatItSkipped, "it says of a step with an infinite input that it skipped, and the weights changed"),
+    ],
+)
+def test_who_declares_to_skip_does(backend, because):
+    judged = verdict(declared(backend, Promises(skips_without_scale=True)))
+    assert str(judged) == "differs: promise"
+    assert judged.because.endswith(because)
+
+
+def test_with_a_loss_scale_everybody_skips_and_nothing_shows_the_promise():
+    judged = verdict(declared(Amp, Promises(skips_without_scale=True)), "fp16")
+    assert str(judged) == "same", judged.because
+    words = "skips steps whose gradients overflow, though its loss is not scaled"
+    assert judged.unchecked == [f"declared, and nothing shows it: {words}"]
 
 
 @pytest.mark.parametrize(

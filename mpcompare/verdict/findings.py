@@ -190,7 +190,7 @@ class Step:
     """The loss scale and the weights in one step.
 
     Attributes:
-        finite: whether the gradients were; the loss, of a backend that shows no gradients.
+        finite: whether the gradients were, as far as they are shown.
         skipped: whether the backend says that it skipped.
         should_skip: whether the policy of the loss scale skips.
         moved: whether a weight changed.

@@ -153,8 +153,7 @@ class Driver:
     def take(self, batch: Batches) -> bool:
         """Takes a step; returns whether its gradients were finite."""
         taken = self._step(batch)
-        # A step that is skipped may show no gradients; those of a loss that is inf or NaN are not finite.
-        finite = _finite(taken.grads) if taken.grads else math.isfinite(taken.loss)
+        finite = self._finite_gradients(taken)
         self._write_step(taken, finite)
         if self.exact.buffers and len(self.taken) == 1:  # skipped or not: its forward is that of the oracle
             self.buffers = gradient_errors(self.backend.buffers(), self.exact.buffers)
@@ -207,6 +206,13 @@ class Driver:
         after, skipped = by_rows(backend.master_params()), bool(backend.skipped)
         walk.finish()
         return _Taken(lr, loss, grads, clipped, before, after, scale, skipped, moved_early, walk.in_one_piece)
+
+    def _finite_gradients(self, taken: _Taken) -> bool:
+        """Whether the gradients of a step are finite. Of those that are not shown, as in a skipped step, the loss tells
+        where it is inf or NaN, and else the backend, where its loss is scaled."""
+        if taken.grads:
+            return _finite(taken.grads)
+        return math.isfinite(taken.loss) and not (self.checks and taken.skipped)
 
     def _write_step(self, taken: _Taken, finite: bool) -> None:
         step = Step(

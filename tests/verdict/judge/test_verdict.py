@@ -38,6 +38,13 @@ def test_without_gradients_the_run_alone_is_judged():
     assert str(judge_run(examined("opaque", Opaque, task, dataset, "bf16"), silent)) == "not comparable: gradients"
 
 
+def test_without_gradients_a_step_that_is_skipped_is_not_called_wrong():
+    task = make_task(samples=32 * 12)
+    amp = examined("amp", BACKENDS["amp"], task, dataset_of(task), "fp16", steps=4, noise=2)
+    verdict = judge_run(examined("opaque", Opaque, task, dataset_of(task), "fp16", steps=4), amp)
+    assert verdict.word == "within noise", verdict.because
+
+
 def test_what_was_not_examined_or_not_the_same_task_is_not_judged():
     task, dataset, amp = reference(MLP, "bf16")
     run = examined("scratch", Scratch, task, dataset, "bf16", steps=2)

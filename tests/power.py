@@ -5,12 +5,14 @@
     python tests/power.py correct --family gpt       with the implementations of tests/support/correct.py
     python tests/power.py correct --family unstable  MLPs whose learning rate is too large
     python tests/power.py correct --family recipe    random optimizers, schedules, clips and accumulations
+    python tests/power.py correct --family peers     tasks of all families with peers that are meant to be amp
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv and shown on the page
 
 ``planted --csv FOLDER`` also writes each table into FOLDER as planted_FAMILY.csv, with the cause that each bug was
-planted for, and why a check cannot see it. The exit code is 1 if a bug is missed that should be seen, or if a correct
+planted for, and why a check cannot see it. ``correct --csv FOLDER`` writes a row for each backend and precision into
+FOLDER as correct_FAMILY.csv. The exit code is 1 if a bug is missed that should be seen, or if a correct
 run is accused; bugs of other libraries may be missed.
 """
 
@@ -22,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -76,12 +79,16 @@ class Tally:
         self.worst: dict[str, tuple[float, str]] = defaultdict(lambda: (0.0, ""))  # share of the limit, check and run
         self.runs: Counter[str] = Counter()
         self.accused = self.parted = 0
+        self.rows: list[dict[str, Any]] = []
 
-    def add(self, name: str, verdict: Verdict, where: str, task: str) -> None:
+    def add(self, name: str, precision: str, verdict: Verdict, where: str, task: str) -> None:
         """Counts a run, and prints it if it is accused."""
         if name != "amp":
+            parted = any(part.startswith("training from") for part in verdict.unchecked)
             self.runs[name] += 1
-            self.parted += any(part.startswith("training from") for part in verdict.unchecked)
+            self.parted += parted
+            self.rows.append({"backend": name, "precision": precision, "accused": verdict.word != "same"})
+            self.rows[-1] |= {"parted": parted, **_shares(verdict)}
         if verdict.word not in ("same", "reference"):
             self.accused += 1
             print(f"{where}{task}: {verdict}: {verdict.because}", flush=True)
@@ -98,8 +105,32 @@ class Tally:
         print(f"{family}: {self.runs.total()} correct runs ({runs}), ", end="")
         print(f"{self.accused} accused; {self.parted} parted from the reference's before their end")
 
+    def write(self, file: Path) -> None:
+        """Writes a row for each backend and precision: how many correct runs there were, how many of them were accused,
+        and the worst share of the limits of each kind of checks."""
+        runs = pd.DataFrame(self.rows)
+        groups = runs.groupby(["backend", "precision"], sort=False)
+        counts = groups[["accused", "parted"]].sum()
+        table = pd.concat([groups.size().rename("correct runs"), counts["accused"]], axis=1)
+        for kind in KINDS:
+            if kind in runs and (runs[kind] > 0).any():
+                table[kind] = groups[kind].max().map(lambda share: "" if pd.isna(share) else f"{share:.2f}")
+        table["parted"] = counts["parted"]
+        table.to_csv(file)
 
-def correct(family: str, seeds: Iterable[int], precisions: Sequence[str], compiled: bool) -> bool:
+
+def _shares(verdict: Verdict) -> dict[str, float]:
+    """Returns, by kind, how near the worst check came to its limit."""
+    shares: dict[str, float] = defaultdict(float)
+    for check in verdict.checks:
+        if check.limit:
+            shares[check.kind] = max(shares[check.kind], check.value / check.limit)
+    return shares
+
+
+def correct(
+    family: str, seeds: Iterable[int], precisions: Sequence[str], compiled: bool, csv: Path | None = None
+) -> bool:
     """Judges correct runs of every seed and precision. Returns whether none was accused."""
     tally, shapes = Tally(), {}
     for seed in seeds:
@@ -110,8 +141,10 @@ def correct(family: str, seeds: Iterable[int], precisions: Sequence[str], compil
                 case = replace(shape, seed=seed, backends={"amp_compile": BACKENDS["amp_compile"]})
             for name, verdict in judged_case(case):
                 task = f", {case.task}" if family == "recipe" else ""
-                tally.add(name, verdict, f"seed {seed}, {precision}, {name}", task)
+                tally.add(name, precision, verdict, f"seed {seed}, {precision}, {name}", task)
     tally.show(family)
+    if csv:
+        tally.write(csv / f"correct_{family}.csv")
     return tally.accused == 0
 
 
@@ -133,12 +166,12 @@ def real(table: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("planted", "correct", "real"))
-    parser.add_argument("--family", choices=(*FAMILIES, "unstable", "all"), default="mlp")
+    parser.add_argument("--family", choices=(*FAMILIES, "unstable", "peers", "all"), default="mlp")
     parser.add_argument("--tasks", type=int, default=25)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--precision", choices=BOTH, action="append")
     parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write the tables of planted bugs there")
+    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write the tables there")
     parser.add_argument("--table", default="", help="the name of a new table of bugs of other libraries")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as the tests do
@@ -152,7 +185,7 @@ def main() -> None:
             continue
         default = BF16 if family in ("cnn", "lstm") else BOTH  # fp16: torch's CPU has them not, or they are slow
         seeds = range(args.first, args.first + args.tasks)
-        good &= correct(family, seeds, args.precision or default, args.compiled)
+        good &= correct(family, seeds, args.precision or default, args.compiled, args.csv)
     print(f"{time.monotonic() - start:.0f} s")
     sys.exit(0 if good else 1)
 

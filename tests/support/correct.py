@@ -10,6 +10,9 @@ from torch.func import functional_call
 
 from mpcompare.backends import scratch
 from mpcompare.backends.amp import Amp
+from mpcompare.backends.peers.accelerate import AccelerateRow
+from mpcompare.backends.peers.fabric import FabricRow
+from mpcompare.backends.peers.fsdp2 import Fsdp2
 from mpcompare.backends.scratch import Scratch
 from mpcompare.contract import Backend, Batches
 from mpcompare.loss_scale import LossScale
@@ -145,6 +148,13 @@ class WholeStep(Scratch):
         return self.mlp.named(self.shown)
 
 
+class FabricByPlugin(FabricRow):
+    """Fabric whose precision is a plugin, so that it computes in fp16 on a CPU, too."""
+
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, precision, loss_scale, plugin=True)
+
+
 CORRECT: dict[str, type[Backend]] = {
     "master_weights": BACKENDS["master_weights"],
     "casts": ExplicitCasts,
@@ -160,4 +170,8 @@ BY_HAND: dict[str, type[Backend]] = {
     "plain products": PlainProducts,
     "other order": OtherOrder,
     "whole step": WholeStep,
+}
+PEERS: dict[str, dict[str, type[Backend]]] = {
+    "bf16": {"fabric": FabricRow, "accelerate": AccelerateRow, "fsdp2": Fsdp2},
+    "fp16": {"fabric, plugin=true": FabricByPlugin},
 }

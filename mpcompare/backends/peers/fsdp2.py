@@ -5,6 +5,9 @@ https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 Parameters are fp32 shards. Before a module computes, its shards are gathered and cast; norms are cast, too, where
 autocast keeps them in fp32. Here is one process, so that a shard is the whole tensor. As in the documentation,
 gradients are reduced in fp32 (``reduce_dtype``), and fp16 takes a ``GradScaler``. The loss is computed in fp32.
+
+Changed here: batch norms are sharded by themselves and not cast, as FSDP1 did without being asked. torch has no batch
+norm on a CPU whose weights are bf16 and whose statistics are fp32 ("expected scalar type BFloat16 but found Float").
 """
 
 import torch
@@ -16,6 +19,8 @@ from mpcompare.backends.torch_model import require_kernels
 from mpcompare.contract import MemoryModel, State
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.task import Params, Task
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Fsdp2(Amp):
@@ -29,8 +34,12 @@ class Fsdp2(Amp):
 
         require_kernels(model, device.type, precision, "fsdp2")
         super().__init__(model, task, precision, loss_scale)
+        mesh = init_device_mesh(device.type, (1,))
+        for module in self.model.modules():
+            if isinstance(module, BATCH_NORMS):
+                fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy())  # casts nothing
         policy = MixedPrecisionPolicy(self.compute_dtype, torch.float32)
-        fully_shard(self.model, mesh=init_device_mesh(device.type, (1,)), mp_policy=policy)
+        fully_shard(self.model, mesh=mesh, mp_policy=policy)
         self.optimizer = task.optimizer.make(self.model.parameters())
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

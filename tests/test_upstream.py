@@ -11,7 +11,7 @@ UPSTREAM = Path(__file__).parents[1] / "docs" / "upstream"
 
 
 @pytest.mark.parametrize(
-    "name", ["torch_fused_sgd", "torch_layer_norm_sums", "deepspeed_growth_step", "deepspeed_adamw_count"]
+    "name", ["torch_fused_sgd", "torch_sums_in_bf16", "deepspeed_growth_step", "deepspeed_adamw_count"]
 )
 def test_the_script_runs_without_this_project(name, tmp_path):
     library = name.partition("_")[0]

@@ -2,9 +2,10 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from mpcompare.contract import Batches
 from mpcompare.dtypes import dtype_name, rounded_to
 from mpcompare.precision import FORMATS, Precision
+from mpcompare.tasks.draws import EXAMINED, masks_are_shared, seed_step, state
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
@@ -30,7 +32,7 @@ MULTIPLY = (
     nn.MultiheadAttention,
 )
 # Layers whose output is some of the numbers of their input: nothing is rounded there.
-SELECT = (nn.ReLU, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
+SELECT = (nn.ReLU, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.Flatten, nn.Unflatten, nn.Identity)
 ROWS = 1024  # of a large batch at a time, where rows do not depend on each other: all in float64 would not fit
 
 
@@ -49,6 +51,9 @@ class Exact:
         shares: the part of the gradients that each micro-batch adds, as ``numerics.sketch``; empty where there is only
             one.
         largest: the largest element of what a micro-batch adds to the gradients.
+        drawn: the states in which the step left torch's generators (``tasks/draws.py``), after the forward pass of the
+            first micro-batch and in the end; empty where it drew nothing, and empty texts where what it drew depends on
+            the dtype, so that nobody draws the same.
     """
 
     loss: float
@@ -59,6 +64,7 @@ class Exact:
     order: list[str] = field(default_factory=list)
     shares: list[dict[str, list[float]]] = field(default_factory=list)
     largest: float = 0.0
+    drawn: list[str] = field(default_factory=list)
 
     def subnormal(self, scale: float) -> float:
         """Returns the share of the nonzero gradients of activations, times ``scale``, below fp16's normal numbers."""
@@ -113,6 +119,8 @@ def exact_step(
     (x, y), share = batches[0], 1 / len(batches)
     rows = ROWS if len(x) > ROWS and rows_are_independent(network, loss_fn, x, y) else len(x)
     tally, shares = _Tally(network, loss_fn, count), []
+    seed_step(EXAMINED)
+    before = state(x.device)
     for x, y in batches:
         parts = [(*part, share * len(part[0]) / len(x)) for part in zip(x.split(rows), y.split(rows), strict=True)]
         own = tally.micro_batch(parts)
@@ -129,7 +137,13 @@ def exact_step(
         order=tally.order,
         shares=shares,
         largest=tally.largest,
+        drawn=[] if tally.drawn == before else _drawn(network, x, [tally.drawn, state(x.device)]),
     )
+
+
+def _drawn(network: nn.Module, x: Tensor, states: list[str]) -> list[str]:
+    """Returns these states of the generators, or empty texts where the oracle's masks are nobody else's."""
+    return states if masks_are_shared(network, x[:8]) else ["", ""]
 
 
 class _Tally:
@@ -142,6 +156,7 @@ class _Tally:
         self.grads: Params = {}
         self.counts: Counts = {}
         self.order: list[str] = []
+        self.drawn = ""  # the state of the generators after the first forward pass
 
     def micro_batch(self, parts: Sequence[tuple[Tensor, Tensor, float]]) -> Params:
         """Adds a micro-batch: inputs and targets in parts, each with its weight in the mean of the loss. Returns what
@@ -155,21 +170,29 @@ class _Tally:
         return own
 
     def _part(self, x: Tensor, y: Tensor, weight: float) -> Params:
-        """Returns the gradients of a part."""
+        """Returns the gradients of a part.
+
+        Backward is that of a training step, and not ``torch.autograd.grad``, with which a checkpoint does not compute
+        again in its older way (``use_reentrant=True``).
+        """
         with outputs_of(self.network) as outputs:
             part = self.loss_fn(self.network(x), y) * weight
+            self.drawn = self.drawn or state(x.device)
+            self.order = list(outputs.called)
+            part.backward()
         self.loss += part.item()
-        self.order = list(outputs)
-        grads = torch.autograd.grad(part, [*self.named.values(), *outputs.values()], allow_unused=True)
-        for name, grad in zip(outputs, grads[len(self.named) :], strict=True):
-            if grad is None:
+        for name, output in outputs.tensors.items():
+            if name not in outputs.gradients:
                 continue
-            output = outputs[name].detach()
+            output, grad = output.detach(), outputs.gradients[name]
             if not isinstance(self.network.get_submodule(name.partition("#")[0]), SELECT):
                 self.squares += (output * grad).square().sum().item()
             self.count("activations", name, output)
             self.count("gradients of activations", name, grad)
-        return {name: grad for name, grad in zip(self.named, grads, strict=False) if grad is not None}
+        grads = {name: p.grad for name, p in self.named.items() if p.grad is not None}
+        for p in self.named.values():
+            p.grad = None
+        return grads
 
     def count(self, group: str, name: str, values: Tensor) -> None:
         """Adds the exponents of ``values`` to those of their group and name."""
@@ -203,18 +226,38 @@ def rounded(model: nn.Module, precision: Precision) -> nn.Module:
     return model
 
 
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of layers (modules without modules in them), under their names; a layer's later call is ``name#2``.
+
+    Attributes:
+        called: the names in the order of the calls, without layers through which no gradient passes.
+        tensors: those that require a gradient. A checkpoint calls its layers again in the backward pass, and the
+            outputs of either call may be these.
+        gradients: of the loss with respect to them, as far as a backward pass has reached.
+    """
+
+    called: list[str] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
 @contextmanager
-def outputs_of(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Yields the outputs of all layers (modules without modules in them) in the order of their calls, while it is
-    entered; a later call of the same layer is ``name#2``."""
-    outputs: dict[str, Tensor] = {}
+def outputs_of(model: nn.Module) -> Iterator[Outputs]:
+    """Yields the outputs of all layers that are called while it is entered."""
+    outputs = Outputs()
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                calls = sum(known.partition("#")[0] == name for known in outputs)
-                outputs[f"{name}#{calls + 1}" if calls else name] = tensor
+            if not isinstance(tensor, Tensor):
+                return
+            if tensor.requires_grad or not torch.is_grad_enabled():
+                outputs.called.append(numbered(name, outputs.called))
+            if tensor.requires_grad:
+                own = numbered(name, outputs.tensors)
+                outputs.tensors[own] = tensor
+                tensor.register_hook(partial(outputs.gradients.__setitem__, own))
 
         return hook
 
@@ -227,11 +270,20 @@ def outputs_of(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
+def numbered(name: str, known: Iterable[str]) -> str:
+    """Returns the name of a layer's next call."""
+    calls = sum(each.partition("#")[0] == name for each in known)
+    return f"{name}#{calls + 1}" if calls else name
+
+
 def rows_are_independent(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
     """Returns whether the loss of a batch is the mean of its rows' losses, as far as eight rows in float64 tell. Batch
-    norm couples them."""
+    norm couples them, and so do masks that are drawn for all rows at once."""
     network = copy.deepcopy(network)
     with torch.no_grad():
+        before = state(x.device)
         whole = loss_fn(network(x[:8]), y[:8])
+        if state(x.device) != before:
+            return False
         halves = [loss_fn(network(x[part]), y[part]) for part in (slice(0, 4), slice(4, 8))]
     return bool((whole - sum(halves) / 2).abs() <= 1e-10 * whole.abs())

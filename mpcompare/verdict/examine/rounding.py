@@ -10,8 +10,10 @@ these errors is left.
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import random
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,12 +22,14 @@ from torch.overrides import TorchFunctionMode
 
 from mpcompare.contract import Batches
 from mpcompare.precision import FORMATS, Precision
+from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.numerics import chunks, sketch
 from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent
 from mpcompare.verdict.findings import RoundingError
 
 SAMPLES = 8
+SEEDS = 32  # elements of a tensor on which its error depends
 ROWS = 256  # of a large batch whose rows do not depend on each other
 ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated in how many dimensions its errors vary
 EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}  # its bits
@@ -33,7 +37,7 @@ EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int6
 SELECTING = {
     "relu", "max_pool1d", "max_pool2d", "max_pool3d", "reshape", "flatten", "contiguous", "clone", "detach", "to",
     "float", "double", "cat", "stack", "flip", "roll", "masked_fill", "where", "pad", "gather", "index_select",
-    "dropout", "zeros", "ones", "arange",
+    "zeros", "ones", "arange",
 }  # fmt: skip
 
 
@@ -51,20 +55,49 @@ class _Rounding(torch.autograd.Function):
 
 
 class Roundings(TorchFunctionMode):
-    """While it is entered, the result of every torch function is rounded."""
+    """While it is entered, the result of every torch function is rounded.
 
-    def __init__(self, u: float, generator: torch.Generator) -> None:
+    Attributes:
+        sample: its number; another one has other errors.
+    """
+
+    def __init__(self, u: float) -> None:
         super().__init__()
-        self.u, self.generator = u, generator
+        self.u, self.sample, self.depth = u, 0, 0
+
+    @contextmanager
+    def inside(self, network: nn.Module) -> Iterator[None]:
+        """Rounds in every call of ``network`` or of a module of it: a checkpoint calls some of them again in backward,
+        where nobody else could enter the mode."""
+        handles = []
+        for module in network.modules():
+            handles.append(module.register_forward_pre_hook(self._called, prepend=True))
+            handles.append(module.register_forward_hook(self._returned, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _called(self, *_: object) -> None:
+        if not self.depth:
+            self.__enter__()
+        self.depth += 1
+
+    def _returned(self, *_: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self.__exit__(None, None, None)
 
     def error(self, value: Tensor, out: Tensor | None = None) -> Tensor:
-        """Rounds ``value`` to 1 / factor times the numbers of the precision, the factor drawn for each tensor: equal
-        numbers, such as those of an image's background, have equal errors, and these add up.
+        """Rounds ``value`` to 1 / factor times the numbers of the precision, with a factor for each tensor: equal
+        numbers, such as those of an image's background, have equal errors, and these add up. What a checkpoint computes
+        again is rounded as it was the first time, as it would be by any implementation.
 
         Args:
             out: a contiguous tensor for the result; None: a new one.
         """
-        factor = 2 ** torch.rand((), generator=self.generator, dtype=torch.float64).item()
+        factor = 2 ** self._at_random(value)
         bits, exponent = EXPONENT[value.dtype]
         rounded = torch.empty_like(value, memory_format=torch.contiguous_format) if out is None else out
         for result, part in chunks(rounded, value.detach()):
@@ -73,6 +106,11 @@ class Roundings(TorchFunctionMode):
             gap[gap == 0] = 1.0  # of 0
             torch.div(scaled.div_(gap).round_().mul_(gap), factor, out=result)
         return rounded
+
+    def _at_random(self, value: Tensor) -> float:
+        """Returns a number from 0 to 1 that depends on the sample, and on some of the elements of ``value``."""
+        some = value.detach().flatten()[:: max(1, value.numel() // SEEDS)].cpu().numpy().tobytes()
+        return random.Random(zlib.crc32(some, self.sample)).random()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         given = func(*args, **(kwargs or {}))
@@ -104,16 +142,17 @@ def rounding_errors(
     network = rounded(model, precision).to(dtype := torch.float32 if fine else torch.float64)
     batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
     batches, share = _some_rows(network, loss_fn, batches)
-    roundings = Roundings(precision.unit_roundoff, torch.Generator().manual_seed(0))
+    roundings = Roundings(precision.unit_roundoff)
     step = _Step(network, loss_fn, batches)
-    exact = step.take(nullcontext())
+    exact = step.take()
     squares, of_some = (torch.zeros(len(step.names), dtype=torch.float64) for _ in range(2))
     alongs = torch.zeros_like(squares)
     sketches: dict[str, list[list[float]]] = {name: [] for name in step.names}
     gradients = len(step.named)
     room = [torch.empty_like(e, memory_format=torch.contiguous_format) for e in exact[:gradients]]
-    for _ in range(SAMPLES):
-        again = step.take(roundings)
+    for roundings.sample in range(SAMPLES):
+        with roundings.inside(network):
+            again = step.take()
         again[:gradients] = map(roundings.error, again, room)  # gradients may be stored in 16 bits, too
         errors = [a.sub_(e) for a, e in zip(again, exact, strict=True)]
         squares += _squares(errors) / SAMPLES
@@ -166,16 +205,17 @@ class _Step:
         self.statistics = [name for name, b in network.named_buffers() if b.is_floating_point()]
         self.names = [*self.named, *self.statistics]
 
-    def take(self, context: AbstractContextManager[Any]) -> list[Tensor]:
-        """Returns gradients and buffers of the step; its forward is computed in ``context``."""
-        network, params = self.network, list(self.named.values())
+    def take(self) -> list[Tensor]:
+        """Returns gradients and buffers of the step."""
+        network, named = self.network, self.named
         state = copy.deepcopy(dict(network.named_buffers()))
         sums: list[Tensor] = []
+        seed_step(EXAMINED)
         for x, y in self.batches:
-            with context:
-                output = network(x)
-            raw = torch.autograd.grad(self.loss_fn(output, y) / len(self.batches), params, allow_unused=True)
-            grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, raw, strict=True)]
+            (self.loss_fn(network(x), y) / len(self.batches)).backward()  # as the oracle has it
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in named.values()]
+            for p in named.values():
+                p.grad = None
             sums = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
         buffers = [network.get_buffer(name).clone() for name in self.statistics]
         for name, before in state.items():

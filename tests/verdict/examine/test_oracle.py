@@ -43,7 +43,7 @@ def test_subnormal_gradients_are_counted_at_the_loss_scale():
     network = TASK.new_model(0, CPU).bfloat16().double()
     with outputs_of(network) as outputs:
         loss = TASK.loss_fn(network(x.bfloat16().double()), y)
-    dz = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(outputs.values()))]).abs()
+    dz = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(outputs.tensors.values()))]).abs()
     dz = dz[dz != 0]
     exact = oracle(subject_of(TASK, "bf16", batch), [batch], PRECISIONS["bf16"])
     for scale in (1.0, 2.0**-6, 2.0**6):

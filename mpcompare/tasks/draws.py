@@ -1,0 +1,102 @@
+"""The random numbers that a network draws in a step, such as the masks of dropout.
+
+A network draws them from torch's generators. Set to one seed before a step, these give the same numbers to every
+backend that asks for them in the network's own order, whatever its precision: on a CPU a mask does not depend on the
+dtype that it is drawn for (checked by tests/tasks/test_draws.py). The state in which a forward pass leaves the
+generators tells whether a backend asked for the same ones. ``torch.compile`` draws numbers of its own.
+"""
+
+import copy
+import zlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+EXAMINED = 0  # the number of every step that is examined: its masks are those of the oracle
+
+
+def seed_step(number: int, seed: int = 0) -> None:
+    """Sets torch's generators, on all devices, as they are before the step of this number in a run of this seed.
+
+    Python's and numpy's stay as they are.
+    """
+    torch.manual_seed(zlib.crc32(f"{seed} {number}".encode()))
+
+
+def state(device: torch.device) -> str:
+    """Returns the state of torch's generators, as far as a step on ``device`` draws from them, as a short text."""
+    generators = [torch.get_rng_state()]
+    if device.type == "cuda":
+        generators.append(torch.cuda.get_rng_state(device))
+    return " ".join(f"{zlib.crc32(each.numpy().tobytes()):08x}" for each in generators)
+
+
+def draws(call: Callable[[], object], device: torch.device) -> bool:
+    """Returns whether ``call`` draws from torch's generators."""
+    before = state(device)
+    call()
+    return state(device) != before
+
+
+def masks_depend_on_dtype(device: torch.device) -> bool:
+    """Returns whether dropout keeps other elements of a tensor in 16 bits than in fp32, from the same seed."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for elements in (1 << 10, 1 << 16):
+            kept = []
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+                seed_step(EXAMINED)
+                kept.append(F.dropout(torch.ones(elements, dtype=dtype, device=device), 0.5) != 0)
+            if not all(torch.equal(kept[0], each) for each in kept):
+                return True
+    return False
+
+
+def masks_are_shared(network: nn.Module, x: Tensor) -> bool:
+    """Returns whether every mask that a network draws for ``x`` is the same one whatever its dtype: a mask of
+    :class:`MaskedDropout` is, and any other is where :func:`masks_depend_on_dtype` says so."""
+    if not masks_depend_on_dtype(x.device):
+        return True
+    network = copy.deepcopy(network)
+    for module in network.modules():
+        if isinstance(module, MaskedDropout):
+            module.eval()
+    with torch.no_grad():
+        return not draws(lambda: network(x), x.device)
+
+
+class MaskedDropout(nn.Dropout):
+    """``nn.Dropout`` whose mask is drawn in fp32 whatever the input's dtype, by an operator that ``torch.compile``
+    calls as it is: all backends draw the same masks from the same seed."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or not 0 < self.p < 1:
+            return F.dropout(input, self.p, self.training)
+        return input * _kept(input.detach(), self.p).to(input.dtype).div_(1 - self.p)
+
+
+@torch.library.custom_op("mpcompare::kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _kept(x: Tensor, p: float) -> Tensor:
+    """Returns 1 for each element of ``x`` that is kept and 0 for each that is dropped, in fp32."""
+    return torch.empty(x.shape, device=x.device).bernoulli_(1 - p)
+
+
+@_kept.register_fake
+def _(x: Tensor, p: float) -> Tensor:
+    return torch.empty(x.shape, device=x.device)
+
+
+def with_masks(model: nn.Module) -> int:
+    """Puts :class:`MaskedDropout` in the place of each ``nn.Dropout`` of a network; returns how many there were.
+
+    A class that somebody derived from ``nn.Dropout`` stays, and so does a function that a ``forward`` calls by itself.
+    """
+    found = 0
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if type(module) is nn.Dropout and module.p > 0:
+                masked = MaskedDropout(module.p).train(module.training)
+                setattr(parent, name, masked)
+                found += 1
+    return found

@@ -45,6 +45,10 @@ class Replay(Protocol):
             updates: the number of updates that the state counts.
         """
 
+    def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
+        """Returns what is remembered of the weight ``name`` after its last update, by torch's names: each with its
+        ``magnitude``, so that fp32 may be off by ``2^-24 magnitude`` in it."""
+
 
 @dataclass(frozen=True)
 class Coarse:
@@ -159,6 +163,12 @@ class SgdReplay:
         if "momentum_buffer" in tensors:
             velocity = tensors["momentum_buffer"]
             self.velocities[name] = velocity, velocity.abs(), self.roundings
+
+    def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
+        if name not in self.velocities:
+            return {}
+        velocity, sizes, roundings = self.velocities[name]
+        return {"momentum_buffer": (velocity, roundings * sizes + 2.0**-102)}
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         momentum = self.optimizer.momentum
@@ -297,6 +307,14 @@ class AdamReplay:
             m, v = tensors["exp_avg"], tensors["exp_avg_sq"]
             self.means[name] = m, m.abs(), v, v
             self.updates[name] = self.loaded[name] = updates
+
+    def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
+        if name not in self.means:
+            return {}
+        m, M, v, S2 = self.means[name]
+        t, arithmetic = self.updates[name] - self.loaded.get(name, 0), self.coarse.arithmetic
+        of_m, of_v = ((4 * t + of_g) * arithmetic + t * self.coarse.moments for of_g in (4, 8))
+        return {"exp_avg": (m, of_m * M + 2.0**-102), "exp_avg_sq": (v, of_v * S2 + 2.0**-102)}
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         (beta1, beta2), decay = self.optimizer.betas, self.optimizer.weight_decay

@@ -290,6 +290,21 @@ class Aged:
 
 
 @dataclass(frozen=True)
+class TrainedUpdate:
+    """The trained backend's next update, replayed from its own optimizer state.
+
+    Attributes:
+        drive: the step.
+        moments: by kind of the optimizer's tensors and by parameter, the largest error over its bound after the update.
+        counts: by tensor, where the optimizer counts its updates.
+    """
+
+    drive: Drive
+    moments: dict[str, dict[str, float]] = field(default_factory=dict)
+    counts: dict[str, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RoundingError:
     """The error of a tensor that one rounding of each result makes.
 
@@ -432,6 +447,7 @@ class Findings:
         overflow: with a loss scale that is too large; None without loss scaling.
         infinite: a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``.
         aged: a step from a state as it is after long training; None where it depends on no count.
+        trained: the update of the step after training; None where it was skipped, or could not be followed.
         reload: a state that was saved and loaded.
         wrong_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
@@ -453,6 +469,7 @@ class Findings:
     overflow: Drive | None = None
     infinite: Drive | None = None
     aged: Aged | None = None
+    trained: TrainedUpdate | None = None
     reload: Reload | None = None
     wrong_scale: WrongScale | None = None
     moved: dict[str, list[float]] = field(default_factory=dict)

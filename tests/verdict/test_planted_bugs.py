@@ -9,12 +9,12 @@ from planted.registry import FAMILIES, bugs_of
 
 
 def parameters():
-    """Yields every bug of MLPs and of the recipe in every precision, and whether it is slow. The plain command tries
-    every eighth row of the MLPs, and each bug of the recipe in one precision."""
+    """Yields every bug of MLPs, of the recipe and of trained backends in every precision, and whether it is slow. The
+    plain command tries every eighth row of the MLPs, and each of the other bugs in one precision."""
     rows = [(bug, precision) for bug in bugs_of("mlp") for precision in bug.precisions]
     for number, (bug, precision) in enumerate(rows):
         yield bug, precision, number % 8 != 0
-    for bug in bugs_of("recipe"):
+    for bug in bugs_of("recipe", "trained"):
         for number, precision in enumerate(bug.precisions):
             yield bug, precision, number != 0
 
@@ -70,5 +70,6 @@ def test_all_planted_bugs_of_a_family(family):
 
 def test_every_bug_is_registered_once():
     bugs = bugs_of(*FAMILIES)
-    assert Counter(bug.family.name for bug in bugs) == {"mlp": 34, "cnn": 19, "lstm": 17, "gpt": 20, "recipe": 51}
+    counts = {"mlp": 34, "cnn": 19, "lstm": 17, "gpt": 20, "recipe": 51, "trained": 6}
+    assert Counter(bug.family.name for bug in bugs) == counts
     assert len({(bug.family.name, bug.name) for bug in bugs}) == len(bugs)

@@ -140,7 +140,7 @@ def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor,
     """
     before, after = before.double(), after.double()
     bound = (before + step).abs_().mul_(coarse).add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)
-    return _largest((after - before).sub_(step).abs_().div_(bound))
+    return largest((after - before).sub_(step).abs_().div_(bound))
 
 
 def clip_errors(
@@ -184,7 +184,7 @@ def micro_batches(grads: Mapping[str, Tensor], shares: Sequence[Mapping[str, Seq
     return MicroBatches(counts.tolist(), rest, smallest)
 
 
-def _largest(values: Tensor) -> float:
-    """Returns inf where there is a NaN: ``max`` of Python's would pass over it."""
-    largest = values.max().item()
-    return math.inf if math.isnan(largest) else largest
+def largest(values: Tensor) -> float:
+    """Returns the largest value; inf where there is a NaN: ``max`` of Python's would pass over it."""
+    value = values.max().item()
+    return math.inf if math.isnan(value) else value

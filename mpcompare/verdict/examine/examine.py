@@ -2,7 +2,8 @@
 
 first       from the initial weights: loss and gradients beside the float64 oracle, updates beside fp32 arithmetic
 aged        the same from a state as it is after long training, in the step before the loss scale grows
-last        the trained backend's next step: its gradients beside those of a new one that starts from its weights
+last        the trained backend's next step: its gradients beside those of a new one that starts from its weights, and
+            its update beside the optimizer's from the state that it has
 overflow    from the initial weights with a loss scale that is too large, and with an infinite input; without a loss
             scale the infinite input alone
 reload      a new backend that loaded the state of another, beside that other, step by step
@@ -67,7 +68,7 @@ def examine(
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
     network = with_values(subject.model, weights, trained.buffers())
-    at_last = last(subject, trained, float(stepper.rates.now), network, after)
+    at_last, update = last(subject, stepper, rows, network, after)
     exponents = exponents_of(subject, exact, network, after) if noise else {}
 
     if not isinstance(subject.scaling, NoLossScale):
@@ -91,6 +92,7 @@ def examine(
         overflow=overflowed,
         infinite=infinite,
         aged=of_age,
+        trained=update,
         reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,

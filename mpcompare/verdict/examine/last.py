@@ -1,35 +1,44 @@
-"""The pass ``last``: the trained backend's next step, beside that of a new backend with the same weights."""
+"""The pass ``last``: the trained backend's next step, beside that of a new backend with the same weights, and its
+update beside the optimizer's from the same state."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from mpcompare.contract import Batches, Walk
+from mpcompare.contract import Batches, Stepper, Walk
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.drive import beside
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, at_scale
-from mpcompare.verdict.findings import Gradients
+from mpcompare.verdict.examine.trained import start_of, trained_update
+from mpcompare.verdict.findings import Gradients, TrainedUpdate
 
 
-def last(subject: Subject, backend: Any, lr: float, trained: nn.Module, batch: Batches) -> Gradients:
-    """Returns loss and gradients of the trained backend beside those of a new one at the same loss scale.
+def last(
+    subject: Subject, stepper: Stepper, rows: Sequence[Mapping[str, Any]], trained: nn.Module, batch: Batches
+) -> tuple[Gradients, TrainedUpdate | None]:
+    """Returns loss and gradients of the trained backend beside those of a new one at the same loss scale, and its
+    update.
 
     Both round alike, so they are equal but for the order of sums, unless the trained one computes with anything else
     than its weights. Beside the oracle a unit next to 0 could make up for all of the error.
 
     Args:
-        backend: as training left it; it takes a step.
-        lr: the learning rate of that step.
-        trained: the network with the weights and buffers of ``backend``.
+        stepper: the backend as training left it; it takes a step.
+        rows: those of ``steps.csv``.
+        trained: the network with its weights and buffers.
         batch: of the step.
     """
+    backend, lr = stepper.backend, float(stepper.rates.now)
     new = subject.make_backend(trained, at_scale(subject.scaling, float(backend.loss_scale())))
+    before = 0 if subject.start is None else subject.start.updates
+    start = start_of(backend, lr, before + sum(not row["skipped"] for row in rows), rows[-1]["step"])
     walk = Walk(backend, batch, lr)
     loss, grads = _gradients(walk)
-    walk.finish()
+    update = trained_update(subject, walk, start, grads)
     new_loss, new_grads = _gradients(Walk(new, batch, lr))
-    return beside(loss, grads, Exact(new_loss, new_grads, {}, 0.0))
+    return beside(loss, grads, Exact(new_loss, new_grads, {}, 0.0)), update
 
 
 def _gradients(walk: Walk) -> tuple[float, Params]:

@@ -67,6 +67,21 @@ def exponents(values: Tensor) -> Tensor:
     return count
 
 
+SPREAD = 1 << 16
+
+
+def spread(tensor: Tensor) -> Tensor:
+    """Returns a copy of at most ``SPREAD`` elements of a tensor, in one row, the same ones however it lies in memory.
+
+    Their distance is odd, so that they are not all of a few columns.
+    """
+    n, t = tensor.numel(), tensor.detach()
+    if n <= SPREAD:
+        return t.flatten().clone()
+    places = torch.arange(0, n, -(-n // SPREAD) | 1, device=t.device)
+    return t[torch.unravel_index(places, t.shape)]
+
+
 SKETCH = 256
 
 

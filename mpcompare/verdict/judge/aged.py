@@ -1,8 +1,8 @@
 """A step from a state as it is after long training: the loss scale grows, and the optimizer counts many updates."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from mpcompare.verdict.findings import Aged
+from mpcompare.verdict.findings import Count
 from mpcompare.verdict.judge import clipping, loss_scale, optimizer
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.gradients import from_an_aged_state
@@ -17,14 +17,14 @@ def checks(case: Case) -> Iterator[Check]:
         return
     yield from loss_scale.of_pass(AGED, aged.drive)
     yield from from_an_aged_state(case)
-    yield from _counts(aged)
+    yield from counts_of(aged.counts)
     yield from clipping.of_pass(case.run, AGED, aged.drive)
     yield from optimizer.of_passes(case.run, {AGED: aged.drive})
 
 
-def _counts(aged: Aged) -> Iterator[Check]:
-    """A count that stops makes every later bias correction that of a younger state."""
-    for name, e in aged.counts.items():
+def counts_of(counts: Mapping[str, Count], when: str = "") -> Iterator[Check]:
+    """A count that stops makes every later bias correction that of a younger state; ``when`` is a part of the names."""
+    for name, e in counts.items():
         because = f"the optimizer counts {e.count:g} updates of {name} after update {e.should_count}"
         because += f", in {e.dtype}: its bias correction does not go on" if e.count < e.should_count else ""
-        yield Check(f"count of updates, {name}", abs(e.count - e.should_count), 0, "bias correction", because)
+        yield Check(f"count of updates{when}, {name}", abs(e.count - e.should_count), 0, "bias correction", because)

@@ -21,6 +21,7 @@ from mpcompare.verdict.judge import (
     promises,
     resume,
     timed_steps,
+    trained,
     training,
 )
 from mpcompare.verdict.judge.check import Case, Check
@@ -42,6 +43,7 @@ KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
     "after a skip": gradients.after_a_skip,
     "resume": resume.checks,
     "aged": aged.checks,
+    "trained": trained.checks,
     "timed steps": timed_steps.checks,
     "run": training.checks,
 }

@@ -6,6 +6,8 @@ from mpcompare.clipping import USUAL_NORMS
 from mpcompare.verdict.findings import Drive
 from mpcompare.verdict.judge.check import Case, Check, Examined
 
+LAST = "last"  # the pass in which the trained backend takes its next step
+
 # By name in verdict/examine/known_mistakes.py: the cause, and how the updates are made.
 KNOWN_MISTAKES = {
     "schedule late": ("schedule", "at the learning rate of the update before"),
@@ -75,8 +77,9 @@ def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:
         if drive.early:
             kinds = ", ".join(drive.early)
             return "moments", f"{kinds} held other numbers than 0 after skipped steps, before the first update"
-    for drive in wrong:
-        short = [kind for kind, share in drive.digits.items() if share > 0.5 and len(drive.updates) > 1]
+    for where, drive in drives.items():
+        later = len(drive.updates) > 1 or where == LAST  # what is remembered of one gradient has no more digits than it
+        short = [kind for kind, share in drive.digits.items() if share > 0.5 and later and drive.known_mistakes]
         if short:
             return "moments", f"what is remembered of it ({', '.join(short)}) has the digits of 16-bit numbers"
     return "", ""

@@ -77,6 +77,8 @@ def _unchecked(case: Case) -> list[str]:
     }.items():
         if any(passes) and not all(each and each.gradients for each in passes):
             missing.append(what)
+    if run.last.gradients and run.trained is None:
+        missing.append("the update after training")
     if not run.recipe.linear:
         missing.append("first change of the weights (the optimizer is not linear in the gradients)")
     if overflowed := not_finite(run.last):

@@ -1,0 +1,177 @@
+"""The update of the pass ``last``: the trained backend's next one, replayed from its own optimizer state.
+
+What is wrong only late in training, such as a decay that stops or moments that lose their digits, shows here. The state
+is taken from the backend as it is, so that only the roundings of one update are allowed. Updates are made element by
+element, and some elements of a large tensor tell what is made of all.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.clipping import factor_of_norm
+from mpcompare.contract import Walk, promises_of
+from mpcompare.dtypes import dtype_name, torch_dtype
+from mpcompare.precision import FORMATS
+from mpcompare.tasks.optimizers import IN_FP32, Coarse
+from mpcompare.tasks.task import Params, Task
+from mpcompare.verdict.examine.drive import digits
+from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Change, Remembered, clip_errors, largest, update_errors
+from mpcompare.verdict.examine.known_mistakes import Update, known_mistakes, some_of
+from mpcompare.verdict.examine.numerics import spread, total_norm
+from mpcompare.verdict.examine.subject import Subject, promised_task
+from mpcompare.verdict.findings import Clip, Count, Drive, Step, TrainedUpdate, UpdateError
+
+
+@dataclass(frozen=True)
+class Start:
+    """The backend before its step, some elements of each tensor.
+
+    Attributes:
+        weights: by parameter.
+        optimizer: by kind and parameter, but for the counts.
+        counts: the number of updates that the optimizer counts, 0-d tensors by parameter.
+        scale: the loss scale.
+        lr: the learning rate of the step.
+        updates, steps: the numbers of those that were taken; skipped ones are no updates.
+    """
+
+    weights: Params
+    optimizer: Mapping[str, Params]
+    counts: Params
+    scale: float
+    lr: float
+    updates: int
+    steps: int
+
+    def remembered(self, name: str) -> Remembered:
+        """Returns what the optimizer remembers of one parameter."""
+        tensors = {kind: {name: kept[name]} for kind, kept in self.optimizer.items() if name in kept}
+        return Remembered(tensors, int(self.counts[name]) if name in self.counts else 0)
+
+
+def start_of(backend: Any, lr: float, updates: int, steps: int) -> Start:
+    """Returns what the next update of a backend starts from; the other arguments are the attributes of these names."""
+    kinds = backend.state_dict()["optimizer"]
+    return Start(
+        weights=_some(backend.master_params()),
+        optimizer={kind: _some(tensors) for kind, tensors in kinds.items() if kind != "step"},
+        counts={name: count.detach().clone() for name, count in kinds.get("step", {}).items()},
+        scale=float(backend.loss_scale()),
+        lr=lr,
+        updates=updates,
+        steps=steps,
+    )
+
+
+def trained_update(subject: Subject, walk: Walk, start: Start, grads: Params) -> TrainedUpdate | None:
+    """Takes a step to its end, and returns its update beside the optimizer's. None where there is none, because the
+    step is skipped, and where it cannot be followed, because no gradients are shown or the optimizer remembers
+    something else.
+
+    Args:
+        walk: the step, of which the gradients are there.
+        grads: before they were clipped; of a step in one piece, after.
+    """
+    backend = walk.backend
+    task = promised_task(subject.task, promises_of(backend))
+    walk.through("clip")
+    whole = grads if walk.in_one_piece or task.clip_norm is None else backend.grads()
+    clips = [] if task.clip_norm is None or not grads else [_clip(walk, task, grads, whole)]
+    clipped = _some(whole)
+    walk.through("step")
+    after, skipped = _some(backend.master_params()), bool(backend.skipped)
+    walk.finish()
+    known = set(task.optimizer.initial_state(torch.zeros(()))) - {"step"}
+    followed = start.updates == 0 or known <= set(start.optimizer)
+    if skipped or not followed or not grads or not all(bool(g.isfinite().all()) for g in clipped.values()):
+        return None
+    kinds = backend.state_dict()["optimizer"]
+    drive, moments = _replayed(subject, backend, start, (_some(grads), clipped, after), kinds)
+    return TrainedUpdate(replace(drive, clips=clips), moments, _counts(start, kinds.get("step", {}), clipped))
+
+
+def _replayed(
+    subject: Subject, backend: Any, start: Start, seen: tuple[Params, Params, Params], kinds: Mapping[str, Params]
+) -> tuple[Drive, dict[str, dict[str, float]]]:
+    """Returns the update beside the replay's, and by kind and tensor the largest error over its bound of what the
+    optimizer remembers after it.
+
+    Args:
+        seen: the gradients before and after they were clipped, and the weights after the step.
+        kinds: the optimizer's tensors after the step.
+    """
+    (_, clipped, after), promises, optimizer = seen, promises_of(backend), subject.task.optimizer
+    coarse = Coarse(promises.coarse_weights, promises.coarse_moments) if promises.coarse else IN_FP32
+    replay = optimizer.replay(coarse)
+    compute = torch_dtype(subject.precision.storage)
+    short = compute if promises.weights == "fp32" else torch_dtype(FORMATS[promises.weights])
+    updates: dict[str, UpdateError] = {}
+    moments: dict[str, dict[str, float]] = {}
+    for name, g in clipped.items():
+        change = Change(start.weights, after, {name: g}, start.lr, start.remembered(name))
+        updates |= update_errors(replay, change, short, promises.coarse_weights)
+        for kind, (value, magnitude) in replay.kept(f"{name} 0").items():
+            if name in kinds.get(kind, {}):
+                error = (spread(kinds[kind][name]).double() - value).abs_()
+                moments.setdefault(kind, {})[name] = largest(error.div_(magnitude.mul(UNIT_ROUNDOFF)))
+    wrong = not all(e.excess <= 1 for e in updates.values())
+    lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
+    mistakes: dict[str, float] = {}
+    if wrong and not promises.coarse:  # bounds of coarse weights are so wide that mistakes fit into them
+        mistakes = known_mistakes(promised_task(subject.task, promises), [_update(start, seen)], compute)
+    step = Step(True, False, False, True, start.scale, start.scale)
+    remembered = {kind: _some(tensors) for kind, tensors in kinds.items()} if wrong or lost else {}
+    drive = Drive([step], [updates], [start.lr], [], None, known_mistakes=mistakes, digits=digits(remembered))
+    return drive, moments
+
+
+def _update(start: Start, seen: tuple[Params, Params, Params]) -> Update:
+    """Returns the update as known mistakes are held beside it; the arguments are those of ``_replayed``."""
+    grads, clipped, after = seen
+    counts = max((int(count) for count in start.counts.values()), default=start.updates)
+    kept = {kind: some_of(tensors) for kind, tensors in start.optimizer.items()}
+    return Update(
+        before=some_of(start.weights),
+        after=some_of(after),
+        grads=some_of(grads),
+        clipped=some_of(clipped),
+        lr=start.lr,
+        norm=total_norm(clipped, 2.0),
+        number=start.updates,
+        steps=start.steps,
+        remembered=Remembered(kept, counts),
+    )
+
+
+def _clip(walk: Walk, task: Task, grads: Params, clipped: Mapping[str, Tensor]) -> Clip:
+    """Returns what clipping made of the gradients: the norms of all elements, and the factors of some."""
+    norm = math.nan if walk.backend.grad_norm is None else float(walk.backend.grad_norm)
+    assert task.clip_norm is not None
+    norms = norm, total_norm(clipped, task.clip_norm_type), task.clip_norm, task.clip_norm_type
+    elements = sum(g.numel() for g in grads.values())
+    if walk.in_one_piece:
+        return Clip(*norms, elements)
+    some = clip_errors(_some(grads), _some(clipped), *norms[::2], task.clip_norm_type)
+    factors = {name: replace(e, norm=total_norm({name: grads[name]}, 2.0)) for name, e in some.factors.items()}
+    should_norm = total_norm(grads, task.clip_norm_type)
+    return Clip(*norms, elements, should_norm, factor_of_norm(should_norm, task.clip_norm), factors)
+
+
+def _counts(start: Start, after: Mapping[str, Tensor], moved: Params) -> dict[str, Count]:
+    """Returns the number of updates that the optimizer counts of each parameter with a gradient, and the right one: one
+    more than before, where the most that it counted of any are all that were taken."""
+    missed = start.updates - max((int(count) for count in start.counts.values()), default=0)
+    return {
+        name: Count(float(count), int(start.counts.get(name, torch.zeros(()))) + missed + 1, dtype_name(count.dtype))
+        for name, count in after.items()
+        if name in moved
+    }
+
+
+def _some(tensors: Mapping[str, Tensor]) -> Params:
+    return {name: spread(t) for name, t in tensors.items()}

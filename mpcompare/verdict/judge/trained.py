@@ -1,0 +1,33 @@
+"""The trained backend's next update, beside the optimizer's from the state that the backend has by then."""
+
+from collections.abc import Iterator
+
+from mpcompare.verdict.findings import TrainedUpdate
+from mpcompare.verdict.judge import clipping, optimizer
+from mpcompare.verdict.judge.aged import counts_of
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.optimizer import LAST
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields the checks of one update, and what the optimizer remembers after it, with the roundings of one update.
+
+    Moments that are rounded once they are used make no update wrong, and every next one starts from them.
+    """
+    trained = case.run.findings.trained
+    if trained is None:
+        return
+    yield from clipping.of_pass(case.run, LAST, trained.drive)
+    yield from optimizer.of_passes(case.run, {LAST: trained.drive})
+    yield from _moments(trained)
+    yield from counts_of(trained.counts, " after training")
+
+
+def _moments(trained: TrainedUpdate) -> Iterator[Check]:
+    for kind, tensors in trained.moments.items():
+        for name, excess in tensors.items():
+            because = f"{kind} of {name} is {excess:.2g} times as far as fp32 rounds it from what the update after "
+            because += "training makes of it"
+            if trained.drive.digits.get(kind, 0.0) > 0.5:
+                because += ": it has the digits of 16-bit numbers"
+            yield Check(f"{kind} after training, {name}", excess, 1, "moments", because)

@@ -1,0 +1,95 @@
+"""Planted bugs that begin when training has gone on for a while: the first steps of every new backend are right."""
+
+from planted.recipe import ADAMW, CLIP, MOMENTUM, make
+from planted.registry import Family
+from torch import Tensor
+
+from mpcompare.backends.amp import Amp
+from mpcompare.backends.scratch import Scratch
+
+LATER = Family("trained", make, steps=20)
+
+
+class Late:
+    """A backend that goes wrong after ``after`` steps."""
+
+    after = 10
+    taken = 0
+
+    @property
+    def late(self) -> bool:
+        return self.taken > self.after
+
+
+class LateAmp(Late, Amp):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.taken += 1
+        return super().forward(x, y)
+
+
+class LateScratch(Late, Scratch):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.taken += 1
+        return super().forward(x, y)
+
+
+@LATER.plants("weight decay", task=ADAMW)
+class DecayStops(LateAmp):
+    def step(self, lr: float | Tensor) -> None:
+        if self.late:
+            for group in self.optimizer.param_groups:
+                group["weight_decay"] = 0.0
+        super().step(lr)
+
+
+@LATER.plants("optimizer", task=MOMENTUM)
+class BiasesStop(LateScratch):
+    """Biases stay as they are."""
+
+    def step(self, lr: float | Tensor) -> None:
+        biases = {name: master.clone() for name, master in self.masters.items() if name.startswith("b")}
+        super().step(lr)
+        self.masters |= biases if self.late else {}
+
+
+@LATER.plants("clip", task=CLIP)
+class ClipsNoMore(LateScratch):
+    """The norm is still said, and the gradients stay what they are."""
+
+    def clip(self) -> None:
+        before = {name: g.clone() for name, g in self.unscaled.items()}
+        super().clip()
+        if self.late:
+            self.unscaled = before
+
+
+@LATER.plants("moments", task=ADAMW)
+class MomentsLoseTheirDigits(LateAmp):
+    """The moments are kept in bf16 from then on."""
+
+    def update(self) -> None:
+        super().update()
+        if self.late:
+            for state in self.optimizer.state.values():
+                for kind in ("exp_avg", "exp_avg_sq"):
+                    state[kind].copy_(state[kind].bfloat16())
+
+
+@LATER.plants("moments", task=MOMENTUM)
+class MomentumLosesItsDigits(LateScratch):
+    def step(self, lr: float | Tensor) -> None:
+        super().step(lr)
+        if self.late:
+            for kept in self.remembered.values():
+                kept["momentum_buffer"].copy_(kept["momentum_buffer"].bfloat16())
+
+
+@LATER.plants("bias correction", task=ADAMW)
+class CountsFromZeroAgain(LateAmp):
+    """The optimizer is made anew, and keeps the means of the one before."""
+
+    def step(self, lr: float | Tensor) -> None:
+        super().step(lr)
+        if self.taken == self.after:
+            for state in self.optimizer.state.values():
+                state["step"].zero_()

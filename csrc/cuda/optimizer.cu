@@ -163,36 +163,40 @@ void launch_packs(int64_t count, bool aligned, Launch launch) {
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-void non_finite(Tensor x, Tensor found_inf) {
-  const int64_t count = check_non_finite(x, found_inf);
+// Runs launch(t, n, packs, stream) to read the count elements of x once, 16 bytes at a time where that is possible: t has
+// the type of an element, and n is that of launch_packs.
+template <class Launch>
+void launch_reading(const Tensor& x, int64_t count, Launch launch) {
   const DeviceGuard device(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
   by_dtype(x, [&](auto t) {
+    launch_packs<16 / sizeof(t)>(count, is_aligned(x.const_data_ptr(), 16),
+                                 [&](auto n, int64_t packs) { launch(t, n, packs, stream); });
+  });
+}
+
+void non_finite(Tensor x, Tensor found_inf) {
+  const int64_t count = check_non_finite(x, found_inf);
+  launch_reading(x, count, [&](auto t, auto n, int64_t packs, cudaStream_t stream) {
     using T = decltype(t);
-    launch_packs<16 / sizeof(T)>(count, is_aligned(x.const_data_ptr(), 16), [&](auto n, int64_t packs) {
-      constexpr int N = decltype(n)::value;
-      non_finite_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(packs, data<Pack<T, N>>(x),
-                                                                               mutable_data<float>(found_inf));
-    });
+    constexpr int N = decltype(n)::value;
+    non_finite_kernel<T, N><<<grid_of(packs, THREADS), THREADS, 0, stream>>>(packs, data<Pack<T, N>>(x),
+                                                                             mutable_data<float>(found_inf));
   });
 }
 
 void grad_norm(Tensor x, Tensor loss_scale, Tensor found_inf, Tensor norm, bool infinity) {
   const int64_t count = check_grad_norm(x, loss_scale, found_inf, norm);
-  const DeviceGuard device(x.get_device_index());
-  const cudaStream_t stream = current_stream(x);
-  by_dtype(x, [&](auto t) {
+  launch_reading(x, count, [&](auto t, auto n, int64_t packs, cudaStream_t stream) {
     using T = decltype(t);
-    launch_packs<16 / sizeof(T)>(count, is_aligned(x.const_data_ptr(), 16), [&](auto n, int64_t packs) {
-      constexpr int N = decltype(n)::value;
-      const int64_t blocks = grid_of(packs, THREADS);
-      const Tensor partials = torch::stable::new_empty(x, {blocks}, ScalarType::Double);
-      norm_kernel<T, N><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(
-          packs, data<Pack<T, N>>(x), data<float>(loss_scale), infinity, mutable_data<float>(found_inf),
-          mutable_data<double>(partials));
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-      add_norm_kernel<<<1, THREADS, 0, stream>>>(data<double>(partials), blocks, infinity, mutable_data<double>(norm));
-    });
+    constexpr int N = decltype(n)::value;
+    const int64_t blocks = grid_of(packs, THREADS);
+    const Tensor partials = torch::stable::new_empty(x, {blocks}, ScalarType::Double);
+    norm_kernel<T, N><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(
+        packs, data<Pack<T, N>>(x), data<float>(loss_scale), infinity, mutable_data<float>(found_inf),
+        mutable_data<double>(partials));
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    add_norm_kernel<<<1, THREADS, 0, stream>>>(data<double>(partials), blocks, infinity, mutable_data<double>(norm));
   });
 }
 

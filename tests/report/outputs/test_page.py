@@ -19,7 +19,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import ROLES
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.page import output
-from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, Bar, Checked, bars
+from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, SHOWN, Bar, Checked, Kind, bars
 from mpcompare.report.outputs.page.figures import CAPTIONS
 from mpcompare.report.outputs.page.words import answers
 from mpcompare.report.report import report
@@ -165,6 +165,19 @@ def test_text_of_users_is_shown_as_text(tmp_path):
 def test_a_bar_is_the_value_over_the_limit_on_a_logarithmic_axis(value, limit, length, text, state):
     (bar,) = bars("run", [check(value=value, limit=limit)])
     assert (bar.length, bar.text, bar.state) == (length, text, state)
+
+
+def test_of_many_checks_those_that_failed_and_the_nearest_are_drawn():
+    many = [check(name=f"gradient {i}", value=i / 1000, limit=1.0) for i in range(1, 200)]
+    few = Kind("gradients", bars("run", many[:SHOWN]))
+    assert (few.shown, few.left_out) == (list(few.bars), "")
+    right = Kind("gradients", bars("run", many))
+    assert [bar.check.value for bar in right.shown] == [i / 1000 for i in range(160, 200)]
+    assert right.left_out == "159 more are in verdict.json: none nearer to its limit than 0.16"
+    wrong = Kind("gradients", bars("run", [*many, *(check(value=2.0, limit=1.0) for _ in range(SHOWN + 3))]))
+    assert all(not bar.check.passed for bar in wrong.shown)
+    assert len(wrong.shown) == SHOWN
+    assert wrong.left_out == "202 more are in verdict.json: 3 that failed, too"
 
 
 def test_nearness_to_a_tight_limit_is_not_said():

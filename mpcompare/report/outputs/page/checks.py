@@ -12,6 +12,7 @@ from mpcompare.verdict.judge.check import Check
 from mpcompare.verdict.judge.verdict import Verdict
 
 LOWEST, HIGHEST = -3, 2  # the powers of ten of value over limit between which bars end
+SHOWN = 40  # bars of a kind and run: a network of 200 tensors has thousands, which no browser draws at once
 NEAR = 0.5  # of a limit: a value from here on is drawn darker, and stays where only these are shown
 
 
@@ -74,6 +75,47 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """The bars of a run's checks of one kind, in the order in which they were made."""
+
+    name: str
+    bars: Sequence[Bar]
+
+    @property
+    def exact(self) -> list[Bar]:
+        """The bars that one line sums up."""
+        return [bar for bar in self.bars if bar.exact]
+
+    @cached_property
+    def shown(self) -> list[Bar]:
+        """The bars that are drawn: those that failed, the first ones first, then those nearest to their limits."""
+        bars = [bar for bar in self.bars if not bar.exact]
+
+        def place(bar: Bar) -> tuple[bool, bool, float]:
+            return bar.check.passed, bar.check.passed and bar.check.tight, -bar.ratio if bar.check.passed else 0.0
+
+        kept = {bar.anchor for bar in sorted(bars, key=place)[:SHOWN]}
+        return [bar for bar in bars if bar.anchor in kept]
+
+    @property
+    def left_out(self) -> str:
+        """The bars that are not drawn, in words; empty where all are."""
+        kept = {bar.anchor for bar in self.shown}
+        others = [bar for bar in self.bars if not bar.exact and bar.anchor not in kept]
+        if not others:
+            return ""
+        failed = sum(not bar.check.passed for bar in others)
+        nearest = max(others, key=lambda bar: bar.ratio).text
+        words = f"{failed} that failed, too" if failed else f"none nearer to its limit than {nearest}"
+        return f"{len(others)} more are in verdict.json: {words}"
+
+    @property
+    def differs(self) -> bool:
+        """Whether a check failed or is near to its limit."""
+        return any(bar.state != "far" for bar in self.bars)
+
+
+@dataclass(frozen=True)
 class Checked:
     """A run with its checks; there are none where it was not examined."""
 
@@ -87,12 +129,12 @@ class Checked:
         return "no difference found" if self.verdict.word == "same" else self.verdict.word
 
     @property
-    def kinds(self) -> dict[str, list[Bar]]:
-        """The bars by the kind of their check, in the order in which they were made."""
+    def kinds(self) -> list[Kind]:
+        """The kinds of checks, in the order in which they were made."""
         kinds: dict[str, list[Bar]] = {}
         for bar in self.bars:
             kinds.setdefault(bar.check.kind, []).append(bar)
-        return kinds
+        return [Kind(name, bars) for name, bars in kinds.items()]
 
     @property
     def furthest(self) -> Bar | None:

@@ -12,6 +12,7 @@ from typing import Any
 from mpcompare.errors import InputError
 
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
+END_OF_BLOCK = ("read_ms", "finished", "cpu_s_between_turns")  # older records lack them
 STEP_FIELDS = (
     *("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms"),
     *MONITORED,
@@ -20,6 +21,7 @@ EVAL_FIELDS = ("step", "test_loss", "test_accuracy")
 BLOCK_FIELDS = (
     *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
     "cores_between_turns",
+    *END_OF_BLOCK,
 )
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
 

@@ -90,7 +90,7 @@ def phase_rows(
     stream, clock = ([batch] for batch in batches(dataset, task.batch_size)), clocks.clock(device)
     timing.time_block(stepper, stream, max(3, warmup_steps(backend) + 1), clock)  # compiles, searches, captures
     steps = timing.try_block(stepper, stream, BLOCK_S, clock).steps
-    whole = float(np.median([timing.time_block(stepper, stream, steps, clock)[0] for _ in range(5)]))
+    whole = float(np.median([timing.time_block(stepper, stream, steps, clock).step_ms for _ in range(5)]))
     found = row("phase", label, "whole step", whole, work.step(mlp, precision), roof, precision)
     if in_one_piece(backend):
         return [found]

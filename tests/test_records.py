@@ -121,9 +121,7 @@ def test_a_finished_run_without_all_its_steps_is_not_readable(tmp_path):
     recorder = Recorder(tmp_path, {**AT_START, "config": {"task": {}, "train": {"steps": 2, "warmup_steps": 1}}})
     recorder.steps([row(1), row(2), row(3)])
     for number in (1, 2):
-        recorder.block(
-            {"round": number, "steps": 5, "step_ms": 0.5, "wall_ms": 0.5, "settled": True, "cores_between_turns": 0.0}
-        )
+        recorder.block({"round": number, "steps": 5, "step_ms": 0.5, "wall_ms": 0.5, "settled": True, "finished": True})
     recorder.add(**{**dict.fromkeys(runs.FINISHED, 1.0), "timing": {"rounds": 2}}, status="ok")
     assert len(read_run(tmp_path).steps) == 3
     lines = (tmp_path / "steps.csv").read_text().splitlines(keepends=True)

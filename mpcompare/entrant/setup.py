@@ -16,7 +16,7 @@ from mpcompare.instruments.clock import Clock, clock
 from mpcompare.loss_scale import LossScale
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.shared import Shared
-from mpcompare.tasks.data import Dataset, batches
+from mpcompare.tasks.data import Dataset, batches, drawn_batches
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import Task, params_of, try_out
 from mpcompare.verdict.examine.lent import Lent, of_batch, of_network
@@ -71,6 +71,10 @@ class Setup:
     def batches(self, served: int = 0) -> Stream:
         """Yields the training batches, over and over, each as its micro-batches; the first ``served`` are left out."""
         return (self.task.micro_batches(x, y) for x, y in batches(self.dataset, self.task.batch_size, served))
+
+    def drawn_batches(self, seed: int) -> Stream:
+        """Yields training batches, each drawn at random, as its micro-batches."""
+        return (self.task.micro_batches(x, y) for x, y in drawn_batches(self.dataset, self.task.batch_size, seed))
 
 
 def set_up(plan: Plan, shared: Shared) -> Setup:

@@ -35,9 +35,10 @@ class Entrant:
         checkpoint: the one that training continues from, as it was saved; None: training begins anew.
         setup: everything that is made once.
         start: the point where training begins.
-        stepper: the backend that was trained. The examination is its last pass: it is gone when timing begins.
+        stepper: the backend that was trained, and is never loaded. One that is examined takes a timed block in the end,
+            outside of any clock; any other is gone when timing begins.
         trained: the end of training.
-        trial: the timed block, as the backend that was trained takes it.
+        trial: the length of a timed block.
     """
 
     plan: Plan

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from mpcompare.contract import Stepper, warmup_steps
-from mpcompare.entrant.rows import keep
+from mpcompare.entrant.beside import Ended, kinds_of
+from mpcompare.entrant.reading import Lines
 from mpcompare.entrant.setup import Setup, Stream
 from mpcompare.entrant.training import Trained
 from mpcompare.instruments import meter
@@ -23,36 +24,50 @@ from mpcompare.records import Recorder
 
 @dataclass(frozen=True)
 class Trial:
-    """A block as the trained backend itself takes it, which goes on as it is and is never loaded.
+    """The length of a timed block, as it was tried out.
 
     Attributes:
-        steps: the number of steps of a timed block.
+        steps: the number of its steps.
         untimed: the number of steps before it that are not timed.
-        losses: of the untimed steps before the block, of its own steps, and of one more after it.
     """
 
     steps: int
     untimed: int
-    losses: list[float]
 
 
 def try_block(stepper: Stepper, stream: Stream, block_s: float, clock: Clock) -> Trial:
-    """Finds the number of steps that take about ``block_s`` seconds, at least one, and takes a block of so many."""
-    losses: list[Any] = []
+    """Finds the number of steps that take about ``block_s`` seconds, at least one."""
+    for batch in islice(stream, untimed_steps(1, stepper.backend)):
+        stepper.step(batch)
     steps = 1
-    while True:
-        clock.mark()
-        losses += [keep(stepper.step(batch)) for batch in islice(stream, steps)]
-        clock.mark()
-        (block_ms,) = clock.read()
-        if block_ms > block_s * 1e3 / 8:
-            break
+    while (block_ms := time_block(stepper, stream, steps, clock).step_ms * steps) <= block_s * 1e3 / 8:
         steps *= 2
     steps = max(1, round(steps * block_s * 1e3 / block_ms))
-    untimed = untimed_steps(steps, stepper.backend)
-    total = untimed + steps + 1
-    losses += [keep(stepper.step(batch)) for batch in islice(stream, max(total - len(losses), 0))]
-    return Trial(steps, untimed, [float(loss) for loss in losses[:total]])
+    return Trial(steps, untimed_steps(steps, stepper.backend))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A block that was timed.
+
+    Attributes:
+        step_ms: milliseconds a step by the clock, to the moment in which loss and weights have been read.
+        wall_ms: the same by the wall.
+        read_ms: milliseconds by the wall from the return of the last step to that moment.
+        loss: of the last step; NaN where there is none.
+        lines, read: the lines of the weights, and what was read of them.
+    """
+
+    step_ms: float
+    wall_ms: float
+    read_ms: float
+    loss: float
+    lines: Lines
+    read: Tensor
+
+    def still(self, clock: Clock) -> bool:
+        """Whether the weights are as they were read when the clock stopped."""
+        return torch.equal(self.lines.read(clock).nan_to_num(), self.read.nan_to_num())
 
 
 @dataclass(frozen=True)
@@ -62,44 +77,65 @@ class Blocks:
     Attributes:
         finish: the order that ended them.
         step_ms: milliseconds a step of each block.
-        difference: the largest difference between a loss in a block and the trial's at the same step. Three are
-            compared: of the first untimed step, of the last timed one, and of one more after it, which depends on every
-            update before it. So what is timed is what was examined.
+        unfinished: the number of blocks whose weights went on changing after the clock had stopped.
+        last: the end of the last of them, where that was to be kept. No entrant knows of a block that it is the last.
     """
 
     finish: Finish
     step_ms: list[float]
-    difference: float
+    unfinished: int
+    last: Ended | None
 
 
 def take_turns(
-    setup: Setup, trained: Trained, trial: Trial, recorder: Recorder, text: str
+    setup: Setup, trained: Trained, trial: Trial, recorder: Recorder, text: str, kept: bool
 ) -> Generator[Progress | Turn, Order | None, Blocks]:
-    """Times a block of steps a turn, as long as the race orders it; ``text`` is said at the end of the turn before."""
-    step_ms, difference, bystanders, rest = [], 0.0, Bystanders(setup.device), Rest()
+    """Times a block of steps a turn, as long as the race orders it; ``text`` is said at the end of the turn before.
+
+    Args:
+        trained: the state in which every block begins.
+        kept: whether the state that the last block left is to be returned.
+    """
+    step_ms, unfinished, last, rest = [], 0, None, Rest()
     order = yield Turn(text=text)
-    untimed = trial.untimed
     while isinstance(order, Time):
-        between = rest.stop()
-        padding, stepper, stream = _padding(setup.device), fresh(setup, trained), setup.batches()
-        losses: dict[int, Any] = {0: keep(stepper.step(next(stream)))}
-        time_block(stepper, stream, untimed - 1, setup.clock)
-        bystanders.start()
-        ms, wall_ms, losses[untimed + trial.steps - 1] = time_block(stepper, stream, trial.steps, setup.clock)
-        load = bystanders.stop()
-        losses[untimed + trial.steps] = keep(stepper.step(next(stream)))
-        for step, loss in losses.items():
-            difference = max(difference, abs(float(loss) - trial.losses[step]))
-        del padding, stepper
+        waited = rest.stop()
+        last = None  # frees its tensors
+        row, last = _block(setup, trained, trial, order, kept)
         meter.release()
-        settled = settle()
-        step_ms.append(ms)
-        row = {"round": order.round, "steps": trial.steps, "step_ms": ms, "wall_ms": wall_ms, **load}
-        recorder.block({**row, "settled": settled, "cores_between_turns": between})
+        recorder.block({**row, **waited, "settled": settle()})
+        step_ms.append(row["step_ms"])
+        unfinished += not row["finished"]
         rest.start()
-        order = yield Turn(ms)
+        order = yield Turn(row["step_ms"])
     assert isinstance(order, Finish)
-    return Blocks(order, step_ms, difference)
+    return Blocks(order, step_ms, unfinished, last)
+
+
+def _block(
+    setup: Setup, trained: Trained, trial: Trial, order: Time, kept: bool
+) -> tuple[dict[str, Any], Ended | None]:
+    """Times one block. Returns its row of ``blocks.csv``, and its end, if that is to be ``kept``."""
+    torch.manual_seed(order.seed)  # for a backend that draws numbers: the trained one will draw the same
+    bystanders, padding, stepper = Bystanders(setup.device), _padding(setup.device), fresh(setup, trained)
+    stream = setup.drawn_batches(order.seed)
+    first = float(stepper.step(next(stream)))
+    time_block(stepper, stream, trial.untimed - 1, setup.clock)
+    bystanders.start()
+    timed = time_block(stepper, stream, trial.steps, setup.clock)
+    load = bystanders.stop()
+    settle()
+    row = {
+        "round": order.round,
+        "steps": trial.steps,
+        "step_ms": timed.step_ms,
+        "wall_ms": timed.wall_ms,
+        "read_ms": timed.read_ms,
+        "finished": timed.still(setup.clock),
+        **load,
+    }
+    del padding  # it shifted all that lies above it
+    return row, Ended(order.seed, (first, timed.loss), kinds_of(stepper.backend)) if kept else None
 
 
 def fresh(setup: Setup, trained: Trained) -> Stepper:
@@ -123,18 +159,18 @@ def _padding(device: torch.device) -> Tensor:
     return torch.empty(random.randrange(1 << 12, 1 << 22), dtype=torch.uint8, device=device)
 
 
-def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock) -> tuple[float, float, Any]:
-    """Takes ``steps`` bare steps: nothing is read or written between them.
-
-    Returns:
-        Milliseconds a step by the clock, those by the wall, and the loss of the last step (NaN where there is none).
-    """
-    loss: float | Tensor = float("nan")
+def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock) -> Timed:
+    """Takes ``steps`` bare steps: nothing is read or written between them. The block ends when the loss of the last one
+    and a line of every weight have been read."""
+    lines = Lines(stepper.backend)
+    loss: Any = float("nan")
     start = time.perf_counter()
     clock.mark()
     for batch in islice(stream, steps):
         loss = stepper.step(batch)
+    returned = time.perf_counter()
+    loss, read = float(loss), lines.read(clock)
     clock.mark()
     (block_ms,) = clock.read()
-    steps = max(steps, 1)
-    return block_ms / steps, (time.perf_counter() - start) * 1e3 / steps, keep(loss)
+    end, steps = time.perf_counter(), max(steps, 1)
+    return Timed(block_ms / steps, (end - start) * 1e3 / steps, (end - returned) * 1e3, loss, lines, read)

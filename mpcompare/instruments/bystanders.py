@@ -1,5 +1,6 @@
 """The load of the machine beside a timed block: its clock, the cause that slows it, and the cores that others use."""
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -45,18 +46,45 @@ class Bystanders:
 
 
 class Rest:
-    """Observes how much this process, all its threads included, computes while others have their turns."""
+    """Observes how much this process computes while others have their turns, with its threads and child processes."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
         """Marks the end of a turn."""
-        self._own, self._time = time.process_time(), time.perf_counter()
+        self._own, self._time = _own_seconds(), time.perf_counter()
 
-    def stop(self) -> float:
-        """Marks the start of the next turn; returns the number of CPU cores that this process kept busy in between."""
-        return (time.process_time() - self._own) / (time.perf_counter() - self._time)
+    def stop(self) -> dict[str, float]:
+        """Marks the start of the next turn. Returns the seconds of CPU time that were used in between, and the number
+        of cores that they kept busy."""
+        used, seconds = max(_own_seconds() - self._own, 0.0), time.perf_counter() - self._time
+        return {"cores_between_turns": used / seconds, "cpu_s_between_turns": used}
+
+
+def _own_seconds() -> float:
+    """Returns the CPU seconds of this process and of its children: those that live, and those that it waited for."""
+    ended = os.times()
+    return time.process_time() + ended.children_user + ended.children_system + sum(map(_seconds_of, _children("self")))
+
+
+def _children(process: int | str) -> list[int]:
+    """Returns the children of a process and theirs; none where the system does not say."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                found += [child, *_children(child)]
+    return found
+
+
+def _seconds_of(process: int) -> float:
+    """Returns the CPU seconds of a process, those of children that it waited for included; 0 where it is gone."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _busy_seconds() -> float | None:

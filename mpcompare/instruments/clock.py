@@ -18,6 +18,9 @@ class Clock(Protocol):
     def read(self) -> list[float]:
         """Returns the milliseconds between neighbouring marks since the last read; waits for the last mark."""
 
+    def wait(self) -> None:
+        """Waits until the device has done all that was queued, on whatever stream."""
+
 
 class CpuClock:
     """A clock of wall time: on a CPU a step is done when its last call returns."""
@@ -31,6 +34,9 @@ class CpuClock:
     def read(self) -> list[float]:
         marks, self._marks = self._marks, []
         return [(after - before) / 1e6 for before, after in itertools.pairwise(marks)]
+
+    def wait(self) -> None:
+        pass  # a CPU queues nothing
 
 
 class CudaClock:
@@ -49,6 +55,9 @@ class CudaClock:
         if marks:
             marks[-1].synchronize()
         return [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()
 
 
 def clock(device: torch.device) -> Clock:

@@ -12,6 +12,7 @@ yields ``Turn`` and is sent an ``Order`` (``entrant/``), here or in a process of
 
 import itertools
 import math
+import random
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
@@ -48,7 +49,16 @@ class Train:
 
 @dataclass(frozen=True)
 class Time:
+    """A block is to be timed.
+
+    Attributes:
+        round: its number, from 1.
+        seed: that of its batches, the same for every entrant of the round. The race draws it as the round begins, so
+            that no entrant knows before its turn what it will compute.
+    """
+
     round: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,8 @@ class Display(Protocol):
 # The first look is taken after so many: from fewer rounds the spread, which plans the next look, is hardly known.
 MIN_ROUNDS = 10
 
+_UNFORESEEN = random.SystemRandom()  # a generator with a seed could be run ahead
+
 
 def race(
     entrants: Sequence[Entrant],
@@ -178,8 +190,9 @@ def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | Non
 
     look, half_width = MIN_ROUNDS, math.inf
     for rounds in itertools.count(1):
+        order = Time(rounds, _UNFORESEEN.getrandbits(32))
         for entrant in _order(racing, rounds):
-            if turn := _turn(entrant, Time(rounds), display):
+            if turn := _turn(entrant, order, display):
                 blocks[id(entrant)].append(turn.step_ms)
             else:
                 racing = [other for other in racing if other is not entrant]

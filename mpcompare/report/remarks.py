@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpcompare.race.turns import describe_timing
+from mpcompare.report.clock import doubts, out_of_turn
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 
 TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
-# Cores. Ratios are known within 2 % (measure.rel_ci), and that much of a core can shift them by as much. An entrant
-# that waits uses 0.0004, and 0.002 where its blocks take 10 ms: the messages between two turns.
-OUT_OF_TURN = 0.02
 OTHERS = 0.25  # cores that other programs keep busy, from which on they are named
 # Variables of the environment that make the same program faster or slower. Others torch sets itself: KMP_INIT_AT_FORK.
 _SPEED = (
@@ -60,24 +58,19 @@ def timing(comparison: Comparison) -> list[str]:
     lines = list(stops.values())[:1] if alike else [f"{label}: {text}" for label, text in stops.items()]
     if not all(entry.side_by_side for entry in finished):
         lines.append("~ not timed in turns with its baseline: drift of the machine is in the ratio")
-    out_of_turn = {entry.label: _out_of_turn(entry) for entry in finished}
+    busy = {entry.label: out_of_turn(entry) for entry in finished}
     lines += [
         f"{label}: kept {cores:.2g} cores busy in the turns of others (OpenMP does with OMP_WAIT_POLICY=active)"
-        for label, cores in out_of_turn.items()
+        for label, cores in busy.items()
         if cores
     ]
     for entry in finished:
         rivals = (rival for rival in finished if rival is not entry and _race(rival) == _race(entry))
-        others = entry.run.blocks["other_cores"].median() - sum(out_of_turn[rival.label] for rival in rivals)
+        others = entry.run.blocks["other_cores"].median() - sum(busy[rival.label] for rival in rivals)
         if others > OTHERS:
             lines.append(f"{entry.label}: other programs kept {others:.1f} cores busy while it was timed")
+        lines += doubts(entry)
     return [*lines, *_environment(comparison)]
-
-
-def _out_of_turn(entry: Entry) -> float:
-    """The cores that the entrant kept busy while others had their turns; 0 where it waited, or had none to wait for."""
-    cores = entry.run.blocks["cores_between_turns"].median()
-    return float(cores) if _race(entry) and cores > OUT_OF_TURN else 0.0
 
 
 def _race(entry: Entry) -> str | None:

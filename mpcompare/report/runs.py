@@ -15,6 +15,7 @@ from mpcompare.errors import InputError
 from mpcompare.records import (
     BLOCK_FIELDS,
     BLOCKS,
+    END_OF_BLOCK,
     EVAL_FIELDS,
     EVALS,
     MONITORED,
@@ -71,7 +72,8 @@ def read_run(folder: Path, name: str = "") -> Run:
     try:
         result = json.loads((folder / RESULT).read_text())
         steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool, "clipped": bool})
-        blocks = _read(folder / BLOCKS, BLOCK_FIELDS, {"round": int, "steps": int, "throttle": str, "settled": bool})
+        of_block = {"round": int, "steps": int, "throttle": str, "settled": bool, "finished": bool}
+        blocks = _read(folder / BLOCKS, BLOCK_FIELDS, of_block)
         evals = _read(folder / EVALS, EVAL_FIELDS, {"step": int})
         examined = (folder / NUMERICS).exists()
         findings = from_document(numbers(json.loads((folder / NUMERICS).read_text()))) if examined else None
@@ -107,15 +109,15 @@ def steps_before(result: dict[str, Any]) -> int:
 
 
 def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataFrame:
-    """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers. Those of ``MONITORED`` are
-    empty where the file is older than they are."""
+    """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers. Those of ``MONITORED`` and
+    ``END_OF_BLOCK`` are empty where the file is older than they are."""
     text = path.read_text() if path.exists() else ""
     text = text[: text.rfind("\n") + 1]  # a row that was cut off, by a full disk say, is no row
     if not text:
         return pd.DataFrame(columns=list(fields))
     types = {field: types.get(field, float) for field in fields}
     rows = pd.read_csv(io.StringIO(text), dtype=types)
-    if tuple(rows) not in (tuple(fields), tuple(field for field in fields if field not in MONITORED)):
+    if tuple(rows) not in (tuple(fields), tuple(field for field in fields if field not in (*MONITORED, *END_OF_BLOCK))):
         raise ValueError(f"{path.name} has columns {', '.join(map(str, rows))}")
     return rows.reindex(columns=list(fields))
 

@@ -1,11 +1,13 @@
 """The verdict on each run of a comparison."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from mpcompare.records import numbers
 from mpcompare.report.comparable import differing
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.runs import Run
-from mpcompare.verdict.judge.check import Examined
+from mpcompare.verdict.judge.check import Examined, Timed
 from mpcompare.verdict.judge.verdict import Verdict, judge
 
 
@@ -42,7 +44,6 @@ def examined_of(run: Run) -> Examined | None:
     if run.findings is None:
         return None
     result = run.result
-    loss, difference = (result.get(key) for key in ("timed_loss", "timed_loss_difference"))
     return Examined(
         name=run.name,
         precision=result["precision"],
@@ -51,6 +52,18 @@ def examined_of(run: Run) -> Examined | None:
         steps=run.steps,
         layers=result.get("module_dtypes") or {},
         start=run.start,
-        timed_loss=None if loss is None else float(loss),  # inf and NaN are words in a record
-        timed_loss_difference=None if difference is None else float(difference),
+        timed=_timed(result),
+    )
+
+
+def _timed(result: Mapping[str, Any]) -> Timed | None:
+    """Returns the timed blocks of a run; None where its record does not hold them beside the examined backend's."""
+    if "timed_loss_difference" not in result:
+        return None
+    return Timed(
+        loss=float(result["timed_loss"]),  # inf and NaN are words in a record
+        loss_difference=float(result["timed_loss_difference"]),
+        state=numbers(result.get("timed_state", {})),
+        steps=result.get("timed_steps", 0),
+        unfinished=result.get("timed_unfinished", 0),
     )

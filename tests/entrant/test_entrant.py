@@ -21,6 +21,7 @@ from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.race.turns import Finish, Progress, Time, Train
 from mpcompare.records import Recorder
+from mpcompare.tasks.data import drawn_batches
 
 
 @pytest.fixture
@@ -29,17 +30,18 @@ def entrant(tmp_path):
     return compete(PLAN, Recorder(tmp_path, AT_START))
 
 
-def test_every_block_times_the_same_steps_from_the_trained_weights(entrant, tmp_path):
+def test_every_block_times_steps_from_the_trained_weights_on_batches_that_the_race_draws(entrant, tmp_path):
     turn(entrant, None)
     assert STARTS == []  # nothing is computed before it is its turn
     turn(entrant, Train())
     initial, watched = STARTS
     assert watched == initial  # a new backend shows its dtypes
-    blocks = [turn(entrant, Time(number)).step_ms for number in (1, 2, 3)]
-    assert len(set(STARTS[2:])) == 1
-    weights, batch = STARTS[2]
+    blocks = [turn(entrant, Time(number, seed)).step_ms for number, seed in ((1, 7), (2, 8), (3, 7))]
+    assert len({weights for weights, _ in STARTS[2:]}) == 1
+    weights = STARTS[2][0]
     assert weights != initial[0]  # trained
-    assert batch == initial[1]  # the first batch again
+    first = [next(drawn_batches(PLAN.dataset(), PLAN.task.batch_size, seed))[0].sum().item() for seed in (7, 8, 7)]
+    assert [batch for _, batch in STARTS[2:]] == first
     finish = Finish(rounds=3, stopped="budget", half_width=0.5, seconds=1.0, race=None)
     with pytest.raises(StopIteration):
         turn(entrant, finish)
@@ -76,7 +78,7 @@ def test_a_pass_that_fails_leaves_the_record_of_those_before_it(entrant, tmp_pat
         raise ZeroDivisionError
 
     monkeypatch.setattr("mpcompare.entrant.passes.memory.measure_memory", fails)
-    for order in (None, Train(), Time(1)):
+    for order in (None, Train(), Time(1, seed=1)):
         turn(entrant, order)
     with pytest.raises(ZeroDivisionError):
         turn(entrant, Finish(rounds=1, stopped="budget", half_width=0.5, seconds=1.0, race=None))
@@ -150,15 +152,23 @@ class HalfTheRowsOnceLoaded(Fp32):
 
 
 @pytest.mark.parametrize(("cls", "same"), [(Recording, True), (HalfTheRowsOnceLoaded, False)])
-def test_the_losses_of_timed_blocks_are_beside_those_of_the_trained_backend(tmp_path, cls, same):
-    entrant = compete(replan(PLAN, make_backend=cls), Recorder(tmp_path, AT_START))
-    for order in (None, Train(), Time(1), Time(2)):
+def test_the_last_block_is_beside_that_of_the_trained_backend(tmp_path, cls, same):
+    entrant = compete(replan(PLAN, make_backend=cls, verdict={"enabled": True}), Recorder(tmp_path, AT_START))
+    for order in (None, Train(), Time(1, seed=1), Time(2, seed=2)):
         turn(entrant, order)
     with pytest.raises(StopIteration):
         turn(entrant, Finish(rounds=2, stopped="budget", half_width=0.5, seconds=1.0, race=None))
     result = json.loads((tmp_path / "result.json").read_text())
     assert 0 < result["timed_loss"] < 3
     assert (result["timed_loss_difference"] == 0) == same
+    weights = result["timed_state"]["weights"]
+    assert (weights["difference"] == 0) == same
+    assert 0 < weights["moved"] < weights["norm"]
+    blocks = pd.read_csv(tmp_path / "blocks.csv")
+    assert result["timed_steps"] > blocks["steps"].iloc[-1]
+    assert blocks["finished"].all()
+    assert result["timed_unfinished"] == 0
+    assert (blocks["read_ms"] > 0).all()
 
 
 @pytest.mark.parametrize(

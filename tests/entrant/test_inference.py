@@ -229,7 +229,7 @@ def test_entrants_of_a_race_share_what_it_costs_and_say_how_exact_their_own_weig
 @pytest.mark.parametrize("enabled", [True, False])
 def test_it_is_measured_in_the_last_turn_of_the_entrant(tmp_path, enabled):
     turns = compete(replan(PLAN, inference={"enabled": enabled}), Recorder(tmp_path, AT_START))
-    for order in (None, Train(), Time(1)):
+    for order in (None, Train(), Time(1, seed=1)):
         turn(turns, order)
         assert "inference" not in json.loads((tmp_path / "result.json").read_text())
     with pytest.raises(StopIteration):

@@ -4,11 +4,13 @@ import itertools
 import time
 
 import pytest
+import torch
 from support.tasks import make_task
 
 from mpcompare.contract import Stepper
 from mpcompare.entrant.phases import PhaseTimes, time_phases
-from mpcompare.entrant.timing import try_block
+from mpcompare.entrant.reading import Lines
+from mpcompare.entrant.timing import Trial, time_block, try_block
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.phases import WHOLE_STEP
 
@@ -28,6 +30,9 @@ class SaidClock(CpuClock):
     def read(self):
         marks, self.marks = self.marks, []
         return [after - before for before, after in itertools.pairwise(marks)]
+
+    def wait(self):
+        pass
 
 
 class Phases:
@@ -55,6 +60,9 @@ class Phases:
     def step(self, lr):
         pass
 
+    def master_params(self):
+        return {}
+
 
 BATCHES = itertools.repeat([(None, None)])
 
@@ -72,38 +80,80 @@ def test_phases_of_a_step_are_timed_apart_and_their_clock_is_paid_for():
     found = time_phases(stepper(Phases(clock)), BATCHES, 5, clock, TASK)
     assert found.phase_ms["forward"] == pytest.approx(3.1)
     assert found.phase_overhead == pytest.approx((9 + 0.1 * 34 / 5) / (9 + 0.1 / 5) - 1)
+    assert found.phase_gap_ms == pytest.approx(0.1)
 
 
 def test_a_step_that_is_one_piece_has_one_time():
     class Whole:
         skipped = False
+        master_params = Phases.master_params
 
         def train_step(self, *_):
             clock.now += 4
             return 0.0
 
     clock = SaidClock()
-    assert time_phases(stepper(Whole()), BATCHES, 5, clock, TASK) == PhaseTimes({WHOLE_STEP: 4}, 0)
+    assert time_phases(stepper(Whole()), BATCHES, 5, clock, TASK) == PhaseTimes({WHOLE_STEP: 4}, 0, 0)
 
 
-def test_a_block_takes_as_long_as_it_should_and_its_losses_are_kept():
+def test_a_block_takes_as_long_as_it_should():
     clock = SaidClock()
-    trial = try_block(stepper(Phases(clock)), BATCHES, 0.45, clock)
-    assert trial.steps == 450 / 9
-    untimed = 50 // 4
-    assert trial.untimed == untimed
-    assert trial.losses == list(range(1, untimed + 50 + 2))  # the losses of all its steps, and of one after it
-    short = try_block(stepper(Phases(clock)), BATCHES, 1e-6, clock)
-    assert (short.steps, short.untimed) == (1, 1)
+    assert try_block(stepper(Phases(clock)), BATCHES, 0.45, clock) == Trial(steps=450 // 9, untimed=50 // 4)
+    assert try_block(stepper(Phases(clock)), BATCHES, 1e-6, clock) == Trial(steps=1, untimed=1)
 
 
 def test_a_block_begins_when_the_backend_is_warm():
     clock = SaidClock()
     backend = Phases(clock)
     backend.warmup_steps = 2  # as those before the capture of a graph, which is the third step
-    trial = try_block(stepper(backend), BATCHES, 1e-6, clock)
-    assert (trial.steps, trial.untimed) == (1, 3)
-    assert trial.losses == [1, 2, 3, 4, 5]
+    assert try_block(stepper(backend), BATCHES, 1e-6, clock) == Trial(steps=1, untimed=3)
+    assert backend.taken == 4
+
+
+class Late(Phases):
+    """A backend whose step returns at once: whoever asks for its loss or its weights waits for all that is queued."""
+
+    skipped = False
+    queued = 0
+    weight = torch.zeros(2, 3)
+
+    def train_step(self, *_):
+        self.queued += 1
+        return self
+
+    def __float__(self):
+        self.clock.now += 4
+        return 0.5
+
+    def master_params(self):
+        self.clock.now += 5 * self.queued
+        self.queued = 0
+        return {"weight": self.weight.add_(1.0)}
+
+
+def test_a_block_ends_when_its_loss_and_its_weights_have_been_read():
+    clock = SaidClock()
+    timed = time_block(stepper(Late(clock)), BATCHES, 10, clock)
+    assert timed.step_ms == (4 + 5 * 10) / 10
+    assert timed.loss == 0.5
+    assert timed.read.tolist() == [2.0] * 3  # a line of the weight, and what it is at the end
+    assert not timed.still(clock)
+
+
+def test_lines_are_drawn_from_every_weight_that_holds_a_number():
+    backend = Phases(SaidClock())
+    shapes = {"bias": (4,), "kernel": (5, 3, 2), "scale": (), "empty": (0, 3), "half": (6, 2)}
+    params = {name: torch.rand(shape, requires_grad=True) for name, shape in shapes.items()}
+    backend.master_params = lambda: {**params, "half": params["half"].bfloat16()}
+    places = [Lines(backend).places for _ in range(40)]
+    assert {name: len(place) for name, place in places[0].items()} == {"bias": 0, "kernel": 2, "scale": 0, "half": 1}
+    assert {each["kernel"][0] for each in places} == set(range(5))
+    lines = Lines(backend)
+    bias, kernel, scale, half = lines.read(SaidClock()).split([4, 2, 1, 2])
+    assert torch.equal(bias, params["bias"])
+    assert torch.equal(kernel, params["kernel"][lines.places["kernel"]])
+    assert scale == params["scale"]
+    assert torch.equal(half, params["half"][lines.places["half"]].bfloat16())
 
 
 def test_the_clock_of_a_cpu_is_the_walls():

@@ -83,9 +83,27 @@ def test_the_load_of_the_machine_is_seen():
 def test_what_a_process_computes_between_its_turns_is_seen():
     rest = Rest()
     time.sleep(0.2)
-    assert rest.stop() < 0.02
+    waited = rest.stop()
+    assert waited["cores_between_turns"] < 0.02
+    assert 0 <= waited["cpu_s_between_turns"] < 0.004
     rest.start()
     end = time.process_time() + 0.1
     while time.process_time() < end:
         pass
-    assert rest.stop() > 0.1  # less than 1 where others compute too
+    computed = rest.stop()
+    assert computed["cores_between_turns"] > 0.1  # less than 1 where others compute too
+    assert 0.1 <= computed["cpu_s_between_turns"] < 0.2
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_its_children_compute_is_its_own(ends):
+    last = "" if ends else "; time.sleep(60)"
+    program = f"import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True){last}"
+    rest = Rest()
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "done\n"
+        if ends:
+            child.wait()
+        found = rest.stop()
+        child.kill()
+    assert 0.25 <= found["cpu_s_between_turns"] < 1

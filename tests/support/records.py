@@ -14,6 +14,7 @@ MEASURED = {
     "workspace_bytes": 14_000_000, "batch_bytes": 200_000, "rss_before_bytes": 9_000_000, "peak_rss_bytes": 25_000_000,
     "memory_by_op": {"aten::mm": 1_200_000, "aten::add": 300_000},
 }  # fmt: skip
+DONE = {"settled": True, "finished": True}
 WHOLE = {"phase_ms": {"whole step": 7.5}, "phase_overhead": 0.0}
 
 
@@ -80,15 +81,18 @@ def _write_blocks(recorder: Recorder, blocks: Sequence[float], more: dict[str, A
     """Writes blocks of one step that take so many milliseconds, and returns their number. Takes from ``more`` the cores
     that others kept busy in them, ``other_cores``, and this run between them, ``out_of_turn``."""
     load = {"other_cores": more.pop("other_cores", 0.0), "cores_between_turns": more.pop("out_of_turn", 0.0)}
+    load |= {"cpu_s_between_turns": more.pop("cpu_s_out_of_turn", 0.0), "read_ms": more.pop("read_ms", 0.0)}
     for number, ms in enumerate(blocks, start=1):
-        recorder.block({"round": number, "steps": 1, "step_ms": ms, "wall_ms": ms, "settled": True, **load})
+        recorder.block({"round": number, "steps": 1, "step_ms": ms, "wall_ms": ms, **load, **DONE})
     return len(blocks)
 
 
 def _result(step_ms: float, torch: str) -> dict[str, Any]:
     """Returns the result of a run that has finished, with this version of torch."""
     return {
-        "phase_ms": {"forward": 4.0, "backward": 5.0, "unscale": None, "step": 1.0, "update": 0.0},
+        "phase_ms": {
+            "forward": 0.4 * step_ms, "backward": 0.5 * step_ms, "unscale": None, "step": 0.1 * step_ms, "update": 0.0,
+        },
         "phase_overhead": 0.01, "first_step_ms": 50.0, "construct_s": 0.5, "engine": "torch",
         "loss_scale": "NoLossScale", "dataset": "synthetic", "dataset_reason": "asked for", "dataset_fingerprint": "d",
         "initial_weights": "w", "device_name": "cpu", "threads": 2, "versions": {"torch": torch},

@@ -1,5 +1,11 @@
 """Backends that compute something else once they were loaded: timed backends compute as the examined ones did."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
 import pytest
 from support.judging import dataset_of, examined
 from support.plans import SMALL_PLAN, replan
@@ -7,10 +13,13 @@ from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.entrant.entrant import compete
+from mpcompare.entrant.passes import trial
+from mpcompare.entrant.timing import Trial
 from mpcompare.race.turns import Finish, Progress, Time, Train
 from mpcompare.records import Recorder
 from mpcompare.report.runs import read_run
 from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.optimizers import AdamW, Sgd
 
 TASK = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
 
@@ -60,14 +69,22 @@ def test_what_was_loaded_goes_on_as_what_was_not(backend, precision):
     assert (verdict.word, verdict.cause) == ("differs", "resume")
 
 
-def timed(backend, folder):
-    """Takes every turn of a run. Returns the run as its record is read back."""
+@pytest.fixture
+def timed(tmp_path, monkeypatch):
+    """Returns a function that takes every turn of a run, whose blocks have 12 steps, the first 3 of them not timed. It
+    returns the run as its record is read back."""
+    monkeypatch.setattr(trial, "try_block", lambda *_: Trial(steps=9, untimed=3))
+    return partial(run_of, tmp_path / "run")
+
+
+def run_of(folder, backend, task=TASK):
     plan = replan(
-        SMALL_PLAN, backend="amp", make_backend=backend, is_baseline=True, task=TASK, precision="bf16",
-        load_data=lambda seed: dataset_of(TASK, seed), verdict={"enabled": True, "noise": 2},
+        SMALL_PLAN, backend="amp", make_backend=backend, is_baseline=True, task=task, precision="bf16",
+        load_data=lambda seed: dataset_of(task, seed), verdict={"enabled": True},
     )  # fmt: skip
     config = {"task": {}, "train": {"steps": 4, "warmup_steps": 1}}
     at_start = {"backend": "amp", "task": "small", "batch_size": 64, "seed": 0, "config": config}
+    folder.mkdir()
     turns = compete(plan, Recorder(folder, at_start))
 
     def turn(order):
@@ -78,17 +95,244 @@ def timed(backend, folder):
     turn(None)
     turn(Train())
     for number in (1, 2, 3):
-        turn(Time(number))
+        turn(Time(number, seed=number))
     with pytest.raises(StopIteration):
         turn(Finish(rounds=3, stopped="budget", half_width=0.5, seconds=1.0, race=None))
     return read_run(folder)
 
 
-def test_the_loss_of_timed_steps_is_that_of_the_examined_backend(tmp_path):
-    for name, backend in (("amp", Amp), ("cheat", HalfOfTheRows)):
-        (tmp_path / name).mkdir()
-        run = timed(backend, tmp_path / name)
-        checks = {c.name: c for c in judge_run(run, run).checks if c.kind == "timed steps"}
-        assert checks["loss of timed steps"].passed is (name == "amp")
-        if name == "amp":
-            assert run.result["timed_loss_difference"] == 0  # bit for bit
+def judged(run):
+    """Returns the verdict on a run beside itself, and the names of its failed checks of timed steps."""
+    verdict = judge_run(run, run)
+    checks = [check for check in verdict.checks if check.kind == "timed steps"]
+    assert checks
+    return verdict, {check.name for check in checks if not check.passed}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kinds"),
+    [
+        pytest.param(Sgd(lr=0.1), set(), marks=pytest.mark.slow),
+        pytest.param(Sgd(lr=0.1, momentum=0.9), {"momentum_buffer"}, marks=pytest.mark.slow),
+        (AdamW(lr=0.01), {"exp_avg", "exp_avg_sq", "step"}),
+    ],
+)
+def test_timed_blocks_of_a_right_backend_end_as_the_examined_one_does_bit_for_bit(timed, optimizer, kinds):
+    run = timed(Amp, replace(TASK, optimizer=optimizer))
+    verdict, failed = judged(run)
+    assert (verdict.word, failed) == ("reference", set())
+    result = run.result
+    assert set(result["timed_state"]) == {"weights", *kinds}
+    assert result["timed_loss_difference"] == 0
+    assert all(each["difference"] == 0 < each["moved"] for each in result["timed_state"].values())
+
+
+def test_the_loss_of_timed_steps_is_that_of_the_examined_backend(timed):
+    _, failed = judged(timed(HalfOfTheRows))
+    assert {"loss of timed steps", "weights after timed steps"} <= failed
+
+
+class SinceItWasLoaded(Amp):
+    """``amp`` that counts its steps since it was loaded. The examination takes two of a loaded backend at most, so
+    those after them are timed."""
+
+    steps = None
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.steps = 0
+
+    @property
+    def is_timed(self):
+        return self.steps is not None and self.steps > 3
+
+    def forward(self, x, y):
+        if self.steps is not None:
+            self.steps += 1
+        return super().forward(x, y)
+
+
+class NoUpdates(SinceItWasLoaded):
+    """Updates nothing in timed steps. At a small learning rate all of its losses are right."""
+
+    def step(self, lr):
+        if not self.is_timed:
+            super().step(lr)
+
+
+def test_updates_that_are_left_out_are_found_where_losses_tell_nothing(timed):
+    verdict, failed = judged(timed(NoUpdates, replace(TASK, optimizer=Sgd(lr=1e-5))))
+    assert (verdict.word, verdict.cause) == ("differs", "timed steps")
+    assert failed == {"weights after timed steps"}
+
+
+class Replays(SinceItWasLoaded):
+    """Takes each timed step once. From then on it gives back the loss of that step, and computes nothing."""
+
+    seen = None  # a dict of the class, by what the cheat recognizes a step
+    replayed = False
+
+    def recognized(self, x):
+        return self.steps
+
+    def forward(self, x, y):
+        loss = self.seen.get(self.recognized(x)) if self.is_timed else None
+        self.replayed = loss is not None
+        if self.replayed:
+            self.steps += 1
+            return loss
+        loss = super().forward(x, y)
+        if self.is_timed:
+            self.seen[self.recognized(x)] = loss.clone()
+        return loss
+
+    def backward(self):
+        if not self.replayed:
+            super().backward()
+
+    def unscale(self):
+        if not self.replayed:
+            super().unscale()
+
+    def step(self, lr):
+        if not self.replayed:
+            super().step(lr)
+
+    def update(self):
+        if not self.replayed:
+            super().update()
+
+
+class ReplaysByBatch(Replays):
+    """Recognizes its batches, and so has the loss of each, up to the few updates between."""
+
+    def recognized(self, x):
+        return x.data_ptr()
+
+
+@pytest.mark.parametrize("backend", [Replays, pytest.param(ReplaysByBatch, marks=pytest.mark.slow)])
+def test_losses_that_are_replayed_are_found(timed, backend):
+    backend.seen = {}
+    verdict, failed = judged(timed(backend))
+    assert (verdict.word, verdict.cause) == ("differs", "timed steps")
+    assert "weights after timed steps" in failed
+
+
+class Late:
+    """A loss that waits for its step where it is read."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def __float__(self):
+        return float(self.step.result())
+
+
+STEP_S = 0.004  # at least
+
+
+class InBackground(Amp):
+    """``amp`` whose steps are taken by a thread, one after the other. Whoever asks for anything waits for it, as for
+    an array of jax."""
+
+    skipped = False
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.thread, self.last = ThreadPoolExecutor(1), None
+
+    def whole(self, batches, lr):
+        time.sleep(STEP_S)
+        ((x, y),) = batches
+        loss = self.forward(x, y)
+        self.backward()
+        super().step(lr)
+        self.shown = {name: p.grad.clone() for name, p in self.model.named_parameters()}
+        self.optimizer.zero_grad()
+        return loss
+
+    def train_step(self, batches, lr):
+        self.last = self.thread.submit(self.whole, batches, lr)
+        return Late(self.last)
+
+    def wait(self):
+        if self.last is not None:
+            self.last.result()
+
+    def grads(self):
+        self.wait()
+        return self.shown
+
+    def master_params(self):
+        self.wait()
+        return super().master_params()
+
+    def state_dict(self):
+        self.wait()
+        return super().state_dict()
+
+    def module_dtypes(self, x, y):
+        return {}
+
+    def dtypes(self):
+        self.wait()
+        return super().dtypes()
+
+
+def test_a_thread_that_still_computes_when_its_step_returns_gains_nothing(timed):
+    run = timed(InBackground)
+    assert judged(run)[1] == set()
+    blocks = run.blocks
+    assert (blocks["step_ms"] >= STEP_S * 1e3).all()  # the step returns in a hundredth of that
+    assert (blocks["read_ms"] > STEP_S * 1e3).all()
+
+
+class NotWaitedFor(SinceItWasLoaded):
+    """Leaves the update of a timed step to a thread, and waits for it in the next step alone."""
+
+    thread = None
+
+    def meanwhile(self):
+        end = time.thread_time() + 0.015
+        while time.thread_time() < end:
+            pass
+
+    def forward(self, x, y):
+        if self.thread:
+            self.thread.join()
+        return super().forward(x, y)
+
+    def step(self, lr):
+        self.lr = lr
+        if not self.is_timed:
+            super().step(lr)
+
+    def update(self):
+        if not self.is_timed:
+            super().update()
+            return
+        self.thread = threading.Thread(target=self.later)
+        self.thread.start()
+
+    def later(self):
+        self.meanwhile()
+        super().step(self.lr)
+        super().update()
+
+
+class AsleepMeanwhile(NotWaitedFor):
+    """Waits for so long that the harness holds it for done."""
+
+    def meanwhile(self):
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("backend", "cause"),
+    [(NotWaitedFor, "unfinished steps"), pytest.param(AsleepMeanwhile, "timed steps", marks=pytest.mark.slow)],
+)
+def test_weights_that_change_after_the_clock_has_stopped_are_found(timed, backend, cause):
+    verdict, failed = judged(timed(backend))
+    assert (verdict.word, verdict.cause) == ("differs", cause), verdict.because
+    found = "weights after the clock stopped" if cause == "unfinished steps" else "weights after timed steps"
+    assert found in failed

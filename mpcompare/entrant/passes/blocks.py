@@ -1,9 +1,12 @@
 """The pass that times blocks of bare steps, in turns with the other entrants of the race."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
+from mpcompare.contract import Stepper
 from mpcompare.cost.flops import step_flops
+from mpcompare.entrant.beside import Beside, beside
 from mpcompare.entrant.state import Entrant, Pass
 from mpcompare.entrant.timing import Blocks, take_turns
 from mpcompare.instruments import meter
@@ -19,7 +22,7 @@ class Part:
         samples_per_s: by the median.
         flops_per_step, tflops: operations of the products, and 1e12 of them a second; None where they are not known.
         timing: :class:`mpcompare.race.turns.Finish`.
-        timed_loss_difference: :attr:`mpcompare.entrant.timing.Blocks.difference`.
+        timed_unfinished: :attr:`mpcompare.entrant.timing.Blocks.unfinished`.
     """
 
     step_ms_p20: float
@@ -29,17 +32,32 @@ class Part:
     flops_per_step: int | None
     tflops: float | None
     timing: dict[str, Any]
-    timed_loss_difference: float
+    timed_unfinished: int
+
+
+@dataclass(frozen=True)
+class Compared(Part, Beside):
+    """The part of a run that was examined: the last block that was timed stands beside the trained backend's."""
 
 
 def take(entrant: Entrant) -> Pass[Part]:
-    """Needs ``setup``, ``trained`` and ``trial``. Leaves nothing."""
+    """Needs ``setup``, ``trained``, ``trial``, and of a run that was examined ``stepper``, which it frees. Leaves
+    nothing."""
+    setup, trial, trained, examined = entrant.setup, entrant.trial, entrant.trained, entrant.plan.verdict.enabled
+    if examined:  # it has taken a step more in its examination, and goes on from here with the last block
+        state = copy.deepcopy(entrant.stepper.backend.state_dict())
+        trained = replace(trained, state=state)
     settle()
     with meter.frozen():
-        blocks = yield from take_turns(
-            entrant.setup, entrant.trained, entrant.trial, entrant.recorder, _describe_training(entrant)
-        )
-    return _part(entrant, blocks)
+        text = _describe_training(entrant)
+        blocks = yield from take_turns(setup, trained, trial, entrant.recorder, text, kept=examined)
+    part = _part(entrant, blocks)
+    if not blocks.last:
+        return part
+    stepper = Stepper(entrant.stepper.backend, setup.task.new_rates(trained.updates))
+    del entrant.stepper
+    compared = beside(setup, stepper, trained.state, blocks.last, trial.untimed + trial.steps)
+    return Compared(**vars(part), **vars(compared))
 
 
 def _part(entrant: Entrant, blocks: Blocks) -> Part:
@@ -54,7 +72,7 @@ def _part(entrant: Entrant, blocks: Blocks) -> Part:
         flops_per_step=flops,
         tflops=None if flops is None else flops / seconds / 1e12,
         timing=vars(blocks.finish),
-        timed_loss_difference=blocks.difference,
+        timed_unfinished=blocks.unfinished,
     )
 
 

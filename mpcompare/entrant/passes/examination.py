@@ -38,7 +38,7 @@ class Examined(Observed):
 
 
 def take(entrant: Entrant) -> Pass[Observed]:
-    """Needs ``setup``, ``start``, ``trained`` and ``stepper``. Frees ``stepper``, ends
+    """Needs ``setup``, ``start``, ``trained`` and ``stepper``, which it frees where it does not examine it. Ends
     ``apart``, and leaves nothing."""
     setup, enabled = entrant.setup, entrant.plan.verdict.enabled
     with heap.kept():
@@ -47,8 +47,9 @@ def take(entrant: Entrant) -> Pass[Observed]:
             yield from _examine(entrant)
         if entrant.apart is not None:
             entrant.apart.close()
+        if not enabled:
+            del entrant.stepper
         seconds = time.monotonic() - began
-        del entrant.stepper
         yield Progress(0, 1, "dtypes of each layer")
         dtypes = setup.new_backend().module_dtypes(*next(setup.batches())[0])
     return Examined(dtypes, seconds) if enabled else Observed(dtypes)

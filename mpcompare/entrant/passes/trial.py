@@ -1,25 +1,17 @@
-"""The pass in which the trained backend itself takes the steps that will be timed, before it is examined and freed."""
+"""The pass that tries out how many steps a timed block has."""
 
-from dataclasses import dataclass
-
-from mpcompare.entrant.state import Entrant, Pass
-from mpcompare.entrant.timing import try_block
+from mpcompare.entrant.state import Entrant, Nothing, Pass
+from mpcompare.entrant.timing import fresh, try_block
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of ``result.json``.
+def take(entrant: Entrant) -> Pass[Nothing]:
+    """Needs ``setup``, ``trained`` and ``stepper``. Leaves ``trial``.
 
-    Attributes:
-        timed_loss: the loss of the step after the block.
+    A backend that will be examined stays as training left it, and another takes the steps. Without an examination the
+    trained one takes them itself, so that there is one backend in memory.
     """
-
-    timed_loss: float
-
-
-def take(entrant: Entrant) -> Pass[Part]:
-    """Needs ``setup`` and ``stepper``, which goes on from the first batch again. Leaves ``trial``."""
     yield from ()
-    setup = entrant.setup
-    entrant.trial = try_block(entrant.stepper, setup.batches(), entrant.plan.measure.block_s, setup.clock)
-    return Part(timed_loss=entrant.trial.losses[-1])
+    setup, examined = entrant.setup, entrant.plan.verdict.enabled
+    stepper = fresh(setup, entrant.trained) if examined else entrant.stepper
+    entrant.trial = try_block(stepper, setup.batches(), entrant.plan.measure.block_s, setup.clock)
+    return Nothing()

@@ -4,6 +4,6 @@ Every data set carries the reason why it was taken and a fingerprint of its samp
 the log says so loudly.
 """
 
-from mpcompare.tasks.data.dataset import Dataset, batches
+from mpcompare.tasks.data.dataset import Dataset, batches, drawn_batches
 
-__all__ = ["Dataset", "batches"]
+__all__ = ["Dataset", "batches", "drawn_batches"]

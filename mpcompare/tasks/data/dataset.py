@@ -1,7 +1,8 @@
 """Samples: whole, normalised, on the device before any timer, served in order in whole batches."""
 
 import itertools
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,8 +47,21 @@ def batches(dataset: Dataset, batch_size: int, served: int = 0) -> Iterator[tupl
         batch_size: at most the number of samples.
         served: the number of batches that were served before; the first batch here is the one after them.
     """
-    in_all = len(dataset.x_train) // batch_size
-    for number in itertools.count(served):
-        first = number % in_all * batch_size
-        rows = slice(first, first + batch_size)
+    in_all = _in_all(dataset, batch_size)
+    return _numbered(dataset, batch_size, (number % in_all for number in itertools.count(served)))
+
+
+def drawn_batches(dataset: Dataset, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields whole batches, each drawn from all of them: who does not know ``seed`` cannot foresee them."""
+    generator, in_all = random.Random(seed), _in_all(dataset, batch_size)
+    return _numbered(dataset, batch_size, (generator.randrange(in_all) for _ in itertools.count()))
+
+
+def _in_all(dataset: Dataset, batch_size: int) -> int:
+    return len(dataset.x_train) // batch_size
+
+
+def _numbered(dataset: Dataset, batch_size: int, numbers: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    for number in numbers:
+        rows = slice(number * batch_size, (number + 1) * batch_size)
         yield dataset.x_train[rows], dataset.y_train[rows]

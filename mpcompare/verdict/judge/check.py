@@ -41,6 +41,26 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """The timed blocks of a run, the last of them beside the one that the examined backend takes.
+
+    Attributes:
+        loss: the examined backend's, in the last step.
+        loss_difference: the largest difference of a loss to the examined backend's in the same step.
+        state: of the weights, and of each other kind of tensors that a backend learns, ``difference`` (between the two
+            at the end), ``moved`` (from the start to the end) and ``norm``; empty in older records.
+        steps: the number of steps of the block.
+        unfinished: the number of blocks whose weights went on changing after the clock had stopped.
+    """
+
+    loss: float
+    loss_difference: float
+    state: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    steps: int = 0
+    unfinished: int = 0
+
+
+@dataclass(frozen=True)
 class Examined:
     """Training that was examined.
 
@@ -52,9 +72,7 @@ class Examined:
         layers: the observed dtypes of each layer (``Backend.module_dtypes``); empty where they are not known.
         steps: the rows of ``steps.csv``.
         start: the step and the fingerprint of the weights where training continued; None: it began at the beginning.
-        timed_loss: the loss in a timed block; None where nothing was timed.
-        timed_loss_difference: the largest difference to the loss of the examined backend at the same step; None
-            likewise.
+        timed: the timed blocks; None where nothing was timed.
     """
 
     name: str
@@ -63,8 +81,7 @@ class Examined:
     findings: Findings
     steps: pd.DataFrame
     start: tuple[int, str] | None = None
-    timed_loss: float | None = None
-    timed_loss_difference: float | None = None
+    timed: Timed | None = None
     layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property

@@ -1,18 +1,48 @@
-"""The losses in timed blocks are those of the trained backend that was examined, at the same steps."""
+"""Timed blocks are finished when the clock stops, and the last one ends as the examined backend's does."""
 
 import math
 from collections.abc import Iterator
 
-from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.limits import reordered_loss
+from mpcompare.precision import PRECISIONS
+from mpcompare.verdict.judge.check import Case, Check, Timed
+from mpcompare.verdict.judge.limits import FP32, reordered_loss, stored_coarsely
+from mpcompare.verdict.judge.trajectories import common_steps
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields one check where anything was timed, and the loss is finite; none of a backend that rounds at
-    random."""
-    difference, loss = case.run.timed_loss_difference, case.run.timed_loss
-    at_random = case.run.findings.promises.rounding == "stochastic"
-    if difference is None or loss is None or not math.isfinite(loss) or at_random:
+    """Yields checks where anything was timed: weights did not change once they had been read, exactly; and of a backend
+    that rounds the same way every time, the loss and the state at the end of a block are the examined backend's."""
+    run, timed = case.run, case.run.timed
+    if timed is None:
         return
-    because = f"the loss of a timed step is {difference:.1e} away from what the examined backend gives there"
-    yield Check("loss of timed steps", difference, reordered_loss(case.run, loss), "timed steps", because)
+    because = f"weights went on changing after the clock had stopped, in {timed.unfinished} timed blocks"
+    yield Check("weights after the clock stopped", timed.unfinished, 0, "unfinished steps", because)
+    if run.findings.promises.rounding == "stochastic":
+        return
+    if math.isfinite(timed.loss):
+        difference = timed.loss_difference
+        because = f"the loss of a timed step is {difference:.1e} away from what the examined backend gives there"
+        yield Check("loss of timed steps", difference, reordered_loss(run, timed.loss), "timed steps", because)
+    if common_steps(case.reference) == len(case.reference.steps):
+        yield from _states(case, timed)
+
+
+def _states(case: Case, timed: Timed) -> Iterator[Check]:
+    """Yields the check of each kind of tensors, unless correct runs part in training: they would here.
+
+    Each activation may be rounded once more or less, as in ``resume``: updates of one step differ by 8 u of themselves,
+    or by 2 sqrt(8 u) under Adam. Such errors add up as randomly as the updates do, so they are no larger a part of the
+    whole distance. In fp32, u is that of tf32: sums in another order grow over a block, and whatever saves time is
+    coarser than that. Each step rounds what it writes, which adds up like the root of their number.
+    """
+    part = 8 * max(case.run.unit_roundoff, PRECISIONS["tf32"].unit_roundoff)
+    if not case.run.findings.recipe.linear:
+        part = 2 * math.sqrt(part)
+    for kind, apart in timed.state.items():
+        difference, moved = apart["difference"], apart["moved"]
+        if not math.isfinite(moved):
+            continue
+        because = f"{kind} after a timed block: {difference:.1e} away from those of the examined backend"
+        because += f" after the same steps, which moved by {moved:.1e}"
+        limit = part * moved + math.sqrt(timed.steps) * (FP32 + stored_coarsely(case.run)) * apart["norm"]
+        yield Check(f"{kind} after timed steps", difference, limit, "timed steps", because)

@@ -1,0 +1,69 @@
+"""Signs that a step time is not what it seems: work outside of turns, steps that return early, phases that do not add
+up to a step."""
+
+import math
+
+import numpy as np
+from scipy import special  # scipy.stats takes half a second to import
+
+from mpcompare.report.comparison import Entry
+
+# Cores. Ratios are known within 2 % (measure.rel_ci), and that much of a core can shift them by as much. An entrant
+# that waits uses 0.0004, and 0.002 where its blocks take 10 ms: the messages between two turns.
+OUT_OF_TURN = 0.02
+# Of a block: whoever computes so much of it in the turns of others shortens it by as much.
+OF_A_BLOCK = 0.02
+MESSAGES_S = 0.001  # CPU time that a wait takes at most, for its messages and for waking up
+LAYOUT = 0.05  # the place of a program's memory makes it up to so much faster or slower; the phases have one place
+RARE = 1e-3
+
+
+def out_of_turn(entry: Entry) -> float:
+    """Returns the cores that the entrant kept busy while others had their turns; 0 where it waited, or had none to wait
+    for.
+
+    That is too much where it disturbs the others, or where it could have computed a part of its own block. Both are
+    means: a median would not see what is done in every third turn of the others. The first wait lasts as long as others
+    train, and is left out where there are more.
+    """
+    if not entry.run.result["timing"]["race"]:
+        return 0.0
+    blocks = entry.run.blocks[1:] if len(entry.run.blocks) > 1 else entry.run.blocks
+    cores, used = blocks["cores_between_turns"].mean(), blocks["cpu_s_between_turns"].mean()
+    block_s = (blocks["step_ms"] * blocks["steps"]).mean() / 1e3
+    ahead = used > max(OF_A_BLOCK * block_s, MESSAGES_S)  # False where an older record does not tell
+    return float(cores) if cores > OUT_OF_TURN or ahead else 0.0
+
+
+def doubts(entry: Entry) -> list[str]:
+    """Returns a line for each sign that the blocks of an entrant and its steps do not fit together."""
+    return [f"{entry.label}: {text}" for text in (_reading(entry), _phases(entry)) if text]
+
+
+def _reading(entry: Entry) -> str:
+    """Says so where a block went on for long after its last step had returned, on a CPU; a GPU's queue always does."""
+    blocks = entry.run.blocks
+    share = (blocks["read_ms"] / (blocks["step_ms"] * blocks["steps"])).median()
+    if entry.run.result.get("device") != "cpu" or not share > OF_A_BLOCK:
+        return ""
+    why = "its steps return before they are finished, or its weights are copied"
+    return f"reading loss and weights took {share:.0%} of a block, which is in its time: {why}"
+
+
+def _phases(entry: Entry) -> str:
+    """Says so where the phases of a step do not add up to the time of a step.
+
+    They are one more block, so their sum, with what lies between two steps, is within Student's t of the others on a
+    logarithmic scale, and the clock between them may cost something.
+    """
+    result, times = entry.run.result, np.log(entry.run.blocks["step_ms"].to_numpy(dtype=float))
+    sum_ms = sum(ms for ms in result["phase_ms"].values() if ms) + result.get("phase_gap_ms", 0.0)
+    if len(times) < 2 or not sum_ms > 0:
+        return ""
+    t = float(special.stdtrit(len(times) - 1, 1 - RARE / 2))
+    reach = t * float(times.std(ddof=1)) * math.sqrt(1 + 1 / len(times)) + math.log1p(LAYOUT)
+    away = math.log(sum_ms) - float(times.mean())
+    if -reach <= away <= reach + math.log1p(max(result["phase_overhead"], 0.0)):
+        return ""
+    block = f"a step in a block {result['step_ms_p50']:.4g} ms"
+    return f"the phases of a step take {sum_ms:.4g} ms together, and {block}: one of the two is not right"

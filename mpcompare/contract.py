@@ -18,8 +18,9 @@ computes in the background anywhere else must have finished when the phase retur
 The harness owns the data, the schedule, the clock and the records; a backend owns its parameters and how it computes.
 It writes neither into a batch nor into the network that it is made from, which others get after it.
 
-A step is finished when its last call returns, because there the clock stops, and it waits for nothing else: on a CPU
-all weights are written by then; on a GPU all work is queued on the current stream, or the current stream waits for it.
+A step is finished when its last call returns: on a CPU all weights are written by then; on a GPU all work is queued on
+the current stream, or the current stream waits for it. A timed block ends when its last loss and ``master_params()``
+have been read: work that goes on until then is timed, and weights that change after it make the verdict ``differs``.
 There is no base class: the constructor is the same, and so are the names and the order of the methods. The differences
 between backends are what is compared, so each backend spells out its own way. The answers that all backends on a torch
 module share are written once, in ``backends/torch_model.py``, whose ``step_or_skip`` says whether a

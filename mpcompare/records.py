@@ -12,7 +12,7 @@ from typing import Any
 from mpcompare.errors import InputError
 
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
-END_OF_BLOCK = ("read_ms", "finished", "cpu_s_between_turns")  # older records lack them
+END_OF_BLOCK = ("read_ms", "finished", "s_between_turns", "cpu_s_between_turns")  # older records lack them
 STEP_FIELDS = (
     *("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms"),
     *MONITORED,

@@ -56,10 +56,10 @@ class Rest:
         self._own, self._time = _own_seconds(), time.perf_counter()
 
     def stop(self) -> dict[str, float]:
-        """Marks the start of the next turn. Returns the seconds of CPU time that were used in between, and the number
-        of cores that they kept busy."""
+        """Marks the start of the next turn. Returns the number of cores that were kept busy in between, the seconds that
+        passed, and those of CPU time that were used."""
         used, seconds = max(_own_seconds() - self._own, 0.0), time.perf_counter() - self._time
-        return {"cores_between_turns": used / seconds, "cpu_s_between_turns": used}
+        return {"cores_between_turns": used / seconds, "s_between_turns": seconds, "cpu_s_between_turns": used}
 
 
 def _own_seconds() -> float:

@@ -22,17 +22,18 @@ def out_of_turn(entry: Entry) -> float:
     """Returns the cores that the entrant kept busy while others had their turns; 0 where it waited, or had none to wait
     for.
 
-    That is too much where it disturbs the others, or where it could have computed a part of its own block. Both are
-    means: a median would not see what is done in every third turn of the others. The first wait lasts as long as others
-    train, and is left out where there are more.
+    That is too much where it disturbs the others, or where it could have computed a part of its own block. Both are of
+    all waits together: a median would not see what is done in every third one. The first wait lasts as long as others
+    train, and is left out where there are more; older records have the cores of each wait alone, and some are short.
     """
     if not entry.run.result["timing"]["race"]:
         return 0.0
     blocks = entry.run.blocks[1:] if len(entry.run.blocks) > 1 else entry.run.blocks
-    cores, used = blocks["cores_between_turns"].mean(), blocks["cpu_s_between_turns"].mean()
-    block_s = (blocks["step_ms"] * blocks["steps"]).mean() / 1e3
-    ahead = used > max(OF_A_BLOCK * block_s, MESSAGES_S)  # False where an older record does not tell
-    return float(cores) if cores > OUT_OF_TURN or ahead else 0.0
+    used, waited = blocks["cpu_s_between_turns"].sum(), blocks["s_between_turns"].sum()
+    cores = float(used / waited if waited else entry.run.blocks["cores_between_turns"].median())
+    computed_s = (blocks["step_ms"] * blocks["steps"]).sum() / 1e3
+    ahead = used > max(OF_A_BLOCK * computed_s, MESSAGES_S * len(blocks))
+    return cores if cores > OUT_OF_TURN or ahead else 0.0
 
 
 def doubts(entry: Entry) -> list[str]:

@@ -1,7 +1,7 @@
 """The first verdicts of a race: its runs have been examined, and are not timed yet.
 
-The judge is the same, and so is the reference. Only the losses of timed steps are missing, so that a verdict may still
-become ``differs: timed steps``; and the report judges beside another run if the reference does not finish.
+The judge is the same, and so is the reference. Only the timed steps are missing, so that a verdict may still become
+``differs: timed steps``; and the report judges beside another run if the reference does not finish.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -70,6 +70,6 @@ def _line(comparison: Comparison, name: str, verdict: Verdict) -> str:
 
 
 def settled(verdict: Verdict) -> bool:
-    """Returns whether the losses of timed steps cannot change a verdict: a check that comes before them failed."""
+    """Returns whether the timed steps cannot change a verdict: a check that comes before them failed."""
     before = list(KINDS)[: list(KINDS).index("timed steps")]
     return verdict.word == "differs" and any(not check.passed and check.kind in before for check in verdict.checks)

@@ -1,5 +1,7 @@
 """Lines beneath the table."""
 
+import math
+
 import pandas as pd
 from support.records import MEASURED, write_run
 
@@ -54,3 +56,60 @@ def test_who_computes_in_the_turns_of_others_is_named_and_other_programs_are_not
     assert out.count("in the turns of others") == 1
     assert "later bf16: other programs kept 1.6 cores busy while it was timed" in out
     assert out.count("other programs") == 1
+
+
+def test_who_computes_little_in_the_many_turns_of_others_is_named_by_the_part_of_its_block(tmp_path):
+    write_run(tmp_path / "0", "ahead", out_of_turn=0.01, waited_s=1.0, step_ms=250)
+    write_run(tmp_path / "1", "amp", out_of_turn=0.004, waited_s=1.0, step_ms=250)
+    lines = remarks.timing(*compare(find_runs([tmp_path]), "amp"))
+    assert [line for line in lines if "in the turns of others" in line] == [
+        "ahead bf16: kept 0.01 cores busy in the turns of others (OpenMP does with OMP_WAIT_POLICY=active)"
+    ]
+
+
+def test_waits_count_by_their_length_and_the_first_one_not(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    path = tmp_path / "0" / "blocks.csv"
+    blocks = pd.read_csv(path)
+    blocks.loc[0, ["cores_between_turns", "s_between_turns", "cpu_s_between_turns"]] = [0.5, 2.0, 1.0]
+    blocks.loc[1, ["cores_between_turns", "s_between_turns", "cpu_s_between_turns"]] = [0.9, 0.001, 0.0009]
+    blocks.to_csv(path, index=False)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert not [line for line in remarks.timing(comparison) if "in the turns of others" in line]
+    blocks.loc[2::3, "cpu_s_between_turns"] = 0.02  # in every third wait it computes for a fifth of it
+    blocks.to_csv(path, index=False)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert [line for line in remarks.timing(comparison) if "in the turns of others" in line]
+
+
+def test_phases_that_do_not_add_up_to_a_step_are_named(tmp_path):
+    """The blocks vary by 1 %, so one more is within 5 % and the place of its memory."""
+    blocks = [10.0 + 0.1 * math.sin(number) for number in range(10)]
+    phases = {"forward": 4.0, "backward": 5.0, "unscale": None, "step": 0.9, "update": 0.0}
+    for place, (backend, more) in enumerate(
+        {
+            "right": {},
+            "late": {"phase_ms": {**phases, "backward": 0.1}},
+            "less": {"phase_ms": {**phases, "backward": 6.4}},
+            "clocked": {"phase_ms": {**phases, "backward": 6.4}, "phase_overhead": 0.15},
+            "harness": {"phase_ms": {**phases, "backward": 3.5}, "phase_gap_ms": 1.5},
+            "varying": {"phase_ms": {**phases, "backward": 6.4}, "blocks": [8.0, 12.0] * 5},
+            "once": {"phase_ms": {**phases, "backward": 50.0}, "blocks": [10.0]},
+        }.items()
+    ):
+        write_run(tmp_path / str(place), backend, **{"phase_ms": phases, "blocks": blocks, "race": backend, **more})
+    (comparison,) = compare(find_runs([tmp_path]), "right")
+    assert [line for line in remarks.timing(comparison) if "phases" in line] == [
+        "late bf16: the phases of a step take 5 ms together, and a step in a block 10 ms: one of the two is not right",
+        "less bf16: the phases of a step take 11.3 ms together, and a step in a block 10 ms: one of the two is not right",
+    ]
+
+
+def test_a_block_that_goes_on_after_its_last_step_is_named_where_nothing_is_queued(tmp_path):
+    write_run(tmp_path / "0", "late", read_ms=4.0, device="cpu")
+    write_run(tmp_path / "1", "amp", read_ms=0.1, device="cpu")
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert [line for line in remarks.timing(comparison) if "reading" in line] == [
+        "late bf16: reading loss and weights took 40% of a block, which is in its time: its steps return before they are "
+        "finished, or its weights are copied"
+    ]

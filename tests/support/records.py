@@ -79,9 +79,10 @@ def _step(number: int, loss: float, step_ms: float) -> dict[str, Any]:
 
 def _write_blocks(recorder: Recorder, blocks: Sequence[float], more: dict[str, Any]) -> int:
     """Writes blocks of one step that take so many milliseconds, and returns their number. Takes from ``more`` the cores
-    that others kept busy in them, ``other_cores``, and this run between them, ``out_of_turn``."""
-    load = {"other_cores": more.pop("other_cores", 0.0), "cores_between_turns": more.pop("out_of_turn", 0.0)}
-    load |= {"cpu_s_between_turns": more.pop("cpu_s_out_of_turn", 0.0), "read_ms": more.pop("read_ms", 0.0)}
+    that others kept busy in them, ``other_cores``, and this run in the ``waited_s`` between them, ``out_of_turn``."""
+    cores, waited_s = more.pop("out_of_turn", 0.0), more.pop("waited_s", 0.1)
+    load = {"other_cores": more.pop("other_cores", 0.0), "cores_between_turns": cores, "s_between_turns": waited_s}
+    load |= {"cpu_s_between_turns": cores * waited_s, "read_ms": more.pop("read_ms", 0.0)}
     for number, ms in enumerate(blocks, start=1):
         recorder.block({"round": number, "steps": 1, "step_ms": ms, "wall_ms": ms, **load, **DONE})
     return len(blocks)

@@ -100,14 +100,17 @@ def test_every_way_to_die_is_a_row_with_its_cause(cli, tmp_path):
 
 
 @pytest.mark.slow
-def test_who_computes_out_of_turn_is_named(cli, tmp_path):
-    targets = "mpcompare.backends.fp32.Fp32,support.misbehaving.ComputesOutOfTurn"
+@pytest.mark.parametrize("much", ["ComputesOutOfTurn", "ComputesALittleOutOfTurn"])
+def test_who_computes_out_of_turn_is_named(cli, tmp_path, much):
+    targets = f"mpcompare.backends.fp32.Fp32,support.misbehaving.{much}"
     ended = cli("-m", "backend=fp32", f"backend._target_={targets}", *SMALL, "measure.budget_s=3",
                 "measure.rel_ci=0.001", f"hydra.sweep.dir={tmp_path / 's'}")  # fmt: skip
     assert ended.code == 0, ended.err
     blocks = [pd.read_csv(path) for path in sorted((tmp_path / "s").glob("*/blocks.csv"))]
-    right, wrong = (each["cores_between_turns"].median() for each in blocks)
-    assert right < 0.02 < wrong
+    used, waited = (
+        [each[column][1:].sum() for each in blocks] for column in ("cpu_s_between_turns", "s_between_turns")
+    )
+    assert used[0] / waited[0] < 0.02 < used[1] / waited[1]
     (line,) = (line for line in ended.out.splitlines() if "in the turns of others" in line)
     assert line.startswith("fp32 torch [1-fp32-auto]: kept ")
 

@@ -18,7 +18,7 @@ from mpcompare.verdict.judge.verdict import Verdict
 
 NAMES = ["0-scratch-auto", "1-amp-auto", "2-wrong-auto", "3-fp32-auto"]
 AT_START = ("backend", "precision", "task", "batch_size", "seed", "sweep", "config")
-OF_TIMING = ("step_ms", "samples_per_s", "tflops", "timing", "timed_loss_difference", "phase", "inference")
+OF_TIMING = ("step_ms", "samples_per_s", "tflops", "timing", "timed_", "phase", "inference")
 
 
 @pytest.fixture

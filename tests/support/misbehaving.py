@@ -65,8 +65,18 @@ class ComputesOutOfTurn(Fp32):
         if threading.active_count() == 1:
             threading.Thread(target=self.compute, daemon=True).start()
 
-    @staticmethod
-    def compute():
+    def compute(self):
         matrix = torch.full((256, 256), 1e-3)
         while True:
             matrix @ matrix  # torch lets go of the GIL
+
+
+class ComputesALittleOutOfTurn(ComputesOutOfTurn):
+    """Rests for 24 times as long as it computes: 0.04 cores."""
+
+    def compute(self):
+        while True:
+            end = time.thread_time() + 0.002
+            while time.thread_time() < end:
+                pass
+            time.sleep(0.048)

@@ -42,11 +42,14 @@ class Compared(Part, Beside):
 
 def take(entrant: Entrant) -> Pass[Part]:
     """Needs ``setup``, ``trained``, ``trial``, and of a run that was examined ``stepper``, which it frees. Leaves
-    nothing."""
-    setup, trial, trained, examined = entrant.setup, entrant.trial, entrant.trained, entrant.plan.verdict.enabled
+    nothing.
+
+    Blocks have the learning rates of the first updates: many schedules end at 0, where no weight tells what was done.
+    """
+    setup, trial, examined = entrant.setup, entrant.trial, entrant.plan.verdict.enabled
+    trained = replace(entrant.trained, updates=0)
     if examined:  # it has taken a step more in its examination, and goes on from here with the last block
-        state = copy.deepcopy(entrant.stepper.backend.state_dict())
-        trained = replace(trained, state=state)
+        trained = replace(trained, state=copy.deepcopy(entrant.stepper.backend.state_dict()))
     settle()
     with meter.frozen():
         text = _describe_training(entrant)

@@ -1,0 +1,77 @@
+"""Timed blocks, as their records tell of them."""
+
+from dataclasses import replace
+
+import pytest
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+
+from mpcompare.backends.amp import Amp
+from mpcompare.promises import Promises
+from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.optimizers import Adam
+
+TASK = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
+BLOCK = {"timed_loss": 1.0, "timed_loss_difference": 0.0, "timed_steps": 100, "timed_unfinished": 0}
+
+
+def run_of(task, precision="bf16", noise=2):
+    return examined("amp", Amp, task, dataset_of(task), precision, steps=4, noise=noise)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return run_of(TASK)
+
+
+def checks(run, **timed):
+    """Returns the checks of timed steps of a run with this record, by their names."""
+    verdict = judge_run(recorded := replace(run, result={**run.result, **BLOCK, **timed}), recorded)
+    return {check.name: check for check in verdict.checks if check.kind == "timed steps"}
+
+
+def apart(difference, moved=1.0, norm=10.0):
+    return {"timed_state": {"weights": {"difference": difference, "moved": moved, "norm": norm}}}
+
+
+def test_weights_are_as_far_apart_as_roundings_of_their_updates_may_move_them(run):
+    check = checks(run, **apart(0.02))["weights after timed steps"]
+    assert check.limit == pytest.approx(8 * 2**-8 + 10 * 2**-24 * 10)
+    assert check.passed
+    failed = checks(run, **apart(0.04))["weights after timed steps"]
+    assert (failed.passed, failed.cause) == (False, "timed steps")
+    assert "4.0e-02 away from those of the examined backend" in failed.because
+
+
+def test_fp16_is_finer_and_updates_of_adam_may_turn():
+    assert checks(run_of(TASK, "fp16", 0), **apart(0.0))["weights after timed steps"].limit == pytest.approx(
+        8 * 2**-11 + 100 * 2**-24
+    )
+    adam = run_of(replace(TASK, optimizer=Adam(lr=0.01)), noise=0)
+    limit = checks(adam, **apart(0.0, norm=0.0))["weights after timed steps"].limit
+    assert limit == pytest.approx(2 * (8 * 2**-8) ** 0.5)
+
+
+def test_a_block_whose_weights_did_not_wait_for_the_clock_is_found(run):
+    check = checks(run, timed_unfinished=2)["weights after the clock stopped"]
+    assert (check.passed, check.cause) == (False, "unfinished steps")
+    assert "in 2 timed blocks" in check.because
+
+
+def test_a_record_of_before_has_losses_alone(run):
+    old = {key: value for key, value in BLOCK.items() if key.startswith("timed_loss")}
+    verdict = judge_run(recorded := replace(run, result={**run.result, **old}), recorded)
+    names = [check.name for check in verdict.checks if check.kind == "timed steps"]
+    assert names == ["weights after the clock stopped", "loss of timed steps"]
+    assert verdict.word == "reference"
+
+
+def test_nothing_is_said_where_two_correct_runs_may_part(run):
+    at_random = replace(run, findings=replace(run.findings, promises=Promises(weights="bf16", rounding="stochastic")))
+    assert list(checks(at_random, **apart(9.0))) == ["weights after the clock stopped"]
+    noise = [replace(again, losses=[2 * loss for loss in again.losses]) for again in run.findings.noise]
+    parted = replace(run, findings=replace(run.findings, noise=noise))
+    assert "weights after timed steps" not in checks(parted, **apart(9.0))
+    assert "weights after timed steps" not in checks(run, **apart("nan", moved="nan"))
+    assert checks(run, **apart("nan"))["weights after timed steps"].passed is False
+    assert "loss of timed steps" not in checks(run, timed_loss="nan", timed_loss_difference="nan")

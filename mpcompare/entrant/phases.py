@@ -23,12 +23,13 @@ class PhaseTimes:
     Attributes:
         phase_ms: the median of each phase over all steps, in milliseconds; None where it holds no work.
         phase_overhead: the cost of the clock between the phases, relative to bare steps, in blocks that take turns.
-        phase_gap_ms: the median from the end of a step to the start of the next, in milliseconds: the harness's own.
+        phase_sum_ms: milliseconds a step of all phases together and of what lies between them, the median of the blocks
+            with the clock between the phases.
     """
 
     phase_ms: dict[str, float | None]
     phase_overhead: float
-    phase_gap_ms: float
+    phase_sum_ms: float
 
 
 def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task: Task) -> PhaseTimes:
@@ -36,8 +37,9 @@ def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task
     time_block(stepper, stream, untimed_steps(steps, stepper.backend), clock)
     if in_one_piece(stepper.backend):
         bare = [time_block(stepper, stream, steps, clock).step_ms for _ in range(BLOCKS)]
-        return PhaseTimes({WHOLE_STEP: float(np.median(bare))}, 0.0, 0.0)
-    phases, bare, clocked, gaps = [], [], [], []
+        whole = float(np.median(bare))
+        return PhaseTimes({WHOLE_STEP: whole}, 0.0, whole)
+    phases, bare, clocked = [], [], []
     for number in range(2 * BLOCKS):
         if number % 4 in (0, 3):  # bare, clocked, clocked, bare: drift hits both alike
             bare.append(time_block(stepper, stream, steps, clock).step_ms)
@@ -45,14 +47,12 @@ def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task
         intervals = _clocked_block(stepper, stream, steps, clock)
         clocked.append(sum(intervals) / steps)
         phases.append(_by_phase(intervals, steps, task.accumulate))
-        marks = len(intervals) // steps + 1  # of a step
-        gaps += intervals[marks - 1 :: marks]
     idle = idle_phases(stepper.backend, task)
     medians = zip(PHASES, np.median(np.concatenate(phases), axis=0).tolist(), strict=True)
     return PhaseTimes(
         {phase: None if phase in idle else ms for phase, ms in medians},
         float(np.median(clocked) / np.median(bare) - 1),
-        float(np.median(gaps or [0.0])),
+        float(np.median(clocked)),
     )
 
 

@@ -56,8 +56,8 @@ class Rest:
         self._own, self._time = _own_seconds(), time.perf_counter()
 
     def stop(self) -> dict[str, float]:
-        """Marks the start of the next turn. Returns the number of cores that were kept busy in between, the seconds that
-        passed, and those of CPU time that were used."""
+        """Marks the start of the next turn. Returns the number of cores that were kept busy in between, the seconds
+        that passed, and those of CPU time that were used."""
         used, seconds = max(_own_seconds() - self._own, 0.0), time.perf_counter() - self._time
         return {"cores_between_turns": used / seconds, "s_between_turns": seconds, "cpu_s_between_turns": used}
 

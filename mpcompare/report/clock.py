@@ -14,6 +14,8 @@ OUT_OF_TURN = 0.02
 # Of a block: whoever computes so much of it in the turns of others shortens it by as much.
 OF_A_BLOCK = 0.02
 MESSAGES_S = 0.001  # CPU time that a wait takes at most, for its messages and for waking up
+READING_MS = 1.0  # 200 weights are read in less
+OTHERS = 0.25  # cores that other programs keep busy, from which on they are named
 LAYOUT = 0.05  # the place of a program's memory makes it up to so much faster or slower; the phases have one place
 RARE = 1e-3
 
@@ -44,22 +46,24 @@ def doubts(entry: Entry) -> list[str]:
 def _reading(entry: Entry) -> str:
     """Says so where a block went on for long after its last step had returned, on a CPU; a GPU's queue always does."""
     blocks = entry.run.blocks
-    share = (blocks["read_ms"] / (blocks["step_ms"] * blocks["steps"])).median()
-    if entry.run.result.get("device") != "cpu" or not share > OF_A_BLOCK:
+    read_ms, block_ms = blocks["read_ms"], blocks["step_ms"] * blocks["steps"]
+    long = (read_ms > np.maximum(OF_A_BLOCK * block_ms, READING_MS)).mean() > 0.5  # False in an older record
+    if entry.run.result.get("device") != "cpu" or not long:
         return ""
     why = "its steps return before they are finished, or its weights are copied"
+    share = (read_ms / block_ms).median()
     return f"reading loss and weights took {share:.0%} of a block, which is in its time: {why}"
 
 
 def _phases(entry: Entry) -> str:
-    """Says so where the phases of a step do not add up to the time of a step.
+    """Says so where the phases of a step do not add up to the time of a step, and no other program is the reason.
 
-    They are one more block, so their sum, with what lies between two steps, is within Student's t of the others on a
-    logarithmic scale, and the clock between them may cost something.
+    They are one more block, so their sum is within Student's t of the others on a logarithmic scale, and the clock
+    between them may cost something.
     """
-    result, times = entry.run.result, np.log(entry.run.blocks["step_ms"].to_numpy(dtype=float))
-    sum_ms = sum(ms for ms in result["phase_ms"].values() if ms) + result.get("phase_gap_ms", 0.0)
-    if len(times) < 2 or not sum_ms > 0:
+    result, blocks = entry.run.result, entry.run.blocks
+    sum_ms, times = result.get("phase_sum_ms"), np.log(blocks["step_ms"].to_numpy(dtype=float))
+    if sum_ms is None or len(times) < 2 or blocks["other_cores"].median() > OTHERS:
         return ""
     t = float(special.stdtrit(len(times) - 1, 1 - RARE / 2))
     reach = t * float(times.std(ddof=1)) * math.sqrt(1 + 1 / len(times)) + math.log1p(LAYOUT)

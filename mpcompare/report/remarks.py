@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpcompare.race.turns import describe_timing
-from mpcompare.report.clock import doubts, out_of_turn
+from mpcompare.report.clock import OTHERS, doubts, out_of_turn
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 
 TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
-OTHERS = 0.25  # cores that other programs keep busy, from which on they are named
 # Variables of the environment that make the same program faster or slower. Others torch sets itself: KMP_INIT_AT_FORK.
 _SPEED = (
     *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "OMP_", "GOMP_", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_", "ONEDNN_"),

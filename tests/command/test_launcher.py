@@ -107,10 +107,9 @@ def test_who_computes_out_of_turn_is_named(cli, tmp_path, much):
                 "measure.rel_ci=0.001", f"hydra.sweep.dir={tmp_path / 's'}")  # fmt: skip
     assert ended.code == 0, ended.err
     blocks = [pd.read_csv(path) for path in sorted((tmp_path / "s").glob("*/blocks.csv"))]
-    used, waited = (
-        [each[column][1:].sum() for each in blocks] for column in ("cpu_s_between_turns", "s_between_turns")
-    )
-    assert used[0] / waited[0] < 0.02 < used[1] / waited[1]
+    waits = [each[["cpu_s_between_turns", "s_between_turns"]][1:].sum() for each in blocks]
+    right, wrong = (each["cpu_s_between_turns"] / each["s_between_turns"] for each in waits)
+    assert right < 0.02 < wrong
     (line,) = (line for line in ended.out.splitlines() if "in the turns of others" in line)
     assert line.startswith("fp32 torch [1-fp32-auto]: kept ")
 

@@ -85,23 +85,24 @@ def test_waits_count_by_their_length_and_the_first_one_not(tmp_path):
 def test_phases_that_do_not_add_up_to_a_step_are_named(tmp_path):
     """The blocks vary by 1 %, so one more is within 5 % and the place of its memory."""
     blocks = [10.0 + 0.1 * math.sin(number) for number in range(10)]
-    phases = {"forward": 4.0, "backward": 5.0, "unscale": None, "step": 0.9, "update": 0.0}
     for place, (backend, more) in enumerate(
         {
-            "right": {},
-            "late": {"phase_ms": {**phases, "backward": 0.1}},
-            "less": {"phase_ms": {**phases, "backward": 6.4}},
-            "clocked": {"phase_ms": {**phases, "backward": 6.4}, "phase_overhead": 0.15},
-            "harness": {"phase_ms": {**phases, "backward": 3.5}, "phase_gap_ms": 1.5},
-            "varying": {"phase_ms": {**phases, "backward": 6.4}, "blocks": [8.0, 12.0] * 5},
-            "once": {"phase_ms": {**phases, "backward": 50.0}, "blocks": [10.0]},
+            "right": {"phase_sum_ms": 10.4},
+            "late": {"phase_sum_ms": 5.0},
+            "less": {"phase_sum_ms": 11.3},
+            "clocked": {"phase_sum_ms": 11.3, "phase_overhead": 0.15},
+            "disturbed": {"phase_sum_ms": 11.3, "other_cores": 0.5},
+            "varying": {"phase_sum_ms": 11.3, "blocks": [8.0, 12.0] * 5},
+            "once": {"phase_sum_ms": 50.0, "blocks": [10.0]},
+            "of before": {},
         }.items()
     ):
-        write_run(tmp_path / str(place), backend, **{"phase_ms": phases, "blocks": blocks, "race": backend, **more})
+        write_run(tmp_path / str(place), backend, **{"blocks": blocks, "race": backend, **more})
     (comparison,) = compare(find_runs([tmp_path]), "right")
+    step = "a step in a block 10 ms: one of the two is not right"
     assert [line for line in remarks.timing(comparison) if "phases" in line] == [
-        "late bf16: the phases of a step take 5 ms together, and a step in a block 10 ms: one of the two is not right",
-        "less bf16: the phases of a step take 11.3 ms together, and a step in a block 10 ms: one of the two is not right",
+        f"late bf16: the phases of a step take 5 ms together, and {step}",
+        f"less bf16: the phases of a step take 11.3 ms together, and {step}",
     ]
 
 
@@ -109,7 +110,7 @@ def test_a_block_that_goes_on_after_its_last_step_is_named_where_nothing_is_queu
     write_run(tmp_path / "0", "late", read_ms=4.0, device="cpu")
     write_run(tmp_path / "1", "amp", read_ms=0.1, device="cpu")
     (comparison,) = compare(find_runs([tmp_path]), "amp")
+    why = "its steps return before they are finished, or its weights are copied"
     assert [line for line in remarks.timing(comparison) if "reading" in line] == [
-        "late bf16: reading loss and weights took 40% of a block, which is in its time: its steps return before they are "
-        "finished, or its weights are copied"
+        f"late bf16: reading loss and weights took 40% of a block, which is in its time: {why}"
     ]

@@ -91,9 +91,7 @@ def _write_blocks(recorder: Recorder, blocks: Sequence[float], more: dict[str, A
 def _result(step_ms: float, torch: str) -> dict[str, Any]:
     """Returns the result of a run that has finished, with this version of torch."""
     return {
-        "phase_ms": {
-            "forward": 0.4 * step_ms, "backward": 0.5 * step_ms, "unscale": None, "step": 0.1 * step_ms, "update": 0.0,
-        },
+        "phase_ms": {"forward": 4.0, "backward": 5.0, "unscale": None, "step": 1.0, "update": 0.0},
         "phase_overhead": 0.01, "first_step_ms": 50.0, "construct_s": 0.5, "engine": "torch",
         "loss_scale": "NoLossScale", "dataset": "synthetic", "dataset_reason": "asked for", "dataset_fingerprint": "d",
         "initial_weights": "w", "device_name": "cpu", "threads": 2, "versions": {"torch": torch},

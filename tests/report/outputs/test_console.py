@@ -58,7 +58,7 @@ def test_a_console_shows_the_comparison_then_its_table_and_what_there_is_to_say(
         "gone  bf16  failed",
         "10 rounds of blocks, stopped because narrow enough: every ratio is known within 0.0% (95 %)",
         "ms in phase  forward  backward  step  update  clock's cost  first step  set-up s",
-        "mine bf16  2  2.5  0.5  0  +1.0%  50  0.5",
+        "mine bf16  4  5  1  0  +1.0%  50  0.5",
         "amp bf16  4  5  1  0  +1.0%  50  0.5",
         "gone bf16: failed: precision=fp16: no",
     ]

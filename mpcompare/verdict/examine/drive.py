@@ -34,6 +34,7 @@ from mpcompare.verdict.examine.errors import (
 from mpcompare.verdict.examine.known_mistakes import Update, known_mistakes, some_of
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, promised_scaling, promised_task
+from mpcompare.verdict.examine.turned import as_turned
 from mpcompare.verdict.findings import (
     Clip,
     Drive,
@@ -259,6 +260,9 @@ class Driver:
         if taken.in_one_piece and (factor := _own_factor(self.backend, self.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
         gradients = beside(taken.loss, grads, self.exact)
+        exact = as_turned(self.subject, self.start, self.exact, grads, gradients.gradients)
+        if exact is not self.exact:
+            gradients = beside(taken.loss, grads, exact)
         subnormal = self.exact.subnormal(self.trained_scale)
         if self.loaded:  # its update is not the first, and its precision is known
             self.finite = FiniteStep(**vars(gradients), subnormal=subnormal)
@@ -266,7 +270,7 @@ class Driver:
         effective = effective_precision(self.subject, self.start, grads, gradients.gradients) if grads else None
         self.finite = FiniteStep(
             **vars(gradients),
-            first_update=_first_update(self.task, taken, self.exact.grads),
+            first_update=_first_update(self.task, taken, exact.grads),
             subnormal=subnormal,
             effective_precision=effective,
         )

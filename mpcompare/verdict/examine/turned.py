@@ -1,0 +1,145 @@
+"""The oracle's step with those units of an MLP turned on or off that a backend's roundings turned.
+
+A unit next to 0 is on or off by the rounding of its input, and both are right: whoever adds the bias to a product that
+was rounded, as Keras and Flax do, may turn it, and whoever adds it in fp32 may not. One unit of 8192 is worth 7e-3 of
+a gradient's norm, which is 14 roundings in fp16. So the units that one rounding of each result may turn are known
+beforehand, and each is taken as turned if the gradients of its own layer are nearer to that.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mpcompare.contract import Batches
+from mpcompare.tasks.mlp import PlainMlp, is_plain_mlp, plain_mlp
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.oracle import Exact, rounded, rounded_batch
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import Errors
+
+DEVIATIONS = 4  # by which an input of a unit may be off: as many as the loss may, in 16000 cases one is off by more
+MANY = 4096  # units of a layer, from which on the errors that they make are those of many, as the reference's are
+
+
+def as_turned(subject: Subject, batches: Batches, exact: Exact, grads: Params, errors: Errors) -> Exact:
+    """Returns the oracle's step on ``batches``, with units turned as the gradients of a backend show it: as it is where
+    they are right within one rounding, and for networks other than a plain MLP, whose twin has no such units. Turned
+    units are believed only if they are the reason: if the errors, each relative to its tensor, are halved by them.
+
+    Args:
+        errors: of the gradients beside ``exact``.
+    """
+    u = subject.precision.unit_roundoff
+    right = all(e is not None and e.error <= u * e.norm for e in errors.values())
+    if right or grads.keys() != exact.grads.keys() or not is_plain_mlp(subject.examined, subject.task):
+        return exact
+    units = _Units.of(subject, plain_mlp(subject.examined, subject.task), batches)
+    turned = units.turned({name: g.clone() for name, g in exact.grads.items()}, grads)
+    halved = _relative(turned, grads) <= _relative(exact.grads, grads) / 2
+    return replace(exact, grads=turned) if halved else exact
+
+
+@dataclass(frozen=True)
+class _Units:
+    """The hidden units of an MLP, row by row of a batch; lists have an entry for each layer.
+
+    Attributes:
+        names: of the linear layers.
+        weights: theirs, rounded, ``[out, in]``.
+        inputs: theirs, ``[row, in]``.
+        on: whether a unit is on, ``[row, unit]``, of the hidden layers, as all that follow.
+        near: whether one rounding of each result may turn it.
+        passed: the gradient of the loss with respect to its output.
+    """
+
+    names: tuple[str, ...]
+    weights: list[Tensor]
+    inputs: list[Tensor]
+    on: list[Tensor]
+    near: list[Tensor]
+    passed: list[Tensor]
+
+    @classmethod
+    def of(cls, subject: Subject, mlp: PlainMlp, batches: Batches) -> "_Units":
+        """Computes them in fp32, whose errors are small beside those of 16 bits.
+
+        A relative error uniform in +- u has the variance u^2 / 3. The products may be rounded, then their sum with the
+        bias, and the errors of a layer's inputs add up in the next one.
+        """
+        u2 = subject.precision.unit_roundoff**2 / 3
+        params = dict(rounded(subject.examined, subject.precision).named_parameters())
+        weights = [params[f"{name}.weight"].detach() for name in mlp.layers]
+        rows = [rounded_batch(x, y, subject.precision, torch.float32) for x, y in batches]
+        z, y = torch.cat([x for x, _ in rows]).flatten(1), torch.cat([y for _, y in rows])
+        inputs, on, near, variance = [z], [], [], torch.zeros_like(z)
+        for name, weight in zip(mlp.layers[:-1], weights[:-1], strict=True):
+            product = z @ weight.t()
+            a = product + params[f"{name}.bias"].detach()
+            variance = variance @ weight.square().t() + u2 * product.square()
+            on.append(a > 0)
+            near.append(a.square() <= DEVIATIONS**2 * variance)
+            z, variance = a.relu(), (variance + u2 * a.square()) * on[-1]
+            inputs.append(z)
+        output = (z @ weights[-1].t() + params[f"{mlp.layers[-1]}.bias"].detach()).requires_grad_()
+        (back,) = torch.autograd.grad(subject.task.loss_fn(output, y), output)
+        passed: list[Tensor] = []
+        for layer in range(len(on) - 1, -1, -1):
+            passed.insert(0, back @ weights[layer + 1])
+            back = passed[0] * on[layer]
+        return cls(mlp.layers, weights, inputs, on, near, passed)
+
+    def turned(self, exact: Params, grads: Mapping[str, Tensor]) -> Params:
+        """Returns the gradients ``exact`` with units turned, from the last hidden layer down: turning one changes the
+        gradients of its own layer and of those below."""
+        for layer in range(len(self.on) - 1, -1, -1):
+            rows, units = self.near[layer].nonzero(as_tuple=True)
+            if not 0 < len(rows) <= MANY:
+                continue
+            signs = 1 - 2 * self.on[layer][rows, units].double()
+            change = self.passed[layer][rows, units].double() * signs
+            chosen = self._chosen(layer, (rows, units, change), exact, grads)
+            delta = torch.zeros(len(chosen), self.on[layer].shape[1], dtype=torch.float64, device=change.device)
+            delta[torch.arange(len(chosen)), units[chosen]] = change[chosen]
+            for below in range(layer, -1, -1):
+                exact[f"{self.names[below]}.weight"] += delta.t() @ self.inputs[below][rows[chosen]].double()
+                exact[f"{self.names[below]}.bias"] += delta.sum(0)
+                if below:
+                    delta = (delta @ self.weights[below].double()) * self.on[below - 1][rows[chosen]]
+        return exact
+
+    def _chosen(
+        self, layer: int, units: tuple[Tensor, Tensor, Tensor], exact: Params, grads: Mapping[str, Tensor]
+    ) -> list[int]:
+        """Returns which of a layer's units bring the gradients nearer to those of a backend, one after the other.
+
+        Args:
+            units: row and number of each, and the change that turning it makes in the gradient of its input.
+        """
+        name = self.names[layer]
+        weight, bias = (grads[f"{name}.{part}"].double() - exact[f"{name}.{part}"] for part in ("weight", "bias"))
+        rows, numbers, change = units
+        rest = torch.cat([weight, bias[:, None]], dim=1)
+        inputs = self.inputs[layer][rows].double()
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+        squares = (change * change) * inputs.square().sum(1)
+        gains = 2 * change * (rest[numbers] * inputs).sum(1) - squares
+        chosen = []
+        for unit in gains.argsort(descending=True)[: int((gains > 0).sum())].tolist():
+            row, step = rest[numbers[unit]], change[unit] * inputs[unit]
+            if 2 * torch.dot(row, step) > squares[unit]:
+                row -= step
+                chosen.append(unit)
+        return chosen
+
+
+def _relative(exact: Params, grads: Params) -> float:
+    """Returns the errors of gradients, each relative to its tensor, together."""
+    return math.hypot(*(numerics.distance({name: e}, {name: grads[name]}) / _norm(e) for name, e in exact.items()))
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor)) or math.inf

@@ -1,0 +1,99 @@
+"""Units of an MLP that a rounding turns on or off are known beforehand, and no others are excused."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+from torch import nn
+
+from mpcompare.backends.amp import Amp
+from mpcompare.loss_scale import NoLossScale
+from mpcompare.precision import PRECISIONS
+from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.data import batches
+from mpcompare.tasks.mlp import plain_mlp
+from mpcompare.verdict.examine import drive, turned
+from mpcompare.verdict.examine.oracle import exact_step
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import GradientError
+
+TASK = make_task(in_features=784, hidden=[64], out_features=10, batch_size=128, samples=128 * 8)
+FP16 = PRECISIONS["fp16"]
+
+
+def bias_last(layer, x):
+    return nn.functional.linear(x, layer.weight) + layer.bias.to(x.dtype if x.dtype == torch.float16 else torch.half)
+
+
+class BiasLast(Amp):
+    """The bias is added to a product that was rounded to fp16, as Keras and Flax do."""
+
+    def __init__(self, model, task, precision, loss_scale):
+        super().__init__(model, task, precision, loss_scale)
+        for layer in self.model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.forward = partial(bias_last, layer)
+
+
+@cache
+def amp():
+    return examined("amp", Amp, TASK, dataset_of(TASK), "fp16", steps=4, noise=2)
+
+
+def verdict():
+    return judge_run(examined("last", BiasLast, TASK, dataset_of(TASK), "fp16", steps=4), amp())
+
+
+def test_a_unit_that_a_rounding_turns_is_not_held_against_a_backend(monkeypatch):
+    judged = verdict()
+    assert judged.word == "same", judged.because
+    monkeypatch.setattr(drive, "as_turned", lambda subject, batch, exact, grads, errors: exact)
+    assert str(verdict()) == "differs: input gradient"
+
+
+def step():
+    """Returns a subject, its first batch, and the oracle's step on it."""
+    model = TASK.new_model(0, torch.device("cpu"))
+    batch = TASK.micro_batches(*next(iter(batches(dataset_of(TASK), TASK.batch_size))))
+    subject = Subject(lambda *_: None, model, NoLossScale(), FP16, TASK, lambda: iter([batch]))
+    return subject, batch, exact_step(model, TASK.loss_fn, batch, FP16)
+
+
+def with_unit_turned(subject, batch, exact, row, unit):
+    """Returns the gradients with one unit of the only hidden layer turned."""
+    units = turned._Units.of(subject, plain_mlp(subject.model, TASK), batch)
+    change = units.passed[0][row, unit].double() * (1 - 2 * units.on[0][row, unit].double())
+    grads = {name: g.clone() for name, g in exact.grads.items()}
+    grads["layer1.weight"][unit] += change * units.inputs[0][row].double()
+    grads["layer1.bias"][unit] += change
+    return grads, bool(units.near[0][row, unit])
+
+
+WRONG = {"layer1.weight": GradientError(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1)}
+
+
+def test_the_unit_that_was_turned_is_found():
+    subject, batch, exact = step()
+    near = turned._Units.of(subject, plain_mlp(subject.model, TASK), batch).near[0].nonzero()
+    assert 0 < len(near) < 20
+    for row, unit in near[:3].tolist():
+        grads, _ = with_unit_turned(subject, batch, exact, row, unit)
+        found = turned.as_turned(subject, batch, exact, grads, WRONG)
+        torch.testing.assert_close(found.grads, grads, rtol=1e-5, atol=1e-9)
+
+
+def test_a_unit_far_from_0_is_not_excused():
+    subject, batch, exact = step()
+    grads, near = with_unit_turned(subject, batch, exact, 0, 0)
+    assert not near
+    assert turned.as_turned(subject, batch, exact, grads, WRONG) is exact
+
+
+def test_gradients_that_are_right_and_networks_with_a_twin_are_left_alone():
+    subject, batch, exact = step()
+    right = {"layer1.weight": replace(WRONG["layer1.weight"], error=1e-4)}
+    assert turned.as_turned(subject, batch, exact, exact.grads, right) is exact
+    twin = replace(subject, twin=nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.GELU(), nn.Linear(64, 10)))
+    assert turned.as_turned(twin, batch, exact, exact.grads, WRONG) is exact

@@ -109,8 +109,9 @@ class KerasRow:
 
     def step(self, lr: float | Tensor) -> None:
         self.inner.learning_rate = float(lr)
-        scale = self.loss_scale()
-        grads = [p.grad * scale for p in self.values().values() if p.grad is not None]
+        grads = [p.grad for p in self.values().values() if p.grad is not None]
+        if self.scales:  # ``apply`` divides them by it
+            grads = [g * self.loss_scale() for g in grads]
         before = int(self.inner.iterations)
         with torch.no_grad():
             self.optimizer.apply(grads, list(self.variables.values()))

@@ -133,13 +133,50 @@ def power(folder: Path) -> str:
     return markdown(pd.DataFrame(rows, columns=["family", "bugs", "visible rows", "flagged", "named"]))
 
 
+def peers(file: Path) -> str:
+    """Returns a row for each peer and precision, from the table of ``peers.py``: the verdicts, what was seen, and the
+    times, where they were measured."""
+    kept = pd.read_csv(file, dtype=str, keep_default_na=False)
+    rows = []
+    for (name, options, precision), of in kept.groupby(["backend", "options", "precision"], sort=False):
+        by = {row["optimizer"]: row for _, row in of.iterrows()}
+        seen = by["adamw"]
+        scales = dict.fromkeys((seen["first_scale"], seen["last_scale"]))
+        timed = {"ms a step": "", "x `amp`": "", "peak MB": ""}
+        if seen["ms"]:
+            ratio = " ({x_low} to {x_high})".format(**seen) if seen["x_low"] not in ("", "nan") else ""
+            peak = f"{float(seen['peak_bytes']) / MB:.4g}"
+            timed = {"ms a step": seen["ms"], "x `amp`": seen["x_amp"] + ratio, "peak MB": peak}
+        rows.append(
+            {
+                "backend": f"`{name}`, `{options}`" if options else f"`{name}`",
+                "precision": precision,
+                "with momentum": _said(by["momentum"]),
+                "with AdamW": "the same" if _said(by["momentum"]) == _said(seen) != "same" else _said(seen),
+                "loss scale, first and last": ", ".join(scales) if any(each != "1" for each in scales) else "none",
+                "clips to": seen["clip_norm"],
+                "layers compute in": seen["computes"] or "not seen",
+                **timed,
+            }
+        )
+    shown = pd.DataFrame(rows)
+    return markdown(shown.drop(columns=[name for name in shown if (shown[name] == "").all()]))
+
+
+def _said(row: "pd.Series[str]") -> str:
+    if row["verdict"] == "unavailable":
+        return "no such optimizer"
+    detail = f" ({row['detail']})" if row["detail"] else ""
+    return f"{row['verdict']}: {row['cause']}{detail}" if row["cause"] else row["verdict"]
+
+
 def table(file: Path) -> str:
     """Returns a table as it is kept."""
     return markdown(pd.read_csv(file, dtype=str))
 
 
 NUMBERS: dict[str, Callable[[Path], str]] = {
-    each.__name__: each for each in (output, runs, phases, inference, speed, products, planted, power, table)
+    each.__name__: each for each in (output, runs, phases, inference, speed, products, planted, power, peers, table)
 }
 
 

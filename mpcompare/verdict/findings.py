@@ -378,6 +378,29 @@ class Reload:
 
 
 @dataclass(frozen=True)
+class Buffer:
+    """A buffer that training has moved.
+
+    Attributes:
+        dtype, should_dtype: the format in which the backend shows it, and that of the network.
+        sketch: of its numbers.
+        whole: the value of a whole number, and a fingerprint of several; empty where the network has other numbers.
+        elements: how many of its numbers are not 0.
+        short: the share of these that have no more digits than a 16-bit format.
+    """
+
+    dtype: str
+    should_dtype: str
+    sketch: list[float]
+    whole: str = ""
+    elements: int = 0
+    short: float = 0.0
+
+
+Buffers = dict[str, Buffer]
+
+
+@dataclass(frozen=True)
 class NoiseRun:
     """Training once more, under changes that must not matter.
 
@@ -385,12 +408,14 @@ class NoiseRun:
         change: the changes in words.
         losses, skipped: step by step.
         moved: the change of each parameter, as a sketch.
+        buffers: those that training moved, as it left them; None in old records.
     """
 
     change: str
     losses: list[float]
     skipped: list[bool]
     moved: dict[str, list[float]]
+    buffers: Buffers | None = None
 
 
 @dataclass(frozen=True)
@@ -451,6 +476,8 @@ class Findings:
         reload: a state that was saved and loaded.
         wrong_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
+        buffers: those that training moved, as it left them; None in old records.
+        last_buffers: after the step that follows, beside those of a new backend that takes it, too.
         noise: training again; empty where the noise was not measured.
         written: ``network`` and ``batch``, as far as the backend wrote into them; None where nobody looked.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
@@ -473,6 +500,8 @@ class Findings:
     reload: Reload | None = None
     wrong_scale: WrongScale | None = None
     moved: dict[str, list[float]] = field(default_factory=dict)
+    buffers: Buffers | None = None
+    last_buffers: Errors = field(default_factory=dict)
     noise: list[NoiseRun] = field(default_factory=list)
     exponents: dict[str, Counts] = field(default_factory=dict)
     written: list[str] | None = None

@@ -50,7 +50,7 @@ class NormIn16Bits(layers.Patched):
         norm.forward = forward
 
 
-@CNN.plants("running statistics")
+@CNN.plants("buffers in 16 bits")
 class StatisticsIn16Bits(MasterWeights):
     """The running statistics are kept in 16 bits."""
 

@@ -1,13 +1,23 @@
 """Planted bugs that begin when training has gone on for a while: the first steps of every new backend are right."""
 
+from typing import Any
+
+import torch
 from planted.recipe import ADAMW, CLIP, MOMENTUM, make
 from planted.registry import Family
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
 
 LATER = Family("trained", make, steps=20)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 10))
+
+
+NORMED: dict[str, Any] = {"model": normed}
 
 
 class Late:
@@ -93,3 +103,55 @@ class CountsFromZeroAgain(LateAmp):
         if self.taken == self.after:
             for state in self.optimizer.state.values():
                 state["step"].zero_()
+
+
+@LATER.plants("running statistics", task=NORMED)
+class StatisticsStop(LateAmp):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for module in self.model.modules():
+            if isinstance(module, nn.BatchNorm1d) and self.taken >= self.after:
+                module.momentum = 0.0
+        return super().forward(x, y)
+
+
+@LATER.plants("running statistics", task=NORMED)
+class StatisticsOfOneBatchTwice(LateAmp):
+    """One batch moves the statistics twice, as where its forward pass is computed again."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.taken == self.after:
+            with torch.no_grad():
+                self.model(x)
+        return super().forward(x, y)
+
+
+@LATER.plants("buffers in 16 bits", task=NORMED)
+class CountInBf16(Amp):
+    """The count of batches is kept in bf16, which holds 20 of them, and stops at 256."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        norm: Any = self.model[2]
+        norm.num_batches_tracked = norm.num_batches_tracked.bfloat16()
+
+
+@LATER.plants("buffers in 16 bits", task=NORMED)
+class StatisticsLoseTheirDigits(LateAmp):
+    """The statistics are rounded to bf16 from then on."""
+
+    def update(self) -> None:
+        super().update()
+        for buffer in self.buffers().values() if self.late else ():
+            if buffer.is_floating_point():
+                buffer.copy_(buffer.bfloat16())
+
+
+@LATER.plants("running statistics", task=NORMED)
+class VarianceEnlargedOnce(LateAmp):
+    """The running variance is 8 times as large after one step in the middle of training."""
+
+    def update(self) -> None:
+        super().update()
+        if self.taken == self.after:
+            norm: Any = self.model[2]
+            norm.running_var *= 8

@@ -26,6 +26,7 @@ from mpcompare.race.course import NOISE
 from mpcompare.race.turns import Progress
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.examine.aged import aged
+from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.exponents import exponents_of
 from mpcompare.verdict.examine.first import first
 from mpcompare.verdict.examine.ground import Ground
@@ -68,7 +69,8 @@ def examine(
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
     network = with_values(subject.model, weights, trained.buffers())
-    at_last, update = last(subject, stepper, rows, network, after)
+    left = buffers_of_backend(subject, trained)
+    at_last, last_buffers, update = last(subject, stepper, rows, network, after)
     exponents = exponents_of(subject, exact, network, after) if noise else {}
 
     if not isinstance(subject.scaling, NoLossScale):
@@ -96,6 +98,8 @@ def examine(
         reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
+        buffers=left,
+        last_buffers=last_buffers,
         noise=runs,
         exponents=exponents,
         promises=promises,

@@ -8,18 +8,19 @@ from torch import nn
 
 from mpcompare.contract import Batches, Stepper, Walk
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.drive import beside
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, at_scale
 from mpcompare.verdict.examine.trained import start_of, trained_update
-from mpcompare.verdict.findings import Gradients, TrainedUpdate
+from mpcompare.verdict.findings import Errors, Gradients, TrainedUpdate
 
 
 def last(
     subject: Subject, stepper: Stepper, rows: Sequence[Mapping[str, Any]], trained: nn.Module, batch: Batches
-) -> tuple[Gradients, TrainedUpdate | None]:
-    """Returns loss and gradients of the trained backend beside those of a new one at the same loss scale, and its
-    update.
+) -> tuple[Gradients, Errors, TrainedUpdate | None]:
+    """Returns loss and gradients of the trained backend beside those of a new one at the same loss scale, its buffers
+    after the step likewise, and its update.
 
     Both round alike, so they are equal but for the order of sums, unless the trained one computes with anything else
     than its weights. Beside the oracle a unit next to 0 could make up for all of the error.
@@ -37,8 +38,13 @@ def last(
     walk = Walk(backend, batch, lr)
     loss, grads = _gradients(walk)
     update = trained_update(subject, walk, start, grads)
-    new_loss, new_grads = _gradients(Walk(new, batch, lr))
-    return beside(loss, grads, Exact(new_loss, new_grads, {}, 0.0)), update
+    walk = Walk(new, batch, lr)
+    new_loss, new_grads = _gradients(walk)
+    buffers: Errors = {}
+    if new.buffers():
+        walk.finish()
+        buffers = step_errors(backend.buffers(), new.buffers())
+    return beside(loss, grads, Exact(new_loss, new_grads, {}, 0.0)), buffers, update
 
 
 def _gradients(walk: Walk) -> tuple[float, Params]:

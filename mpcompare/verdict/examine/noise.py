@@ -15,6 +15,7 @@ from mpcompare.race.turns import Progress
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, params_of, with_values
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.subject import Subject, at_scale
 from mpcompare.verdict.findings import NoiseRun
 
@@ -56,7 +57,8 @@ def train_again(
     changes += ["rows in another order"] if reorders else []
     changes += [] if keeps_scale or isinstance(scaling, NoLossScale) else [f"loss scale {scaling.scale:g}"]
     moved = {name: p - start[name] for name, p in stepper.backend.master_params().items()}
-    return NoiseRun(", ".join(changes), losses, skipped, numerics.sketch(moved))
+    buffers = buffers_of_backend(subject, stepper.backend)
+    return NoiseRun(", ".join(changes), losses, skipped, numerics.sketch(moved), buffers)
 
 
 def _moved_weights(subject: Subject, generator: torch.Generator) -> Params:

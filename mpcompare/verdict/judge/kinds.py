@@ -22,6 +22,7 @@ from mpcompare.verdict.judge import (
     resume,
     timed_steps,
     trained,
+    trained_buffers,
     training,
 )
 from mpcompare.verdict.judge.check import Case, Check
@@ -44,6 +45,7 @@ KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
     "resume": resume.checks,
     "aged": aged.checks,
     "trained": trained.checks,
+    "trained buffers": trained_buffers.checks,
     "timed steps": timed_steps.checks,
     "run": training.checks,
 }

@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from scipy import special
 
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.limits import FP32, RARE
-from mpcompare.verdict.judge.trajectories import common_steps, loss_difference
+from mpcompare.verdict.judge.limits import FP32
+from mpcompare.verdict.judge.trajectories import common_steps, loss_difference, noise_factor
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -22,7 +21,7 @@ def checks(case: Case) -> Iterator[Check]:
     run, reference, again = case.run, case.reference, case.reference.findings.noise
     if case.is_reference or not again or promises.change_training(run.findings):
         return
-    factor = math.sqrt(2) * float(special.stdtrit(len(again), 1 - RARE / 2))
+    factor = noise_factor(case.reference)
     if steps := common_steps(reference, run):
         losses = np.array([reference.steps["loss"][:steps], *(a.losses[:steps] for a in again)], dtype=float)
         difference, noise = loss_difference(run, reference)[:steps], float(losses.std(axis=0, ddof=1).max())

@@ -6,8 +6,10 @@ from typing import Protocol
 
 import numpy as np
 import pandas as pd
+from scipy import special
 
 from mpcompare.verdict.judge.check import Examined
+from mpcompare.verdict.judge.limits import RARE
 
 
 class HasSteps(Protocol):
@@ -33,6 +35,15 @@ def loss_noise(reference: Examined) -> np.ndarray:
     """Returns step by step the largest difference between the losses of any two of ``reference`` and its noise runs."""
     losses = [reference.steps["loss"].to_numpy(), *(np.array(again.losses) for again in reference.findings.noise)]
     return np.max([np.abs(a - b) for a, b in combinations(losses, 2)], axis=0)
+
+
+def noise_factor(reference: Examined) -> float:
+    """Returns how many standard deviations of a sample one more correct run may be away from ``reference``.
+
+    The reference and its noise runs are the sample, a small one. Student's t has one degree of freedom for each noise
+    run; the root of 2, because both runs vary.
+    """
+    return math.sqrt(2) * float(special.stdtrit(len(reference.findings.noise), 1 - RARE / 2))
 
 
 def common_steps(reference: Examined, run: Examined | None = None) -> int:

@@ -1,0 +1,48 @@
+"""Buffers after training: the numbers that training left in them, and the formats in which the backend keeps them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.dtypes import dtype_name
+from mpcompare.tasks.fingerprint import fingerprint
+from mpcompare.tasks.task import buffers_of
+from mpcompare.verdict.examine.errors import gradient_errors
+from mpcompare.verdict.examine.numerics import sketch
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import Buffer, Buffers, Errors
+
+SHORT = (torch.float16, torch.bfloat16)
+
+
+def buffers_of_backend(subject: Subject, backend: Any) -> Buffers:
+    """Returns the buffers of a backend that training has moved; those that it left as they were are compared in the
+    first step."""
+    initial = buffers_of(subject.model)
+    named = {name: b for name, b in backend.buffers().items() if name in initial and _moved(initial[name], b)}
+    return {name: _buffer(name, initial[name], b.detach()) for name, b in named.items()}
+
+
+def step_errors(found: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Errors:
+    """Returns the error of each buffer after a step, beside that of a new backend which took the step from the same
+    weights and buffers."""
+    return gradient_errors(found, {name: b.detach().double() for name, b in new.items()})
+
+
+def _moved(initial: Tensor, b: Tensor) -> bool:
+    return not torch.equal(initial.double(), b.detach().to(initial.device).double())
+
+
+def _buffer(name: str, initial: Tensor, b: Tensor) -> Buffer:
+    """Returns a buffer as the findings have it: a whole number as it is, several by their fingerprint, and others as a
+    sketch."""
+    formats = dtype_name(b.dtype), dtype_name(initial.dtype)
+    if not initial.is_floating_point():
+        value = f"{b.item():g}" if b.numel() == 1 else fingerprint({name: b.double().cpu()})
+        return Buffer(*formats, whole=value, sketch=sketch({name: b.double()})[name])
+    values = b[b != 0]
+    short = [(values.to(dtype).to(b.dtype) == values) for dtype in SHORT]
+    share = max(float(same.double().mean()) for same in short) if values.numel() else 0.0
+    return Buffer(*formats, sketch=sketch({name: b.double()})[name], elements=values.numel(), short=share)

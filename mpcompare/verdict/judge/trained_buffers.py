@@ -1,0 +1,88 @@
+"""Buffers after training: no further from the reference's than those of one more correct run would be."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mpcompare.verdict.findings import Buffers
+from mpcompare.verdict.judge import promises
+from mpcompare.verdict.judge.buffers import cause_of
+from mpcompare.verdict.judge.causes import Errors
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.limits import FP32, stored_coarsely, sum_error, tensor_limit
+from mpcompare.verdict.judge.trajectories import common_steps, noise_factor
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields checks of the buffers that training moves: in the step after training beside a new backend; then at its
+    end beside the reference, whole numbers exactly, and others together, where runs do not part."""
+    if case.is_reference:
+        return
+    yield from _next_step(case)
+    again = case.reference.findings.noise
+    others = [case.reference.findings.buffers, *(run.buffers for run in again)]
+    correct = [buffers for buffers in others if buffers is not None]
+    own = case.run.findings.buffers
+    if own is None or len(correct) < 2 or len(correct) < len(others) or case.run.start != case.reference.start:
+        return
+    if promises.kept(case.run.findings):
+        return
+    yield from _whole_numbers(case, own, correct)
+    if common_steps(case.reference, case.run) == len(case.reference.steps):
+        yield from _others(case, own, correct)
+
+
+def _next_step(case: Case) -> Iterator[Check]:
+    """Both round alike: as for gradients, but that the numbers themselves are not rounded."""
+    for name, e in case.reference.findings.last_buffers.items():
+        own = case.run.findings.last_buffers.get(name)
+        if e is None or not case.run.findings.last_buffers or (own and not math.isfinite(own.norm)):
+            continue
+        limit = tensor_limit(case.run, replace(e, largest=0.0), None)
+        error = Errors(own, limit + stored_coarsely(case.run) * e.norm)
+        if not math.isnan(error.limit):
+            because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm after the step that "
+            because += "follows on training, and right after the first one"
+            yield Check(f"buffer {name} after training", error.error, error.limit, cause_of(case, name), because)
+
+
+def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iterator[Check]:
+    """Whole numbers that all correct runs agree in, such as a count of steps: exactly."""
+    for name, b in correct[0].items():
+        if not b.whole or any(name not in other or other[name].whole != b.whole for other in correct):
+            continue
+        found = own[name].whole if name in own else "what it was at first"
+        because = f"{name} is {found} after training, and {b.whole} in {case.reference.name}"
+        yield Check(f"whole number {name}", float(found != b.whole), 0, cause_of(case, name), because)
+
+
+def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iterator[Check]:
+    """Yields one check for all, each in units of its norm: the distance that one more correct run may have, and one
+    rounding of each buffer in each step.
+
+    Differences grow along one direction, and single buffers may be close by luck.
+    """
+    names = [name for name, b in correct[0].items() if not b.whole and all(name in other for other in correct)]
+    norms = {name: math.hypot(*correct[0][name].sketch) for name in names}
+    names = [name for name in names if 0 < norms[name] < math.inf]
+    if not names:
+        return
+
+    def vector(buffers: Buffers) -> np.ndarray:
+        zero = [0.0] * len(correct[0][names[0]].sketch)
+        parts = [np.array(buffers[n].sketch if n in buffers else zero, dtype=float) / norms[n] for n in names]
+        return np.concatenate(parts)
+
+    vectors = [vector(buffers) for buffers in correct]
+    noise = math.sqrt(float(np.var(vectors, axis=0, ddof=1).sum()))
+    distances = (vector(own) - vectors[0]).reshape(len(names), -1)
+    each = np.linalg.norm(distances, axis=1)
+    worst = names[int(np.argmax(np.where(np.isnan(each), math.inf, each)))]
+    rounded = (len(case.reference.steps) * FP32 + sum_error(case.run)) * math.sqrt(len(names))
+    distance = float(np.linalg.norm(each))
+    because = f"buffers are {distance:.1e} of their norms away from those of {case.reference.name} after training, "
+    because += f"which vary by {noise:.1e}; the furthest is {worst}"
+    limit = noise_factor(case.reference) * noise + rounded
+    yield Check("buffers after the run", distance, limit, cause_of(case, worst), because)

@@ -1,0 +1,112 @@
+"""Verdicts on buffers after training, of records: nothing is trained here but the reference."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.backends import BACKENDS
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+from torch import nn
+
+from mpcompare.report.runs import Run
+from mpcompare.report.verdicts import judge_run
+from mpcompare.verdict.findings import from_document, to_document
+
+
+def network():
+    return nn.Sequential(nn.Linear(20, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 5))
+
+
+MLP = make_task(samples=32 * 12)
+DATA, TASK = dataset_of(MLP), replace(MLP, model=network)
+MEAN, COUNT = "1.running_mean", "1.num_batches_tracked"
+
+
+@pytest.fixture(scope="module")
+def amp() -> Run:
+    return examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=4, noise=2)
+
+
+def verdict(amp, **changed):
+    """Returns the verdict on a run with these findings, and the names of the checks that fail."""
+    other = replace(amp, name="other", findings=replace(amp.findings, **changed))
+    judged = judge_run(other, amp)
+    return judged, [check.name for check in judged.checks if not check.passed]
+
+
+def changed(amp, name, **fields):
+    """Returns the findings' buffers with fields of one of them changed."""
+    return {**amp.findings.buffers, name: replace(amp.findings.buffers[name], **fields)}
+
+
+def test_the_findings_hold_what_training_moved(amp):
+    buffers = amp.findings.buffers
+    assert set(buffers) == {MEAN, "1.running_var", COUNT}
+    assert (buffers[COUNT].whole, buffers[COUNT].dtype) == ("4", "int64")
+    assert (buffers[MEAN].elements, buffers[MEAN].dtype, buffers[MEAN].short) == (32, "fp32", 0.0)
+    assert all(set(run.buffers) == set(buffers) for run in amp.findings.noise)
+    assert set(amp.findings.last_buffers) == set(buffers)
+    judged, failed = verdict(amp)
+    assert (judged.word, failed) == ("same", []), judged.because
+    names = {check.name for check in judged.checks if check.kind == "trained buffers"}
+    assert {"buffers after the run", f"whole number {COUNT}", f"buffer {MEAN} after training"} <= names
+
+
+def test_a_count_is_compared_exactly(amp):
+    judged, failed = verdict(amp, buffers=changed(amp, COUNT, whole="3"))
+    assert (judged.cause, failed) == ("running statistics", [f"whole number {COUNT}"])
+    still = {name: b for name, b in amp.findings.buffers.items() if name != COUNT}
+    assert "what it was at first" in verdict(amp, buffers=still)[0].because
+
+
+def test_whole_numbers_in_which_correct_runs_differ_are_not_held_against_one(amp):
+    first, *rest = amp.findings.noise
+    other = {**first.buffers, COUNT: replace(first.buffers[COUNT], whole="5")}
+    uncertain = replace(amp, findings=replace(amp.findings, noise=[replace(first, buffers=other), *rest]))
+    assert verdict(uncertain, buffers=changed(amp, COUNT, whole="3"))[0].word == "same"
+
+
+def test_a_moving_buffer_in_16_bits_has_a_cause_of_its_own(amp):
+    judged, failed = verdict(amp, buffers=changed(amp, COUNT, dtype="bf16"))
+    assert (judged.cause, failed) == ("buffers in 16 bits", [f"format of buffer {COUNT}"])
+    judged, failed = verdict(amp, buffers=changed(amp, MEAN, short=1.0))
+    assert (judged.cause, failed) == ("buffers in 16 bits", ["digits of buffers"])
+
+
+def test_statistics_far_beyond_the_noise_are_named_and_near_ones_are_not(amp):
+    sketch = np.array(amp.findings.buffers[MEAN].sketch)
+    noise = [np.linalg.norm(np.array(run.buffers[MEAN].sketch) - sketch) for run in amp.findings.noise]
+    away = np.ones(len(sketch)) / np.sqrt(len(sketch))
+    near = changed(amp, MEAN, sketch=(sketch + min(noise) * away).tolist())
+    assert verdict(amp, buffers=near)[0].word == "same"
+    far = changed(amp, MEAN, sketch=(sketch + 100 * max(noise) * away).tolist())
+    judged, failed = verdict(amp, buffers=far)
+    assert (judged.cause, failed) == ("running statistics", ["buffers after the run"])
+    assert MEAN in judged.because
+    lost = changed(amp, MEAN, sketch=[float("nan")] * len(sketch))
+    assert verdict(amp, buffers=lost)[0].cause == "running statistics"
+
+
+def test_a_step_after_training_that_moves_them_otherwise_is_named(amp):
+    error = amp.findings.last_buffers[MEAN]
+    wrong = {**amp.findings.last_buffers, MEAN: replace(error, error=0.01 * error.norm)}
+    judged, failed = verdict(amp, last_buffers=wrong)
+    assert (judged.cause, failed) == ("running statistics", [f"buffer {MEAN} after training"])
+
+
+def test_buffers_of_no_norm_are_called_buffers(amp):
+    layers = {**amp.findings.layers, MEAN: replace(amp.findings.layers[MEAN], kind="Router")}
+    error = amp.findings.last_buffers[MEAN]
+    wrong = {**amp.findings.last_buffers, MEAN: replace(error, error=0.01 * error.norm)}
+    assert verdict(amp, last_buffers=wrong, layers=layers)[0].cause == "buffers"
+
+
+def test_records_without_them_are_read(amp):
+    document = to_document(amp.findings)
+    del document["buffers"], document["last_buffers"]
+    for run in document["noise"]:
+        del run["buffers"]
+    old = from_document(document)
+    assert (old.buffers, old.last_buffers, old.noise[0].buffers) == (None, {}, None)
+    assert judge_run(replace(amp, name="other", findings=old), amp).word == "same"

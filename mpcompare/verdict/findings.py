@@ -322,6 +322,19 @@ class RoundingError:
 
 
 @dataclass(frozen=True)
+class Sharp:
+    """A step at weights at which nothing is nearly linear.
+
+    Attributes:
+        step: its loss and gradients beside the oracle at these weights.
+        rounding: the error that one rounding of each result makes there.
+    """
+
+    step: Gradients
+    rounding: dict[str, RoundingError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Layer:
     """The owner of a tensor.
 
@@ -473,6 +486,7 @@ class Findings:
         infinite: a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``.
         aged: a step from a state as it is after long training; None where it depends on no count.
         trained: the update of the step after training; None where it was skipped, or could not be followed.
+        sharp: a step at weights at which nothing is nearly linear; None in old records, and where none is finite.
         reload: a state that was saved and loaded.
         wrong_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
@@ -497,6 +511,7 @@ class Findings:
     infinite: Drive | None = None
     aged: Aged | None = None
     trained: TrainedUpdate | None = None
+    sharp: Sharp | None = None
     reload: Reload | None = None
     wrong_scale: WrongScale | None = None
     moved: dict[str, list[float]] = field(default_factory=dict)

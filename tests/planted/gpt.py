@@ -87,6 +87,31 @@ class SoftmaxGradientWithoutItsMean(AttentionByHand):
         return p.detach() * (1 + scores.masked_fill(scores.isinf(), 0) - scores.masked_fill(scores.isinf(), 0).detach())
 
 
+@GPT.plants("forward pass")
+class ScoresSoftCapped(AttentionByHand):
+    """Scores are bent to stay within 20, as Gemma's within 50: nothing where they are next to 0, as they are at first."""
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        capped = 20 * (scores / 20).tanh()
+        return capped.masked_fill(scores.isinf(), -math.inf).softmax(-1)
+
+
+@GPT.plants("forward pass")
+class LogitsSoftCapped(layers.Patched):
+    """Logits are bent to stay within 30, as Gemma's."""
+
+    def patch(self, model: Any) -> None:
+        model.output.register_forward_hook(lambda _, __, output: 30 * (output / 30).tanh())
+
+
+@GPT.plants("forward pass")
+class ActivationsSaturate(layers.Patched):
+    """What the first block's wide layer makes is cut off at 6."""
+
+    def patch(self, model: Any) -> None:
+        model.blocks[0].up.register_forward_hook(lambda _, __, output: output.clamp(max=6))
+
+
 @GPT.plants("input gradient")
 class ResidualGradientMissing(layers.Patched):
     """The stream of residuals passes no gradient by the second block's network."""

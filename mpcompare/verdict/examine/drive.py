@@ -257,7 +257,7 @@ class Driver:
 
     def _write_finite(self, taken: _Taken) -> None:
         grads = taken.grads
-        if taken.in_one_piece and (factor := _own_factor(self.backend, self.task)) < 1:
+        if taken.in_one_piece and (factor := own_factor(self.backend, self.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
         gradients = beside(taken.loss, grads, self.exact)
         exact = as_turned(self.subject, self.start, self.exact, grads, gradients.gradients)
@@ -281,7 +281,7 @@ def _said_norm(backend: Any) -> float:
     return math.nan if backend.grad_norm is None else float(backend.grad_norm)
 
 
-def _own_factor(backend: Any, task: Task) -> float:
+def own_factor(backend: Any, task: Task) -> float:
     """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that it says
     they had."""
     norm = _said_norm(backend)

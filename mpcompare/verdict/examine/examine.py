@@ -4,6 +4,7 @@ first       from the initial weights: loss and gradients beside the float64 orac
 aged        the same from a state as it is after long training, in the step before the loss scale grows
 last        the trained backend's next step: its gradients beside those of a new one that starts from its weights, and
             its update beside the optimizer's from the state that it has
+sharp       gradients at weights at which nothing is nearly linear, beside the oracle there
 overflow    from the initial weights with a loss scale that is too large, and with an infinite input; without a loss
             scale the infinite input alone
 reload      a new backend that loaded the state of another, beside that other, step by step
@@ -11,7 +12,7 @@ scale       the loss scale of every training step, beside the one that its polic
 noise       trained again under changes that must not matter: how far apart may two correct runs be?
 lent        whether a backend wrote into the network or the batch, which all of this is computed from
 
-Each is a file here. The passes ``first``, ``aged`` and ``overflow`` are taken at the network's smooth twin where it has
+Each is a file here. The passes ``first``, ``aged``, ``sharp`` and ``overflow`` are taken at the network's smooth twin where it has
 one (tasks/twin.py). verdict/judge says what the numbers mean.
 """
 
@@ -39,6 +40,7 @@ from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.reload import reload
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.scale import first_wrong_scale
+from mpcompare.verdict.examine.sharp import sharp
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.findings import Findings, NoiseRun, Recipe, Replacement, RoundingError
 
@@ -64,7 +66,8 @@ def examine(
     driver, rounding = first(subject, batches, exact), _rounding(subject, batches[0])
     at_first, of_age = driver.result(), aged(subject, driver, batches[0], exact)
     infinite = infinite_input(subject, driver, batches[0])
-    few = batches[0][0][0][:4]
+    yield Progress(0, 1, "gradients at sharp weights")
+    few, at_sharp = batches[0][0][0][:4], sharp(subject, batches[0])
 
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
@@ -95,6 +98,7 @@ def examine(
         infinite=infinite,
         aged=of_age,
         trained=update,
+        sharp=at_sharp,
         reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,

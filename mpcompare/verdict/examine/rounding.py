@@ -128,7 +128,7 @@ class Roundings(TorchFunctionMode):
 
 
 def rounding_errors(
-    model: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision
+    model: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision, number: int = SAMPLES
 ) -> dict[str, RoundingError]:
     """Returns how far such errors move gradients, and buffers after the step, from rounded weights and inputs.
 
@@ -137,6 +137,9 @@ def rounding_errors(
 
     Errors g - exact of a tensor, whose covariance is C, vary in ``(tr C)^2 / tr C^2`` dimensions, of which up to about
     ``numerics.SKETCH`` are told apart. Where they are many, the length of the error varies little.
+
+    Args:
+        number: that of the samples.
     """
     fine = precision.unit_roundoff > FORMATS["fp32"].unit_roundoff  # fp32 arithmetic shows errors of u
     network = rounded(model, precision).to(dtype := torch.float32 if fine else torch.float64)
@@ -150,21 +153,21 @@ def rounding_errors(
     sketches: dict[str, list[list[float]]] = {name: [] for name in step.names}
     gradients = len(step.named)
     room = [torch.empty_like(e, memory_format=torch.contiguous_format) for e in exact[:gradients]]
-    for roundings.sample in range(SAMPLES):
+    for roundings.sample in range(number):
         with roundings.inside(network):
             again = step.take()
         again[:gradients] = map(roundings.error, again, room)  # gradients may be stored in 16 bits, too
         errors = [a.sub_(e) for a, e in zip(again, exact, strict=True)]
-        squares += _squares(errors) / SAMPLES
-        alongs += _along(errors, exact).square() / SAMPLES
+        squares += _squares(errors) / number
+        alongs += _along(errors, exact).square() / number
         some = [e.flatten()[:: max(1, -(-e.numel() // ELEMENTS))] for e in errors]
-        of_some += _squares(some) / SAMPLES
+        of_some += _squares(some) / number
         for name, short in sketch(dict(zip(step.names, some, strict=True))).items():
             sketches[name].append(short)
     numbers = zip(step.names, squares.tolist(), of_some.tolist(), alongs.tolist(), strict=True)
     return {
         name: RoundingError(
-            share * math.sqrt(square), _dimensions(part, sketches[name]), SAMPLES, share * math.sqrt(along)
+            share * math.sqrt(square), _dimensions(part, sketches[name]), number, share * math.sqrt(along)
         )
         for name, square, part, along in numbers
     }
@@ -187,7 +190,7 @@ def _dimensions(square: float, sketches: Sequence[Sequence[float]]) -> float:
     Errors of two samples are independent, so the mean square of their product is tr C^2.
     """
     samples = torch.tensor(sketches, dtype=torch.float64)
-    products = torch.triu(samples @ samples.T, diagonal=1).square().sum().item() / math.comb(SAMPLES, 2)
+    products = torch.triu(samples @ samples.T, diagonal=1).square().sum().item() / math.comb(len(sketches), 2)
     return max(square**2 / products, 1.0) if products else 1.0
 
 

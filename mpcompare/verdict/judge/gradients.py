@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from mpcompare.verdict.findings import Drive, Gradients, RoundingError
 from mpcompare.verdict.judge.causes import Errors, Pass, explain, too_small
@@ -29,6 +30,22 @@ def from_an_aged_state(case: Case) -> Iterator[Check]:
     if run and reference:
         where = "in the step after which the loss scale grows" if run.grows else "from an aged state"
         yield from _of_drives(case, where, (run.drive, reference.drive), "")
+
+
+def at_sharp_weights(case: Case) -> Iterator[Check]:
+    """Yields checks of the pass ``sharp``, of the gradients that keep half of their digits there: where one rounding of
+    each result costs more, errors are no longer small, and do not vary as they are believed to."""
+    run, reference = case.run.findings.sharp, case.reference.findings.sharp
+    if not (run and reference and run.step.gradients):
+        return
+    most = math.sqrt(case.run.unit_roundoff)
+    kept = {
+        name: e
+        for name, e in reference.step.gradients.items()
+        if e and name in reference.rounding and reference.rounding[name].error <= most * e.norm
+    }
+    passes = Pass(run.step), Pass(replace(reference.step, gradients=kept))
+    yield from _checks(case, "at sharp weights", passes, reference.rounding, "")
 
 
 def later_steps(case: Case) -> Iterator[Check]:

@@ -42,6 +42,7 @@ KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
     "later steps": gradients.later_steps,
     "overflows": overflows.checks,
     "after a skip": gradients.after_a_skip,
+    "sharp": gradients.at_sharp_weights,
     "resume": resume.checks,
     "aged": aged.checks,
     "trained": trained.checks,

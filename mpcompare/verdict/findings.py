@@ -372,6 +372,19 @@ class AfterLoad:
 
 
 @dataclass(frozen=True)
+class ReloadedTensor:
+    """The weights of one parameter a step after a reload.
+
+    Attributes:
+        error: their distance from those of the backend that saved.
+        norm: the distance that those moved in the step.
+    """
+
+    error: float
+    norm: float
+
+
+@dataclass(frozen=True)
 class Reload:
     """A backend that loaded the state of another, beside that other, one step later.
 
@@ -381,6 +394,7 @@ class Reload:
         error: the distance of their weights and buffers.
         norm: the distance that those of the first moved in the step.
         lost: the entries of the state that are others in the loaded backend; None in old records, which do not say.
+        tensors: by parameter; empty in old records.
     """
 
     expected: AfterLoad
@@ -388,6 +402,7 @@ class Reload:
     error: float
     norm: float
     lost: list[str] | None = None
+    tensors: dict[str, ReloadedTensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.master_weights import MasterWeights
+from mpcompare.contract import State
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.data.generated import digits
@@ -191,3 +192,25 @@ class StaleCopiesOfOneLayer(MasterWeights):
         super().step(lr)
         with torch.no_grad():
             self.model.conv1.weight.copy_(self.stale)  # type: ignore[operator, union-attr]
+
+
+@CNN.plants("resume")
+class MomentsSwappedByLoading(Amp):
+    """A loaded backend numbers two tensors of one shape the other way round, and numbers them back when it saves."""
+
+    turned = False
+    names = ("norm1.weight", "norm1.bias")
+
+    def swapped(self, state: State) -> State:
+        if not self.turned:
+            return state
+        a, b = self.names
+        optimizer = {kind: {**t, a: t[b], b: t[a]} if a in t else t for kind, t in state["optimizer"].items()}
+        return {**state, "optimizer": optimizer}
+
+    def load_state_dict(self, state: State) -> None:
+        self.turned = True
+        super().load_state_dict(self.swapped(state))
+
+    def state_dict(self) -> State:
+        return self.swapped(super().state_dict())

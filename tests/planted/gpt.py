@@ -89,7 +89,7 @@ class SoftmaxGradientWithoutItsMean(AttentionByHand):
 
 @GPT.plants("forward pass")
 class ScoresSoftCapped(AttentionByHand):
-    """Scores are bent to stay within 20, as Gemma's within 50: nothing where they are next to 0, as they are at first."""
+    """Scores are bent to stay within 20, as Gemma's within 50, which changes nothing where they are next to 0."""
 
     def probabilities(self, scores: Tensor) -> Tensor:
         capped = 20 * (scores / 20).tanh()

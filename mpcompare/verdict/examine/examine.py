@@ -12,8 +12,8 @@ scale       the loss scale of every training step, beside the one that its polic
 noise       trained again under changes that must not matter: how far apart may two correct runs be?
 lent        whether a backend wrote into the network or the batch, which all of this is computed from
 
-Each is a file here. The passes ``first``, ``aged``, ``sharp`` and ``overflow`` are taken at the network's smooth twin where it has
-one (tasks/twin.py). verdict/judge says what the numbers mean.
+Each is a file here. The passes ``first``, ``aged``, ``sharp`` and ``overflow`` are taken at the network's smooth twin
+where it has one (tasks/twin.py). verdict/judge says what the numbers mean.
 """
 
 from collections.abc import Generator, Mapping, Sequence

@@ -12,7 +12,7 @@ from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.subject import Subject, at_scale
-from mpcompare.verdict.findings import AfterLoad, Reload
+from mpcompare.verdict.findings import AfterLoad, Reload, ReloadedTensor
 
 
 def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
@@ -46,7 +46,14 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
         error=numerics.distance(*ends),
         norm=numerics.distance(start, ends[0]),
         lost=lost,
+        tensors={name: ReloadedTensor(_distance(ends, name), _distance((start, ends[0]), name)) for name in start},
     )
+
+
+def _distance(pair: Sequence[Params], name: str) -> float:
+    """Returns how far one tensor is apart in two states."""
+    one, other = pair
+    return numerics.distance({name: one[name]}, {name: other[name]})
 
 
 def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:

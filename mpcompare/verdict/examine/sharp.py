@@ -62,8 +62,8 @@ def sharp(subject: Subject, batch: Batches) -> Sharp | None:
 
 
 def few_rows(ground: Ground) -> tuple[Tensor, Tensor]:
-    """Returns the first rows of a micro-batch, a part of it that fills it if it is repeated; all of it where rows depend
-    on each other."""
+    """Returns the first rows of a micro-batch, so many that they fill it if they are repeated; all of it where rows
+    depend on each other."""
     x, y = ground.batch[0]
     parts = [n for n in ROWS if len(x) % n == 0 and n < len(x)]
     if not parts:
@@ -109,13 +109,13 @@ def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:
                 module.register_forward_hook(hook)
         network(x.double() if x.is_floating_point() else x)
         if done:
-            done[-1].weight.mul_(OF_LOGITS / SPREAD)  # type: ignore[operator, union-attr]
+            done[-1].weight.mul_(OF_LOGITS / SPREAD)  # type: ignore[operator]
     return {name: rounded_to(p.float(), precision.storage) for name, p in params_of(network).items()}
 
 
 def _spread_by_output(done: list[nn.Module], generator: torch.Generator) -> Callable[..., Any]:
-    """Returns a hook that multiplies a layer's weights, by a power of 2^(1/4) so that no order of sums changes it, until
-    its output spreads over SPREAD, and adds the layer to ``done``."""
+    """Returns a hook that multiplies a layer's weights until its output spreads over SPREAD, and adds the layer to
+    ``done``. The factors are powers of 2^(1/4), so that no order of sums changes them."""
 
     def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
         weight = module._parameters.get("weight")
@@ -129,7 +129,7 @@ def _spread_by_output(done: list[nn.Module], generator: torch.Generator) -> Call
         spread = float(output.std())
         if 0 < spread < math.inf:
             weight.mul_(2 ** (round(4 * math.log2(SPREAD / spread)) / 4))
-        return module.forward(*inputs)  # type: ignore[no-any-return]
+        return module.forward(*inputs)
 
     return hook
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from mpcompare.verdict.findings import Drive, Gradients, RoundingError
+from mpcompare.verdict.findings import Drive, GradientError, Gradients, RoundingError
 from mpcompare.verdict.judge.causes import Errors, Pass, explain, too_small
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import K, as_measure, signed_limit, sum_error, tensor_limit
@@ -39,7 +39,7 @@ def at_sharp_weights(case: Case) -> Iterator[Check]:
     if not (run and reference and run.step.gradients):
         return
     most = math.sqrt(case.run.unit_roundoff)
-    kept = {
+    kept: dict[str, GradientError | None] = {
         name: e
         for name, e in reference.step.gradients.items()
         if e and name in reference.rounding and reference.rounding[name].error <= most * e.norm

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from mpcompare.verdict.judge import resume_tensors
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import reordered_loss
 
@@ -34,3 +35,4 @@ def checks(case: Case) -> Iterator[Check]:
         limit = (part if run.findings.recipe.linear else 2 * math.sqrt(part)) * reload.norm
         because = f"weights a step after a reload are {reload.error:.1e} away from those without the reload"
         yield Check("weights after a reload", reload.error, limit, "resume", because)
+    yield from resume_tensors.checks(run)

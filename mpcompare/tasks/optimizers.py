@@ -10,6 +10,7 @@ taken, is then off by at most ``n u`` times the sum of the absolute values of it
 values matter where terms cancel: their errors stay.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Protocol
@@ -36,13 +37,14 @@ class Replay(Protocol):
             be off by ``2^-24 magnitude`` in the change, and by the rounding of the new weight beside that.
         """
 
-    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int) -> None:
+    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
         """Goes on from a state that was loaded, with what it remembers of the weight ``name``: those tensors have no
         error.
 
         Args:
             tensors: by torch's names, float64; empty where nothing is remembered.
             updates: the number of updates that the state counts.
+            at_once: whether the optimizer was given that number, and did not count to it.
         """
 
     def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
@@ -159,7 +161,7 @@ class SgdReplay:
         self.of_momentum = 3 * coarse.arithmetic + coarse.moments
         self.velocities: dict[str, tuple[Tensor, Tensor, float]] = {}
 
-    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int) -> None:
+    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
         if "momentum_buffer" in tensors:
             velocity = tensors["momentum_buffer"]
             self.velocities[name] = velocity, velocity.abs(), self.roundings
@@ -284,6 +286,10 @@ class AdamReplay:
     - c is a difference of numbers next to 1. If beta and beta^t are fp32 numbers, as in a step that is captured or
       compiled (``capturable=True`` in torch), c is off by up to ``(t + 1) u``. That is ``(t + 1) / c1`` more for m, and
       half of ``(t + 1) / c2``, of which sqrt is taken, for v.
+    - Where t was loaded and nothing was counted, as in the state of long training, beta^t is a power and no product of t
+      fp32 numbers. It is off by t times the error of this beta in fp32, which is known, and by as much as a power is:
+      4, and twice its exponent, ``t |ln beta|``. ``1 - beta`` in fp32 is off by ``beta / (1 - beta)`` times the same
+      error, in the part of the mean that is new: all of m at most, and for v as much as it is.
     - Below 2^-126 fp32 rounds to multiples of a constant, or to 0: ``u 2^-102`` in M, and its root ``u 2^-39`` in S.
 
     From a state that was loaded, t is the number of updates since then in all but the corrections.
@@ -301,12 +307,14 @@ class AdamReplay:
         self.means: dict[str, tuple[Tensor, ...]] = {}
         self.updates: dict[str, int] = {}
         self.loaded: dict[str, int] = {}  # the updates before the state that was loaded, which rounded nothing here
+        self.at_once = False
 
-    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int) -> None:
+    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
         if "exp_avg" in tensors and "exp_avg_sq" in tensors:
             m, v = tensors["exp_avg"], tensors["exp_avg_sq"]
             self.means[name] = m, m.abs(), v, v
             self.updates[name] = self.loaded[name] = updates
+            self.at_once = at_once
 
     def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
         if name not in self.means:
@@ -332,12 +340,18 @@ class AdamReplay:
         m, M, v, S2 = (mean / c for mean, c in zip(means, (c1, c1, c2, c2), strict=True))
         d = self.denominator(v, c2)
         rounded = t - self.loaded.get(name, 0)
-        roundings = (4 * rounded + 8) * self.coarse.arithmetic + rounded * self.coarse.moments
-        roundings += (t + 1) * max(1 / c1, 0.5 / c2)
+        of_m = of_v = (4 * rounded + 8) * self.coarse.arithmetic + rounded * self.coarse.moments
+        if self.at_once and rounded == 1:
+            of_m = of_m + _of_constant(beta1, t) + _of_one_minus(beta1)
+            of_v = of_v + _of_constant(beta2, t) / 2
+            share = (1 - beta2) * grad.square() / means[2].clamp(min=1e-300)
+            of_v = of_v + share * _of_one_minus(beta2) / 2
+        else:
+            of_m = of_v = of_m + (t + 1) * max(1 / c1, 0.5 / c2)
         change = -lr * m / d
         S = S2.sqrt() + 2.0**-39 / c2**0.5
-        smallest = d - torch.minimum(2.0**-24 * roundings * S, v.sqrt())
-        magnitude = roundings * lr * (M + 2.0**-102 / c1 + m.abs() * S / d) / smallest
+        smallest = d - torch.minimum(2.0**-24 * of_v * S, v.sqrt())
+        magnitude = lr * (of_m * (M + 2.0**-102 / c1) + of_v * m.abs() * S / d) / smallest
         if self.decoupled and decay:
             change = change - lr * decay * weight
             magnitude = magnitude + 2 * self.coarse.arithmetic * (1 + lr * decay) * weight.abs()
@@ -351,6 +365,22 @@ class AdamReplay:
     def denominator(self, v: Tensor, c2: float) -> Tensor:
         """Returns ``d`` of a ``v`` that is divided by ``c2`` already."""
         return v.sqrt() + self.optimizer.eps
+
+
+def _of_constant(beta: float, t: int) -> float:
+    """Returns how often ``1 - beta^t`` is rounded if beta and its power are fp32 numbers."""
+    power = beta**t
+    return (t * _of_fp32(beta) + 4 - 2 * t * math.log(beta)) * power / (1 - power) + 1 if power else 0.0
+
+
+def _of_one_minus(beta: float) -> float:
+    """Returns how often ``1 - beta`` is rounded if beta is an fp32 number."""
+    return _of_fp32(beta) * beta / (1 - beta)
+
+
+def _of_fp32(beta: float) -> float:
+    """Returns the relative error of a number in fp32, in units of ``2^-24``."""
+    return abs(torch.tensor(beta, dtype=torch.float32).item() / beta - 1) * 2**24 if beta else 0.0
 
 
 def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor, Tensor]:

@@ -328,6 +328,15 @@ class DecayOfTheCopies(OtherAdam):
         adam(rule, w.sub_(decay), g, remembered, lr)
 
 
+@RECIPE.plants("weight decay", task={"optimizer": AdamW(1e-3)})
+class DecayAfterTheUpdate(OtherAdam):
+    """The weight that is already updated decays, so the update decays, too, by lr weight_decay = 1e-5 of itself."""
+
+    def rule_of(self, rule: Any, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
+        adam(rule, w, g, remembered, lr)
+        w.mul_(1 - lr * rule.weight_decay)
+
+
 @RECIPE.plants("weight decay", precisions=FP16, task={"optimizer": Sgd(0.05, 0.9, weight_decay=0.01)})
 class DecayBeforeUnscaling(Scratch):
     """The decay is added to the scaled gradients, and so is divided by the scale."""

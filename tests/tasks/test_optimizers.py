@@ -143,6 +143,38 @@ def test_adam_whose_bias_corrections_are_fp32_tensors_is_within_them_too(decoupl
     assert 0.05 < largest <= 1
 
 
+def test_adam_of_a_loaded_count_is_nearer_but_for_its_betas_in_fp32():
+    """beta^t is one power there, whatever takes it, and a decay after the update is too far away."""
+    torch.manual_seed(0)
+    optimizer, updates = AdamW(1e-3), 2048
+    (beta1, beta2), lr = optimizer.betas, optimizer.lr
+    w, g, m = 0.02 * torch.randn(20011), torch.randn(20011), 0.3 * torch.randn(20011)
+    v = 3e-3 * torch.rand(20011)
+    short1, short2 = torch.tensor(beta1), torch.tensor(beta2)
+    powers = {
+        "pow": lambda beta: beta ** torch.tensor(updates + 1.0),
+        "exp": lambda beta: torch.exp((updates + 1) * torch.log(beta)),
+    }
+
+    def after(power, late=False):
+        new_m = m * short1 + (1 - short1) * g
+        new_v = v * short2 + (1 - short2) * g * g
+        c1, c2 = 1 - power(short1), 1 - power(short2)
+        kept = w if late else w * (1 - lr * optimizer.weight_decay)
+        new = kept - lr * (new_m / c1) / ((new_v / c2).sqrt() + optimizer.eps)
+        return new * (1 - lr * optimizer.weight_decay) if late else new
+
+    def worst(new, at_once):
+        replay = optimizer.replay()
+        replay.remember("w", {"exp_avg": m.double(), "exp_avg_sq": v.double()}, updates, at_once)
+        return excess(new, w.double(), *replay.step("w", g.double(), w.double(), lr))
+
+    for power in powers.values():
+        assert 0.1 < worst(after(power), at_once=True) <= 1
+        assert worst(after(power, late=True), at_once=False) <= 1
+        assert worst(after(power, late=True), at_once=True) > 1.5
+
+
 MISTAKES = {
     "no bias correction": lambda m, v, g, w, t: m / v.sqrt(),
     "bias correction of the step before": lambda m, v, g, w, t: (

@@ -149,7 +149,7 @@ class Driver:
             load_state(scaling, state["loss_scale"])
         counts = [int(count) for count in kinds.get("step", {}).values()]
         tensors = {kind: tensors for kind, tensors in kinds.items() if kind != "step"}
-        self.remembered = Remembered(tensors, max(counts, default=0))
+        self.remembered = Remembered(tensors, max(counts, default=0), at_once=True)
 
     def take(self, batch: Batches) -> bool:
         """Takes a step; returns whether its gradients were finite."""

@@ -57,10 +57,12 @@ class Remembered:
     Attributes:
         tensors: by torch's name of the kind and by parameter, but for the count of updates.
         updates: that count.
+        at_once: whether the backend was given that count, and did not count to it.
     """
 
     tensors: Mapping[str, Params] = field(default_factory=dict)
     updates: int = 0
+    at_once: bool = False
 
     def of(self, name: str) -> dict[str, Tensor]:
         """Returns the tensors of one parameter, by kind."""
@@ -110,7 +112,7 @@ def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.
         w, new = w.double(), new.double()
         if kept:
             loaded = {kind: piece.double() for kind, piece in zip(kept, pieces, strict=True)}
-            replay.remember(f"{name} {number}", loaded, change.remembered.updates)
+            replay.remember(f"{name} {number}", loaded, change.remembered.updates, change.remembered.at_once)
         # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
         s, m = replay.step(f"{name} {number}", g.double(), w, change.lr)
         changed, right = new - w, w + s

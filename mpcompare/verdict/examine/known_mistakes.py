@@ -97,7 +97,7 @@ def _by(
             replay.steps = update.steps
         if kept := update.remembered.of(name):
             loaded = {kind: tensor.double() for kind, tensor in kept.items()}
-            replay.remember(name, loaded, update.remembered.updates)
+            replay.remember(name, loaded, update.remembered.updates, update.remembered.at_once)
         return replay.step(name, g, w.double(), rate(update) if rate else update.lr)
 
     return mistake
@@ -139,6 +139,7 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
         if isinstance(optimizer, AdamW):
             coupled = Adam(optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay)
             yield "decay in the gradient", _by(coupled.replay())
+            yield "decay after the update", _decayed_after(without.replay(), decay)
         else:
             yield "decay beside the gradient", _decayed(without.replay(), lambda update: update.lr * decay)
 
@@ -166,6 +167,18 @@ def _decayed(replay: Replay, share: Callable[[Update], float]) -> Mistake:
         change, magnitude = plain(name, update)
         w = update.before[name].double()
         return change - share(update) * w, magnitude + 2 * (1 + share(update)) * w.abs()
+
+    return decayed
+
+
+def _decayed_after(replay: Replay, decay: float) -> Mistake:
+    """Multiplies the weight by ``1 - lr decay`` after an update without decay."""
+    plain = _by(replay)
+
+    def decayed(name: str, update: Update) -> tuple[Tensor, Tensor]:
+        change, magnitude = plain(name, update)
+        w, share = update.before[name].double(), update.lr * decay
+        return change - share * (w + change), magnitude + 2 * (1 + share) * w.abs()
 
     return decayed
 

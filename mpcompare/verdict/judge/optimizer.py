@@ -41,6 +41,7 @@ KNOWN_MISTAKES = {
     "decay not times lr": ("weight decay", "with a decay that is not multiplied by the learning rate"),
     "decay at the first lr": ("weight decay", "with a decay at the optimizer's learning rate, whatever the schedule"),
     "decay in the gradient": ("weight decay", "with the decay in the gradient, as Adam has it"),
+    "decay after the update": ("weight decay", "with a decay of the weight that is already updated"),
     "decay beside the gradient": ("weight decay", "with the decay beside the gradient, as AdamW has it"),
 }
 

@@ -286,8 +286,8 @@ class AdamReplay:
     - c is a difference of numbers next to 1. If beta and beta^t are fp32 numbers, as in a step that is captured or
       compiled (``capturable=True`` in torch), c is off by up to ``(t + 1) u``. That is ``(t + 1) / c1`` more for m, and
       half of ``(t + 1) / c2``, of which sqrt is taken, for v.
-    - Where t was loaded and nothing was counted, as in the state of long training, beta^t is a power and no product of t
-      fp32 numbers. It is off by t times the error of this beta in fp32, which is known, and by as much as a power is:
+    - Where t was loaded and nothing was counted, as in the state of long training, beta^t is a power and no product of
+      t fp32 numbers. It is off by t times the error of this beta in fp32, which is known, and by as much as a power is:
       4, and twice its exponent, ``t |ln beta|``. ``1 - beta`` in fp32 is off by ``beta / (1 - beta)`` times the same
       error, in the part of the mean that is new: all of m at most, and for v as much as it is.
     - Below 2^-126 fp32 rounds to multiples of a constant, or to 0: ``u 2^-102`` in M, and its root ``u 2^-39`` in S.
@@ -340,14 +340,15 @@ class AdamReplay:
         m, M, v, S2 = (mean / c for mean, c in zip(means, (c1, c1, c2, c2), strict=True))
         d = self.denominator(v, c2)
         rounded = t - self.loaded.get(name, 0)
-        of_m = of_v = (4 * rounded + 8) * self.coarse.arithmetic + rounded * self.coarse.moments
+        roundings = (4 * rounded + 8) * self.coarse.arithmetic + rounded * self.coarse.moments
+        of_m, of_v = torch.full_like(d, roundings), torch.full_like(d, roundings)
         if self.at_once and rounded == 1:
-            of_m = of_m + _of_constant(beta1, t) + _of_one_minus(beta1)
-            of_v = of_v + _of_constant(beta2, t) / 2
             share = (1 - beta2) * grad.square() / means[2].clamp(min=1e-300)
-            of_v = of_v + share * _of_one_minus(beta2) / 2
+            of_m += _of_constant(beta1, t) + _of_one_minus(beta1)
+            of_v += _of_constant(beta2, t) / 2 + share * _of_one_minus(beta2) / 2
         else:
-            of_m = of_v = of_m + (t + 1) * max(1 / c1, 0.5 / c2)
+            of_m += (t + 1) * max(1 / c1, 0.5 / c2)
+            of_v = of_m
         change = -lr * m / d
         S = S2.sqrt() + 2.0**-39 / c2**0.5
         smallest = d - torch.minimum(2.0**-24 * of_v * S, v.sqrt())

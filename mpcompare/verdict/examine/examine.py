@@ -66,7 +66,6 @@ def examine(
     driver, rounding = first(subject, batches, exact), _rounding(subject, batches[0])
     at_first, of_age = driver.result(), aged(subject, driver, batches[0], exact)
     infinite = infinite_input(subject, driver, batches[0])
-    yield Progress(0, 1, "gradients at sharp weights")
     few, at_sharp = batches[0][0][0][:4], sharp(subject, batches[0])
 
     yield Progress(0, 1, "gradients after training")

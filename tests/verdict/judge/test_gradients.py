@@ -49,7 +49,9 @@ def test_gradients_that_are_cut_off_are_named_though_their_error_is_small():
 def test_gradients_that_are_rounded_to_nearest_are_right():
     verdict = judged(Nearest)
     assert verdict.word == "same", verdict.because
-    signed = [check.value / check.limit for check in verdict.checks if check.name.startswith("signed error")]
+    signed = [
+        check.value / check.limit for check in verdict.checks if check.name.startswith("signed error in the first step")
+    ]
     assert len(signed) == 4
     assert max(signed) < 0.6
 

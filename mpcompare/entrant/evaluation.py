@@ -1,7 +1,8 @@
 """Loss and accuracy on the held-out samples, after training and while a network trains."""
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from mpcompare.instruments import machine
 from mpcompare.records import Recorder
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task, with_values
+from mpcompare.verdict.findings import HeldOut
 
 Scores = dict[str, float | None]  # test_loss and test_accuracy
 
@@ -49,6 +51,28 @@ def score(network: Callable[[Tensor], Tensor], dataset: Dataset, task: Task) -> 
                     correct = (correct or 0) + int((output.argmax(dim=-1) == y_part).sum())
     accuracy = None if correct is None else correct / dataset.y_test.numel()
     return {"test_loss": total / rows, "test_accuracy": accuracy}
+
+
+SHARE = 1 / 16  # of the samples that training sees: forward alone is a third of a step, so that this is 2 % of it
+
+
+def held_out_of(
+    model: nn.Module, dataset: Dataset, task: Task, steps: int
+) -> Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], HeldOut]:
+    """Returns a function of parameters and buffers that evaluates them for the examination, always on the same held-out
+    samples: evenly spread, and few enough to cost next to nothing beside so many steps of training."""
+    samples = max(1, int(SHARE * steps * task.batch_size))
+    apart = -(-len(dataset.x_test) // samples)
+    some = replace(dataset, x_test=dataset.x_test[::apart], y_test=dataset.y_test[::apart])
+    devices = [dataset.x_test.device] if dataset.x_test.is_cuda else []
+
+    def held_out(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> HeldOut:
+        with torch.random.fork_rng(devices=devices):
+            scores = evaluate(model, params, buffers, some, task)
+        loss, accuracy = scores["test_loss"], scores["test_accuracy"]
+        return HeldOut(math.nan if loss is None else loss, accuracy, some.y_test.numel())
+
+    return held_out
 
 
 @dataclass(frozen=True)

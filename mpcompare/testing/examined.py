@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from mpcompare.contract import Batches, Stepper
+from mpcompare.entrant.evaluation import held_out_of
 from mpcompare.loss_scale import LossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.records import BLOCK_FIELDS, finite, numbers
@@ -63,7 +64,10 @@ def examined_run(
     moved = numerics.sketch({name: p - initial[name] for name, p in backend.master_params().items()})
     twin, kinks = examined_twin(model, task)
     precision = PRECISIONS[candidate.precision]
-    subject = Subject(candidate.make, model, scaling, precision, task, stream, twin, kinks, lent=lent)
+    held_out = held_out_of(model, candidate.dataset, task, steps)
+    subject = Subject(
+        candidate.make, model, scaling, precision, task, stream, twin, kinks, lent=lent, held_out=held_out
+    )
     findings = _result_of(examine(subject, stepper, rows, moved, noise))
     findings = from_document(numbers(json.loads(json.dumps(finite(to_document(findings))))))
     layers = candidate.make(model, scaling).module_dtypes(*next(stream())[0])

@@ -429,6 +429,21 @@ Buffers = dict[str, Buffer]
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """The network after training, in fp32 on some held-out samples.
+
+    Attributes:
+        loss: the mean over the samples.
+        accuracy: None where the targets are no classes.
+        targets: how many the accuracy is a share of.
+    """
+
+    loss: float
+    accuracy: float | None
+    targets: int
+
+
+@dataclass(frozen=True)
 class NoiseRun:
     """Training once more, under changes that must not matter.
 
@@ -437,6 +452,7 @@ class NoiseRun:
         losses, skipped: step by step.
         moved: the change of each parameter, as a sketch.
         buffers: those that training moved, as it left them; None in old records.
+        held_out: loss and accuracy after it; None in old records.
     """
 
     change: str
@@ -444,6 +460,7 @@ class NoiseRun:
     skipped: list[bool]
     moved: dict[str, list[float]]
     buffers: Buffers | None = None
+    held_out: HeldOut | None = None
 
 
 @dataclass(frozen=True)
@@ -507,6 +524,7 @@ class Findings:
         moved: the change of each parameter over training, as a sketch.
         buffers: those that training moved, as it left them; None in old records.
         last_buffers: after the step that follows, beside those of a new backend that takes it, too.
+        held_out: loss and accuracy after training, before that step; None in old records.
         noise: training again; empty where the noise was not measured.
         written: ``network`` and ``batch``, as far as the backend wrote into them; None where nobody looked.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
@@ -532,6 +550,7 @@ class Findings:
     moved: dict[str, list[float]] = field(default_factory=dict)
     buffers: Buffers | None = None
     last_buffers: Errors = field(default_factory=dict)
+    held_out: HeldOut | None = None
     noise: list[NoiseRun] = field(default_factory=list)
     exponents: dict[str, Counts] = field(default_factory=dict)
     written: list[str] | None = None

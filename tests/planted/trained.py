@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 from planted.recipe import ADAMW, CLIP, MOMENTUM, make
-from planted.registry import Family
+from planted.registry import FP16, Family
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
+from mpcompare.tasks.optimizers import Sgd
 
 LATER = Family("trained", make, steps=20)
 
@@ -155,3 +156,15 @@ class VarianceEnlargedOnce(LateAmp):
         if self.taken == self.after:
             norm: Any = self.model[2]
             norm.running_var *= 8
+
+
+@LATER.plants("held-out samples", precisions=FP16, task={**NORMED, "optimizer": Sgd(0.5, 0.9)})
+class VarianceEnlargedALittle(LateAmp):
+    """The running variance is 1.5 times as large after one step: within the noise of all buffers together, and the
+    network computes another function when it is evaluated."""
+
+    def update(self) -> None:
+        super().update()
+        if self.taken == self.after:
+            norm: Any = self.model[2]
+            norm.running_var *= 1.5

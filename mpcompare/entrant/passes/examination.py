@@ -5,6 +5,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from mpcompare.contract import ModuleDtypes
+from mpcompare.entrant.evaluation import held_out_of
 from mpcompare.entrant.state import Entrant, Pass
 from mpcompare.instruments import heap
 from mpcompare.precision import PRECISIONS
@@ -64,7 +65,7 @@ def _examine(entrant: Entrant) -> Generator[Progress, None, None]:
 
 
 def _subject(entrant: Entrant) -> Subject:
-    setup = entrant.setup
+    setup, steps = entrant.setup, len(entrant.trained.rows)
     twin, kinks = examined_twin(setup.model, setup.task)
     return Subject(
         make_backend=setup.make_backend,
@@ -77,6 +78,7 @@ def _subject(entrant: Entrant) -> Subject:
         kinks=kinks,
         lent=setup.lent,
         start=entrant.start.checkpoint,
+        held_out=held_out_of(setup.model, setup.dataset, setup.task, steps),
         shared=entrant.shared,
         apart=entrant.apart,
     )

@@ -20,6 +20,8 @@ from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from torch import nn
+
 from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.precision import Precision
@@ -58,7 +60,6 @@ def examine(
     """
     trained = stepper.backend
     promises = promises_of(trained)
-    weights = {name: p.detach().clone() for name, p in trained.master_params().items()}
 
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
@@ -66,13 +67,12 @@ def examine(
     driver, rounding = first(subject, batches, exact), _rounding(subject, batches[0])
     at_first, of_age = driver.result(), aged(subject, driver, batches[0], exact)
     infinite = infinite_input(subject, driver, batches[0])
-    few, at_sharp = batches[0][0][0][:4], sharp(subject, batches[0])
+    at_sharp = sharp(subject, batches[0])
 
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
-    network = with_values(subject.model, weights, trained.buffers())
-    left = buffers_of_backend(subject, trained)
-    at_last, last_buffers, update = last(subject, stepper, rows, network, after)
+    network = with_values(subject.model, trained.master_params(), trained.buffers())
+    at_the_end = _at_the_end(subject, stepper, rows, network, after)
     exponents = exponents_of(subject, exact, network, after) if noise else {}
 
     if not isinstance(subject.scaling, NoLossScale):
@@ -80,34 +80,53 @@ def examine(
     overflowed = overflow(subject, batches, exact)
     yield Progress(0, 1, "a backend that is loaded")
     reloaded = reload(subject, batches)
-    runs: list[NoiseRun] = []
-    for number in range(noise):
-        yield Progress(number, noise, f"run {number + 1} of {noise}", NOISE)
-        runs.append((yield from train_again(subject, rows, number, noise)))
+    runs = yield from _noise_runs(subject, rows, noise)
     return Findings(
         precision=subject.precision.name,
         recipe=recipe(promised_task(subject.task, promises)),
         longest_sum=longest_sum(subject.model, batches[0][0][0], subject.task.batch_size),
-        layers=layers(subject.examined, exact.order, few),
+        layers=layers(subject.examined, exact.order, batches[0][0][0][:4]),
         first=at_first,
-        last=at_last,
         rounding=rounding,
         twin={name: Replacement(kink.kinked, kink.smooth) for name, kink in subject.kinks.items()},
         overflow=overflowed,
         infinite=infinite,
         aged=of_age,
-        trained=update,
         sharp=at_sharp,
         reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
-        buffers=left,
-        last_buffers=last_buffers,
         noise=runs,
         exponents=exponents,
         promises=promises,
         written=written(subject.lent, subject.model, batches[0]) if subject.lent else None,
+        **at_the_end,
     )
+
+
+def _at_the_end(
+    subject: Subject, stepper: Stepper, rows: Sequence[Mapping[str, Any]], network: nn.Module, batch: Batches
+) -> dict[str, Any]:
+    """Returns the findings, by their names, of what training left, and of the step that follows.
+
+    Args:
+        network: the one that was trained.
+        batch: of that step.
+    """
+    buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
+    gradients, last_buffers, update = last(subject, stepper, rows, network, batch)
+    of_step = {"last": gradients, "last_buffers": last_buffers, "trained": update}
+    return {"buffers": buffers, "held_out": held_out, **of_step}
+
+
+def _noise_runs(
+    subject: Subject, rows: Sequence[Mapping[str, Any]], noise: int
+) -> Generator[Progress, Any, list[NoiseRun]]:
+    runs: list[NoiseRun] = []
+    for number in range(noise):
+        yield Progress(number, noise, f"run {number + 1} of {noise}", NOISE)
+        runs.append((yield from train_again(subject, rows, number, noise)))
+    return runs
 
 
 def _rounding(subject: Subject, batch: Batches) -> dict[str, RoundingError]:

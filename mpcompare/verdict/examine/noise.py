@@ -57,8 +57,8 @@ def train_again(
     changes += ["rows in another order"] if reorders else []
     changes += [] if keeps_scale or isinstance(scaling, NoLossScale) else [f"loss scale {scaling.scale:g}"]
     moved = {name: p - start[name] for name, p in stepper.backend.master_params().items()}
-    buffers = buffers_of_backend(subject, stepper.backend)
-    return NoiseRun(", ".join(changes), losses, skipped, numerics.sketch(moved), buffers)
+    buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
+    return NoiseRun(", ".join(changes), losses, skipped, numerics.sketch(moved), buffers, held_out)
 
 
 def _moved_weights(subject: Subject, generator: torch.Generator) -> Params:

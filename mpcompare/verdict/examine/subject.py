@@ -15,10 +15,11 @@ from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_
 from mpcompare.precision import Precision
 from mpcompare.promises import NOTHING, Promises
 from mpcompare.shared import ALONE, Shared
-from mpcompare.tasks.task import Task
+from mpcompare.tasks.task import Params, Task
 from mpcompare.tasks.twin import Kink
 from mpcompare.verdict.examine.ground import Exactly, Ground
 from mpcompare.verdict.examine.lent import Lent
+from mpcompare.verdict.findings import HeldOut
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Subject:
         lent: the fingerprints of the network and of the first batch before any backend had them; empty if none were
             taken.
         start: the checkpoint where training continued; None: it began at the initial weights.
+        held_out: evaluates a network with these parameters and buffers on held-out samples; None where there are none.
         shared: values of the whole race: the oracle of the first step is the same for all entrants.
         apart: a process in which no backend has been, where these are computed; None: they are computed here.
     """
@@ -50,8 +52,13 @@ class Subject:
     kinks: Mapping[str, Kink] = field(default_factory=dict)
     lent: Lent = field(default_factory=dict)
     start: Checkpoint | None = None
+    held_out: Callable[[Params, Params], HeldOut] | None = None
     shared: Shared = ALONE
     apart: Apart | None = None
+
+    def held_out_by(self, backend: Backend) -> HeldOut | None:
+        """Returns loss and accuracy on held-out samples of the weights and buffers that a backend has now."""
+        return self.held_out(backend.master_params(), backend.buffers()) if self.held_out else None
 
     @property
     def examined(self) -> nn.Module:

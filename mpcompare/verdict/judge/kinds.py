@@ -14,6 +14,7 @@ from mpcompare.verdict.judge import (
     dtypes,
     first_change,
     gradients,
+    held_out,
     lent,
     loss_scale,
     optimizer,
@@ -49,6 +50,7 @@ KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
     "trained buffers": trained_buffers.checks,
     "timed steps": timed_steps.checks,
     "run": training.checks,
+    "held-out samples": held_out.checks,
 }
 
 

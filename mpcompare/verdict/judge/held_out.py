@@ -1,0 +1,49 @@
+"""Loss and accuracy on held-out samples after training: no further from the reference's than one more correct run."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpcompare.verdict.judge import promises
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.limits import FP32
+from mpcompare.verdict.judge.trajectories import common_steps, noise_factor
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields a check of each; the reference and its noise runs are the sample, as for the losses over the run.
+
+    Where runs part a loss has no upper limit, but is a number where the last loss of training is one. Accuracies are
+    compared there, too: their sample varies as much as runs that went their own ways.
+
+    An accuracy is a count over the number of targets. That rounds it to a whole number, so that its standard deviation
+    is no less than that of a rounding, the root of 1/12, however alike the sample happens to be.
+    """
+    run, reference = case.run.findings.held_out, case.reference.findings.held_out
+    others = [again.held_out for again in case.reference.findings.noise]
+    again = [each for each in others if each is not None]
+    if case.is_reference or run is None or reference is None or not again or len(again) < len(others):
+        return
+    if promises.kept(case.run.findings) or case.run.start != case.reference.start:
+        return
+    if not math.isfinite(case.run.steps["loss"].iloc[-1]):  # its training diverged, which the losses over the run tell
+        return
+    correct = [reference, *again]
+    losses = [each.loss for each in correct]
+    if all(map(math.isfinite, losses)):
+        together = common_steps(case.reference, case.run) == len(case.reference.steps)
+        noise = float(np.std(losses, ddof=1)) if together else math.inf
+        yield _check(case, "loss", run.loss, losses, noise, 4 * FP32 * abs(reference.loss))
+    accuracies = [each.accuracy for each in correct if each.accuracy is not None]
+    if run.accuracy is not None and len(accuracies) == len(correct):
+        noise = max(float(np.std(accuracies, ddof=1)), 1 / math.sqrt(12) / reference.targets)
+        yield _check(case, "accuracy", run.accuracy, accuracies, noise, 0.0)
+
+
+def _check(case: Case, what: str, own: float, correct: list[float], noise: float, slack: float) -> Check:
+    name, limit = case.reference.name, noise_factor(case.reference) * noise + slack
+    because = f"the {what} on held-out samples is {own:.5g} after training, and {correct[0]:.5g} in {name}, which "
+    because += f"varies by {noise:.1e}"
+    difference = abs(own - correct[0]) if math.isfinite(own) else math.nan
+    return Check(f"held-out {what}", difference, limit, "held-out samples", because)

@@ -11,6 +11,7 @@ from mpcompare.entrant.monitor import Monitor
 from mpcompare.instruments.clock import Clock
 from mpcompare.interrupt import uninterrupted
 from mpcompare.records import MONITORED, Recorder
+from mpcompare.verdict.examine.moves import Digest
 
 
 class Rows:
@@ -22,10 +23,17 @@ class Rows:
     """
 
     def __init__(
-        self, recorder: Recorder, clock: Clock, clip_norm: float | None, warmup_steps: int, begun: int = 0
+        self,
+        recorder: Recorder,
+        clock: Clock,
+        clip_norm: float | None,
+        warmup_steps: int,
+        begun: int = 0,
+        digest: Digest | None = None,
     ) -> None:
+        """``digest`` looks at the weights after each step, while no clock runs."""
         self.recorder, self.clock, self.clip_norm, self.warmup_steps = recorder, clock, clip_norm, warmup_steps
-        self.begun = begun
+        self.begun, self.digest = begun, digest
         self.written: list[dict[str, Any]] = []
         self._waiting: list[dict[str, Any]] = []  # steps whose values are not read yet
 
@@ -40,6 +48,8 @@ class Rows:
             self.clock.mark()
             loss, pieces = stepper.step(batches), 1
             self.clock.mark()
+        if self.digest is not None:
+            self.digest.take()
         after = {"loss": keep(loss), "skipped": keep(backend.skipped), "grad_norm": keep(backend.grad_norm)}
         self._waiting.append({**before, **after, **monitored, "pieces": pieces})
 

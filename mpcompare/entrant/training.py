@@ -13,6 +13,7 @@ from mpcompare.entrant.rows import Rows
 from mpcompare.entrant.saving import Saver
 from mpcompare.entrant.setup import Stream
 from mpcompare.race.turns import Progress
+from mpcompare.verdict.findings import Moves
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often
 
@@ -27,6 +28,7 @@ class Trained:
         updates: the number of updates that led to it.
         scores: loss and accuracy on the held-out samples.
         moved: the sketch (``verdict/examine/numerics.py``) of how far each parameter was moved.
+        moves: how far each step moved some of their elements; None where the backend is not examined.
     """
 
     rows: list[dict[str, Any]]
@@ -34,6 +36,7 @@ class Trained:
     updates: int
     scores: Scores
     moved: dict[str, Any]
+    moves: Moves | None = None
 
 
 def train(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from mpcompare.contract import Batches, Stepper
+from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import held_out_of
 from mpcompare.loss_scale import LossScale
 from mpcompare.precision import PRECISIONS
@@ -21,6 +22,7 @@ from mpcompare.testing.candidate import Candidate
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.examine import examine
 from mpcompare.verdict.examine.lent import of_batch, of_network
+from mpcompare.verdict.examine.moves import Digest
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import from_document, to_document
 
@@ -55,11 +57,12 @@ def examined_run(
 
     lent = {**of_network(model), **of_batch(next(stream()))}
     stepper = Stepper(backend := candidate.make(model, scaling), task.new_rates())
-    rows = []
+    rows, digest = [], Digest(backend, torch_dtype(PRECISIONS[candidate.precision].storage))
     for number, batch in enumerate(islice(stream(), steps), start=1):
         scale = float(backend.loss_scale())
         loss = float(stepper.step(batch))
         rows.append({"step": number, "loss": loss, "loss_scale": scale, "skipped": bool(backend.skipped)})
+        digest.take()
     initial = params_of(model)
     moved = numerics.sketch({name: p - initial[name] for name, p in backend.master_params().items()})
     twin, kinks = examined_twin(model, task)
@@ -68,7 +71,7 @@ def examined_run(
     subject = Subject(
         candidate.make, model, scaling, precision, task, stream, twin, kinks, lent=lent, held_out=held_out
     )
-    findings = _result_of(examine(subject, stepper, rows, moved, noise))
+    findings = _result_of(examine(subject, stepper, rows, moved, noise, digest.moves()))
     findings = from_document(numbers(json.loads(json.dumps(finite(to_document(findings))))))
     layers = candidate.make(model, scaling).module_dtypes(*next(stream())[0])
     result = {

@@ -444,6 +444,23 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
+class Moves:
+    """How far each step of training moves some elements of the weights, which are the same ones in every run.
+
+    Attributes:
+        steps: the norm of the change of all of them, step by step.
+        tensors: that of those of each parameter; of the first steps only where training is long.
+        weights: the largest norm that those of each parameter had.
+        short: step by step, how many of them that are not 0 have no more digits than the compute dtype.
+    """
+
+    steps: list[float]
+    tensors: dict[str, list[float]]
+    weights: dict[str, float]
+    short: list[int]
+
+
+@dataclass(frozen=True)
 class NoiseRun:
     """Training once more, under changes that must not matter.
 
@@ -453,6 +470,7 @@ class NoiseRun:
         moved: the change of each parameter, as a sketch.
         buffers: those that training moved, as it left them; None in old records.
         held_out: loss and accuracy after it; None in old records.
+        moves: of its steps; None in old records.
     """
 
     change: str
@@ -461,6 +479,7 @@ class NoiseRun:
     moved: dict[str, list[float]]
     buffers: Buffers | None = None
     held_out: HeldOut | None = None
+    moves: Moves | None = None
 
 
 @dataclass(frozen=True)
@@ -522,6 +541,7 @@ class Findings:
         reload: a state that was saved and loaded.
         wrong_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
+        moves: of its steps; None in old records.
         buffers: those that training moved, as it left them; None in old records.
         last_buffers: after the step that follows, beside those of a new backend that takes it, too.
         held_out: loss and accuracy after training, before that step; None in old records.
@@ -551,6 +571,7 @@ class Findings:
     buffers: Buffers | None = None
     last_buffers: Errors = field(default_factory=dict)
     held_out: HeldOut | None = None
+    moves: Moves | None = None
     noise: list[NoiseRun] = field(default_factory=list)
     exponents: dict[str, Counts] = field(default_factory=dict)
     written: list[str] | None = None

@@ -1,14 +1,16 @@
 """Planted bugs that begin when training has gone on for a while: the first steps of every new backend are right."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from planted.recipe import ADAMW, CLIP, MOMENTUM, make
-from planted.registry import FP16, Family
+from planted.registry import BF16, FP16, Family
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.scratch import Scratch
+from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.optimizers import Sgd
 
 LATER = Family("trained", make, steps=20)
@@ -168,3 +170,36 @@ class VarianceEnlargedALittle(LateAmp):
         if self.taken == self.after:
             norm: Any = self.model[2]
             norm.running_var *= 1.5
+
+
+CONVOLUTIONS: dict[str, Any] = {"model": partial(MnistCnn, 8), **MOMENTUM}
+
+
+@LATER.plants("update left out", precisions=BF16, task=CONVOLUTIONS)
+class OneUpdateLeftOut(LateAmp):
+    def step(self, lr: float | Tensor) -> None:
+        if self.taken == self.after:
+            self.skipped = False
+        else:
+            super().step(lr)
+
+
+@LATER.plants("update left out", precisions=BF16, task=CONVOLUTIONS)
+class BiasesLeftOutOnce(LateAmp):
+    def step(self, lr: float | Tensor) -> None:
+        biases = {p: p.detach().clone() for name, p in self.model.named_parameters() if name.endswith("bias")}
+        super().step(lr)
+        with torch.no_grad():
+            for p, before in biases.items() if self.taken == self.after else ():
+                p.copy_(before)
+
+
+@LATER.plants("no master weights", precisions=BF16, task=CONVOLUTIONS)
+class MastersFromTheCopiesOnce(LateAmp):
+    """The weights are rounded to bf16 after one step."""
+
+    def update(self) -> None:
+        super().update()
+        with torch.no_grad():
+            for p in self.model.parameters() if self.taken == self.after else ():
+                p.copy_(p.bfloat16())

@@ -60,7 +60,7 @@ def _examine(entrant: Entrant) -> Generator[Progress, None, None]:
     """Writes ``numerics.json``."""
     plan, trained = entrant.plan, entrant.trained
     noise = plan.verdict.noise if plan.is_baseline else 0
-    findings = yield from examine(_subject(entrant), entrant.stepper, trained.rows, trained.moved, noise)
+    findings = yield from examine(_subject(entrant), entrant.stepper, trained.rows, trained.moved, noise, trained.moves)
     entrant.recorder.numerics(to_document(findings))
 
 

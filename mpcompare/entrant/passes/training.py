@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpcompare.checkpoints import CHECKPOINTS
+from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.monitor import Monitor
 from mpcompare.entrant.resume import what_is_trained
@@ -15,6 +16,7 @@ from mpcompare.entrant.training import Trained, train
 from mpcompare.instruments import meter
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.moves import Digest
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def take(entrant: Entrant) -> Pass[Part]:
     plan, setup, start, recorder = entrant.plan, entrant.setup, entrant.start, entrant.recorder
     rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
     stepper = entrant.stepper = start.new_stepper()
-    rows = Rows(recorder, setup.clock, setup.task.clip_norm, plan.train.warmup_steps, start.step)
+    digest = Digest(stepper.backend, torch_dtype(PRECISIONS[setup.precision].storage)) if plan.verdict.enabled else None
+    rows = Rows(recorder, setup.clock, setup.task.clip_norm, plan.train.warmup_steps, start.step, digest)
     monitor = Monitor(setup.task, PRECISIONS[setup.precision].storage, setup.clock, plan.monitor.every)
     evaluations = Evaluations(setup, recorder, plan.eval.every)
     saver = Saver(
@@ -65,6 +68,7 @@ def take(entrant: Entrant) -> Pass[Part]:
         updates=int(stepper.rates.updates),
         scores=scores,
         moved=_moved(entrant),
+        moves=digest.moves() if digest else None,
     )
     return Part(
         first_step_ms=steps[0]["step_ms"],

@@ -44,11 +44,16 @@ from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.scale import first_wrong_scale
 from mpcompare.verdict.examine.sharp import sharp
 from mpcompare.verdict.examine.subject import Subject, promised_task
-from mpcompare.verdict.findings import Findings, NoiseRun, Recipe, Replacement, RoundingError
+from mpcompare.verdict.findings import Findings, Moves, NoiseRun, Recipe, Replacement, RoundingError
 
 
 def examine(
-    subject: Subject, stepper: Stepper, rows: Sequence[Mapping[str, Any]], moved: dict[str, list[float]], noise: int
+    subject: Subject,
+    stepper: Stepper,
+    rows: Sequence[Mapping[str, Any]],
+    moved: dict[str, list[float]],
+    noise: int,
+    moves: Moves | None = None,
 ) -> Generator[Progress, Any, Findings]:
     """Takes all passes, one after the other.
 
@@ -57,6 +62,7 @@ def examine(
         rows: those of ``steps.csv``.
         moved: the change of each parameter over training, as ``numerics.sketch``.
         noise: the number of runs that find the noise; 0 for a backend that others are not compared with.
+        moves: how far each training step moved the weights; None where nobody looked.
     """
     trained = stepper.backend
     promises = promises_of(trained)
@@ -96,6 +102,7 @@ def examine(
         reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
+        moves=moves,
         noise=runs,
         exponents=exponents,
         promises=promises,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import State, Stepper
+from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.race.course import NOISE
 from mpcompare.race.turns import Progress
@@ -16,6 +17,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, params_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
+from mpcompare.verdict.examine.moves import Digest
 from mpcompare.verdict.examine.subject import Subject, at_scale
 from mpcompare.verdict.findings import NoiseRun
 
@@ -45,12 +47,13 @@ def train_again(
     if not keeps_scale:
         scaling = at_scale(scaling, scaling.scale / 2 ** (number + 1))
     stepper = _stepper(subject, start, scaling)
-    losses, skipped = [], []
+    losses, skipped, digest = [], [], Digest(stepper.backend, torch_dtype(subject.precision.storage))
     position = 0 if begin is None else begin.position
     for batch in islice(subject.batches(), position, position + len(rows)):
         batch = [(x[order], y[order]) for x, y in batch] if reorders else batch
         losses.append(float(stepper.step(batch)))
         skipped.append(bool(stepper.backend.skipped))
+        digest.take()
         done = number * len(rows) + len(losses)
         yield Progress(done, of * len(rows), f"run {number + 1} of {of}, step {len(losses)}/{len(rows)}", NOISE)
     changes = ["weights moved by less than they are rounded"]
@@ -58,7 +61,7 @@ def train_again(
     changes += [] if keeps_scale or isinstance(scaling, NoLossScale) else [f"loss scale {scaling.scale:g}"]
     moved = {name: p - start[name] for name, p in stepper.backend.master_params().items()}
     buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
-    return NoiseRun(", ".join(changes), losses, skipped, numerics.sketch(moved), buffers, held_out)
+    return NoiseRun(", ".join(changes), losses, skipped, numerics.sketch(moved), buffers, held_out, digest.moves())
 
 
 def _moved_weights(subject: Subject, generator: torch.Generator) -> Params:

@@ -71,15 +71,20 @@ SPREAD = 1 << 16
 
 
 def spread(tensor: Tensor) -> Tensor:
-    """Returns a copy of at most ``SPREAD`` elements of a tensor, in one row, the same ones however it lies in memory.
+    """Returns a copy of at most ``SPREAD`` elements of a tensor, in one row, the same ones in any layout."""
+    t, at = tensor.detach(), places(tensor, SPREAD)
+    return t.flatten().clone() if at is None else t[at]
+
+
+def places(tensor: Tensor, most: int) -> tuple[Tensor, ...] | None:
+    """Returns the places of at most so many elements, as an index of the tensor; None where these are all.
 
     Their distance is odd, so that they are not all of a few columns.
     """
-    n, t = tensor.numel(), tensor.detach()
-    if n <= SPREAD:
-        return t.flatten().clone()
-    places = torch.arange(0, n, -(-n // SPREAD) | 1, device=t.device)
-    return t[torch.unravel_index(places, t.shape)]
+    n = tensor.numel()
+    if n <= most:
+        return None
+    return torch.unravel_index(torch.arange(0, n, -(-n // most) | 1, device=tensor.device), tensor.shape)
 
 
 SKETCH = 256

@@ -17,6 +17,7 @@ from mpcompare.verdict.judge import (
     held_out,
     lent,
     loss_scale,
+    moves,
     optimizer,
     overflows,
     promises,
@@ -49,6 +50,7 @@ KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
     "trained": trained.checks,
     "trained buffers": trained_buffers.checks,
     "timed steps": timed_steps.checks,
+    "moves": moves.checks,
     "run": training.checks,
     "held-out samples": held_out.checks,
 }

@@ -1,0 +1,70 @@
+"""How far each training step moves the weights: a digest that costs next to nothing, taken between steps.
+
+Some elements of each tensor are copied after every step, the same ones in every run, and nothing waits for them: the
+numbers stay on the device until training is over.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.verdict.examine.numerics import places
+from mpcompare.verdict.findings import Moves
+
+ELEMENTS = 1 << 12  # of each tensor
+NUMBERS = 1 << 16  # of steps times tensors, at most, so that a record of a long training stays small
+
+
+class Digest:
+    """Looks at the weights of a backend before its first step, and after each."""
+
+    def __init__(self, backend: Any, dtype: torch.dtype) -> None:
+        """``dtype`` is the format in which the backend computes."""
+        self.backend, self.dtype = backend, dtype
+        masters = backend.master_params()
+        self.places = {name: places(p, ELEMENTS) for name, p in masters.items()}
+        lengths = torch.tensor([len(at[0]) if at else p.numel() for p, at in self._with_places(masters)])
+        self.before = self._weights(masters)
+        self.owners = torch.repeat_interleave(lengths).to(self.before.device)
+        self.norms: list[Tensor] = []  # of a step: those of each tensor's change
+        self.short: list[Tensor] = []
+        self.largest = self._norms(self.before)
+
+    def take(self) -> None:
+        """Looks at the weights after a step."""
+        weights = self._weights(self.backend.master_params())
+        self.norms.append(self._norms(weights.sub(self.before)))
+        short = weights.to(self.dtype).to(weights.dtype) == weights
+        self.short.append((short & (weights != 0) & weights.isfinite()).sum())
+        self.largest = torch.maximum(self.largest, self._norms(weights))
+        self.before = weights
+
+    def moves(self) -> Moves:
+        """Returns what was seen, and waits for the device."""
+        norms = torch.stack(self.norms).cpu() if self.norms else torch.zeros(0, len(self.places))
+        few = norms[: max(1, NUMBERS // len(self.places))]
+        return Moves(
+            steps=_rounded(torch.linalg.vector_norm(norms, dim=1)),
+            tensors={name: _rounded(few[:, number]) for number, name in enumerate(self.places)},
+            weights=dict(zip(self.places, _rounded(self.largest.cpu()), strict=True)),
+            short=[int(count) for count in self.short],
+        )
+
+    def _with_places(self, masters: Mapping[str, Tensor]) -> list[tuple[Tensor, tuple[Tensor, ...] | None]]:
+        return [(masters[name], at) for name, at in self.places.items()]
+
+    def _weights(self, masters: Mapping[str, Tensor]) -> Tensor:
+        some = [p.detach() if at is None else p.detach()[at] for p, at in self._with_places(masters)]
+        return torch.cat([t.reshape(-1) for t in some]).float()
+
+    def _norms(self, values: Tensor) -> Tensor:
+        sums = torch.zeros(len(self.places), dtype=torch.float64, device=values.device)
+        return sums.index_add_(0, self.owners, values.double().square_()).sqrt_()
+
+
+def _rounded(values: Tensor) -> list[float]:
+    """Returns the values with five digits, which a limit allows for."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else value for value in values.tolist()]

@@ -1,0 +1,104 @@
+"""How far each training step moves the weights: a skipped one not at all, any other as far as those of correct runs."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mpcompare.verdict.findings import Moves
+from mpcompare.verdict.judge import promises
+from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.limits import FP32, K
+from mpcompare.verdict.judge.trajectories import common_steps, noise_factor
+
+DIGITS = 1e-4  # the error of a ratio of two numbers that are recorded with five digits
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields checks of the steps before runs part, and of the skipped ones."""
+    run, reference = case.run.findings.moves, case.reference.findings.moves
+    if run is None:
+        return
+    yield _skipped(case.run, run)
+    again = [each.moves for each in case.reference.findings.noise if each.moves is not None]
+    if case.is_reference or reference is None or not again or promises.kept(case.run.findings):
+        return
+    if len(again) < len(case.reference.findings.noise):
+        return
+    taken = ~case.reference.steps["skipped"].to_numpy(dtype=bool)[: common_steps(case.reference, case.run)]
+    if taken.any():
+        yield _every_tensor(case, run, [reference, *again], taken)
+        yield _all_together(case, run, [reference, *again], taken)
+        yield _digits(case, run, reference, taken)
+
+
+def _skipped(run: Examined, moves: Moves) -> Check:
+    """A skipped step leaves every weight bit for bit as it is."""
+    skipped = run.steps["skipped"].to_numpy(dtype=bool)
+    wrong = [
+        number for number, skips, far in zip(run.steps["step"], skipped, moves.steps, strict=False) if skips and far
+    ]
+    because = f"training step {wrong[0] if wrong else 0} says that it skipped, and weights changed"
+    return Check("weights in skipped training steps", float(len(wrong)), 0, "skip", because)
+
+
+def _every_tensor(case: Case, run: Moves, correct: Sequence[Moves], taken: np.ndarray) -> Check:
+    """Looks for tensors that stand still in a step which moves them in every correct run.
+
+    Updates that are all rounded away have a norm of at most u times the weights'. The logarithm of that over the
+    reference's norm is no further from 0 than one more correct run's may be, by the noise: so an update that consists
+    of rounding errors alone, or hardly any, may be lost.
+    """
+    factor, numbers = noise_factor(case.reference), case.reference.steps["step"].to_numpy()
+    value, because = 0.0, "every step that is not skipped moves every tensor"
+    for name, norms in correct[0].tensors.items():
+        steps = min(len(norms), len(taken))
+        found = np.array([each.tensors[name][:steps] for each in correct], dtype=float)
+        own = np.array(run.tensors.get(name, []), dtype=float)[:steps]
+        moves = taken[:steps] & np.isfinite(found).all(axis=0) & (found > 0).all(axis=0)
+        still = moves & (own == 0)
+        if not still.any():
+            continue
+        noise = float(np.log(found[:, moves]).std(axis=0, ddof=1).max())
+        lost = max(FP32 * run.weights[name], 2.0**-149)
+        ratios = np.where(still, np.log(np.maximum(found[0], lost) / lost), 0.0)
+        worst = int(np.argmax(ratios))
+        if (share := float(ratios[worst]) / max(factor * noise, DIGITS)) > value:
+            value, times = share, int(still.sum())
+            because = f"training step {numbers[worst]} leaves {name} as it is, which moves by {found[0][worst]:.1e} in "
+            because += f"{case.reference.name} ({times} such {'step' if times == 1 else 'steps'})"
+    return Check("every training step moves every tensor", value, 1, "update left out", because)
+
+
+def _all_together(case: Case, run: Moves, correct: Sequence[Moves], taken: np.ndarray) -> Check:
+    """Compares the norm of each step's change of all tensors, relative to the reference's, by the noise, as the losses
+    over the run; fp32 rounds weights before and after the step."""
+    steps = len(taken)
+    norms = np.array([run.steps[:steps], *(each.steps[:steps] for each in correct)], dtype=float)
+    moves = taken & (norms[1] > 0)
+    ratios = norms[:, moves] / norms[1][moves]
+    numbers = case.reference.steps["step"].to_numpy()[:steps][moves]
+    if not len(numbers):
+        return Check("length of training steps", 0.0, 0.0, "run", "no step moves the weights")
+    noise = float(ratios[1:].std(axis=0, ddof=1).max())
+    rounded = 2 * FP32 * math.hypot(*correct[0].weights.values()) / float(norms[1][moves].min())
+    away = np.abs(ratios[0] - 1)
+    worst = int(np.argmax(np.where(np.isnan(away), math.inf, away)))
+    because = f"training step {numbers[worst]} moves the weights {ratios[0][worst]:.4g} times as far as in "
+    because += f"{case.reference.name}, which varies by {noise:.1e}"
+    limit = noise_factor(case.reference) * noise + rounded + DIGITS
+    return Check("length of training steps", float(away[worst]), limit, "run", because)
+
+
+def _digits(case: Case, run: Moves, reference: Moves, taken: np.ndarray) -> Check:
+    """Looks for steps that leave weights with the digits of 16-bit numbers: as many as the reference has, twice, and 9
+    more (Poisson, 1e-6)."""
+    own, beside = (np.array(each.short[: len(taken)], dtype=float)[taken] for each in (run, reference))
+    over = own - (K * beside + 9)
+    worst = int(np.argmax(over))
+    number = case.reference.steps["step"].to_numpy()[: len(taken)][taken][worst]
+    because = f"training step {number} leaves {own[worst]:.0f} of some weights with the digits of 16-bit numbers, in "
+    because += f"{case.reference.name} {beside[worst]:.0f}"
+    return Check(
+        "digits after training steps", float(own[worst]), float(own[worst] - over[worst]), "no master weights", because
+    )

@@ -34,10 +34,11 @@ class CountsIn16Bits(Amp):
         setattr(router, self.buffer, router.get_buffer(self.buffer).to(self.compute_dtype))
 
 
-BUFFERS.plants("NVIDIA/Megatron-LM/pull/7081", ROUTED, "bf16", fair="running statistics")(CountsIn16Bits)
+FAIR = "running statistics, buffers in 16 bits"
+BUFFERS.plants("NVIDIA/Megatron-LM/pull/7081", ROUTED, "bf16", fair=FAIR)(CountsIn16Bits)
 
 
-@BUFFERS.plants("NVIDIA/Megatron-LM/issues/1482", ROUTED, "bf16", fair="running statistics")
+@BUFFERS.plants("NVIDIA/Megatron-LM/issues/1482", ROUTED, "bf16", fair=FAIR)
 class BiasIn16Bits(CountsIn16Bits):
     """Float16Module casts the bias of the router to bf16, which is moved by 0.001 in each step."""
 

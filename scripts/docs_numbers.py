@@ -28,6 +28,7 @@ FAMILIES = {
     "lstm": "LSTM, bf16",
     "gpt": "transformer, bf16",
     "recipe": "recipe, fp16 and bf16",
+    "trained": "wrong after 10 of 20 steps, fp16 and bf16",
 }
 
 

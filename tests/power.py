@@ -6,6 +6,7 @@
     python tests/power.py correct --family unstable  MLPs whose learning rate is too large
     python tests/power.py correct --family recipe    random optimizers, schedules, clips and accumulations
     python tests/power.py correct --family peers     tasks of all families with peers that are meant to be amp
+    python tests/power.py correct --family dropout   networks with dropout, some of whose activations are computed again
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv and shown on the page

@@ -11,6 +11,7 @@ from mpcompare.entrant.monitor import Monitor
 from mpcompare.instruments.clock import Clock
 from mpcompare.interrupt import uninterrupted
 from mpcompare.records import MONITORED, Recorder
+from mpcompare.tasks.draws import seed_step
 from mpcompare.verdict.examine.moves import Digest
 
 
@@ -29,11 +30,13 @@ class Rows:
         clip_norm: float | None,
         warmup_steps: int,
         begun: int = 0,
+        seed: int = 0,
         digest: Digest | None = None,
     ) -> None:
-        """``digest`` looks at the weights after each step, while no clock runs."""
+        """``seed`` is that of the run, from which each step begins with random numbers of its own; ``digest`` looks at
+        the weights after each step, while no clock runs."""
         self.recorder, self.clock, self.clip_norm, self.warmup_steps = recorder, clock, clip_norm, warmup_steps
-        self.begun, self.digest = begun, digest
+        self.begun, self.seed, self.digest = begun, seed, digest
         self.written: list[dict[str, Any]] = []
         self._waiting: list[dict[str, Any]] = []  # steps whose values are not read yet
 
@@ -42,6 +45,7 @@ class Rows:
         backend = stepper.backend
         before = {"lr": keep(stepper.rates.now), "loss_scale": keep(backend.loss_scale())}
         monitored: dict[str, Any] = {}
+        seed_step(self.begun + len(self.written) + len(self._waiting) + 1, self.seed)
         if monitor is not None:
             loss, monitored, pieces = monitor.step(stepper, batches)
         else:

@@ -5,12 +5,15 @@ Parameters, gradients and buffers travel as ``dict[str, Tensor]`` under the modu
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mpcompare.errors import InputError, check_number, check_whole
+from mpcompare.tasks.draws import EXAMINED, draws, seed_step
 from mpcompare.tasks.losses import LOSSES, Loss
 from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.rates import Rates
@@ -113,14 +116,6 @@ class Task:
                 raise InputError(
                     "task.model", name, f"parameter {where} is {p.dtype}: expected initial weights in fp32"
                 )
-        for where, module in model.named_modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-                raise InputError(
-                    "task.model",
-                    name,
-                    f"drops units at random ({where}, p={module.p:g}), and implementations would draw different ones: "
-                    "set p to 0",
-                )
         return model.to(device).train()
 
 
@@ -153,23 +148,28 @@ def try_out(model: nn.Module, task: Task, x: Tensor, y: Tensor, data: str) -> No
 
     Raises:
         InputError: the batch is larger than the data, the network cannot be called with it, the loss is no scalar, or
-            the output is random.
+            the output is random in a way that nobody could repeat, or in evaluation mode.
     """
     if task.batch_size > len(x):
         raise InputError("task.batch_size", task.batch_size, f"data={data} has only {len(x)} samples")
     few, targets = x[:4], y[:4]
     name = type(model).__name__
     model = copy.deepcopy(model)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with _forked_generators(x.device), torch.no_grad():
         try:
-            output, again = model(few), model(few)
+            output, again = _called_alike(model, few)
         except Exception as error:
             given = f"data={data}, inputs {_shape(few)}"
             raise InputError("task.model", name, f"cannot be called with {given}: {_first_line(error)}") from error
         if not isinstance(output, Tensor):
             raise InputError("task.model", name, f"returns a {type(output).__name__}: expected one tensor")
         if not torch.equal(output, again) and not output.isnan().any():
-            raise InputError("task.model", name, "gives another output for the same input: expected nothing random")
+            expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"
+            raise InputError("task.model", name, expected)
+        if draws(lambda: model.eval()(few), x.device):
+            expected = "draws random numbers in evaluation mode, too: F.dropout wants training=self.training"
+            raise InputError("task.model", name, expected)
+        model.train()
         both = f"data={data}, output {_shape(output)}, targets {_shape(targets)}"
         own_name = getattr(task.loss, "__name__", type(task.loss).__name__)
         loss_name = task.loss if isinstance(task.loss, str) else own_name
@@ -182,6 +182,20 @@ def try_out(model: nn.Module, task: Task, x: Tensor, y: Tensor, data: str) -> No
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         found = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise InputError("task.loss", loss_name, f"gives {found} for {both}: expected a scalar")
+
+
+def _called_alike(model: nn.Module, x: Tensor) -> list[Any]:
+    """Returns the outputs of two calls that begin with the same random numbers."""
+    outputs = []
+    for _ in range(2):
+        seed_step(EXAMINED)
+        outputs.append(model(x))
+    return outputs
+
+
+def _forked_generators(device: torch.device) -> AbstractContextManager[None]:
+    """Returns a context that puts torch's generators back in the end."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def _shape(tensor: Tensor) -> str:

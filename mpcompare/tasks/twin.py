@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from mpcompare.tasks.draws import with_masks
 from mpcompare.tasks.mlp import is_plain_mlp
 from mpcompare.tasks.task import Task
 
@@ -35,12 +36,14 @@ def examined_twin(model: nn.Module, task: Task) -> tuple[nn.Module | None, dict[
     """Returns the twin on which a network is examined, and the replacements in it; None where it is examined itself.
 
     A network without kinks is examined itself, and so is a plain MLP: the backends that compute it by hand know relu
-    and nothing smooth, and its kinks do little where the oracle starts from rounded weights and inputs.
+    and nothing smooth, and its kinks do little where the oracle starts from rounded weights and inputs. A dropout layer
+    draws its masks there in a way that all backends share (tasks/draws.py), and is else as it was.
     """
     if is_plain_mlp(model, task):
         return None, {}
     twin, replaced = smooth_twin(model)
-    return (twin, replaced) if replaced else (None, {})
+    masks = with_masks(twin)
+    return (twin, replaced) if replaced or masks else (None, {})
 
 
 def smooth_twin(model: nn.Module) -> tuple[nn.Module, dict[str, Kink]]:

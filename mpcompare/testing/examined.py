@@ -16,6 +16,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.records import BLOCK_FIELDS, finite, numbers
 from mpcompare.report.runs import Run
 from mpcompare.tasks.data import batches
+from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.task import params_of
 from mpcompare.tasks.twin import examined_twin
 from mpcompare.testing.candidate import Candidate
@@ -60,6 +61,7 @@ def examined_run(
     rows, digest = [], Digest(backend, torch_dtype(PRECISIONS[candidate.precision].storage))
     for number, batch in enumerate(islice(stream(), steps), start=1):
         scale = float(backend.loss_scale())
+        seed_step(number, seed)
         loss = float(stepper.step(batch))
         rows.append({"step": number, "loss": loss, "loss_scale": scale, "skipped": bool(backend.skipped)})
         digest.take()
@@ -69,7 +71,7 @@ def examined_run(
     precision = PRECISIONS[candidate.precision]
     held_out = held_out_of(model, candidate.dataset, task, steps)
     subject = Subject(
-        candidate.make, model, scaling, precision, task, stream, twin, kinks, lent=lent, held_out=held_out
+        candidate.make, model, scaling, precision, task, stream, twin, kinks, lent=lent, held_out=held_out, seed=seed
     )
     findings = _result_of(examine(subject, stepper, rows, moved, noise, digest.moves()))
     findings = from_document(numbers(json.loads(json.dumps(finite(to_document(findings))))))

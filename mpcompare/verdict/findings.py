@@ -461,6 +461,37 @@ class Moves:
 
 
 @dataclass(frozen=True)
+class Draws:
+    """The random numbers of a step, such as the masks of dropout, from one state of torch's generators.
+
+    Attributes:
+        examined: whether the backend drew the oracle's in the steps of the pass ``first``.
+        training: whether it draws in training what the network draws that is called as it is.
+        samples: None where it draws the same in training.
+    """
+
+    examined: bool
+    training: bool
+    samples: "MaskSamples | None" = None
+
+
+@dataclass(frozen=True)
+class MaskSamples:
+    """The first step with other random numbers each time.
+
+    Attributes:
+        losses, exact_losses: of the backend, and of the network that is called as it is, in fp32.
+        slopes, exact_slopes: the number that times a mean gradient is closest to all gradients of such a step; without
+            those of a backend that shows none, or clipped ones.
+    """
+
+    losses: list[float]
+    exact_losses: list[float]
+    slopes: list[float]
+    exact_slopes: list[float]
+
+
+@dataclass(frozen=True)
 class NoiseRun:
     """Training once more, under changes that must not matter.
 
@@ -539,6 +570,7 @@ class Findings:
         trained: the update of the step after training; None where it was skipped, or could not be followed.
         sharp: a step at weights at which nothing is nearly linear; None in old records, and where none is finite.
         reload: a state that was saved and loaded.
+        draws: None where a step draws no random numbers.
         wrong_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
         moves: of its steps; None in old records.
@@ -566,6 +598,7 @@ class Findings:
     trained: TrainedUpdate | None = None
     sharp: Sharp | None = None
     reload: Reload | None = None
+    draws: Draws | None = None
     wrong_scale: WrongScale | None = None
     moved: dict[str, list[float]] = field(default_factory=dict)
     buffers: Buffers | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from support.correct import BY_HAND, CORRECT, CORRECT_MLPS, PEERS, TORCH_MODELS, PlainProducts
+from support.networks import DroppingCnn, DroppingGpt, DroppingLstm
 from support.tasks import make_task, mlp_of, part
 from torch import nn
 
@@ -121,6 +122,33 @@ def gpt_case(seed: int, precision: str) -> Case:
     return Case(task, part(topics(seed, length), 960), precision, seed, 12, CORRECT)
 
 
+def dropout_case(seed: int, precision: str) -> Case:
+    """Draws a network with dropout, by modules or by functions, some of whose activations are computed again."""
+    draw = random.Random(seed)
+    p, batch = draw.choice([0.1, 0.3, 0.5]), draw.choice([8, 16, 33])
+    kind = draw.choice(["gpt", "gpt", "gpt", "cnn", "lstm"])
+    again = kind != "lstm" and draw.random() < 0.6
+    dataset = digits(seed, 640)
+    if kind == "cnn":
+        model: Callable[[], nn.Module] = partial(DroppingCnn, draw.choice([2, 4, 8]), p, again)
+    else:
+        length, heads = draw.choice([8, 16, 32]), draw.choice([1, 2, 4])
+        dataset, width = part(topics(seed, length), 640), heads * draw.choice([4, 8])
+        shape = (len(ALPHABET), length, width, heads, draw.choice([1, 2, 3]))
+        reentrant = draw.choice([False, True]) if again else None
+        model = partial(DroppingGpt, shape, p, draw.random() < 0.5, reentrant)
+        if kind == "lstm":
+            model = partial(DroppingLstm, len(ALPHABET), width, p)
+    accumulate = draw.choice([1, 1, 2]) if batch % 2 == 0 else 1
+    optimizer = draw.choice([Sgd(0.1, 0.9), Sgd(0.05), AdamW(1e-3)])
+    task = Task(model, "cross_entropy", optimizer, batch, accumulate=accumulate, clip_norm=draw.choice([None, 1.0]))
+    precision = precision if kind == "gpt" else "bf16"
+    # Masks fall on other rows where these are reversed, and explicit casts do not reach what is computed again.
+    left_out = {"reversed", "casts"} if again else {"reversed"}
+    backends = {name: each for name, each in TORCH_MODELS.items() if name not in left_out}
+    return Case(task, dataset, precision, seed, 12, backends)
+
+
 def random_optimizer(draw: random.Random) -> Optimizer:
     decay = draw.choice([0.0, 1e-4, 0.01, 0.1])
     kind = draw.choice(["sgd", "momentum", "nesterov", "adam", "adamw"])
@@ -194,5 +222,5 @@ def peers_case(seed: int, precision: str) -> Case:
 
 CASES: dict[str, Callable[[int, str], Case]] = {
     "mlp": mlp_case, "unstable": unstable_case, "cnn": cnn_case, "lstm": lstm_case, "gpt": gpt_case,
-    "recipe": recipe_case, "peers": peers_case,
+    "recipe": recipe_case, "peers": peers_case, "dropout": dropout_case,
 }  # fmt: skip

@@ -81,4 +81,5 @@ def _subject(entrant: Entrant) -> Subject:
         held_out=held_out_of(setup.model, setup.dataset, setup.task, steps),
         shared=entrant.shared,
         apart=entrant.apart,
+        seed=entrant.plan.seed,
     )

@@ -52,7 +52,7 @@ def take(entrant: Entrant) -> Pass[Part]:
     rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
     stepper = entrant.stepper = start.new_stepper()
     digest = Digest(stepper.backend, torch_dtype(PRECISIONS[setup.precision].storage)) if plan.verdict.enabled else None
-    rows = Rows(recorder, setup.clock, setup.task.clip_norm, plan.train.warmup_steps, start.step, digest)
+    rows = Rows(recorder, setup.clock, setup.task.clip_norm, plan.train.warmup_steps, start.step, plan.seed, digest)
     monitor = Monitor(setup.task, PRECISIONS[setup.precision].storage, setup.clock, plan.monitor.every)
     evaluations = Evaluations(setup, recorder, plan.eval.every)
     saver = Saver(

@@ -21,6 +21,7 @@ from mpcompare.precision import FORMATS
 from mpcompare.tasks.optimizers import IN_FP32, Coarse
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.draws import beside_the_oracle
 from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import (
     FROM_THE_START,
@@ -96,6 +97,7 @@ class _Taken:
         skipped: as the backend says.
         moved_early: whether weights changed before the gradients of all micro-batches were there.
         in_one_piece: whether the step had no phases.
+        draws_alike: whether the network drew the random numbers of the oracle's.
     """
 
     lr: float
@@ -108,6 +110,7 @@ class _Taken:
     skipped: bool
     moved_early: bool
     in_one_piece: bool
+    draws_alike: bool
 
 
 class Driver:
@@ -116,6 +119,7 @@ class Driver:
     Attributes:
         backend: the one that is driven.
         scaling: the loss scale as its policy has it after these steps.
+        draws_alike: whether each step of the first batch drew the random numbers of the oracle's.
     """
 
     def __init__(self, subject: Subject, scaling: LossScale, start: Batches, exact: Exact) -> None:
@@ -140,6 +144,7 @@ class Driver:
         self.next_scale: NextScale | None = None
         self.finite: FiniteStep | None = None
         self.buffers: Errors = {}
+        self.draws_alike = True
 
     def load(self, state: State) -> None:
         """Loads a state of the backend's own, whose parameters are the initial ones, before the first step."""
@@ -155,8 +160,10 @@ class Driver:
         """Takes a step; returns whether its gradients were finite."""
         taken = self._step(batch)
         finite = self._finite_gradients(taken)
+        self.draws_alike &= taken.draws_alike or batch is not self.start
         self._write_step(taken, finite)
-        if self.exact.buffers and len(self.taken) == 1:  # skipped or not: its forward is that of the oracle
+        at_first = len(self.taken) == 1 and taken.draws_alike
+        if self.exact.buffers and at_first:  # skipped or not: its forward is that of the oracle
             self.buffers = gradient_errors(self.backend.buffers(), self.exact.buffers)
         if not self.updates and taken.skipped and not self.loaded:
             self.early = early(self.backend.state_dict()["optimizer"])
@@ -197,6 +204,7 @@ class Driver:
         backend, lr = self.backend, float(self.rates.now)
         before, scale = by_rows(backend.master_params()), float(backend.loss_scale())
         walk = Walk(backend, batch, lr)
+        draws_alike = beside_the_oracle(self.exact, walk)
         walk.through("unscale")
         loss, grads = float(walk.loss), by_rows(backend.grads())
         several = self.task.accumulate > 1 and not walk.in_one_piece
@@ -206,7 +214,9 @@ class Driver:
         walk.through("step")
         after, skipped = by_rows(backend.master_params()), bool(backend.skipped)
         walk.finish()
-        return _Taken(lr, loss, grads, clipped, before, after, scale, skipped, moved_early, walk.in_one_piece)
+        return _Taken(
+            lr, loss, grads, clipped, before, after, scale, skipped, moved_early, walk.in_one_piece, draws_alike
+        )
 
     def _finite_gradients(self, taken: _Taken) -> bool:
         """Whether the gradients of a step are finite. Of those that are not shown, as in a skipped step, the loss tells
@@ -259,6 +269,7 @@ class Driver:
         grads = taken.grads
         if taken.in_one_piece and (factor := own_factor(self.backend, self.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
+        grads = grads if taken.draws_alike else {}  # those of other masks are no errors
         gradients = beside(taken.loss, grads, self.exact)
         exact = as_turned(self.subject, self.start, self.exact, grads, gradients.gradients)
         if exact is not self.exact:
@@ -270,7 +281,7 @@ class Driver:
         effective = effective_precision(self.subject, self.start, grads, gradients.gradients) if grads else None
         self.finite = FiniteStep(
             **vars(gradients),
-            first_update=_first_update(self.task, taken, exact.grads),
+            first_update=_first_update(self.task, taken, exact.grads) if taken.draws_alike else {},
             subnormal=subnormal,
             effective_precision=effective,
         )

@@ -10,6 +10,7 @@ overflow    from the initial weights with a loss scale that is too large, and wi
 reload      a new backend that loaded the state of another, beside that other, step by step
 scale       the loss scale of every training step, beside the one that its policy gives
 noise       trained again under changes that must not matter: how far apart may two correct runs be?
+draws       the random numbers of a step, such as dropout's masks: are they those that the network asks for?
 lent        whether a backend wrote into the network or the batch, which all of this is computed from
 
 Each is a file here. The passes ``first``, ``aged``, ``sharp`` and ``overflow`` are taken at the network's smooth twin
@@ -30,6 +31,7 @@ from mpcompare.race.turns import Progress
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.examine.aged import aged
 from mpcompare.verdict.examine.buffers import buffers_of_backend
+from mpcompare.verdict.examine.draws import draws_of
 from mpcompare.verdict.examine.exponents import exponents_of
 from mpcompare.verdict.examine.first import first
 from mpcompare.verdict.examine.ground import Ground
@@ -74,6 +76,7 @@ def examine(
     at_first, of_age = driver.result(), aged(subject, driver, batches[0], exact)
     infinite = infinite_input(subject, driver, batches[0])
     at_sharp = sharp(subject, batches[0])
+    draws = draws_of(subject, driver.draws_alike, batches[0])
 
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
@@ -100,6 +103,7 @@ def examine(
         aged=of_age,
         sharp=at_sharp,
         reload=reloaded,
+        draws=draws,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         moves=moves,

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from mpcompare.contract import Batches, Stepper, Walk
+from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.drive import beside
@@ -48,6 +49,8 @@ def last(
 
 
 def _gradients(walk: Walk) -> tuple[float, Params]:
-    """Returns loss and gradients, copied as they lie in memory, of a step that is taken as far as they can be seen."""
+    """Returns loss and gradients, copied as they lie in memory, of a step that is taken as far as they can be seen; it
+    begins with the random numbers of every examined step."""
+    seed_step(EXAMINED)
     walk.through("unscale")
     return float(walk.loss), {name: g.detach().clone() for name, g in walk.backend.grads().items()}

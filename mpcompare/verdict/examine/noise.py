@@ -13,6 +13,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.race.course import NOISE
 from mpcompare.race.turns import Progress
+from mpcompare.tasks.draws import seed_step, state
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, params_of, with_values
 from mpcompare.verdict.examine import numerics
@@ -49,8 +50,9 @@ def train_again(
     stepper = _stepper(subject, start, scaling)
     losses, skipped, digest = [], [], Digest(stepper.backend, torch_dtype(subject.precision.storage))
     position = 0 if begin is None else begin.position
-    for batch in islice(subject.batches(), position, position + len(rows)):
+    for row, batch in zip(rows, islice(subject.batches(), position, position + len(rows)), strict=True):
         batch = [(x[order], y[order]) for x, y in batch] if reorders else batch
+        seed_step(row["step"], subject.seed)  # masks that training drew
         losses.append(float(stepper.step(batch)))
         skipped.append(bool(stepper.backend.skipped))
         digest.take()
@@ -92,10 +94,12 @@ def _like(values: Mapping[str, Tensor], params: Params) -> Params:
 
 
 def order_is_free(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
-    """Returns whether the loss of a batch's first rows is that of the same rows in reverse, as it is for every mean."""
+    """Returns whether the loss of a batch's first rows is that of the same rows in reverse, as it is for every mean,
+    unless masks are drawn for the rows."""
     network = copy.deepcopy(model).double()
     x, y = x[:16], y[:16]
     x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
     with torch.no_grad():
+        before = state(x.device)
         a, b = loss_fn(network(x), y), loss_fn(network(x.flip(0)), y.flip(0))
-    return bool((a - b).abs() <= 1e-10 * a.abs())
+    return state(x.device) == before and bool((a - b).abs() <= 1e-10 * a.abs())

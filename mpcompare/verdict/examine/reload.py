@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from mpcompare.contract import Batches, Stepper, take_step
 from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.subject import Subject, at_scale
@@ -25,6 +24,7 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
     if isinstance(scaling, DynamicLossScale):
         scaling = replace(scaling, growth_interval=2)
     first, rates = subject.make_backend(subject.model, scaling), subject.task.new_rates()
+    seed_step(EXAMINED)
     Stepper(first, rates).step(batches[0])
     if isinstance(scaling, DynamicLossScale):
         scaling = at_scale(scaling, 4 * scaling.scale)
@@ -35,9 +35,8 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
     start = {name: p.detach().clone() for name, p in first.master_params().items()}
     after = []
     for backend in (first, loaded):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # for a backend that rounds at random
-            loss = float(take_step(backend, batches[1], rates.now))
+        seed_step(EXAMINED)  # for a network that draws masks, and a backend that rounds at random
+        loss = float(take_step(backend, batches[1], rates.now))
         after.append(AfterLoad(loss, float(backend.loss_scale())))
     ends = [{**backend.master_params(), **backend.buffers()} for backend in (first, loaded)]
     return Reload(

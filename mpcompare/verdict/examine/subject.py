@@ -40,6 +40,7 @@ class Subject:
         held_out: evaluates a network with these parameters and buffers on held-out samples; None where there are none.
         shared: values of the whole race: the oracle of the first step is the same for all entrants.
         apart: a process in which no backend has been, where these are computed; None: they are computed here.
+        seed: that of the run, on which the random numbers of its training steps depend.
     """
 
     make_backend: Callable[[nn.Module, LossScale], Backend]
@@ -55,6 +56,7 @@ class Subject:
     held_out: Callable[[Params, Params], HeldOut] | None = None
     shared: Shared = ALONE
     apart: Apart | None = None
+    seed: int = 0
 
     def held_out_by(self, backend: Backend) -> HeldOut | None:
         """Returns loss and accuracy on held-out samples of the weights and buffers that a backend has now."""

@@ -17,6 +17,8 @@ def checks(case: Case) -> Iterator[Check]:
     run, reference = case.run.findings.first.finite, case.reference.findings.first.finite
     if case.is_reference or not case.run.findings.recipe.linear or run is None or reference is None:
         return
+    if not run.first_update:  # of other masks
+        return
     clipping = _norm_error(case)
     for name, e in reference.first_update.items():
         gain = e.gain  # the first change is the gradient times this, and the decay

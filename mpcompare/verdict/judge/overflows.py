@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.trajectories import common_steps
+from mpcompare.verdict.judge.trajectories import common_steps, draws_alike
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -19,7 +19,8 @@ def checks(case: Case) -> Iterator[Check]:
     if case.is_reference or promises.own_loss_scale(case.run.findings):
         return
     run, reference = case.run, case.reference
-    steps = common_steps(reference) if run.start == reference.start else 0
+    alike = run.start == reference.start and draws_alike(run, reference)
+    steps = common_steps(reference) if alike else 0
     skipped, expected = (int(each.steps["skipped"].iloc[:steps].sum()) for each in (run, reference))
     because = f"{skipped} of the first {steps} training steps skipped, of {reference.name} {expected}"
     limit = 4 * math.sqrt(max(expected, 1))

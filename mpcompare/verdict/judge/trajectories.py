@@ -46,18 +46,25 @@ def noise_factor(reference: Examined) -> float:
     return math.sqrt(2) * float(special.stdtrit(len(reference.findings.noise), 1 - RARE / 2))
 
 
+def draws_alike(run: Examined, reference: Examined) -> bool:
+    """Returns whether both draw in training what the network draws that is called as it is, such as masks of dropout;
+    also where it draws nothing."""
+    return all(each.findings.draws is None or each.findings.draws.training for each in (run, reference))
+
+
 def common_steps(reference: Examined, run: Examined | None = None) -> int:
     """Returns the number of steps in which runs can be compared, before their trajectories part.
 
     Differences between correct runs grow step by step. As long as they are small they grow alike, up to a factor, and
     the noise says how large they may be; once they are no longer small, every run goes its own way. Halfway in digits
     is where this is drawn: noise beyond the root of the unit roundoff, relative to the loss. A step that one skips and
-    another takes parts them too. Runs that resumed from different points have none in common.
+    another takes parts them too. Runs that resumed from different points have none in common, nor have runs with other
+    masks of dropout.
 
     Args:
         run: one whose skipped steps count as well; without it, those of the reference and its noise runs.
     """
-    if run is not None and run.start != reference.start:
+    if run is not None and (run.start != reference.start or not draws_alike(run, reference)):
         return 0
     if not reference.findings.noise:
         return len(reference.steps)

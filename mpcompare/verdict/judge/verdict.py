@@ -7,11 +7,12 @@ from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.gradients import not_finite
 from mpcompare.verdict.judge.kinds import all_checks
-from mpcompare.verdict.judge.trajectories import common_steps
+from mpcompare.verdict.judge.trajectories import common_steps, draws_alike
 
 GRADIENTS = "gradients in the first step"
 TRAINING = "training (no noise was measured)"
 RESUMED = "training (it began at another point: resume)"
+OTHER_MASKS = "training (it draws other random numbers, such as masks of dropout)"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def _unchecked(case: Case) -> list[str]:
         return [*missing, "training (it differs as declared)"]
     if case.run.start != case.reference.start:
         return [*missing, RESUMED]
+    if not draws_alike(case.run, case.reference):
+        return [*missing, OTHER_MASKS]
     if not reference.noise:
         return [*missing, TRAINING]
     steps = common_steps(case.reference, case.run)

@@ -1,0 +1,131 @@
+"""The random numbers of a step, such as the masks of dropout: does a backend draw those of its reference?
+
+Each examined step begins with the same state of torch's generators, that of the oracle's. A backend that asks for the
+same numbers in the same order leaves them in the same state, and its gradients are those of the oracle's masks. One
+that leaves them elsewhere, as a compiled network may, has other masks, and other gradients are no error. What can be
+said of it is whether its losses and its gradients vary as those of the network do, from mask to mask.
+"""
+
+import copy
+import math
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from mpcompare.contract import Batches, Walk
+from mpcompare.tasks.draws import EXAMINED, masks_depend_on_dtype, seed_step, state
+from mpcompare.tasks.losses import Loss
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.oracle import Exact
+from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.findings import Draws, MaskSamples
+
+# The numbers of steps whose random numbers are drawn: of the mean gradient, of the network, and of the backend.
+MEAN, EXACT, OWN = range(1, 9), range(9, 17), range(17, 19)
+
+
+def beside_the_oracle(exact: Exact, walk: Walk) -> bool:
+    """Takes a step up to the end of its first forward pass. Returns whether it drew the oracle's random numbers; where
+    the oracle drew none, it did."""
+    device = next(iter(walk.backend.master_params().values())).device
+    seed_step(EXAMINED)
+    walk.through("forward")
+    if not exact.drawn:
+        return True
+    after_forward, in_the_end = exact.drawn
+    return state(device) == (in_the_end if walk.in_one_piece else after_forward)
+
+
+def draws_of(subject: Subject, examined: bool, batch: Batches) -> Draws | None:
+    """Returns whose random numbers a backend draws in the step of ``batch``; None where there are none.
+
+    Args:
+        examined: whether they were the oracle's in the pass ``first``.
+    """
+    training = training_draws_alike(subject, batch)
+    if training is None:
+        return None
+    return Draws(examined, training, None if training else _samples(subject, batch))
+
+
+def training_draws_alike(subject: Subject, batch: Batches) -> bool | None:
+    """Returns whether a new backend draws in training what the network draws that is called as it is; None where that
+    draws nothing.
+
+    Where a mask depends on the dtype that it is drawn for, backends of different dtypes do not have the same ones.
+    """
+    device = batch[0][0].device
+    seed_step(EXAMINED)
+    before, drawn = state(device), _drawn_by(copy.deepcopy(subject.model), subject.task.loss_fn, batch)
+    if drawn[0] == before:
+        return None
+    backend = subject.make_backend(subject.model, subject.scaling)
+    walk = Walk(backend, batch, subject.task.optimizer.lr)
+    seed_step(EXAMINED)
+    walk.through("forward")
+    return state(device) == drawn[walk.in_one_piece] and not masks_depend_on_dtype(device)
+
+
+def _drawn_by(network: nn.Module, loss_fn: Loss, batch: Batches) -> list[str]:
+    """Returns the states of the generators after the forward pass of the first micro-batch, and in the end."""
+    states = []
+    seed_step(EXAMINED)
+    for x, y in batch:
+        loss = loss_fn(network(x), y)
+        states.append(state(x.device))
+        loss.backward()
+    return [states[0], state(x.device)]
+
+
+def _samples(subject: Subject, batch: Batches) -> MaskSamples:
+    """Returns the first step of a backend with a few masks, and that of the network with many; all entrants of a race
+    share the latter."""
+    exact = subject.shared.once("masks", partial(_exact_samples, subject, batch))
+    scaling = at_scale(subject.scaling, subject.scaling.scale / 256)  # so that nothing overflows
+    backend = subject.make_backend(subject.model, scaling)
+    start = copy.deepcopy(backend.state_dict())
+    losses, slopes = [], []
+    for number in OWN:
+        backend.load_state_dict(copy.deepcopy(start))
+        walk = Walk(backend, batch, subject.task.optimizer.lr)
+        seed_step(number)
+        walk.through("unscale")
+        losses.append(float(walk.loss))
+        if not walk.in_one_piece or subject.task.clip_norm is None:
+            slopes.append(_slope(backend.grads(), exact["direction"]))
+        walk.finish()
+    return MaskSamples(losses, exact["losses"], [s for s in slopes if math.isfinite(s)], exact["slopes"])
+
+
+def _exact_samples(subject: Subject, batch: Batches) -> dict[str, Any]:
+    """Returns losses and slopes of the network's own steps, and the mean gradient of others, by which slopes are."""
+    network = copy.deepcopy(subject.model)
+    direction: Params = {}
+    losses, slopes = [], []
+    for number in (*MEAN, *EXACT):
+        seed_step(number)
+        before = copy.deepcopy(dict(network.named_buffers()))
+        loss = 0.0
+        for x, y in batch:
+            part = subject.task.loss_fn(network(x), y) / len(batch)
+            part.backward()
+            loss += part.item()
+        grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+        network.zero_grad(set_to_none=True)
+        for name, buffer in network.named_buffers():
+            buffer.copy_(before[name])
+        if number in MEAN:
+            direction = {name: g / len(MEAN) + direction.get(name, 0) for name, g in grads.items()}
+        else:
+            losses.append(loss)
+            slopes.append(_slope(grads, direction))
+    return {"losses": losses, "slopes": slopes, "direction": direction}
+
+
+def _slope(grads: Params, direction: Params) -> float:
+    """Returns the number that times ``direction`` is closest to ``grads``; NaN where some are missing."""
+    if not set(direction) <= set(grads):
+        return math.nan
+    along = sum((grads[name].double() * d.double()).sum().item() for name, d in direction.items())
+    return along / sum(d.double().square().sum().item() for d in direction.values())

@@ -9,7 +9,7 @@ from planted import layers
 from planted.registry import BF16, Family
 from support.networks import DroppingCnn, DroppingGpt
 from support.tasks import part
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mpcompare.backends.amp import Amp

@@ -114,14 +114,22 @@ def module_task(model: nn.Module, loss: object = "cross_entropy") -> Task:
 
 
 class Noisy(nn.Linear):
+    """Adds numbers of a generator that no seed of torch's reaches."""
+
+    generator = torch.Generator()
+
     def forward(self, x):
-        return super().forward(nn.functional.dropout(x, 0.5, self.training))
+        return super().forward(x) + torch.rand((), generator=self.generator)
+
+
+class DropsForEver(nn.Linear):
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5))
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1)), r"drops units at random \(1, p=0.1\)"),
         (nn.Linear(3, 4).half(), "parameter weight is torch.float16: expected initial weights in fp32"),
         (nn.Linear(3, 4).requires_grad_(False), "has no parameters to train"),
     ],
@@ -145,13 +153,19 @@ def test_samples_that_do_not_fit_the_network_or_the_loss_are_named():
         (nn.Linear(3, 5), "cross_entropy", real, "targets are real numbers"),
         (nn.Linear(3, 5), "mse", classes, "targets are classes"),
         (nn.Linear(3, 4), "mse", real, "expected the output's shape to be the targets'"),
-        (Noisy(3, 5), "cross_entropy", classes, "gives another output for the same input"),
+        (Noisy(3, 5), "cross_entropy", classes, "draws random numbers that torch.manual_seed does not repeat"),
+        (DropsForEver(3, 5), "cross_entropy", classes, "draws random numbers in evaluation mode, too: F.dropout wants"),
         (nn.LSTM(3, 5), "cross_entropy", classes, "returns a tuple: expected one tensor"),
     ):
         with pytest.raises(InputError, match=message) as refused:
             try_out(model, module_task(model, loss), x, y, "d")
         assert len(str(refused.value).splitlines()) == 1
-    try_out(nn.Linear(3, 5), module_task(nn.Linear(3, 5)), x, classes, "d")
+    plain, dropping = nn.Linear(3, 5), nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 5))
+    before = torch.random.get_rng_state()
+    for right in (plain, dropping):
+        try_out(right, module_task(right), x, classes, "d")
+    assert dropping.training
+    assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_a_network_is_drawn_from_its_seed_and_copied_with_other_values():

@@ -9,14 +9,17 @@ from planted.registry import FAMILIES, bugs_of
 
 
 def parameters():
-    """Yields every bug of MLPs, of the recipe and of trained backends in every precision, and whether it is slow. The
-    plain command tries every eighth row of the MLPs, and each of the other bugs in one precision."""
+    """Yields every bug of MLPs, of the recipe, of trained backends and of dropout in every precision, and whether it is
+    slow. The plain command tries every eighth row of the MLPs, three of dropout, and each of the others in one
+    precision."""
     rows = [(bug, precision) for bug in bugs_of("mlp") for precision in bug.precisions]
     for number, (bug, precision) in enumerate(rows):
         yield bug, precision, number % 8 != 0
     for bug in bugs_of("recipe", "trained"):
         for number, precision in enumerate(bug.precisions):
             yield bug, precision, number != 0
+    for bug in bugs_of("dropout"):
+        yield bug, "bf16", bug.name not in ("LeftOff", "OtherMasksTheSecondTime", "StatisticsMovedTwice")
 
 
 BUGS = [
@@ -70,6 +73,6 @@ def test_all_planted_bugs_of_a_family(family):
 
 def test_every_bug_is_registered_once():
     bugs = bugs_of(*FAMILIES)
-    counts = {"mlp": 34, "cnn": 20, "lstm": 17, "gpt": 23, "recipe": 52, "trained": 15}
+    counts = {"mlp": 34, "cnn": 20, "lstm": 17, "gpt": 23, "recipe": 52, "trained": 15, "dropout": 10}
     assert Counter(bug.family.name for bug in bugs) == counts
     assert len({(bug.family.name, bug.name) for bug in bugs}) == len(bugs)

@@ -59,11 +59,14 @@ class Roundings(TorchFunctionMode):
 
     Attributes:
         sample: its number; another one has other errors.
+        calls: the modules that are being called, and whether each was called where gradients are enabled: a checkpoint
+            of the older way calls its layers without them at first.
     """
 
     def __init__(self, u: float) -> None:
         super().__init__()
-        self.u, self.sample, self.depth = u, 0, 0
+        self.u, self.sample = u, 0
+        self.calls: list[bool] = []
 
     @contextmanager
     def inside(self, network: nn.Module) -> Iterator[None]:
@@ -80,13 +83,13 @@ class Roundings(TorchFunctionMode):
                 handle.remove()
 
     def _called(self, *_: object) -> None:
-        if not self.depth:
+        if not self.calls:
             self.__enter__()
-        self.depth += 1
+        self.calls.append(torch.is_grad_enabled())
 
     def _returned(self, *_: object) -> None:
-        self.depth -= 1
-        if not self.depth:
+        self.calls.pop()
+        if not self.calls:
             self.__exit__(None, None, None)
 
     def error(self, value: Tensor, out: Tensor | None = None) -> Tensor:
@@ -119,7 +122,9 @@ class Roundings(TorchFunctionMode):
         stored = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
 
         def result(value: object) -> object:
-            if not isinstance(value, Tensor) or not value.requires_grad or value.dtype not in EXPONENT:
+            if not isinstance(value, Tensor) or value.dtype not in EXPONENT:
+                return value
+            if not value.requires_grad and self.calls[-1:] != [False]:
                 return value
             is_view = value.untyped_storage().data_ptr() in stored
             return value if is_view else _Rounding.apply(value, self.error)

@@ -15,9 +15,9 @@ CAUSE = "dropout"
 def checks(case: Case) -> Iterator[Check]:
     """Yields checks of a backend whose random numbers in training are not those that the network draws.
 
-    Its loss is another one with other masks, where the network's is by more than roundings could hide. Its losses and slopes are a small sample, and the
-    network's are another; if both are of one distribution, the difference of their means is Student's t, as often as
-    RARE beyond this limit without K.
+    Its loss is another one with other masks, where the network's is by more than roundings could hide. Its losses and
+    slopes are a small sample, and the network's are another; if both are of one distribution, the difference of their
+    means is Student's t, as often as RARE beyond this limit without K.
     """
     draws = case.run.findings.draws
     samples = draws.samples if draws else None

@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from support.backends import make_backend, step_to_gradients
+from support.networks import DroppingGpt
 from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.data.text import ALPHABET
+from mpcompare.tasks.losses import cross_entropy
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.errors import gradient_errors, micro_batches
 from mpcompare.verdict.examine.oracle import exact_step, oracle, outputs_of
@@ -84,3 +87,26 @@ def test_the_oracle_adds_what_its_micro_batches_make():
     found = micro_batches(mixed, exact.shares)
     assert found.counts == pytest.approx([2, 0, 1])
     assert found.rest < 1e-12
+
+
+SHAPE = (len(ALPHABET), 8, 16, 2, 2)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_oracle_goes_through_checkpoints_of_both_ways(reentrant):
+    """Gradients, loss noise, layers and the state of the generators are those of the network without checkpoints."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [tuple(torch.randint(len(ALPHABET), (4, 8), generator=generator) for _ in "xy") for _ in range(2)]
+    steps = []
+    for way in (None, reentrant):
+        torch.manual_seed(1)
+        model = DroppingGpt(SHAPE, 0.3, functions=True, reentrant=way)
+        steps.append(exact_step(model, cross_entropy, batches, PRECISIONS["bf16"], count=True))
+        assert all(p.grad is None for p in model.parameters())
+    plain, again = steps
+    assert again.loss == plain.loss
+    assert all(torch.equal(g, again.grads[name]) for name, g in plain.grads.items())
+    assert (again.order, again.drawn) == (plain.order, plain.drawn)
+    assert len(set(plain.drawn)) == 2
+    assert again.exponents == plain.exponents
+    assert again.loss_noise == pytest.approx(plain.loss_noise)

@@ -5,8 +5,11 @@ import torch
 from support.backends import BACKENDS
 from support.cases import CASES
 from support.judging import examined
+from support.networks import DroppingGpt
 
 from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.data.text import ALPHABET
+from mpcompare.tasks.losses import cross_entropy
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.rounding import rounding_errors
 
@@ -33,3 +36,17 @@ def test_what_cancels_is_not_0_but_for_rounding():
     in_fp16 = rounding_errors(model, case.task.loss_fn, [(x, y)], PRECISIONS["fp16"])
     error, smaller = (of["output.weight"].error for of in (found, in_fp16))  # it has many dimensions and hardly varies
     assert error / smaller == pytest.approx(8, rel=0.25)  # 2^-8 and 2^-11
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_computed_again_is_rounded_as_it_was(reentrant):
+    """A checkpoint computes the same numbers, so that its errors are those of the network without it."""
+    generator, found = torch.Generator().manual_seed(0), []
+    x, y = (torch.randint(len(ALPHABET), (4, 8), generator=generator) for _ in "xy")
+    for way in (None, reentrant):
+        torch.manual_seed(1)
+        model = DroppingGpt((len(ALPHABET), 8, 16, 2, 2), 0.3, functions=True, reentrant=way)
+        found.append(rounding_errors(model, cross_entropy, [(x, y)], PRECISIONS["bf16"]))
+    plain, again = found
+    assert {name: e.error for name, e in again.items()} == pytest.approx({name: e.error for name, e in plain.items()})
+    assert min(e.error for e in plain.values()) > 0

@@ -1,0 +1,69 @@
+"""Whether a backend draws the masks of the oracle, and what is said of one that draws others."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from planted.dropout import DROPOUT
+from planted.judged import reference
+from support.backends import BACKENDS
+from support.judging import examined
+from support.tasks import make_task
+from torch import Tensor
+
+from mpcompare.backends.amp import Amp
+from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.data.generated import synthetic
+from mpcompare.tasks.draws import MaskedDropout
+from mpcompare.verdict.findings import Draws
+
+
+class OtherMasks(Amp):
+    """``amp`` that draws a number before its network does, so that all masks are others, and right ones."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        torch.rand(())
+        return super().forward(x, y)
+
+
+@pytest.mark.parametrize("functions", [False, True])
+def test_a_backend_of_other_dtypes_draws_the_same_masks(functions):
+    task, dataset, amp = reference(DROPOUT, "bf16", functions=functions)
+    assert amp.findings.draws == Draws(examined=True, training=True)
+    run = examined("master_weights", BACKENDS["master_weights"], task, dataset, "bf16", steps=DROPOUT.steps)
+    assert run.findings.draws == Draws(examined=True, training=True)
+    verdict = judge_run(run, amp)
+    assert (verdict.word, verdict.unchecked) == ("same", [])
+    assert {check.kind for check in verdict.checks} >= {"gradients", "later steps", "resume", "run"}
+
+
+def test_a_backend_with_masks_of_its_own_is_not_accused_and_what_was_not_checked_is_said():
+    task, dataset, amp = reference(DROPOUT, "bf16", functions=False)
+    run = examined("other", OtherMasks, task, dataset, "bf16", steps=DROPOUT.steps)
+    draws = run.findings.draws
+    assert (draws.examined, draws.training) == (False, False)
+    assert len(set(draws.samples.losses)) == 2
+    assert len(draws.samples.exact_losses) == len(draws.samples.exact_slopes) == 8
+    verdict = judge_run(run, amp)
+    assert verdict.word == "within noise", verdict.because
+    assert verdict.unchecked == [
+        "gradients in the first step",
+        "training (it draws other random numbers, such as masks of dropout)",
+    ]
+    assert {c.kind for c in verdict.checks} >= {"masks", "optimizer", "later steps", "resume"}
+    assert not {c.kind for c in verdict.checks} & {"gradients", "first change", "run"}
+    # As the reference, it is no measure of gradients either.
+    amp_beside_it = judge_run(amp, replace(run, findings=replace(run.findings, noise=amp.findings.noise)))
+    assert amp_beside_it.word == "within noise", amp_beside_it.because
+
+
+def test_a_network_that_draws_nothing_says_nothing_of_masks():
+    task = make_task()
+    run = examined("amp", Amp, task, synthetic(0, 96, 20, 5, "cross_entropy"), "bf16", steps=2)
+    assert run.findings.draws is None
+
+
+def test_the_examined_network_has_masks_that_all_backends_draw_alike():
+    task, _, _ = reference(DROPOUT, "bf16", functions=False)
+    model = task.new_model(0, torch.device("cpu"))
+    assert not any(isinstance(m, MaskedDropout) for m in model.modules())

@@ -26,6 +26,9 @@ between backends are what is compared, so each backend spells out its own way. T
 module share are written once, in ``backends/torch_model.py``, whose ``step_or_skip`` says whether a
 ``GradScaler`` skipped, with a fused optimizer, too. A difference from ``amp`` that is meant is declared (``promises``).
 
+Before a step the harness sets torch's generators (``tasks/draws.py``). A backend that calls the network with the rows
+of a micro-batch as they are, and draws nothing from these generators before, has the masks of dropout of all others.
+
 To add a backend: copy the file that is closest to ``mpcompare/backends/X.py``, add ``conf/backend/X.yaml`` with its
 ``_target_``, and a row to the table in ``docs/backends.md``. Every other key of that YAML is an option: a keyword
 argument of the backend's constructor. A backend in a package of its own needs a class and an entry point:

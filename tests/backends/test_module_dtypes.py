@@ -3,6 +3,7 @@ import pytest
 import torch
 from support.backends import make_backend, take_step
 from support.marks import CUDA
+from support.networks import DroppingGpt
 from support.tasks import make_batch, make_task
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -157,6 +158,18 @@ def test_layers_that_are_shared_in_place_or_unused():
     assert row(found, "layer") == "fp32 fp32+bf16 bf16 bf16 bf16 bf16"  # fp32 in the first call, bf16 in the second
     assert row(found, "relu") == "- bf16 bf16 bf16 bf16 bf16"
     assert row(found, "unused") == "fp32 bf16 bf16 bf16 - -"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_change_no_dtype(reentrant):
+    generator, tables = torch.Generator().manual_seed(0), []
+    x, y = (torch.randint(20, (4, 8), generator=generator) for _ in "xy")
+    for way in (None, reentrant):
+        model = DroppingGpt((20, 8, 16, 2, 2), 0.1, reentrant=way)
+        task = Task(lambda model=model: model, "cross_entropy", Sgd(0.1), 4)
+        tables.append(Amp(model, task, "bf16", NoLossScale()).module_dtypes(x, y))
+    assert tables[0] == tables[1]
+    assert tables[0]["blocks.0.up"]["computes"] == tables[0]["blocks.0.up"]["backward"] == "bf16"
 
 
 def test_what_a_checkpoint_computes_again_is_forward():

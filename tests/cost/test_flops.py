@@ -5,8 +5,10 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from support.networks import DroppingGpt
 from support.tasks import make_batch, make_task, mlp_of
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from mpcompare.cost import work
 from mpcompare.cost.flops import step_flops
@@ -24,6 +26,19 @@ def test_of_an_mlp_they_are_the_products_of_its_phases(hidden):
     weights = [fan_in * fan_out for fan_in, fan_out in pairwise(sizes)]
     assert expected == 2 * n * (3 * sum(weights) - weights[0])  # dx of the first layer is not needed
     assert step_flops(task.new_model(0, CPU), task.loss_fn, *make_batch(task, CPU)) == expected
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_counts(reentrant):
+    x, y = torch.randint(20, (4, 8)), torch.randint(20, (4, 8))
+    plain, again = (
+        step_flops(DroppingGpt((20, 8, 16, 2, 2), 0.1, reentrant=way), cross_entropy, x, y) for way in (None, reentrant)
+    )
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        for block in DroppingGpt((20, 8, 16, 2, 2)).blocks:
+            block(torch.zeros(4, 8, 16))
+    # A checkpoint stops where nothing more is needed, which is before the last layer of a block.
+    assert 0.5 * counter.get_total_flops() < again - plain <= counter.get_total_flops()
 
 
 def flops(model, x, targets=None):

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from support.entrants import AT_START, PLAN, turn
+from support.networks import DroppingGpt
 from support.plans import replan
 from support.tasks import make_task
 from torch import nn
@@ -22,8 +23,9 @@ from mpcompare.records import Recorder
 from mpcompare.report.runs import read_run
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.data.generated import digits
+from mpcompare.tasks.draws import state
 from mpcompare.tasks.optimizers import Sgd
-from mpcompare.tasks.task import Task
+from mpcompare.tasks.task import Task, params_of
 
 
 def normalised():
@@ -119,3 +121,16 @@ def test_evaluations_are_read_back_and_a_record_without_them_has_none(tmp_path):
 def test_what_is_no_number_of_steps_is_named(every):
     with pytest.raises(InputError, match=f"eval.every={every}: expected a whole number of at least 1, or null"):
         replan(PLAN, eval={"every": every})
+
+
+def test_evaluation_drops_nothing():
+    task = Task(partial(DroppingGpt, (20, 8, 16, 2, 1), 0.5, True), "cross_entropy", Sgd(0.1), 8)
+    model, tokens = task.new_model(0, torch.device("cpu")), torch.arange(16 * 8).reshape(16, 8) % 20
+    dataset = Dataset("d", "", tokens, tokens, tokens, tokens)
+    before = state(torch.device("cpu"))
+    first, again = (evaluation.evaluate(model, params_of(model), {}, dataset, task) for _ in range(2))
+    assert first == again
+    assert model.training
+    assert state(torch.device("cpu")) == before
+    dropping = score(model, dataset, task)
+    assert dropping != first

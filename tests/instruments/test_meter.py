@@ -2,6 +2,7 @@ import time
 
 import pytest
 import torch
+from support.networks import DroppingGpt
 
 from mpcompare.instruments import meter
 
@@ -38,6 +39,16 @@ def test_peak_memory_is_the_fullest_moment(device):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_is_not_kept(reentrant):
+    x = torch.randint(20, (8, 32))
+    peaks = []
+    for way in (None, reentrant):
+        model = DroppingGpt((20, 32, 32, 2, 4), reentrant=way)
+        peaks.append(meter.peak_memory(CPU, lambda model=model: model(x).sum().backward()).bytes)
+    assert peaks[1] < 0.6 * peaks[0]
+
+
 def test_the_pool_of_a_graph_is_seen():
     def run():
         graph = torch.cuda.CUDAGraph()

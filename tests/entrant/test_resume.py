@@ -428,7 +428,8 @@ def test_noise_of_a_resumed_run_begins_where_it_began(tmp_path):
     subject = Subject(
         setup.make_backend, setup.model, setup.loss_scale, PRECISIONS["fp16"], task, setup.batches, start=start
     )
-    again = train_again(subject, [{"skipped": True}] * 5, 0, 1)  # so that it keeps the loss scale
+    rows = [{"step": 8 + i, "skipped": True} for i in range(5)]  # skipped, so that it keeps the loss scale
+    again = train_again(subject, rows, 0, 1)
     while True:
         try:
             next(again)

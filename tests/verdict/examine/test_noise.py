@@ -30,7 +30,7 @@ def test_noise_runs_are_the_same_function_and_not_the_same_roundings():
 
     subject = Subject(make, model, NoLossScale(), PRECISIONS["bf16"], TASK, batches)
     for number in range(2):
-        list(train_again(subject, [{"skipped": False}] * 2, number, 2))
+        list(train_again(subject, [{"step": 1, "skipped": False}, {"step": 2, "skipped": False}], number, 2))
     starts = [start for _, start in made]
     for start in starts:
         for name, p in start.items():

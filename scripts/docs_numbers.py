@@ -29,6 +29,7 @@ FAMILIES = {
     "gpt": "transformer, bf16",
     "recipe": "recipe, fp16 and bf16",
     "trained": "wrong after 10 of 20 steps, fp16 and bf16",
+    "dropout": "dropout and checkpoints, bf16",
 }
 
 
@@ -129,7 +130,7 @@ def power(folder: Path) -> str:
         table = pd.read_csv(folder / f"planted_{family}.csv", dtype=str)
         seen = table[table["invisible"].isna()]
         flagged = seen["verdict"].str.startswith("differs")
-        named = seen["verdict"] == "differs: " + seen["cause"]
+        named = seen["verdict"].str.partition(" (")[0] == "differs: " + seen["cause"]
         rows.append((title, table["bug"].nunique(), len(seen), flagged.sum(), named.sum()))
     return markdown(pd.DataFrame(rows, columns=["family", "bugs", "visible rows", "flagged", "named"]))
 

@@ -92,11 +92,19 @@ def with_masks(model: nn.Module) -> int:
 
     A class that somebody derived from ``nn.Dropout`` stays, and so does a function that a ``forward`` calls by itself.
     """
+    return _exchange(model, nn.Dropout, MaskedDropout)
+
+
+def without_masks(model: nn.Module) -> int:
+    """Puts ``nn.Dropout`` back, and returns how often."""
+    return _exchange(model, MaskedDropout, nn.Dropout)
+
+
+def _exchange(model: nn.Module, one: type[nn.Dropout], other: type[nn.Dropout]) -> int:
     found = 0
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
-            if type(module) is nn.Dropout and module.p > 0:
-                masked = MaskedDropout(module.p).train(module.training)
-                setattr(parent, name, masked)
+            if type(module) is one and module.p > 0:
+                setattr(parent, name, other(module.p).train(module.training))
                 found += 1
     return found

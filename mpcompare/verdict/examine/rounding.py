@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from mpcompare.contract import Batches
 from mpcompare.precision import FORMATS, Precision
-from mpcompare.tasks.draws import EXAMINED, seed_step
+from mpcompare.tasks.draws import EXAMINED, seed_step, without_masks
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.numerics import chunks, sketch
 from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent
@@ -115,8 +116,17 @@ class Roundings(TorchFunctionMode):
         some = value.detach().flatten()[:: max(1, value.numel() // SEEDS)].cpu().numpy().tobytes()
         return random.Random(zlib.crc32(some, self.sample)).random()
 
+    def _scale_of_dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> float:
+        """Returns the factor by which the rounding of ``1 / (1 - p)``, one number for all elements, changes them."""
+        if not training or not 0 < p < 1:
+            return 1.0
+        scale = torch.tensor(1 / (1 - p), dtype=torch.float64)
+        return self.error(scale).item() * (1 - p)
+
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         given = func(*args, **(kwargs or {}))
+        if func is F.dropout:
+            given = given * self._scale_of_dropout(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") in SELECTING:
             return given
         stored = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
@@ -151,6 +161,7 @@ def rounding_errors(
     batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
     batches, share = _some_rows(network, loss_fn, batches)
     roundings = Roundings(precision.unit_roundoff)
+    without_masks(network)  # so that its roundings are seen
     step = _Step(network, loss_fn, batches)
     exact = step.take()
     squares, of_some = (torch.zeros(len(step.names), dtype=torch.float64) for _ in range(2))

@@ -76,7 +76,6 @@ def examine(
     at_first, of_age = driver.result(), aged(subject, driver, batches[0], exact)
     infinite = infinite_input(subject, driver, batches[0])
     at_sharp = sharp(subject, batches[0])
-    draws = draws_of(subject, driver.draws_alike, batches[0])
 
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
@@ -103,7 +102,7 @@ def examine(
         aged=of_age,
         sharp=at_sharp,
         reload=reloaded,
-        draws=draws,
+        draws=draws_of(subject, driver.draws_alike, batches[0]),
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         moves=moves,

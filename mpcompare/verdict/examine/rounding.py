@@ -34,6 +34,7 @@ SEEDS = 32  # elements of a tensor on which its error depends
 ROWS = 256  # of a large batch whose rows do not depend on each other
 ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated in how many dimensions its errors vary
 EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}  # its bits
+DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d}
 # Functions whose results are some of the numbers that they are given: nothing is rounded there.
 SELECTING = {
     "relu", "max_pool1d", "max_pool2d", "max_pool3d", "reshape", "flatten", "contiguous", "clone", "detach", "to",
@@ -125,8 +126,10 @@ class Roundings(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         given = func(*args, **(kwargs or {}))
-        if func is F.dropout:
+        if func in DROPOUTS:
             given = given * self._scale_of_dropout(*args, **(kwargs or {}))
+        if func is F.scaled_dot_product_attention and (p := (kwargs or {}).get("dropout_p", 0.0)):
+            given = given * self._scale_of_dropout(given, p)
         if getattr(func, "__name__", "") in SELECTING:
             return given
         stored = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}

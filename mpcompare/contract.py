@@ -191,7 +191,8 @@ class Phased(Protocol):
 
         Args:
             lr: learning rate of this step: a number, or a 0-d tensor on the device where the schedule depends on steps
-                that only the device knows to be skipped.
+                that only the device knows to be skipped. Of a parameter group it is ``lr_factor`` times that
+                (:mod:`mpcompare.tasks.groups`), which ``torch_model.set_lr`` knows.
         """
 
     def update(self) -> None:

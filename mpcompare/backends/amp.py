@@ -64,7 +64,7 @@ class Amp(TorchModel):
         require_kernels(model, self.device_type, precision, "amp")
         self.compute_dtype = torch_dtype(PRECISIONS[precision].storage)
         self.model = copy.deepcopy(model)
-        self.optimizer = task.optimizer.make(self.model.parameters())
+        self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.scaler = grad_scaler(loss_scale, self.device_type)
         # A static scale is given to GradScaler.update(), which would choose one of its own.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None

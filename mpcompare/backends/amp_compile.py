@@ -71,7 +71,7 @@ class AmpCompile(Amp):
         require_compiler(device_type)
         require_kernels(model, device_type, precision, "amp_compile")
         super().__init__(model, task, precision, loss_scale)
-        self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
+        self.optimizer = task.optimizer.make(self.model.named_parameters(), fused=True)
         recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self.forward_and_loss = broken_at_recurrent_layers if recurrent else whole_graph
         # On CUDA inductor runs a compiled function once as it is, and captures it in the next call.

@@ -42,12 +42,11 @@ class AmpGraph(TorchModel):
         self.device_type = device.type
         self.compute_dtype = torch_dtype(PRECISIONS[precision].storage)
         self.model = copy.deepcopy(model)
-        self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
+        self.optimizer = task.optimizer.make(self.model.named_parameters(), fused=True)
         self.scaler = grad_scaler(loss_scale, self.device_type)
         # A static scale is given to GradScaler.update(), which would choose one of its own.
         self.static_scale = loss_scale.init_scale if type(loss_scale) is StaticLossScale else None
         self.lr = torch.full((), task.optimizer.lr, device=device)
-        set_lr(self.optimizer, self.lr)
         self.batches: Batches = []  # copies, made when the shapes are known
         self.graph = graph.StepGraph(self._whole_step)
         self.skipped: bool | Tensor = False
@@ -65,6 +64,7 @@ class AmpGraph(TorchModel):
         self.observed = {"activations": output.dtype, "loss": loss.dtype, "gradients": gradient_dtype(self.model)}
         self.scaler.unscale_(self.optimizer)
         self.grad_norm = clip_gradients(self.task, self.model)
+        set_lr(self.optimizer, self.lr)  # in the graph, where the multiples of parameter groups are computed, too
         self.skipped = step_or_skip(self.scaler, self.optimizer)
         self.scaler.update(self.static_scale)
         self.loss = total
@@ -84,7 +84,6 @@ class AmpGraph(TorchModel):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        set_lr(self.optimizer, self.lr)  # loading has replaced it in torch's optimizer
         self.graph = graph.StepGraph(self._whole_step)  # the captured one updates the old momentum
 
     def memory_model(self) -> MemoryModel:

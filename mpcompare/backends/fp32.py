@@ -24,7 +24,7 @@ class Fp32(TorchModel):
             raise InputError("loss_scale", loss_scale.name, f"backend={precision} accepts one of auto, none")
         self.task, self.precision = task, precision
         self.model = copy.deepcopy(model)
-        self.optimizer = task.optimizer.make(self.model.parameters())
+        self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.skipped = False
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from mpcompare.native.build import BuildError
 from mpcompare.native.device_scale import DeviceLossScale
 from mpcompare.native.graph import WARMUP, StepGraph, require_cuda
 from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
@@ -93,6 +94,7 @@ class Fused:
         engine: str = "auto",
         graph: bool | str = "auto",
     ) -> None:
+        refuse_groups(task.optimizer, "backend=fused")
         self.mlp = plain_mlp(model, task, "backend=fused")
         self.task, self.optimizer, self.precision = task, self.mlp.optimizer, precision
         params = self.mlp.by_hand(dict(model.named_parameters()))

@@ -49,7 +49,7 @@ class MasterWeights:
         self.model = copy.deepcopy(model)
         cast_module(self.model, self.compute_dtype)
         self.params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.optimizer = task.optimizer.make(self.masters[name] for name in self.params)
+        self.optimizer = task.optimizer.make((name, self.masters[name]) for name in self.params)
         self.skipped = False
         self.grad_norm: Tensor | None = None
 

@@ -36,6 +36,7 @@ from mpcompare.errors import check_choice, check_flag
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.native import ops
 from mpcompare.precision import FORMATS, PRECISIONS
+from mpcompare.tasks.groups import in_group
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
@@ -204,10 +205,12 @@ class Scratch:
             return
         lr = float(lr)
         for name, master in self.masters.items():  # (1) in fp32
-            if isinstance(self.optimizer, Sgd):
-                sgd(self.optimizer, master, self.unscaled[name], self.remembered[name], lr)
+            # A parameter group has a weight decay of its own, and a learning rate that is a multiple of lr.
+            optimizer, factor = in_group(self.optimizer, self.mlp.name_of(name), master.dim())
+            if isinstance(optimizer, Sgd):
+                sgd(optimizer, master, self.unscaled[name], self.remembered[name], factor * lr)
             else:
-                adam(self.optimizer, master, self.unscaled[name], self.remembered[name], lr)
+                adam(optimizer, master, self.unscaled[name], self.remembered[name], factor * lr)
 
     def update(self) -> None:
         self.scaling.update(self.found_inf)  # (2) grow after many good steps, back off after an overflow

@@ -104,9 +104,9 @@ def clip_gradients(task: Task, model: nn.Module) -> Tensor | None:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float | Tensor) -> None:
-    """Sets the learning rate of the next step, as torch's schedulers do."""
+    """Sets the learning rate of the next step, as torch's schedulers do; a parameter group has a multiple of it."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["lr_factor"] if "lr_factor" in group else lr
 
 
 def copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

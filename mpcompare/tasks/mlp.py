@@ -101,6 +101,10 @@ class PlainMlp:
                     params[value] = by_hand[key].t() if key[0] == "W" else by_hand[key]
         return params
 
+    def name_of(self, key: str) -> str:
+        """Returns the name of ``W1`` or ``b1``, such as ``layer1.weight``."""
+        return f"{self.layers[int(key[1:]) - 1]}.{'weight' if key[0] == 'W' else 'bias'}"
+
     def empty_targets(self, device: torch.device) -> Tensor:
         """Returns room for the targets of a micro-batch: int64 classes ``[n]``, or fp32 ``[n, out]``."""
         if self.loss == "cross_entropy":

@@ -11,14 +11,15 @@ values matter where terms cancel: their errors stay.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpcompare.errors import InputError, check_flag, check_number
+from mpcompare.tasks.groups import Group, GroupedReplay, Parameters, for_torch, read_groups
 
 
 class Replay(Protocol):
@@ -87,9 +88,10 @@ class Optimizer(Protocol):
         """Returns the optimizer's state of a parameter before its first update, by torch's names: tensors of its shape
         and dtype, and ``step``, the number of updates, a 0-d fp32 tensor on the CPU."""
 
-    def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.Optimizer:
-        """Returns torch's optimizer. ``fused`` makes it one kernel, which skips a step on the device where a
-        ``GradScaler`` says so."""
+    def make(self, params: Parameters, fused: bool = False) -> torch.optim.Optimizer:
+        """Returns torch's optimizer of parameters, which come with their names (``named_parameters()``) where groups
+        shall be possible. ``fused`` makes it one kernel, which skips a step on the device where a ``GradScaler`` says
+        so."""
 
     def replay(self, coarse: Coarse = IN_FP32) -> Replay:
         """Returns a new replay, before the first step; ``coarse`` says of which arithmetic, fp32's by default."""
@@ -104,6 +106,7 @@ class Sgd:
         momentum: in [0, 1), 0 for none.
         nesterov: ``w = w - lr (g + momentum v)`` instead (Sutskever et al., ICML 2013).
         weight_decay: finite, 0 for none.
+        groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
 
     Raises:
         InputError: an attribute has another value, or ``nesterov`` is without ``momentum``.
@@ -113,6 +116,7 @@ class Sgd:
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
         check_number("task.optimizer.lr", self.lr, above=0)
@@ -122,6 +126,7 @@ class Sgd:
         if self.nesterov and not self.momentum:
             raise InputError("task.optimizer.nesterov", self.nesterov, "needs a task.optimizer.momentum above 0")
         _check_weight_decay(self.weight_decay)
+        object.__setattr__(self, "groups", read_groups(self.groups))
 
     @property
     def remembers(self) -> bool:
@@ -134,16 +139,15 @@ class Sgd:
     def initial_state(self, like: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": torch.zeros_like(like)} if self.momentum else {}
 
-    def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.SGD:
-        params = list(params)
-        optimizer = torch.optim.SGD(params, **asdict(self), fused=fused or None)
+    def make(self, params: Parameters, fused: bool = False) -> torch.optim.SGD:
+        optimizer = torch.optim.SGD(for_torch(self, params), **_settings(self), fused=fused or None)
         if fused and self.momentum:  # it would make them in the first step, and leave them unfilled if that is skipped
-            for p in params:
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return optimizer
 
-    def replay(self, coarse: Coarse = IN_FP32) -> "SgdReplay":
-        return SgdReplay(self, coarse)
+    def replay(self, coarse: Coarse = IN_FP32) -> Replay:
+        return GroupedReplay(self, coarse) if self.groups else SgdReplay(self, coarse)
 
 
 class SgdReplay:
@@ -198,11 +202,13 @@ class _AdamOrAdamW:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
         check_number("task.optimizer.lr", self.lr, above=0)
         check_number("task.optimizer.eps", self.eps, above=0)
         _check_weight_decay(self.weight_decay)
+        object.__setattr__(self, "groups", read_groups(self.groups))
         betas: object = self.betas
         if (
             not isinstance(betas, (list, tuple))
@@ -235,16 +241,17 @@ class Adam(_AdamOrAdamW):
         betas: the parts of m and of v that an update keeps, two numbers in [0, 1).
         eps: above 0; without it a weight without a gradient would be updated by 0 / 0.
         weight_decay: finite, 0 for none; ``weight_decay w`` is added to g, and so becomes part of m and v.
+        groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
 
     Raises:
         InputError: an attribute has another value.
     """
 
-    def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.Adam:
-        return torch.optim.Adam(params, **asdict(self), fused=fused or None)
+    def make(self, params: Parameters, fused: bool = False) -> torch.optim.Adam:
+        return torch.optim.Adam(for_torch(self, params), **_settings(self), fused=fused or None)
 
-    def replay(self, coarse: Coarse = IN_FP32) -> "AdamReplay":
-        return AdamReplay(self, decoupled=False, coarse=coarse)
+    def replay(self, coarse: Coarse = IN_FP32) -> Replay:
+        return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, decoupled=False, coarse=coarse)
 
 
 @dataclass(frozen=True)
@@ -257,11 +264,11 @@ class AdamW(_AdamOrAdamW):
 
     weight_decay: float = 1e-2
 
-    def make(self, params: Iterable[nn.Parameter], fused: bool = False) -> torch.optim.AdamW:
-        return torch.optim.AdamW(params, **asdict(self), fused=fused or None)
+    def make(self, params: Parameters, fused: bool = False) -> torch.optim.AdamW:
+        return torch.optim.AdamW(for_torch(self, params), **_settings(self), fused=fused or None)
 
-    def replay(self, coarse: Coarse = IN_FP32) -> "AdamReplay":
-        return AdamReplay(self, decoupled=True, coarse=coarse)
+    def replay(self, coarse: Coarse = IN_FP32) -> Replay:
+        return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, decoupled=True, coarse=coarse)
 
 
 class AdamReplay:
@@ -382,6 +389,11 @@ def _of_one_minus(beta: float) -> float:
 def _of_fp32(beta: float) -> float:
     """Returns the relative error of a number in fp32, in units of ``2^-24``."""
     return abs(torch.tensor(beta, dtype=torch.float32).item() / beta - 1) * 2**24 if beta else 0.0
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    """Returns an optimizer's attributes by torch's names, but for its groups."""
+    return {field.name: getattr(optimizer, field.name) for field in fields(optimizer) if field.name != "groups"}
 
 
 def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor, Tensor]:

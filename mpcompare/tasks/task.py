@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mpcompare.errors import InputError, check_number, check_whole
 from mpcompare.tasks.draws import EXAMINED, draws, seed_step
+from mpcompare.tasks.groups import check_groups
 from mpcompare.tasks.losses import LOSSES, Loss
 from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.rates import Rates
@@ -101,7 +102,8 @@ class Task:
         bits.
 
         Raises:
-            InputError: ``model`` makes no module, or one that cannot be compared.
+            InputError: ``model`` makes no module, or one that cannot be compared, or the optimizer has a group without
+                parameters.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -116,6 +118,7 @@ class Task:
                 raise InputError(
                     "task.model", name, f"parameter {where} is {p.dtype}: expected initial weights in fp32"
                 )
+        check_groups(self.optimizer, model.named_parameters())
         return model.to(device).train()
 
 

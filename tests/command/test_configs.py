@@ -135,13 +135,13 @@ def test_a_task_of_the_users_brings_its_own_or_takes_the_chosen_one(tmp_path, li
         (
             OWN_ADAM,
             ["optimizer=sgd"],
-            "task.optimizer.eps=0.5: Sgd takes lr, momentum, nesterov, weight_decay; "
+            "task.optimizer.eps=0.5: Sgd takes lr, momentum, nesterov, weight_decay, groups; "
             "leave it out with ~task.optimizer.eps",
         ),
         (
             OWN_SGD,
             ["task.optimizer._target_=mpcompare.tasks.optimizers.AdamW"],
-            "task.optimizer.momentum=0.5: AdamW takes lr, betas, eps, weight_decay; "
+            "task.optimizer.momentum=0.5: AdamW takes lr, betas, eps, weight_decay, groups; "
             "leave it out with ~task.optimizer.momentum",
         ),
         (

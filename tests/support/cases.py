@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from support.correct import BY_HAND, CORRECT, CORRECT_MLPS, PEERS, TORCH_MODELS, PlainProducts
 from support.networks import DroppingCnn, DroppingGpt, DroppingLstm
@@ -220,7 +221,25 @@ def peers_case(seed: int, precision: str) -> Case:
     return replace(case, backends=backends)
 
 
+def random_groups(draw: random.Random, model: nn.Module) -> list[dict[str, Any]]:
+    """Returns parameter groups that all take a parameter of the network: by kind, by a layer, or by both."""
+    layers = sorted({name.rpartition(".")[0] for name, p in model.named_parameters() if p.dim() > 1})
+    weights = {"match": f"{draw.choice(layers)}.*weight*", "lr_factor": draw.choice([0.1, 0.3, 3.0])}
+    kind = {"kind": draw.choice(["vectors", "biases"]), "weight_decay": 0, "lr_factor": draw.choice([1.0, 1.0, 2.0])}
+    return draw.choice([[kind], [weights, kind], [kind, weights], [{**weights, "weight_decay": 0.2}, kind]])
+
+
+def groups_case(seed: int, precision: str) -> Case:
+    """Draws parameter groups in the place of :func:`recipe_case`'s optimizer without them."""
+    case, draw = recipe_case(seed, precision), random.Random(seed)
+    groups = random_groups(draw, case.task.model())
+    decay = draw.choice([1e-4, 0.01, 0.1])
+    optimizer = replace(case.task.optimizer, groups=groups, weight_decay=decay)  # type: ignore[type-var]
+    backends = {name: backend for name, backend in case.backends.items() if name != "fused"}
+    return replace(case, task=replace(case.task, optimizer=optimizer), backends=backends)
+
+
 CASES: dict[str, Callable[[int, str], Case]] = {
     "mlp": mlp_case, "unstable": unstable_case, "cnn": cnn_case, "lstm": lstm_case, "gpt": gpt_case,
-    "recipe": recipe_case, "peers": peers_case, "dropout": dropout_case,
+    "recipe": recipe_case, "peers": peers_case, "dropout": dropout_case, "groups": groups_case,
 }  # fmt: skip

@@ -107,6 +107,11 @@ def test_correct_runs_with_dropout_and_checkpoints_are_the_same(seed):
     assert accused(CASES["dropout"](seed, "fp16" if seed % 2 else "bf16")) == []
 
 
+@pytest.mark.parametrize("seed", slow_after(1, range(3000, 3006)))
+def test_correct_runs_are_the_same_whatever_the_parameter_groups(seed):
+    assert accused(CASES["groups"](seed, "fp16" if seed % 2 else "bf16")) == []
+
+
 @pytest.mark.parametrize("optimizer", [Sgd(0.05, 0.9), AdamW(1e-3)])
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_graph_shows_clipped_gradients_and_is_the_same(precision, optimizer, recorded_graphs):

@@ -17,7 +17,7 @@ class MyAmp(TorchModel):
         self.device_type = next(model.parameters()).device.type
         self.compute_dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
         self.model = copy.deepcopy(model)  # others are made from the same one
-        self.optimizer = task.optimizer.make(self.model.parameters())
+        self.optimizer = task.optimizer.make(self.model.named_parameters())
 
     def forward(self, x, y):
         with torch.autocast(self.device_type, dtype=self.compute_dtype):

@@ -8,6 +8,7 @@ from torch import nn
 
 from mpcompare.contract import BackendUnavailable, MemoryModel
 from mpcompare.cost.memory import Ledger
+from mpcompare.tasks.groups import in_group
 from mpcompare.tasks.mlp import PlainMlp, plain_mlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Task
@@ -64,7 +65,8 @@ def alloc_update(ledger: Ledger, task: PlainMlp, adam_temporaries: int) -> None:
 
     ``adam_temporaries``: how many of the weight's size Adam has at a time.
     """
-    optimizer, largest = task.optimizer, max(fan_in * fan_out for fan_in, fan_out in pairwise(task.sizes))
+    largest, layer = max((fan_in * fan_out, n) for n, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1))
+    optimizer, _ = in_group(task.optimizer, task.name_of(f"W{layer}"), 2)
     if not isinstance(optimizer, AdamW) and optimizer.weight_decay:
         ledger.alloc("gradients", "gradient and decay", largest, 4)
     if isinstance(optimizer, Sgd):

@@ -43,7 +43,7 @@ class AccelerateRow(SetUp):
             mixed_precision=precision, cpu=device == "cpu", kwargs_handlers=_settings(accelerate, loss_scale)
         )
         self.model = copy.deepcopy(model)
-        self.optimizer = task.optimizer.make(self.model.parameters())
+        self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.network, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
         self.scaler = self.accelerator.scaler or torch.amp.GradScaler(device, enabled=False)
         self.observed = {}

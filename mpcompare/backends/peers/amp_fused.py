@@ -18,7 +18,7 @@ class AmpFused(Amp):
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
-        self.optimizer = task.optimizer.make(self.model.parameters(), fused=True)
+        self.optimizer = task.optimizer.make(self.model.named_parameters(), fused=True)
         self.optimizer.state.clear()  # the task's maker fills the momentum beforehand; the documentation does not
 
     def memory_model(self) -> MemoryModel:

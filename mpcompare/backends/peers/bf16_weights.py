@@ -41,7 +41,7 @@ class Bf16Weights(Fp32):
 
     def new_optimizer(self) -> torch.optim.Optimizer:
         """Returns the optimizer of the parameters of ``model``."""
-        return self.task.optimizer.make(self.model.parameters())
+        return self.task.optimizer.make(self.model.named_parameters())
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x.bfloat16() if x.is_floating_point() else x)

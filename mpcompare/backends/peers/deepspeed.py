@@ -33,6 +33,7 @@ from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleD
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.promises import Promises
+from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.task import Params, Task, buffers_of
 
 DEFAULT_CLIP_NORM = 1.0  # GRADIENT_CLIPPING_DEFAULT in DeepSpeed
@@ -49,6 +50,7 @@ class DeepSpeedRow:
             raise InputError("loss_scale", loss_scale.name, "DeepSpeed has none in bf16: expected one of auto, none")
         if task.clip_norm is not None and task.clip_norm_type != 2:
             raise BackendUnavailable("backend=deepspeed clips by the 2-norm only (task.clip_norm_type)")
+        refuse_groups(task.optimizer, "backend=deepspeed")
         device = next(model.parameters()).device
         for name, value in {"DS_ACCELERATOR": device.type, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
             os.environ.setdefault(name, value)  # as a launcher does

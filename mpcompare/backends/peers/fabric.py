@@ -57,7 +57,7 @@ class FabricRow(SetUp):
             self.precision_plugin.scaler = scaler
         self.scaler = getattr(self.precision_plugin, "scaler", None) or torch.amp.GradScaler(device, enabled=False)
         self.model = copy.deepcopy(model)
-        self.optimizer = task.optimizer.make(self.model.parameters())
+        self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.network, self.stepper = self.fabric.setup(self.model, self.optimizer, move_to_device=False)
         self.observed = {}
         observe_output(self.model, self.observed)

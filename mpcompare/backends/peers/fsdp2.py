@@ -40,7 +40,7 @@ class Fsdp2(Amp):
                 fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy())  # casts nothing
         policy = MixedPrecisionPolicy(self.compute_dtype, torch.float32)
         fully_shard(self.model, mesh=mesh, mp_policy=policy)
-        self.optimizer = task.optimizer.make(self.model.parameters())
+        self.optimizer = task.optimizer.make(self.model.named_parameters())
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x)

@@ -25,6 +25,7 @@ from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleD
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, StaticLossScale
 from mpcompare.promises import Promises
+from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
@@ -45,6 +46,7 @@ class JaxRow:
             raise BackendUnavailable("backend=jax is for CPUs: its arrays are copied from and to torch")
         if task.clip_norm_type != 2:
             raise BackendUnavailable("backend=jax clips by the 2-norm only (task.clip_norm_type)")
+        refuse_groups(task.optimizer, "backend=jax")
         self.jax: Any = library("jax", "jax")
         self.jnp: Any = library("jax.numpy", "jax")
         self.task, self.mlp = task, plain_mlp(model, task)

@@ -20,6 +20,7 @@ from mpcompare.contract import State
 from mpcompare.errors import BackendUnavailable
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
+from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Task
 
@@ -28,6 +29,7 @@ class Kahan(Bf16Weights):
     """bf16 weights with a compensation."""
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        refuse_groups(task.optimizer, "backend=kahan")
         super().__init__(model, task, precision, loss_scale)
         self.promises = Promises(
             weights="bf16", rounding="compensated", moments="bf16" if task.optimizer.remembers else "fp32"

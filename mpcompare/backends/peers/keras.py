@@ -28,6 +28,7 @@ from mpcompare.dtypes import dtype_name
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, StaticLossScale
 from mpcompare.promises import Promises
+from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.task import Params, Task
@@ -46,6 +47,7 @@ class KerasRow:
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         if type(loss_scale) is StaticLossScale:
             raise InputError("loss_scale", loss_scale.name, "Keras has none: expected auto, dynamic or none")
+        refuse_groups(task.optimizer, "backend=keras")
         os.environ["KERAS_BACKEND"] = "torch"
         self.keras: Any = library("keras", "keras")
         if self.keras.backend.backend() != "torch":

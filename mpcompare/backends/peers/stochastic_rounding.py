@@ -21,6 +21,7 @@ from mpcompare.backends.peers.library import library
 from mpcompare.errors import BackendUnavailable
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
+from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.optimizers import Adam, AdamW
 from mpcompare.tasks.task import Task
 
@@ -31,6 +32,7 @@ class StochasticRounding(Bf16Weights):
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         if not isinstance(task.optimizer, (Adam, AdamW)):
             raise BackendUnavailable("backend=stochastic_rounding: torchao has adam and adamw, and not this optimizer")
+        refuse_groups(task.optimizer, "backend=stochastic_rounding")
         require_compiler(next(model.parameters()).device.type)
         super().__init__(model, task, precision, loss_scale)
         self.promises = Promises(weights="bf16", rounding="stochastic", moments="bf16")

@@ -32,7 +32,8 @@ from mpcompare.verdict.examine.errors import (
     micro_batches,
     update_errors,
 )
-from mpcompare.verdict.examine.known_mistakes import Update, known_mistakes, some_of
+from mpcompare.verdict.examine.group_mistakes import known_mistakes
+from mpcompare.verdict.examine.known_mistakes import Update, some_of
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, promised_scaling, promised_task
 from mpcompare.verdict.examine.turned import as_turned

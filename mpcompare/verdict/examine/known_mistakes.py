@@ -4,6 +4,7 @@ A mistake is named only if it makes all updates of a tensor within the bounds of
 optimizer does not: a guess that is a factor off in one of a thousand elements is none.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
-from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW, Replay, Sgd
+from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW, Optimizer, Replay, Sgd
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered, update_error
 
@@ -53,9 +54,19 @@ def some_of(tensors: Mapping[str, Tensor]) -> Params:
 Mistake = Callable[[str, Update], tuple[Tensor, Tensor]]  # change and magnitude, as ``Replay.step`` returns them
 
 
-def known_mistakes(task: Task, updates: Sequence[Update], compute_dtype: torch.dtype) -> dict[str, float]:
+def known_mistakes(
+    task: Task,
+    updates: Sequence[Update],
+    compute_dtype: torch.dtype,
+    others: Sequence[tuple[str, Optimizer, float]] = (),
+) -> dict[str, float]:
     """Returns how far the updates are from each mistake: by its name the largest error over its bound, of any tensor
-    that the optimizer does not make. Empty where the optimizer makes all."""
+    that the optimizer does not make. Empty where the optimizer makes all.
+
+    Args:
+        others: more mistakes, each by its name as another optimizer and a factor of the learning rate; of several with
+            one name the nearest counts.
+    """
 
     def excess(mistake: Mistake) -> dict[str, float]:
         worst: dict[str, float] = {}
@@ -75,6 +86,9 @@ def known_mistakes(task: Task, updates: Sequence[Update], compute_dtype: torch.d
     for name, mistake in _mistakes(task, compute_dtype):
         worst = excess(mistake)
         errors[name] = max(worst[tensor] for tensor in wrong)
+    for name, other, factor in others:
+        worst = excess(_by(other.replay(), partial(_times, factor)))
+        errors[name] = min(errors.get(name, math.inf), max(worst[tensor] for tensor in wrong))
     return errors
 
 
@@ -153,6 +167,10 @@ def _clipped(replay: Replay, norm: float) -> Mistake:
         return change, magnitude + 64 * change.abs()
 
     return mistake
+
+
+def _times(factor: float, update: Update) -> float:
+    return factor * update.lr
 
 
 def _rounded_rate(dtype: torch.dtype, update: Update) -> float:

@@ -15,6 +15,7 @@ from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_
 from mpcompare.precision import Precision
 from mpcompare.promises import NOTHING, Promises
 from mpcompare.shared import ALONE, Shared
+from mpcompare.tasks.groups import by_names
 from mpcompare.tasks.task import Params, Task
 from mpcompare.tasks.twin import Kink
 from mpcompare.verdict.examine.ground import Exactly, Ground
@@ -61,6 +62,11 @@ class Subject:
     def held_out_by(self, backend: Backend) -> HeldOut | None:
         """Returns loss and accuracy on held-out samples of the weights and buffers that a backend has now."""
         return self.held_out(backend.master_params(), backend.buffers()) if self.held_out else None
+
+    def __post_init__(self) -> None:
+        # A replay is given parts of tensors: it knows the parameters of a group by their names.
+        optimizer = by_names(self.task.optimizer, self.model.named_parameters())
+        object.__setattr__(self, "task", replaced(self.task, optimizer=optimizer))
 
     @property
     def examined(self) -> nn.Module:

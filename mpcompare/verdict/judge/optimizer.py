@@ -43,6 +43,10 @@ KNOWN_MISTAKES = {
     "decay in the gradient": ("weight decay", "with the decay in the gradient, as Adam has it"),
     "decay after the update": ("weight decay", "with a decay of the weight that is already updated"),
     "decay beside the gradient": ("weight decay", "with the decay beside the gradient, as AdamW has it"),
+    "decay of no group": ("parameter groups", "with the weight decay of parameters that are in no group"),
+    "rate of no group": ("parameter groups", "at the learning rate of parameters that are in no group"),
+    "groups left out": ("parameter groups", "as if there were no parameter groups"),
+    "values of another group": ("parameter groups", "with the values of another parameter group"),
 }
 
 

@@ -127,7 +127,8 @@ class Backend(Protocol):
     def grads(self) -> Params:
         """Returns the unscaled fp32 gradients of the step, named as the parameters. They are valid from ``unscale()``
         to ``update()``, and after ``train_step()`` until the next one; from ``clip()`` on they are the clipped ones.
-        Empty where they cannot be seen."""
+        A parameter that no micro-batch's loss depends on has none, and the step leaves it as it is. Empty where they
+        cannot be seen."""
 
     def loss_scale(self) -> float | Tensor:
         """Returns the scale of the next step: a number, or a 0-d tensor on the device (reading it may wait)."""

@@ -169,6 +169,10 @@ class GroupedReplay:
         # On a device factor and product are rounded to fp32, too; a change is proportional to its rate.
         return change, magnitude + 2 * change.abs() if factor != 1 else magnitude
 
+    def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
+        kept: dict[str, tuple[Tensor, Tensor]] = self._of(name)[0].kept(name)
+        return kept
+
     def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int) -> None:
         self._of(name)[0].remember(name, tensors, updates)
 

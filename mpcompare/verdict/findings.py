@@ -237,6 +237,8 @@ class Drive:
         digits: by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format;
             empty where the updates are right, unless the backend promises moments of such a format.
         early: the kinds of the optimizer's tensors that hold another number than 0 before the first update.
+        idle: of each update, whether each parameter moved that has no gradient in it; empty where all have one in every
+            update.
     """
 
     steps: list[Step]
@@ -249,6 +251,7 @@ class Drive:
     known_mistakes: dict[str, float] = field(default_factory=dict)
     digits: dict[str, float] = field(default_factory=dict)
     early: list[str] = field(default_factory=list)
+    idle: list[dict[str, bool]] = field(default_factory=list)
 
     @property
     def gradients(self) -> Errors:

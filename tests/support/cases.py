@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from support.branches import Branches, branched
 from support.correct import BY_HAND, CORRECT, CORRECT_MLPS, PEERS, TORCH_MODELS, PlainProducts
 from support.networks import DroppingCnn, DroppingGpt, DroppingLstm
 from support.tasks import make_task, mlp_of, part
@@ -239,7 +240,23 @@ def groups_case(seed: int, precision: str) -> Case:
     return replace(case, task=replace(case.task, optimizer=optimizer), backends=backends)
 
 
+def branches_case(seed: int, precision: str) -> Case:
+    """Draws a network of which each batch, or micro-batch, uses one branch, and a recipe for it."""
+    case, draw = recipe_case(seed, precision), random.Random(seed)
+    inputs, outputs, heads = draw.choice([5, 32]), draw.choice([2, 10]), draw.choice([2, 3])
+    task = replace(
+        case.task, model=partial(Branches, inputs, draw.choice([16, 64]), outputs, heads), loss="cross_entropy"
+    )
+    order = draw.choice([list(range(heads)), [0, *range(heads)], [0, 0, 0, 0, *range(heads)]])
+    rows = draw.choice([task.batch_size, task.micro_batch_size])
+    return replace(
+        case, task=task, dataset=branched(seed, 1920, inputs, outputs, rows, order), precision=precision,
+        backends={name: backend for name, backend in TORCH_MODELS.items() if name != "reversed"},
+    )  # fmt: skip
+
+
 CASES: dict[str, Callable[[int, str], Case]] = {
     "mlp": mlp_case, "unstable": unstable_case, "cnn": cnn_case, "lstm": lstm_case, "gpt": gpt_case,
     "recipe": recipe_case, "peers": peers_case, "dropout": dropout_case, "groups": groups_case,
+    "branches": branches_case,
 }  # fmt: skip

@@ -108,8 +108,9 @@ def test_correct_runs_with_dropout_and_checkpoints_are_the_same(seed):
 
 
 @pytest.mark.parametrize("seed", slow_after(1, range(3000, 3006)))
-def test_correct_runs_are_the_same_whatever_the_parameter_groups(seed):
-    assert accused(CASES["groups"](seed, "fp16" if seed % 2 else "bf16")) == []
+@pytest.mark.parametrize("family", ["groups", "branches"])
+def test_correct_runs_are_the_same_whatever_the_groups_and_branches(family, seed):
+    assert accused(CASES[family](seed, "fp16" if seed % 2 else "bf16")) == []
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.05, 0.9), AdamW(1e-3)])

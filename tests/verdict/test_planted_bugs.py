@@ -31,6 +31,7 @@ QUICK = {
     "lstm": ("HiddenStateDetached", "EmbeddingSummedIn16Bits", "LabelsShifted"),
     "gpt": ("ResidualGradientMissing", "ProbabilitiesDetached", "ScoresSoftCapped"),
     "groups": ("DecayOfBiases", "OneRateForAllGroups"),
+    "branches": ("GradientsStay", "ZerosForNone", "OneCountForAll"),
 }
 
 
@@ -68,12 +69,15 @@ def test_all_planted_bugs_of_a_family(family):
     misnamed = {bug.name for bug, verdict in verdicts.items() if verdict.cause != bug.cause} - unseen
     assert unseen <= UNSEEN
     assert misnamed <= MISNAMED
-    assert len(verdicts) >= (9 if family == "groups" else 12)
+    assert len(verdicts) >= {"groups": 9, "branches": 7}.get(family, 12)
     assert len(verdicts) - len(unseen) >= math.ceil(len(verdicts) * 10 / 12)
 
 
 def test_every_bug_is_registered_once():
     bugs = bugs_of(*FAMILIES)
-    counts = {"mlp": 34, "cnn": 20, "lstm": 17, "gpt": 23, "recipe": 52, "trained": 15, "dropout": 10, "groups": 9}
+    counts = {
+        "mlp": 34, "cnn": 20, "lstm": 17, "gpt": 23, "recipe": 52, "trained": 15, "dropout": 10, "groups": 9,
+        "branches": 7,
+    }  # fmt: skip
     assert Counter(bug.family.name for bug in bugs) == counts
     assert len({(bug.family.name, bug.name) for bug in bugs}) == len(bugs)

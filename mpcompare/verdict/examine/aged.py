@@ -36,9 +36,17 @@ def aged(subject: Subject, young: Driver, batch: Batches, exact: Exact) -> Aged 
     driver.load(_aged_state(young, driver))
     driver.take(batch)
     found = driver.backend.state_dict()["optimizer"].get("step", {})
-    should = UPDATES + len(driver.updates)
-    counts = {name: Count(float(count), should, dtype_name(count.dtype)) for name, count in found.items()}
+    counts = {
+        name: Count(float(count), _should_count(name, driver), dtype_name(count.dtype)) for name, count in found.items()
+    }
     return Aged(driver.result(), grows, counts)
+
+
+def _should_count(name: str, driver: Driver) -> int:
+    """Returns the number of updates that the optimizer counts of a parameter after the step: it begins at 0 where the
+    state that was loaded had none of it, and an update without a gradient of it does not count."""
+    before = UPDATES if name in driver.counted else 0
+    return before + sum(name not in without for without in driver.idle)
 
 
 def _aged_state(young: Driver, new: Driver) -> State:

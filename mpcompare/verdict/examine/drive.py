@@ -33,6 +33,7 @@ from mpcompare.verdict.examine.errors import (
     update_errors,
 )
 from mpcompare.verdict.examine.group_mistakes import known_mistakes
+from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.known_mistakes import Update, some_of
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, promised_scaling, promised_task
@@ -135,13 +136,14 @@ class Driver:
         self.checks = promises.skips_without_scale or not isinstance(scaling, NoLossScale)
         self.rates = subject.task.new_rates()
         self.compute_dtype = torch_dtype(subject.precision.storage)
-        self.loaded = False
+        self.loaded, self.counted = False, set[str]()
         self.remembered = FROM_THE_START
         self.early: list[str] = []
         self.taken: list[Step] = []
         self.updates: list[Update] = []
         self.update_errors: list[dict[str, UpdateError]] = []
         self.clips: list[Clip] = []
+        self.idle: list[dict[str, bool]] = []
         self.next_scale: NextScale | None = None
         self.finite: FiniteStep | None = None
         self.buffers: Errors = {}
@@ -153,6 +155,7 @@ class Driver:
         self.loaded, kinds = True, state["optimizer"]
         for scaling in (self.scaling, self.asked):
             load_state(scaling, state["loss_scale"])
+        self.counted = set(kinds.get("step", {}))
         counts = [int(count) for count in kinds.get("step", {}).values()]
         tensors = {kind: tensors for kind, tensors in kinds.items() if kind != "step"}
         self.remembered = Remembered(tensors, max(counts, default=0), at_once=True)
@@ -173,7 +176,7 @@ class Driver:
         self.rates.count(self.checks and not finite)
         self.next_scale = NextScale(float(self.backend.loss_scale()), self.scaling.scale)
         if finite and not taken.skipped:
-            self._write_update(taken)
+            self._write_update(self._without_idle(taken, batch))
         if finite and self.finite is None:
             self._write_finite(taken)
         return finite
@@ -199,6 +202,7 @@ class Driver:
             known_mistakes=known_mistakes(self.task, self.updates, self.compute_dtype) if wrong and not coarse else {},
             digits=digits(self.backend.state_dict()["optimizer"]) if wrong or short else {},
             early=self.early,
+            idle=list(self.idle) if any(self.idle) else [],
         )
 
     def _step(self, batch: Batches) -> _Taken:
@@ -225,6 +229,13 @@ class Driver:
         if taken.grads:
             return _finite(taken.grads)
         return math.isfinite(taken.loss) and not (self.checks and taken.skipped)
+
+    def _without_idle(self, taken: _Taken, batch: Batches) -> _Taken:
+        """Writes down whether parameters without a gradient moved, and returns the step without their gradients."""
+        names = idle(self.subject.examined, self.task.loss_fn, batch, taken.grads, taken.before)
+        self.idle.append(moved(names, taken.before, taken.after))
+        shown = {name: g for name, g in taken.grads.items() if name not in names}
+        return replace(taken, grads=shown, clipped={name: taken.clipped[name] for name in shown})
 
     def _write_step(self, taken: _Taken, finite: bool) -> None:
         step = Step(

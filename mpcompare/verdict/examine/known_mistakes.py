@@ -108,7 +108,7 @@ def _by(
         if weight_dtype:
             w = w.to(weight_dtype)
         if isinstance(replay, CountsSteps):
-            replay.steps = update.steps
+            replay.steps = update.number if isinstance(replay, CountsUpdates) else update.steps
         if kept := update.remembered.of(name):
             loaded = {kind: tensor.double() for kind, tensor in kept.items()}
             replay.remember(name, loaded, update.remembered.updates, update.remembered.at_once)
@@ -223,6 +223,7 @@ def _adam_mistakes(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
     yield "no bias correction of m", _by(NoCorrectionOfM(optimizer, decoupled))
     yield "no bias correction of v", _by(NoCorrectionOfV(optimizer, decoupled))
     yield "bias correction counts skipped steps", _by(CountsSteps(optimizer, decoupled))
+    yield "bias correction counts updates without a gradient", _by(CountsUpdates(optimizer, decoupled))
     yield "bias correction one update ahead", _by(OneAhead(optimizer, decoupled))
     yield "betas swapped", _by(replace(optimizer, betas=optimizer.betas[::-1]).replay())
 
@@ -279,3 +280,7 @@ class CountsSteps(AdamReplay):
 
     def corrections(self, t: int) -> tuple[float, float]:
         return super().corrections(self.steps + 1)
+
+
+class CountsUpdates(CountsSteps):
+    """Updates in which a parameter has no gradient count as its own."""

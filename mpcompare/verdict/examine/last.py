@@ -2,15 +2,17 @@
 update beside the optimizer's from the same state."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from mpcompare.contract import Batches, Stepper, Walk
 from mpcompare.tasks.draws import EXAMINED, seed_step
-from mpcompare.tasks.task import Params
+from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.examine.buffers import step_errors
-from mpcompare.verdict.examine.drive import beside
+from mpcompare.verdict.examine.drive import beside, by_rows
+from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, at_scale
 from mpcompare.verdict.examine.trained import start_of, trained_update
@@ -38,7 +40,12 @@ def last(
     start = start_of(backend, lr, before + sum(not row["skipped"] for row in rows), rows[-1]["step"])
     walk = Walk(backend, batch, lr)
     loss, grads = _gradients(walk)
-    update = trained_update(subject, walk, start, grads)
+    weights = params_of(trained)
+    without = idle(trained, subject.task.loss_fn, batch, grads, weights)
+    update = trained_update(subject, walk, start, grads, without)
+    if update and without:
+        found = moved(without, weights, by_rows(backend.master_params()))
+        update = replace(update, drive=replace(update.drive, idle=[found]))
     walk = Walk(new, batch, lr)
     new_loss, new_grads = _gradients(walk)
     buffers: Errors = {}

@@ -178,7 +178,7 @@ class _Tally:
         with outputs_of(self.network) as outputs:
             part = self.loss_fn(self.network(x), y) * weight
             self.drawn = self.drawn or state(x.device)
-            self.order = list(outputs.called)
+            self.order = list(dict.fromkeys([*self.order, *outputs.called]))
             part.backward()
         self.loss += part.item()
         for name, output in outputs.tensors.items():

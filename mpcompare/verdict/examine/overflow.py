@@ -1,6 +1,7 @@
 """The pass ``overflow``: a new backend with a loss scale that is too large, and with an infinite input; and the pass
 ``infinite input``, which is all of it that there is without a loss scale."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,29 +27,37 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
     if isinstance(subject.scaling, NoLossScale):
         return None
     follow = list(batches[1:])
-    if infinite := _infinite(batches[3]):
+    if infinite := _infinite(subject, batches[3]):
         follow.insert(2, infinite)
     return drive(subject, _too_large(subject.scaling, exact.largest), batches[0], follow, exact).result()
 
 
 def infinite_input(subject: Subject, driver: Driver, batch: Batches) -> Drive | None:
     """Gives an infinite input to the backend of the pass ``first`` where its loss is not scaled: nothing searches the
-    gradients for inf there, so the step is taken. None where the loss is scaled, or inputs are whole numbers.
+    gradients for inf there, so the step is taken. None where the loss is scaled, or no input can be infinite.
 
     Args:
         driver: that of the pass ``first``, which is over: the weights become NaN.
     """
-    infinite = _infinite(batch)
+    infinite = _infinite(subject, batch)
     if not isinstance(subject.scaling, NoLossScale) or infinite is None:
         return None
     return driver.one_more(infinite)
 
 
-def _infinite(batch: Batches) -> Batches | None:
+def _infinite(subject: Subject, batch: Batches) -> Batches | None:
     """Returns the batch with an infinite input in one micro-batch (if there are several, it must not be forgotten);
-    None where inputs are whole numbers."""
+    None where inputs are whole numbers, or the network makes whole numbers of them, such as that of a branch."""
     (x, y), *others = batch
-    return [(torch.full_like(x, math.inf), y), *others] if x.is_floating_point() else None
+    if not x.is_floating_point():
+        return None
+    infinite = torch.full_like(x, math.inf)
+    try:
+        with torch.no_grad():
+            copy.deepcopy(subject.examined)(infinite[:4])
+    except (ArithmeticError, ValueError, LookupError, RuntimeError):
+        return None
+    return [(infinite, y), *others]
 
 
 def _too_large(scaling: LossScale, largest: float) -> LossScale:

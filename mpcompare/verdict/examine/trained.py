@@ -21,7 +21,8 @@ from mpcompare.tasks.optimizers import IN_FP32, Coarse
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.drive import digits
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Change, Remembered, clip_errors, largest, update_errors
-from mpcompare.verdict.examine.known_mistakes import Update, known_mistakes, some_of
+from mpcompare.verdict.examine.group_mistakes import known_mistakes
+from mpcompare.verdict.examine.known_mistakes import Update, some_of
 from mpcompare.verdict.examine.numerics import spread, total_norm
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.findings import Clip, Count, Drive, Step, TrainedUpdate, UpdateError
@@ -68,7 +69,9 @@ def start_of(backend: Any, lr: float, updates: int, steps: int) -> Start:
     )
 
 
-def trained_update(subject: Subject, walk: Walk, start: Start, grads: Params) -> TrainedUpdate | None:
+def trained_update(
+    subject: Subject, walk: Walk, start: Start, grads: Params, idle: frozenset[str] = frozenset()
+) -> TrainedUpdate | None:
     """Takes a step to its end, and returns its update beside the optimizer's. None where there is none, because the
     step is skipped, and where it cannot be followed, because no gradients are shown or the optimizer remembers
     something else.
@@ -76,13 +79,14 @@ def trained_update(subject: Subject, walk: Walk, start: Start, grads: Params) ->
     Args:
         walk: the step, of which the gradients are there.
         grads: before they were clipped; of a step in one piece, after.
+        idle: the parameters without a gradient, whatever is shown of them.
     """
     backend = walk.backend
     task = promised_task(subject.task, promises_of(backend))
     walk.through("clip")
     whole = grads if walk.in_one_piece or task.clip_norm is None else backend.grads()
     clips = [] if task.clip_norm is None or not grads else [_clip(walk, task, grads, whole)]
-    clipped = _some(whole)
+    clipped = _some({name: g for name, g in whole.items() if name not in idle})
     walk.through("step")
     after, skipped = _some(backend.master_params()), bool(backend.skipped)
     walk.finish()

@@ -34,6 +34,10 @@ KNOWN_MISTAKES = {
     "no bias correction of m": ("bias correction", "without bias correction of m"),
     "no bias correction of v": ("bias correction", "without bias correction of v"),
     "bias correction counts skipped steps": ("bias correction", "with a bias correction that counts skipped steps"),
+    "bias correction counts updates without a gradient": (
+        "bias correction",
+        "with a bias correction that counts updates in which there is no gradient of it",
+    ),
     "bias correction one update ahead": ("bias correction", "with the bias correction of the next update"),
     "betas swapped": ("optimizer", "with its betas swapped"),
     "no decay": ("weight decay", "without weight decay"),

@@ -1,0 +1,24 @@
+"""Parameters without a gradient in an update, which must not move."""
+
+from collections.abc import Iterator
+
+from mpcompare.verdict.judge.aged import AGED
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.optimizer import LAST
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields a check for each parameter that has no gradient in an update: no bit of it may change."""
+    findings = case.run.findings
+    later = {AGED: findings.aged, LAST: findings.trained}
+    drives = {**findings.drives, **{where: found.drive for where, found in later.items() if found}}
+    for where, drive in drives.items():
+        for number, tensors in enumerate(drive.idle, start=1):
+            for name, moved in tensors.items():
+                because = (
+                    f"{name} has no gradient in this update, and moves all the same: a gradient of 0 lets it decay, "
+                    "and its momentum move it"
+                )
+                yield Check(
+                    f"update {number} of pass {where}, {name} without a gradient", moved, 0, "unused parameter", because
+                )

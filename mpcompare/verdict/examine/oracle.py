@@ -166,7 +166,7 @@ class _Tally:
             for name, grad in self._part(x, y, weight).items():
                 own[name] = own[name] + grad if name in own else grad
         self.largest = max([self.largest, *(_magnitude(g) for g in own.values())])
-        self.grads = {name: self.grads[name] + g if name in self.grads else g for name, g in own.items()}
+        self.grads |= {name: self.grads[name] + g if name in self.grads else g for name, g in own.items()}
         return own
 
     def _part(self, x: Tensor, y: Tensor, weight: float) -> Params:

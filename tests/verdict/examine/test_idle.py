@@ -80,9 +80,12 @@ def test_a_gradient_of_0_is_found_to_move_a_branch():
 
 def test_micro_batches_of_several_branches_are_told_apart():
     task, _ = make(accumulate=4)
-    data = branched(0, 640, 16, 10, 8, [0, 1, 0, 0])
+    data = branched(0, 640, 16, 10, 8, [1, 0, 0, 0])
     findings = examined("amp", BACKENDS["amp"], task, data, "bf16", steps=2).findings
     assert findings.first.idle == []
+    errors = findings.first.finite.gradients
+    assert set(errors) == {name for name, _ in task.model().named_parameters()}
+    assert max(e.relative for e in errors.values()) < 0.05
     assert findings.first.finite.micro_batches.counts == pytest.approx([1, 1, 1, 1], abs=0.02)
 
 

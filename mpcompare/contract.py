@@ -46,6 +46,7 @@ from mpcompare.loss_scale import LossScale
 from mpcompare.phases import PHASES as PHASES
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.promises import NOTHING, Promises
+from mpcompare.tasks.losses import shares
 from mpcompare.tasks.rates import Rates
 from mpcompare.tasks.task import Params, Task
 
@@ -169,6 +170,11 @@ class Phased(Protocol):
 
     Attributes:
         IDLE_PHASES: the phases that hold no work here, because none is needed or another phase does it.
+
+    Where the task's loss counts its labels (:mod:`mpcompare.tasks.losses`) and ``task.accumulate`` is above 1, the
+    attribute ``share`` is set before each ``forward``: the micro-batch's share of the step's labels, a 0-d fp32 tensor
+    on the device. ``backward`` multiplies the loss by it, in the place of dividing it by ``task.accumulate``. A backend
+    whose step is one piece asks ``shares`` itself.
     """
 
     IDLE_PHASES: tuple[str, ...]
@@ -177,8 +183,8 @@ class Phased(Protocol):
         """Returns the mean loss of a micro-batch, an fp32 scalar on the device, unscaled."""
 
     def backward(self) -> None:
-        """Computes the gradients of the scaled loss over ``task.accumulate``, and adds them, in fp32, to those of the
-        step's earlier micro-batches."""
+        """Computes the gradients of the scaled loss over ``task.accumulate`` (or times ``share``), and adds them, in
+        fp32, to those of the step's earlier micro-batches."""
 
     def unscale(self) -> None:
         """Divides the gradients by the loss scale, in fp32, and looks for inf and NaN."""
@@ -267,9 +273,17 @@ def _whole(backend: Any, batches: Batches, lr: float | Tensor, at_the_end: Calla
 
 def _by_phases(backend: Any, batches: Batches, lr: float | Tensor, at_the_end: Callable[[], None]) -> _Phases:
     loss: Any = 0.0
-    for x, y in batches:
+    parts = _shares(backend, batches)
+    for number, (x, y) in enumerate(batches):
+        if parts:
+            backend.share = parts[number]
         # The sum is a new tensor, because a backend may overwrite its own loss in the next forward.
-        loss = backend.forward(x, y) if len(batches) == 1 else loss + backend.forward(x, y) / len(batches)
+        if len(batches) == 1:
+            loss = backend.forward(x, y)
+        elif parts:
+            loss = loss + backend.forward(x, y) * parts[number]
+        else:
+            loss = loss + backend.forward(x, y) / len(batches)
         yield "forward", loss
         backend.backward()
         yield "backward", loss
@@ -282,6 +296,15 @@ def _by_phases(backend: Any, batches: Batches, lr: float | Tensor, at_the_end: C
     backend.update()
     yield "update", loss
     at_the_end()
+
+
+def _shares(backend: Any, batches: Batches) -> list[Tensor] | None:
+    """Returns the shares of the micro-batches in the loss of the step; None where they are equal. To count labels is
+    part of a step, as it is in everybody's training."""
+    task: Task | None = getattr(backend, "task", None)
+    if task is None or task.accumulate == 1:
+        return None
+    return shares(task.loss_fn, [y for _, y in batches])
 
 
 def take_step(backend: Any, batches: Batches, lr: float | Tensor) -> Tensor:

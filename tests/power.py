@@ -9,6 +9,7 @@
     python tests/power.py correct --family dropout   networks with dropout, some of whose activations are computed again
     python tests/power.py correct --family groups    the same with parameter groups
     python tests/power.py correct --family branches  networks of which a batch uses one branch
+    python tests/power.py correct --family masked    text of which labels are left out, in micro-batches
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv and shown on the page
@@ -143,7 +144,7 @@ def correct(
                 shape = shapes.setdefault(precision, case)
                 case = replace(shape, seed=seed, backends={"amp_compile": BACKENDS["amp_compile"]})
             for name, verdict in judged_case(case):
-                task = f", {case.task}" if family in ("recipe", "groups", "branches") else ""
+                task = f", {case.task}" if family in ("recipe", "groups", "branches", "masked") else ""
                 tally.add(name, precision, verdict, f"seed {seed}, {precision}, {name}", task)
     tally.show(family)
     if csv:

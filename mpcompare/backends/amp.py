@@ -78,7 +78,7 @@ class Amp(TorchModel):
         return self.loss.detach()
 
     def backward(self) -> None:
-        self.scaler.scale(share_of_step(self.task, self.loss)).backward()
+        self.scaler.scale(share_of_step(self.task, self.loss, self.share)).backward()
         self.observed["gradients"] = gradient_dtype(self.model)
 
     def unscale(self) -> None:

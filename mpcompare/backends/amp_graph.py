@@ -26,6 +26,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.native import graph
 from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.losses import shares
 from mpcompare.tasks.task import Task
 
 
@@ -54,11 +55,12 @@ class AmpGraph(TorchModel):
     def _whole_step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)  # not at the end: until here grads() shows them
         total: Any = 0.0
-        for x, y in self.batches:
+        parts = shares(self.task.loss_fn, [y for _, y in self.batches])
+        for number, (x, y) in enumerate(self.batches):
             with torch.autocast(self.device_type, dtype=self.compute_dtype):
                 output = self.model(x)
                 loss = self.task.loss_fn(output, y)
-            loss = share_of_step(self.task, loss)
+            loss = share_of_step(self.task, loss, parts[number] if parts else None)
             self.scaler.scale(loss).backward()
             total = total + loss.detach()  # detached: its graph would keep autograd on this step's stream
         self.observed = {"activations": output.dtype, "loss": loss.dtype, "gradients": gradient_dtype(self.model)}

@@ -34,7 +34,7 @@ class Fp32(TorchModel):
         return self.loss.detach()
 
     def backward(self) -> None:
-        share_of_step(self.task, self.loss).backward()
+        share_of_step(self.task, self.loss, self.share).backward()
         self.observed["gradients"] = gradient_dtype(self.model)
 
     def unscale(self) -> None:

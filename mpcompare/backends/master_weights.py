@@ -26,6 +26,7 @@ from mpcompare.backends.torch_model import (
     optimizer_state,
     require_kernels,
     set_lr,
+    share_of_step,
 )
 from mpcompare.contract import MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.dtypes import torch_dtype
@@ -41,6 +42,7 @@ class MasterWeights:
     PRECISIONS = ("fp16", "bf16")
     IDLE_PHASES: tuple[str, ...] = ()
     engine = "torch"
+    share: Tensor | None = None
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         require_kernels(model, next(model.parameters()).device.type, precision, "master_weights")
@@ -60,7 +62,7 @@ class MasterWeights:
         return self.loss.detach()
 
     def backward(self) -> None:
-        (self.loss * (self.scaling.scale / self.task.accumulate)).backward()
+        (share_of_step(self.task, self.loss, self.share) * self.scaling.scale).backward()
         grads = {name: p.grad for name, p in self.params.items() if p.grad is not None}
         self.observed["gradients"] = min((g.dtype for g in grads.values()), key=lambda dtype: dtype.itemsize)
         for name, g in grads.items():  # summed in fp32: 16 bits would round later micro-batches away

@@ -30,6 +30,7 @@ class TorchModel:
     optimizer: torch.optim.Optimizer
     observed: dict[str, torch.dtype]
     grad_norm: Tensor | None = None
+    share: Tensor | None = None
 
     def master_params(self) -> Params:
         return params_of(self.model)
@@ -88,8 +89,14 @@ def skipped_by(step: Callable[[], object], optimizer: torch.optim.Optimizer) -> 
     return skipped
 
 
-def share_of_step(task: Task, loss: Tensor) -> Tensor:
-    """Returns a micro-batch's share of the step's loss, which is the mean over the whole batch."""
+def share_of_step(task: Task, loss: Tensor, share: Tensor | None = None) -> Tensor:
+    """Returns a micro-batch's share of the step's loss, which is the mean over the whole batch.
+
+    Args:
+        share: ``Phased.share``; None: all micro-batches count alike.
+    """
+    if share is not None:
+        return loss * share
     return loss / task.accumulate if task.accumulate > 1 else loss
 
 

@@ -12,6 +12,7 @@ from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import machine
 from mpcompare.records import Recorder
 from mpcompare.tasks.data import Dataset
+from mpcompare.tasks.losses import count_of
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.findings import HeldOut
 
@@ -36,21 +37,24 @@ def score(network: Callable[[Tensor], Tensor], dataset: Dataset, task: Task) -> 
         network: maps inputs ``[n, ...]`` to outputs, in fp32 where the loss is to be.
 
     Returns:
-        ``test_loss``, the mean over the samples; ``test_accuracy``, of the classes in the output's last dimension, None
-        where the targets are no classes.
+        ``test_loss``, the mean over the samples, or over the labels where the loss counts them; ``test_accuracy``, of
+        the classes in the output's last dimension, None where the targets are no classes.
     """
-    total, correct, rows = 0.0, None, 0
+    total, correct, weights, labels = 0.0, None, 0, 0
+    count = count_of(task.loss_fn)
     with torch.no_grad():
         rows_at_once = task.micro_batch_size
         for x, y in zip(dataset.x_test.split(2048), dataset.y_test.split(2048), strict=True):
             for x_part, y_part in zip(x.split(rows_at_once), y.split(rows_at_once), strict=True):
                 output = network(x_part)
-                total += task.loss_fn(output, y_part).item() * len(x_part)
-                rows += len(x_part)
+                weight = int(count(y_part)) if count else len(x_part)
+                total += task.loss_fn(output, y_part).item() * weight
+                weights += weight
+                labels += weight if count else y_part.numel()
                 if not y_part.is_floating_point() and output.shape[:-1] == y_part.shape:
                     correct = (correct or 0) + int((output.argmax(dim=-1) == y_part).sum())
-    accuracy = None if correct is None else correct / dataset.y_test.numel()
-    return {"test_loss": total / rows, "test_accuracy": accuracy}
+    accuracy = None if correct is None else correct / max(labels, 1)
+    return {"test_loss": total / max(weights, 1), "test_accuracy": accuracy}
 
 
 SHARE = 1 / 16  # of the samples that training sees: forward alone is a third of a step, so that this is 2 % of it

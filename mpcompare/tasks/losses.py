@@ -1,7 +1,14 @@
-"""The losses that have a name. Any other is a callable of output and targets that returns a scalar."""
+"""The losses that have a name. Any other is a callable of output and targets that returns a scalar.
 
-from collections.abc import Callable
+A loss is a mean. Where its mean is over another number of labels in each micro-batch, because some are left out, it has
+a ``count``, a function of the targets: the loss of a step is the mean over all labels of all its micro-batches, and a
+micro-batch is a part of it as large as its share of the labels (:func:`shares`). The mean of the micro-batches' means
+would be another loss, in which a label counts more the fewer there are beside it.
+"""
 
+from collections.abc import Callable, Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,6 +24,25 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, -2), y.flatten())
 
 
+class MaskedCrossEntropy:
+    """The mean of :func:`cross_entropy` over the labels that are not -100, torch's ``ignore_index``; 0 where there is
+    none."""
+
+    ignored = -100
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        if y.is_floating_point():
+            raise TypeError("targets are real numbers, and masked_cross_entropy takes classes")
+        if output.shape[:-1] != y.shape:
+            raise ValueError("expected the output's shape to be the targets' and one more for the classes")
+        total = F.cross_entropy(output.flatten(0, -2), y.flatten(), ignore_index=self.ignored, reduction="sum")
+        return total / self.count(y).clamp(min=1)
+
+    def count(self, y: Tensor) -> Tensor:
+        """Returns the number of labels that are not left out."""
+        return (y != self.ignored).sum()
+
+
 def mse(output: Tensor, y: Tensor) -> Tensor:
     """Returns the mean squared error over all elements of two tensors of one shape."""
     if not y.is_floating_point():
@@ -26,4 +52,24 @@ def mse(output: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(output, y)
 
 
-LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "mse": mse}
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "masked_cross_entropy": MaskedCrossEntropy(),
+    "mse": mse,
+}
+
+
+def count_of(loss: Loss) -> Callable[[Tensor], Tensor] | None:
+    """Returns the function that counts a loss's labels, which one that is bound by ``functools.partial`` has, too; None
+    where all targets count alike."""
+    count: Callable[[Tensor], Tensor] | None = getattr(getattr(loss, "func", loss), "count", None)
+    return count
+
+
+def shares(loss: Loss, targets: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor] | None:
+    """Returns the shares of a step's micro-batches in its loss, 0-d tensors where the targets are; None where they are
+    equal."""
+    if (count := count_of(loss)) is None:
+        return None
+    counts = torch.stack([count(y).to(dtype) for y in targets])
+    return list((counts / counts.sum().clamp(min=1)).unbind())

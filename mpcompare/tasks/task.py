@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mpcompare.errors import InputError, check_number, check_whole
 from mpcompare.tasks.draws import EXAMINED, draws, seed_step
 from mpcompare.tasks.groups import check_groups
-from mpcompare.tasks.losses import LOSSES, Loss
+from mpcompare.tasks.losses import LOSSES, Loss, MaskedCrossEntropy, shares
 from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.rates import Rates
 from mpcompare.tasks.schedules import Constant, Schedule
@@ -30,12 +30,13 @@ class Task:
     Attributes:
         model: makes the network, an ``nn.Module`` that is called with a batch's inputs ``[n, ...]``, with initial
             weights from torch's global generator.
-        loss: ``cross_entropy`` or ``mse`` (:mod:`mpcompare.tasks.losses`), or a callable of output and targets that
-            returns a scalar.
+        loss: ``cross_entropy``, ``masked_cross_entropy`` or ``mse`` (:mod:`mpcompare.tasks.losses`), or a callable of
+            output and targets that returns a scalar.
         optimizer: the formula that updates the weights (:mod:`mpcompare.tasks.optimizers`).
         batch_size: samples of a batch, all that one update sees. Only whole batches are used.
         schedule: the learning rate of each update (:mod:`mpcompare.tasks.schedules`).
         accumulate: the number of micro-batches, of equal size, in which a batch is computed; their gradients are added.
+            Where the loss counts its labels, each is weighted by its share of them.
         clip_norm: the largest norm that all gradients together may have; None: nothing is clipped.
         clip_norm_type: 2, or inf: the largest element.
         samples: training samples to make where the data set is generated; real data sets have their own number.
@@ -177,9 +178,11 @@ def try_out(model: nn.Module, task: Task, x: Tensor, y: Tensor, data: str) -> No
         own_name = getattr(task.loss, "__name__", type(task.loss).__name__)
         loss_name = task.loss if isinstance(task.loss, str) else own_name
         try:
-            if task.loss == "cross_entropy" and not y.is_floating_point() and int(y.max()) >= output.shape[-1]:
-                raise ValueError(f"there are {int(y.max()) + 1} classes")
+            if task.loss in ("cross_entropy", "masked_cross_entropy") and not y.is_floating_point():
+                _check_classes(y, output.shape[-1], masked=task.loss == "masked_cross_entropy")
             loss = task.loss_fn(output, targets)
+            if parts := shares(task.loss_fn, [targets, targets]):
+                float(parts[0])
         except Exception as error:
             raise InputError("task.loss", loss_name, f"cannot be taken of {both}: {_first_line(error)}") from error
     if not isinstance(loss, Tensor) or loss.dim() != 0:
@@ -199,6 +202,17 @@ def _called_alike(model: nn.Module, x: Tensor) -> list[Any]:
 def _forked_generators(device: torch.device) -> AbstractContextManager[None]:
     """Returns a context that puts torch's generators back in the end."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def _check_classes(y: Tensor, classes: int, masked: bool) -> None:
+    """Raises ValueError where labels are none of so many classes."""
+    counted = y[y != MaskedCrossEntropy.ignored] if masked else y
+    if not len(counted):
+        raise ValueError("every label is left out")
+    if int(counted.max()) >= classes:
+        raise ValueError(f"there are {int(counted.max()) + 1} classes")
+    if int(counted.min()) < 0:
+        raise ValueError(f"a label is {int(counted.min())}, and masked_cross_entropy leaves out those of -100")
 
 
 def _shape(tensor: Tensor) -> str:

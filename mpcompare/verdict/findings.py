@@ -68,11 +68,14 @@ class MicroBatches:
         rest: the norm of the part of the gradients that no counts explain, within 5 %.
         smallest: singular value of the micro-batches' gradients: an error e of the gradients is one of at most
             ``e / smallest`` in the counts.
+        weights: the part of the loss that each micro-batch is, times their number: 1 unless labels are counted; empty
+            in old records.
     """
 
     counts: list[float]
     rest: float
     smallest: float
+    weights: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

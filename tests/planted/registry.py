@@ -19,7 +19,7 @@ from mpcompare.contract import Backend
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.task import Task
 
-FAMILIES = ("mlp", "cnn", "lstm", "gpt", "recipe", "trained", "dropout", "groups", "branches")
+FAMILIES = ("mlp", "cnn", "lstm", "gpt", "recipe", "trained", "dropout", "groups", "branches", "masked")
 BOTH, FP16, BF16 = ("fp16", "bf16"), ("fp16",), ("bf16",)
 
 

@@ -255,8 +255,20 @@ def branches_case(seed: int, precision: str) -> Case:
     )  # fmt: skip
 
 
+def masked_case(seed: int, precision: str) -> Case:
+    """Draws a network on text with prompts of many lengths, whose labels are left out, and a recipe for it."""
+    case, draw = recipe_case(seed, precision), random.Random(seed)
+    length, heads = draw.choice([8, 16]), draw.choice([1, 2])
+    model: Callable[[], nn.Module] = partial(CharGpt, len(ALPHABET), length, heads * 8, heads, draw.choice([1, 2]))
+    if precision == "bf16" and draw.random() < 0.3:
+        model = partial(CharLstm, len(ALPHABET), draw.choice([8, 24]), 1)
+    data = part(topics(seed, length, masked=draw.choice([0.1, 0.3, 0.49])), 640)
+    task = replace(case.task, model=model, loss="masked_cross_entropy", accumulate=draw.choice([1, 2, 4, 8]))
+    return replace(case, task=task, dataset=data, precision=precision, backends=TORCH_MODELS)
+
+
 CASES: dict[str, Callable[[int, str], Case]] = {
     "mlp": mlp_case, "unstable": unstable_case, "cnn": cnn_case, "lstm": lstm_case, "gpt": gpt_case,
     "recipe": recipe_case, "peers": peers_case, "dropout": dropout_case, "groups": groups_case,
-    "branches": branches_case,
+    "branches": branches_case, "masked": masked_case,
 }  # fmt: skip

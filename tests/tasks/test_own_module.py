@@ -88,7 +88,7 @@ def test_a_module_and_data_of_ones_own_are_compared_without_a_yaml(cli, tmp_path
         ("+task.model.depth=3", "task.model._target_=my_package.Net: cannot be made (TypeError"),
         ("task.model._target_=my_package.load", "cannot be made (TypeError"),
         ("task.model._target_=my_package.NoParameters", "task.model=NoParameters: has no parameters to train"),
-        ("task.loss=huber", "task.loss=huber: expected one of cross_entropy, mse, or a node"),
+        ("task.loss=huber", "task.loss=huber: expected one of cross_entropy, masked_cross_entropy, mse, or a node"),
         ("task.loss=mse", "task.loss=mse: cannot be taken of data=load"),
         ("task.loss={_target_: my_package.two_numbers, _partial_: true}", "gives a tensor [2] for data=load"),
         ("task.batch_size=49", "task.batch_size=49: data=load has only 48 samples"),

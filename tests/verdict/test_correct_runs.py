@@ -108,8 +108,8 @@ def test_correct_runs_with_dropout_and_checkpoints_are_the_same(seed):
 
 
 @pytest.mark.parametrize("seed", slow_after(1, range(3000, 3006)))
-@pytest.mark.parametrize("family", ["groups", "branches"])
-def test_correct_runs_are_the_same_whatever_the_groups_and_branches(family, seed):
+@pytest.mark.parametrize("family", ["groups", "branches", "masked"])
+def test_correct_runs_are_the_same_whatever_the_groups_branches_and_masks(family, seed):
     assert accused(CASES[family](seed, "fp16" if seed % 2 else "bf16")) == []
 
 

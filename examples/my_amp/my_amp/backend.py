@@ -27,7 +27,7 @@ class MyAmp(TorchModel):
         return self.loss.detach()
 
     def backward(self):
-        (share_of_step(self.task, self.loss) * self.scaling.scale).backward()
+        (share_of_step(self.task, self.loss, self.share) * self.scaling.scale).backward()
         self.observed["gradients"] = gradient_dtype(self.model)
 
     def unscale(self):

@@ -51,7 +51,7 @@ class AccelerateRow(SetUp):
         self.skipped = False
 
     def backward(self) -> None:
-        self.accelerator.backward(share_of_step(self.task, self.loss))
+        self.accelerator.backward(share_of_step(self.task, self.loss, self.share))
         self.observed["gradients"] = gradient_dtype(self.model)
 
     def unscale(self) -> None:

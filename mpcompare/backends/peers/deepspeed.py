@@ -34,6 +34,7 @@ from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
+from mpcompare.tasks.losses import shares
 from mpcompare.tasks.task import Params, Task, buffers_of
 
 DEFAULT_CLIP_NORM = 1.0  # GRADIENT_CLIPPING_DEFAULT in DeepSpeed
@@ -85,13 +86,16 @@ class DeepSpeedRow:
     def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
         set_lr(self.optimizer, lr)
         self.shown, total = {}, torch.zeros(())
-        for x, y in batches:
+        equal = torch.full((), 1 / len(batches))
+        parts = shares(self.task.loss_fn, [y for _, y in batches]) or [equal] * len(batches)
+        for (x, y), part in zip(batches, parts, strict=True):
             output = self.network(x.bfloat16() if x.is_floating_point() else x)
             loss = self.task.loss_fn(output.float(), y)
-            self.network.backward(loss)  # which divides it by the number of micro-batches
+            # backward() divides by the number of micro-batches.
+            self.network.backward(loss if part is equal else loss * part * len(batches))
             self.observed = {"activations": output.dtype, "loss": loss.dtype, "gradients": gradient_dtype(self.model)}
             self.network.step()  # an update after the last micro-batch
-            total = total + loss.detach() / len(batches)
+            total = total + loss.detach() * part
         self.skipped = bool(self.wrapped.overflow)
         self.grad_norm = float(self.network.get_global_grad_norm())
         return total

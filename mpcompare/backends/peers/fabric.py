@@ -65,7 +65,7 @@ class FabricRow(SetUp):
         self.device_type = device
 
     def backward(self) -> None:
-        self.fabric.backward(share_of_step(self.task, self.loss))
+        self.fabric.backward(share_of_step(self.task, self.loss, self.share))
         self.observed["gradients"] = gradient_dtype(self.model)
 
     def unscale(self) -> None:

@@ -7,16 +7,20 @@ from torch import Tensor
 
 from mpcompare.errors import InputError, check_number, check_whole
 from mpcompare.tasks.data.dataset import Dataset
+from mpcompare.tasks.losses import MaskedCrossEntropy
 
 # The 96 characters: newline is 0, printable ASCII 1 to 95. Any other character becomes a question mark.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 
 
-def topics(seed: int, length: int = 64, held_out: float = 0.1) -> Dataset:
+def topics(seed: int, length: int = 64, held_out: float = 0.1, masked: float = 0.0) -> Dataset:
     """Returns windows of ``length`` characters and, for each character, the next one: int64 ids ``[N, length]`` both.
 
     The windows lie side by side, without overlap. The last ``held_out`` of the text is held out; the windows before it
     come in an order drawn from ``seed``. The text differs between versions of Python, and so does the fingerprint.
+
+    With ``masked`` a window begins with a prompt that nobody is asked to predict: its labels are -100. Its length is
+    drawn from 0 to twice this share of the window.
 
     Raises:
         InputError: this Python has no ``pydoc_data``, or the text is too short for such windows.
@@ -30,8 +34,18 @@ def topics(seed: int, length: int = 64, held_out: float = 0.1) -> Dataset:
         raise InputError("data.length", length, f"the text has {len(ids)} characters, too few for both parts")
     x, y = (ids[first : first + windows * length].reshape(windows, length) for first in (0, 1))
     order = torch.randperm(windows - tests, generator=torch.Generator().manual_seed(seed))
+    if masked:
+        check_number("data.masked", masked, above=0, below=0.5)
+        y = _without_prompts(y, masked)
     reason = f"{len(ids)} characters of the help pages of Python {platform.python_version()}"
     return Dataset("topics", reason, x[order], y[order], x[windows - tests :], y[windows - tests :])
+
+
+def _without_prompts(y: Tensor, share: float) -> Tensor:
+    """Returns labels of which those of a prompt are -100."""
+    windows, length = y.shape
+    prompts = torch.rand(windows, 1, generator=torch.Generator().manual_seed(0)) * 2 * share * length
+    return y.masked_fill(torch.arange(length) < prompts.round(), MaskedCrossEntropy.ignored)
 
 
 def encode(text: str) -> Tensor:

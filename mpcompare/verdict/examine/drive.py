@@ -81,7 +81,7 @@ def beside(loss: float, grads: Params, exact: Exact) -> Gradients:
         exact_loss=exact.loss,
         loss_noise=exact.loss_noise,
         gradients=gradient_errors(grads, exact.grads) if grads else {},
-        micro_batches=micro_batches(grads, exact.shares) if grads and exact.shares else None,
+        micro_batches=micro_batches(grads, exact.shares, exact.weights) if grads and exact.shares else None,
     )
 
 

@@ -170,11 +170,14 @@ def clip_errors(
     return Clip(norm, after, clip_norm, norm_type, elements, should_norm, should_factor, factors)
 
 
-def micro_batches(grads: Mapping[str, Tensor], shares: Sequence[Mapping[str, Sequence[float]]]) -> MicroBatches:
+def micro_batches(
+    grads: Mapping[str, Tensor], shares: Sequence[Mapping[str, Sequence[float]]], weights: Sequence[float] = ()
+) -> MicroBatches:
     """Returns how often each micro-batch counts in the gradients: by least squares on sketches, which are linear.
 
     Args:
         shares: ``Exact.shares``: each is right if it counts once.
+        weights: ``Exact.weights``.
     """
     names = [name for name in dict.fromkeys(name for share in shares for name in share) if name in grads]
     none = [0.0] * SKETCH  # of a parameter on which a micro-batch does not depend
@@ -186,7 +189,7 @@ def micro_batches(grads: Mapping[str, Tensor], shares: Sequence[Mapping[str, Seq
     matrix = torch.stack(columns, dim=1)
     counts = torch.linalg.lstsq(matrix, target[:, None]).solution[:, 0]
     rest, smallest = (target - matrix @ counts).norm().item(), torch.linalg.svdvals(matrix)[-1].item()
-    return MicroBatches(counts.tolist(), rest, smallest)
+    return MicroBatches(counts.tolist(), rest, smallest, list(weights))
 
 
 def largest(values: Tensor) -> float:

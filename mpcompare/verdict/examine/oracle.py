@@ -15,7 +15,7 @@ from mpcompare.contract import Batches
 from mpcompare.dtypes import dtype_name, rounded_to
 from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.draws import EXAMINED, masks_are_shared, seed_step, state
-from mpcompare.tasks.losses import Loss
+from mpcompare.tasks.losses import Loss, shares
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.ground import Ground
@@ -50,6 +50,7 @@ class Exact:
         order: the layers in the order in which they are called.
         shares: the part of the gradients that each micro-batch adds, as ``numerics.sketch``; empty where there is only
             one.
+        weights: the part of the loss that each micro-batch is, times their number.
         largest: the largest element of what a micro-batch adds to the gradients.
         drawn: the states in which the step left torch's generators (``tasks/draws.py``), after the forward pass of the
             first micro-batch and in the end; empty where it drew nothing, and empty texts where what it drew depends on
@@ -63,6 +64,7 @@ class Exact:
     exponents: Counts = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     shares: list[dict[str, list[float]]] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
     largest: float = 0.0
     drawn: list[str] = field(default_factory=list)
 
@@ -110,22 +112,23 @@ def exact_step(
 
     Args:
         model: in fp32; it is left as it is.
-        batches: the micro-batches of a step; its loss is the mean of theirs.
+        batches: the micro-batches of a step; its loss is the mean of theirs, or of all their labels that count.
         count: whether exponents are counted.
         dtype: fp32 where orders of magnitude are all that is asked for.
     """
     network = rounded(model, precision).to(dtype)
     batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
-    (x, y), share = batches[0], 1 / len(batches)
+    x, y = batches[0]
+    parts_of_loss = shares_of(loss_fn, [y for _, y in batches])
     rows = ROWS if len(x) > ROWS and rows_are_independent(network, loss_fn, x, y) else len(x)
-    tally, shares = _Tally(network, loss_fn, count), []
+    tally, sketches = _Tally(network, loss_fn, count), []
     seed_step(EXAMINED)
     before = state(x.device)
-    for x, y in batches:
-        parts = [(*part, share * len(part[0]) / len(x)) for part in zip(x.split(rows), y.split(rows), strict=True)]
-        own = tally.micro_batch(parts)
+    for (x, y), share in zip(batches, parts_of_loss, strict=True):
+        weights = [share * part for part in shares_of(loss_fn, y.split(rows))]
+        own = tally.micro_batch(list(zip(x.split(rows), y.split(rows), weights, strict=True)))
         if len(batches) > 1:
-            shares.append(numerics.sketch(own))
+            sketches.append(numerics.sketch(own))
     for name, grad in tally.grads.items():
         tally.count("gradients of weights", name, grad)
     return Exact(
@@ -135,7 +138,8 @@ def exact_step(
         loss_noise=precision.unit_roundoff * math.sqrt(tally.squares / 3),
         exponents=tally.counts,
         order=tally.order,
-        shares=shares,
+        shares=sketches,
+        weights=[len(batches) * share for share in parts_of_loss],
         largest=tally.largest,
         drawn=[] if tally.drawn == before else _drawn(network, x, [tally.drawn, state(x.device)]),
     )
@@ -276,6 +280,14 @@ def numbered(name: str, known: Iterable[str]) -> str:
     return f"{name}#{calls + 1}" if calls else name
 
 
+def shares_of(loss_fn: Loss, targets: Sequence[Tensor]) -> list[float]:
+    """Returns the part of the mean loss over all these targets that the mean over some of them is."""
+    if parts := shares(loss_fn, targets, torch.float64):
+        return [part.item() for part in parts]
+    rows = sum(map(len, targets))
+    return [len(y) / rows for y in targets]
+
+
 def rows_are_independent(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
     """Returns whether the loss of a batch is the mean of its rows' losses, as far as eight rows in float64 tell. Batch
     norm couples them, and so do masks that are drawn for all rows at once."""
@@ -285,5 +297,7 @@ def rows_are_independent(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor
         whole = loss_fn(network(x[:8]), y[:8])
         if state(x.device) != before:
             return False
-        halves = [loss_fn(network(x[part]), y[part]) for part in (slice(0, 4), slice(4, 8))]
-    return bool((whole - sum(halves) / 2).abs() <= 1e-10 * whole.abs())
+        targets = [y[:4], y[4:8]]
+        halves = [loss_fn(network(part), y_part) for part, y_part in zip((x[:4], x[4:8]), targets, strict=True)]
+        mean = sum(share * half for share, half in zip(shares_of(loss_fn, targets), halves, strict=True))
+    return bool((whole - mean).abs() <= 1e-10 * whole.abs())

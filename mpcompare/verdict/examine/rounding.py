@@ -26,7 +26,7 @@ from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.draws import EXAMINED, seed_step, without_masks
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.numerics import chunks, sketch
-from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent
+from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent, shares_of
 from mpcompare.verdict.findings import RoundingError
 
 SAMPLES = 8
@@ -233,8 +233,8 @@ class _Step:
         state = copy.deepcopy(dict(network.named_buffers()))
         sums: list[Tensor] = []
         seed_step(EXAMINED)
-        for x, y in self.batches:
-            (self.loss_fn(network(x), y) / len(self.batches)).backward()  # as the oracle has it
+        for (x, y), share in zip(self.batches, shares_of(self.loss_fn, [y for _, y in self.batches]), strict=True):
+            (self.loss_fn(network(x), y) * share).backward()  # as the oracle has it
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in named.values()]
             for p in named.values():
                 p.grad = None

@@ -1,4 +1,4 @@
-"""Gradients that are another sum of the micro-batches' gradients than their mean."""
+"""Gradients that are another sum of the micro-batches' gradients than their mean, or than the mean over all labels."""
 
 import math
 
@@ -21,6 +21,12 @@ def wrong_sum(batches: MicroBatches, limit: float) -> str:
     scale = max(1.0, abs(mean))  # of gradients that are scaled, errors are, too
     if not (math.isfinite(mean) and batches.rest <= SKETCHED * scale * limit):
         return ""
+    alike = [1 / weight if weight else math.nan for weight in batches.weights]
+    if any(abs(other - 1) > 2 * error for other in alike) and all(
+        abs(count - other) <= max(other, 1.0) * error for count, other in zip(counts, alike, strict=True)
+    ):
+        labels = ", ".join(f"{weight / every:.2g}" for weight in batches.weights)
+        return f"the micro-batches count alike, where their shares of the labels are {labels}: a mean of means"
     if max(counts) - min(counts) > 2 * scale * error:
         return f"the micro-batches count {', '.join(f'{count:.2g}' for count in counts)} times, where each counts once"
     for times, why in ((every, "the loss is not divided by task.accumulate"), (1 / every, "divided by it twice")):

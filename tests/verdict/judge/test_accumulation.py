@@ -23,3 +23,18 @@ from mpcompare.verdict.judge.accumulation import wrong_sum
 )
 def test_sums_of_micro_batches_are_named_only_where_the_counts_tell(counts, rest, says):
     assert wrong_sum(MicroBatches(counts, rest, smallest=1.0), limit=0.1) == says
+
+
+@pytest.mark.parametrize(
+    ("counts", "weights", "says"),
+    [
+        ([1.26, 0.84], [0.8, 1.2], "the micro-batches count alike, where their shares of the labels are 0.4, 0.6"),
+        ([1.0, 1.0], [0.8, 1.2], ""),
+        ([1.0, 1.0], [1.0, 1.0], ""),
+        ([0.5, 1.5], [0.8, 1.2], "the micro-batches count 0.5, 1.5 times, where each counts once"),
+        ([1.0, 1.0], [0.0, 2.0], ""),
+    ],
+)
+def test_a_mean_of_means_is_named_where_the_shares_of_the_labels_tell(counts, weights, says):
+    found = wrong_sum(MicroBatches(counts, 0.1, smallest=2.0, weights=weights), limit=0.1)
+    assert found == (f"{says}: a mean of means" if "alike" in says else says)

@@ -1,12 +1,17 @@
-"""A module cast to 16 bits by hand: all of it, or all but the layers that sum many numbers, which stay in fp32.
+"""A module cast to 16 bits by hand: all of it, or all but buffers and the layers that sum many numbers.
 
-A norm sums the statistics of its inputs, and an embedding sums the gradients of each token.
+A norm sums the statistics of its inputs, and an embedding sums the gradients of each token. A buffer is no weight: it
+may be a table of rotary frequencies, which 16 bits turn into other angles far from position 0, or a statistic that a
+step adds little to.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 STAY_IN_FP32 = (
     nn.modules.batchnorm._NormBase,  # batch and instance norms
@@ -17,41 +22,88 @@ STAY_IN_FP32 = (
     nn.Embedding,
     nn.EmbeddingBag,
 )
+# Functions that take operands of one dtype only.
+PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
+    getattr(owner, name)
+    for owner, names in {
+        F: "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+        "scaled_dot_product_attention multi_head_attention_forward",
+        torch: "matmul mm bmm mv addmm addbmm baddbmm einsum",
+        Tensor: "matmul __matmul__ __rmatmul__ mm bmm mv addmm addbmm baddbmm",
+    }.items()
+    for name in names.split()
+)
+
+
+class ProductsIn(TorchFunctionMode):
+    """While it is entered, products of fp32 numbers and 16-bit ones are products of 16-bit numbers: what an fp32 buffer
+    was added to or multiplied with is rounded as it enters a product, as under autocast."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        if func in PRODUCTS:
+            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
+            if len({t.dtype for t in tensors}) > 1:
+                args = tuple(map(self._rounded, args))
+                kwargs = {name: self._rounded(a) for name, a in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _rounded(self, value: object) -> object:
+        return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters and floating buffers to ``dtype`` in place, except those of the layers in ``STAY_IN_FP32``.
+    """Casts parameters to ``dtype`` in place, except those of the layers in ``STAY_IN_FP32``.
 
     Hooks cast the inputs of these layers to fp32 and their outputs to ``dtype``. Tied parameters stay tied: a weight
-    that an embedding shares with a product is cast, because the product needs it in ``dtype``.
+    that an embedding shares with a product is cast, because the product needs it in ``dtype``. Buffers stay in fp32;
+    where another layer has a floating one, the module is called in the mode ``ProductsIn``, which costs a look at each
+    function of its forward.
     """
 
-    def to_fp32(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(a.float() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+    def inputs_in(wanted: torch.dtype) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+        return lambda _, args: tuple(
+            a.to(wanted) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
+        )
 
     def to_16_bits(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         return output.to(dtype)
 
     owners = [(id(p), isinstance(m, STAY_IN_FP32)) for m in model.modules() for p in m.parameters(recurse=False)]
     kept = {p for p, stays in owners if stays} - {p for p, stays in owners if not stays}
+    has_buffers = False
     for module in model.modules():
         if isinstance(module, STAY_IN_FP32):
-            module.register_forward_pre_hook(to_fp32)
+            module.register_forward_pre_hook(inputs_in(torch.float32))
             module.register_forward_hook(to_16_bits)
             continue
         for p in module.parameters(recurse=False):
             if id(p) not in kept:
                 p.data = p.data.to(dtype)
-        cast_buffers(module, dtype)
+        has_buffers |= any(b.is_floating_point() for b in module.buffers(recurse=False))
+        if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # which look at the dtype of their input themselves
+            module.register_forward_pre_hook(inputs_in(dtype))
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN wants its weights in one piece
+    if has_buffers:
+        _call_in(ProductsIn(dtype), model)
 
 
-def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
-    """Casts the floating buffers of a module, without those of its children, to ``dtype`` in place."""
-    for name, buffer in module.named_buffers(recurse=False):
-        if buffer.is_floating_point():
-            setattr(module, name, buffer.to(dtype))
+def _call_in(mode: TorchFunctionMode, model: nn.Module) -> None:
+    """Lets ``mode`` be entered in every call of a module."""
+
+    def enter(*_: object) -> None:
+        mode.__enter__()
+
+    def leave(*_: object) -> None:
+        mode.__exit__(None, None, None)
+
+    model.register_forward_pre_hook(enter)
+    model.register_forward_hook(leave, always_call=True)
 
 
 def cast_wholly(model: nn.Module, dtype: torch.dtype) -> None:
@@ -60,4 +112,6 @@ def cast_wholly(model: nn.Module, dtype: torch.dtype) -> None:
     for p in model.parameters():
         p.data = p.data.to(dtype)
     for module in model.modules():
-        cast_buffers(module, dtype)
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.to(dtype))

@@ -19,12 +19,46 @@ def test_products_are_cast_and_layers_that_sum_many_numbers_stay_in_fp32(dtype):
     assert given == [torch.float32]
 
 
-def test_floating_buffers_are_cast_and_others_are_not():
-    model = nn.Linear(2, 2)
-    model.register_buffer("scale", torch.ones(2))
-    model.register_buffer("count", torch.zeros((), dtype=torch.int64))
+class Buffered(nn.Module):
+    """Every way in which an fp32 buffer may meet a product of 16-bit numbers."""
+
+    def __init__(self, recurrent: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.linear, self.recurrent = nn.Linear(8, 8), recurrent(8, 8, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.register_buffer("positions", torch.rand(5, 8))
+        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu(1))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        h, _ = self.recurrent(self.linear(x + self.positions) + self.positions)
+        h = h + self.positions
+        h = self.attention(h, h, h, attn_mask=self.mask, need_weights=False)[0] + self.positions
+        shares = (h @ h.mT + self.mask).softmax(dim=-1)
+        return torch.einsum("bij,bjc->bic", shares, x)
+
+
+@pytest.mark.parametrize("recurrent", [nn.GRU, nn.LSTM])
+def test_buffers_stay_in_fp32_and_what_they_are_added_to_enters_products_in_16_bits(recurrent):
+    model = Buffered(recurrent)
+    positions = model.positions.clone()
     cast_module(model, torch.bfloat16)
-    assert (model.scale.dtype, model.count.dtype) == (torch.bfloat16, torch.int64)
+    output = model(torch.rand(2, 5, 8, dtype=torch.bfloat16))
+    assert output.dtype is torch.bfloat16
+    assert torch.equal(model.positions, positions)
+    assert model.count.dtype is torch.int64
+    output.float().sum().backward()
+    assert {p.grad.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def test_an_error_in_a_cast_module_leaves_no_mode_behind():
+    model = Buffered(nn.GRU)
+    cast_module(model, torch.bfloat16)
+    with pytest.raises(RuntimeError, match="must match"):
+        model(torch.rand(2, 3, 8))
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.ones(2, 2) @ torch.ones(2, 2, dtype=torch.bfloat16)
 
 
 def test_a_weight_that_an_embedding_shares_with_a_product_is_cast_and_stays_shared():

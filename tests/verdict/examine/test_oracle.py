@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.backends import make_backend, step_to_gradients
 from support.networks import DroppingGpt
 from support.tasks import make_batch, make_task, mlp_of
+from torch import nn
 
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.precision import PRECISIONS
@@ -110,3 +112,18 @@ def test_the_oracle_goes_through_checkpoints_of_both_ways(reentrant):
     assert len(set(plain.drawn)) == 2
     assert again.exponents == plain.exponents
     assert again.loss_noise == pytest.approx(plain.loss_noise)
+
+
+def test_a_norm_without_an_eps_has_that_of_fp32():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.RMSNorm(8), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[0].weight.mul_(1e-4)  # so small that the eps counts
+        model[0].bias.zero_()
+    x, y = torch.randn(16, 6), torch.randint(3, (16,))
+    exact = exact_step(model, F.cross_entropy, [(x, y)], PRECISIONS["fp32"])
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    errors = gradient_errors({name: p.grad for name, p in model.named_parameters()}, exact.grads)
+    assert max(map(relative_error, errors.values())) < 1e-5
+    assert model[1].eps is None  # the network that was given stays as it was

@@ -401,6 +401,7 @@ class Reload:
         norm: the distance that those of the first moved in the step.
         lost: the entries of the state that are others in the loaded backend; None in old records, which do not say.
         tensors: by parameter; empty in old records.
+        weights: the norm of the weights and buffers of the first after the step; 0 in old records, which do not say.
     """
 
     expected: AfterLoad
@@ -409,6 +410,7 @@ class Reload:
     norm: float
     lost: list[str] | None = None
     tensors: dict[str, ReloadedTensor] = field(default_factory=dict)
+    weights: float = 0.0
 
 
 @dataclass(frozen=True)

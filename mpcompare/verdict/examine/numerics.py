@@ -36,9 +36,19 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Returns the norm of ``a - b``, of all tensors as one vector, in float64."""
-    squares = ((x.double() - y.double()).square_().sum().item() for name in a for x, y in chunks(a[name], b[name]))
-    return math.sqrt(sum(squares))
+    """Returns the norm of ``a - b``, of all tensors as one vector, in float64. Equal numbers are 0 apart, infinite
+    ones too, such as those of a mask that is a buffer."""
+
+    def square(x: Tensor, y: Tensor) -> float:
+        return (x.double() - y.double()).masked_fill_(x == y, 0).square_().sum().item()
+
+    return math.sqrt(sum(square(x, y) for name in a for x, y in chunks(a[name], b[name])))
+
+
+def finite_norm(tensors: Mapping[str, Tensor]) -> float:
+    """Returns the norm of the finite numbers of all tensors as one vector, in float64."""
+    parts = (x.double() for t in tensors.values() for (x,) in chunks(t.detach()))
+    return math.sqrt(sum(x.masked_fill_(~x.isfinite(), 0).square_().sum().item() for x in parts))
 
 
 def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:

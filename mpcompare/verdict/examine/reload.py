@@ -44,6 +44,7 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
         found=after[1],
         error=numerics.distance(*ends),
         norm=numerics.distance(start, ends[0]),
+        weights=numerics.finite_norm(ends[0]),
         lost=lost,
         tensors={name: ReloadedTensor(_distance(ends, name), _distance((start, ends[0]), name)) for name in start},
     )

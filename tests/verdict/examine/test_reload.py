@@ -1,7 +1,17 @@
 """The state that a backend loads, beside the one that was saved."""
 
-import torch
+import math
+from dataclasses import replace
 
+import pytest
+import torch
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+
+from mpcompare.backends.fp32 import Fp32
+from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.optimizers import AdamW, Sgd
+from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.reload import lost_entries
 
 
@@ -25,3 +35,53 @@ def test_what_a_state_lost_is_listed():
         "loss_scale.growth_tracker",
     ]
     assert lost_entries(other, state()) == ["loss_scale.scale"]  # more is no loss
+
+
+class Trembling(Fp32):
+    """``fp32`` whose gradients vary by 2^-22, as the sums of a GPU's atomics do."""
+
+    runs = 0
+
+    def backward(self):
+        super().backward()
+        Trembling.runs += 1
+        generator = torch.Generator().manual_seed(Trembling.runs)
+        for g in self.grads().values():
+            g.mul_(1 + 2.0**-22 * (2 * torch.rand(g.shape, generator=generator) - 1))
+
+
+class ForgetsAStep(Trembling):
+    """Takes the first step after a load at half the learning rate."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.loaded = True
+
+    def step(self, lr):
+        super().step(lr / 2 if getattr(self, "loaded", False) else lr)
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(0.05, 0.9), AdamW(1e-3)])
+def test_sums_in_another_order_are_not_held_against_a_reload_in_fp32(optimizer):
+    task = replace(make_task(in_features=784, hidden=[64], out_features=10), optimizer=optimizer, samples=32 * 8)
+    data = dataset_of(task)
+    fp32 = examined("fp32", Fp32, task, data, "fp32", steps=4, noise=2)
+
+    def judged(backend):
+        verdict = judge_run(examined("run", backend, task, data, "fp32", steps=4), fp32)
+        return verdict, next(check for check in verdict.checks if check.name == "weights after a reload")
+
+    verdict, weights = judged(Trembling)
+    assert verdict.word == "same", verdict.because
+    assert weights.value > 0
+    verdict, weights = judged(ForgetsAStep)
+    assert weights.value > 100 * weights.limit
+    assert (verdict.word, verdict.cause) == ("differs", "resume")
+
+
+def test_a_mask_of_minus_infinity_is_no_distance():
+    mask = torch.full((3, 3), -math.inf).triu(1)
+    assert numerics.distance({"mask": mask}, {"mask": mask.clone()}) == 0
+    assert numerics.distance({"mask": mask}, {"mask": mask - 2 * torch.eye(3)}) == pytest.approx(math.sqrt(12))
+    assert numerics.finite_norm({"mask": mask + 2 * torch.eye(3)}) == pytest.approx(math.sqrt(12))
+    assert numerics.distance({"mask": mask}, {"mask": torch.zeros(3, 3)}) == math.inf

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from mpcompare.clipping import USUAL_NORMS
+from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.findings import Drive
 from mpcompare.verdict.judge.check import Case, Check, Examined
 
@@ -62,11 +63,12 @@ def checks(case: Case) -> Iterator[Check]:
 def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
     """Yields the checks of some passes, which share a cause."""
     cause, how = _known_mistake(drives)
+    digits_tell = PRECISIONS[run.findings.precision].is_16_bit and not run.findings.promises.coarse
     for where, drive in drives.items():
         for number, update in enumerate(drive.updates, start=1):
             for name, e in update.items():
                 why, because = "optimizer", f"the update of {name} is {e.slope:.6g} times what its gradients make"
-                if e.short > 0.5 and not run.findings.promises.coarse:
+                if e.short > 0.5 and digits_tell:
                     why = "no master weights"
                     because = f"{name} has the digits of a 16-bit number; {e.lost:.1%} of its updates are lost"
                 elif cause:

@@ -336,10 +336,17 @@ BAD = {
 }
 
 
-def test_data_of_another_task_asks_for_what_this_task_does_not_say(cli):
-    ended = cli("backend=amp", "task=imdb_lstm", "data=digits")
+@pytest.mark.parametrize("task", ["imdb_lstm", "char_gpt"])
+def test_data_of_another_task_asks_for_what_this_task_does_not_say(cli, task):
+    ended = cli("backend=amp", f"task={task}", "data=digits")
     assert ended.code == 2
     assert "mpcompare: error: data.samples=None: expected a whole number of at least 1" in ended.err
+
+
+def test_a_network_that_cannot_be_called_with_the_data_of_another_task_says_so(cli):
+    ended = cli("backend=amp", "task=char_gpt", "data=digits", "data.samples=96")
+    assert ended.code == 2
+    assert "task.model=CharGpt: cannot be called with data=digits, inputs [4, 1, 28, 28] float32" in ended.err
 
 
 @pytest.mark.parametrize("case", BAD)

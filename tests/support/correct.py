@@ -78,6 +78,26 @@ class ReversedRows(Amp):
         return super().forward(x.flip(0), y.flip(0))
 
 
+class SplitBatch(Amp):
+    """``amp`` that computes a batch in four parts, as one does that does not fit into memory."""
+
+    PARTS = 4
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.parts = list(zip(x.tensor_split(self.PARTS), y.tensor_split(self.PARTS), strict=True))
+        self.rows, mean = len(x), torch.zeros(())
+        with torch.no_grad():
+            for part in self.parts:
+                mean += super().forward(*part) * (len(part[0]) / self.rows)
+        return mean
+
+    def backward(self) -> None:
+        for part in self.parts:
+            super().forward(*part)
+            self.loss = self.loss * (len(part[0]) / self.rows)
+            super().backward()
+
+
 class OtherOrder(Scratch):
     """``scratch`` with the operations of its optimizers in another order, and the norm of one long vector."""
 

@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from mpcompare.contract import Batches
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
-from mpcompare.precision import FORMATS
+from mpcompare.precision import FORMATS, FP16
 from mpcompare.verdict.examine.drive import Driver, drive
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, at_scale
-from mpcompare.verdict.findings import Drive
+from mpcompare.verdict.findings import LOWEST, Drive
 
 
 def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Drive | None:
     """Lets steps overflow, and takes some after them; None where the loss is not scaled.
+
+    A backend that computes a batch in parts has smaller sums, which overflow at a larger scale. So one that does not
+    overflow at the first scale is driven again, at one at which the gradient of the output overflows, row by row.
 
     Args:
         batches: the first four.
@@ -29,7 +33,11 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
     follow = list(batches[1:])
     if infinite := _infinite(subject, batches[3]):
         follow.insert(2, infinite)
-    return drive(subject, _too_large(subject.scaling, exact.largest), batches[0], follow, exact).result()
+    scaling = _too_large(subject.scaling, exact.largest)
+    driver = drive(subject, scaling, batches[0], follow, exact)
+    if driver.taken[0].finite and subject.precision.storage == FP16:  # bf16 would overflow at no scale
+        driver = drive(subject, _far_too_large(subject, scaling, exact), batches[0], follow, exact)
+    return driver.result()
 
 
 def infinite_input(subject: Subject, driver: Driver, batch: Batches) -> Drive | None:
@@ -72,3 +80,28 @@ def _too_large(scaling: LossScale, largest: float) -> LossScale:
     if isinstance(scaling, DynamicLossScale):
         return replace(scaling, backoff_factor=2.0**-8, growth_interval=2)
     return scaling
+
+
+def _far_too_large(subject: Subject, scaling: LossScale, exact: Exact) -> LossScale:
+    """Returns the policy of :func:`_too_large` from the scale on at which the largest gradient of the last product's
+    output overflows in fp16: an element of it belongs to one row, and is the same in a part of the batch. A dynamic
+    scale backs off to where that of the other policy does.
+
+    Args:
+        scaling: the other policy.
+    """
+    counts = exact.exponents.get("gradients of activations", {})
+    products = [name for name in counts if _multiplies(subject.examined.get_submodule(name.partition("#")[0]))]
+    *_, last = products or list(counts)
+    largest = max(place for place, count in enumerate(counts[last]) if count)  # the first count is that of zeros
+    scale = 2.0 ** min(17 - (LOWEST + largest - 1), 120)
+    if scale <= scaling.scale:
+        return scaling
+    higher = at_scale(scaling, scale)
+    if isinstance(higher, DynamicLossScale):
+        return replace(higher, backoff_factor=higher.backoff_factor * scaling.scale / scale)
+    return higher
+
+
+def _multiplies(layer: nn.Module) -> bool:
+    return any(p.dim() > 1 for p in layer.parameters(recurse=False))

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterator
 
+from mpcompare.verdict.findings import Drive
 from mpcompare.verdict.judge import promises
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.trajectories import common_steps, draws_alike
 
 
@@ -15,23 +16,50 @@ def checks(case: Case) -> Iterator[Check]:
     Whether a gradient near the end of fp16's range overflows is decided by its last digit, and from then on two correct
     runs differ: one step more or less of the first pass, and in training 4 standard deviations of such a count
     (Poisson) in the steps before the reference and its noise runs part. From a scale that is far too large exactly.
+
+    A backend may compute a batch in parts, row by row at the most, whose sums are smaller than those of all rows: by
+    their number at the most, if none cancel. So its gradients may overflow at a loss scale that is larger by that.
     """
     if case.is_reference or promises.own_loss_scale(case.run.findings):
         return
+    yield _in_training(case)
+    if not case.run.findings.first.gradients:  # nothing shows whether they were finite
+        return
+    for where in ("first", "overflow", "infinite input"):
+        run, reference = (each.findings.drives.get(where) for each in (case.run, case.reference))
+        if not (run and reference and run.steps and reference.steps):
+            continue  # without loss scaling there is no pass overflow, and with it no pass infinite input
+        counts = [sum(not step.finite for step in drive.steps) for drive in (run, reference)]
+        because = f"{counts[0]} steps of pass {where} overflow, of {case.reference.name} {counts[1]}"
+        if where == "first" and counts[0] < counts[1]:
+            scales = f"at a loss scale of {run.first_scale:g}, of {case.reference.name} at {reference.first_scale:g}"
+            value, limit = run.first_scale / reference.first_scale, _backs_off_by(reference) * _rows(case.run)
+            yield Check("loss scale of pass first", value, limit, "overflow", f"gradients are finite {scales}")
+        elif where == "first":
+            yield Check(f"overflows of pass {where}", counts[0] - counts[1], 1, "overflow", because)
+        else:
+            differ = [step.finite for step in run.steps] != [step.finite for step in reference.steps]
+            yield Check(f"overflows of pass {where}", float(differ), 0, "overflow", because)
+
+
+def _in_training(case: Case) -> Check:
     run, reference = case.run, case.reference
     alike = run.start == reference.start and draws_alike(run, reference)
     steps = common_steps(reference) if alike else 0
     skipped, expected = (int(each.steps["skipped"].iloc[:steps].sum()) for each in (run, reference))
     because = f"{skipped} of the first {steps} training steps skipped, of {reference.name} {expected}"
     limit = 4 * math.sqrt(max(expected, 1))
-    yield Check("skipped training steps", abs(skipped - expected), limit, "overflow", because)
-    if not run.findings.first.gradients:  # nothing shows whether they were finite
-        return
-    for where, free in (("first", 1), ("overflow", 0), ("infinite input", 0)):
-        drives = [each.findings.drives.get(where) for each in (run, reference)]
-        a, b = ([step.finite for step in drive.steps] if drive else [] for drive in drives)
-        if not (a and b):  # without loss scaling there is no pass overflow, and with it no pass infinite input
-            continue
-        because = f"{a.count(False)} steps of pass {where} overflow, of {reference.name} {b.count(False)}"
-        value = abs(a.count(False) - b.count(False)) if free else float(a != b)
-        yield Check(f"overflows of pass {where}", value, free, "overflow", because)
+    if skipped < expected:  # by so many the scale of a backend that takes each row by itself backs off less often
+        limit += math.log(_rows(run)) / math.log(_backs_off_by(reference.findings.first))
+    return Check("skipped training steps", abs(skipped - expected), limit, "overflow", because)
+
+
+def _rows(run: Examined) -> int:
+    """Returns the rows that forward and backward see at once."""
+    return run.findings.recipe.batch_size // run.findings.recipe.accumulate
+
+
+def _backs_off_by(drive: Drive) -> float:
+    """Returns the factor by which the loss scale was divided when it backed off; 2, as usual, where it never was."""
+    pairs = zip(drive.steps, drive.steps[1:], strict=False)
+    return next((a.loss_scale / b.loss_scale for a, b in pairs if a.loss_scale > b.loss_scale), 2.0)

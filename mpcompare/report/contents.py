@@ -44,5 +44,6 @@ class Report:
 
     @property
     def differs(self) -> bool:
-        """Whether the verdict on any run is that it differs from its reference."""
-        return any(verdict.word == "differs" for verdict in self.verdicts.values())
+        """Whether the verdict on any run is that it differs from its reference, or its examination stopped with an
+        error."""
+        return any(v.word == "differs" or (v.word == "not examined" and v.cause) for v in self.verdicts.values())

@@ -590,6 +590,7 @@ class Findings:
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
             they were not counted.
         promises: the differences from ``amp`` that the backend declares.
+        stopped: by name of a pass the error that it stopped with, in a line; what it would have found is empty.
     """
 
     precision: str
@@ -617,6 +618,7 @@ class Findings:
     exponents: dict[str, Counts] = field(default_factory=dict)
     written: list[str] | None = None
     promises: Promises = field(default_factory=Promises)
+    stopped: dict[str, str] = field(default_factory=dict)
 
     @property
     def drives(self) -> dict[str, Drive]:

@@ -91,9 +91,9 @@ def _said(row: Row) -> tuple[str, str, str]:
     verdict = row.verdict
     if not row.entry.ok:
         return "failed", escape(row.result["status"]), f": {escape(row.entry.error)}"
+    because = f": {escape(verdict.because)}" if verdict and verdict.because else ""
     if verdict is None or verdict.word == "not examined":
-        return "not examined", "Not examined", ""
-    because = f": {escape(verdict.because)}" if verdict.because else ""
+        return "not examined", "Not examined", because
     if verdict.word == "reference":
         return "reference", "Reference", "; others are compared with it"
     others = (entry for entry in row.comparison.entries if entry is not row.entry)

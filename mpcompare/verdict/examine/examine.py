@@ -13,10 +13,12 @@ noise       trained again under changes that must not matter: how far apart may 
 draws       the random numbers of a step, such as dropout's masks: are they those that the network asks for?
 lent        whether a backend wrote into the network or the batch, which all of this is computed from
 
-Each is a file here. The passes ``first``, ``aged``, ``sharp`` and ``overflow`` are taken at the network's smooth twin
-where it has one (tasks/twin.py). verdict/judge says what the numbers mean.
+Each is a file here. What one finds stands where a later one stops with an error. The passes ``first``, ``aged``,
+``sharp`` and ``overflow`` are taken at the network's smooth twin where it has one (tasks/twin.py). verdict/judge says
+what the numbers mean.
 """
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -30,6 +32,7 @@ from mpcompare.race.course import NOISE
 from mpcompare.race.turns import Progress
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.examine.aged import aged
+from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.draws import draws_of
 from mpcompare.verdict.examine.exponents import exponents_of
@@ -46,7 +49,21 @@ from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.scale import first_wrong_scale
 from mpcompare.verdict.examine.sharp import sharp
 from mpcompare.verdict.examine.subject import Subject, promised_task
-from mpcompare.verdict.findings import Findings, Moves, NoiseRun, Recipe, Replacement, RoundingError
+from mpcompare.verdict.findings import (
+    Counts,
+    Errors,
+    Findings,
+    Gradients,
+    Moves,
+    NoiseRun,
+    Recipe,
+    Replacement,
+    RoundingError,
+    TrainedUpdate,
+)
+
+# What the pass ``last`` finds where it stops.
+UNKNOWN: tuple[Gradients, Errors, TrainedUpdate | None] = (Gradients(math.nan, math.nan, math.nan), {}, None)
 
 
 def examine(
@@ -73,22 +90,25 @@ def examine(
     batches = list(islice(subject.batches(), 4))
     exact = oracle(subject, batches[0], subject.precision)
     driver, rounding = first(subject, batches, exact), _rounding(subject, batches[0])
-    at_first, of_age = driver.result(), aged(subject, driver, batches[0], exact)
-    infinite = infinite_input(subject, driver, batches[0])
-    at_sharp = sharp(subject, batches[0])
+    at_first, late = driver.result(), Attempts()
+    of_age = late.take("aged", lambda: aged(subject, driver, batches[0], exact), None)
+    infinite = late.take("infinite input", lambda: infinite_input(subject, driver, batches[0]), None)
+    at_sharp = late.take("sharp", lambda: sharp(subject, batches[0]), None)
 
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
     network = with_values(subject.model, trained.master_params(), trained.buffers())
-    at_the_end = _at_the_end(subject, stepper, rows, network, after)
-    exponents = exponents_of(subject, exact, network, after) if noise else {}
+    at_the_end = _at_the_end(subject, stepper, rows, network, after, late)
+    exponents: dict[str, Counts] = {}
+    if noise:
+        exponents = late.take("exponents", lambda: exponents_of(subject, exact, network, after), exponents)
 
     if not isinstance(subject.scaling, NoLossScale):
         yield Progress(0, 1, "overflow")
-    overflowed = overflow(subject, batches, exact)
+    overflowed = late.take("overflow", lambda: overflow(subject, batches, exact), None)
     yield Progress(0, 1, "a backend that is loaded")
-    reloaded = reload(subject, batches)
-    runs = yield from _noise_runs(subject, rows, noise)
+    reloaded = late.take("reload", lambda: reload(subject, batches), None)
+    runs = yield from late.over("noise", _noise_runs(subject, rows, noise), [])
     return Findings(
         precision=subject.precision.name,
         recipe=recipe(promised_task(subject.task, promises)),
@@ -110,22 +130,29 @@ def examine(
         exponents=exponents,
         promises=promises,
         written=written(subject.lent, subject.model, batches[0]) if subject.lent else None,
+        stopped=late.stopped,
         **at_the_end,
     )
 
 
 def _at_the_end(
-    subject: Subject, stepper: Stepper, rows: Sequence[Mapping[str, Any]], network: nn.Module, batch: Batches
+    subject: Subject,
+    stepper: Stepper,
+    rows: Sequence[Mapping[str, Any]],
+    network: nn.Module,
+    batch: Batches,
+    late: Attempts,
 ) -> dict[str, Any]:
     """Returns the findings, by their names, of what training left, and of the step that follows.
 
     Args:
         network: the one that was trained.
         batch: of that step.
+        late: takes that step, which may stop.
     """
     buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
-    gradients, last_buffers, update = last(subject, stepper, rows, network, batch)
-    of_step = {"last": gradients, "last_buffers": last_buffers, "trained": update}
+    found = late.take("last", lambda: last(subject, stepper, rows, network, batch), UNKNOWN)
+    of_step = dict(zip(("last", "last_buffers", "trained"), found, strict=True))
     return {"buffers": buffers, "held_out": held_out, **of_step}
 
 

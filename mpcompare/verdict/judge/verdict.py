@@ -23,9 +23,9 @@ class Verdict:
         word: ``same``; ``within noise`` (its gradients cannot be seen, the run cannot be told from its reference's);
             ``differs``; ``differs as declared`` (in what the backend promises, and in nothing else); ``reference``
             (others are compared with it; it passed what needs no other); ``not comparable``; ``not examined``
-            (it or its reference: ``verdict.enabled=false``).
+            (it or its reference: ``verdict.enabled=false``; or a pass stopped with an error, and no check failed).
         cause: of ``differs``, that of the first check that failed; of ``differs as declared``, the promises that are
-            seen to be kept; of ``not comparable``, the field.
+            seen to be kept; of ``not comparable``, the field; of ``not examined``, the passes that stopped.
         because: the cause in a sentence.
         unchecked: the parts that could not be looked at.
         detail: a few words that belong to the cause, such as the precision in which a run computes; may be empty.
@@ -52,6 +52,9 @@ def judge(run: Examined, reference: Examined) -> Verdict:
     failed = next((check for check in checks if not check.passed), None)
     if failed:
         return Verdict("differs", failed.cause, failed.because, name, checks, unchecked, failed.detail)
+    if stopped := run.findings.stopped:
+        because = "; ".join(f"the pass {each} stopped with {error}" for each, error in stopped.items())
+        return Verdict("not examined", ", ".join(stopped), because, name, checks, unchecked)
     if case.is_reference:
         return Verdict("reference", reference=name, checks=checks)
     kept = promises.kept(case.run.findings)

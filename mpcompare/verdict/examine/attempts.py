@@ -1,0 +1,41 @@
+"""Passes that may stop with an error: what the others found stands all the same."""
+
+import logging
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+Y = TypeVar("Y")
+T = TypeVar("T")
+
+
+class Attempts:
+    """Takes passes one by one, whatever they raise.
+
+    Attributes:
+        stopped: by name of a pass the error that it stopped with, in a line.
+    """
+
+    def __init__(self) -> None:
+        self.stopped: dict[str, str] = {}
+
+    def take(self, name: str, found: Callable[[], T], otherwise: T) -> T:
+        """Returns what a pass finds, or ``otherwise`` where it stops."""
+        try:
+            return found()
+        except Exception as error:  # a backend, or a network, may raise anything
+            self._write(name, error)
+            return otherwise
+
+    def over(self, name: str, found: Generator[Y, Any, T], otherwise: T) -> Generator[Y, Any, T]:
+        """Does the same for a pass that yields its progress."""
+        try:
+            return (yield from found)
+        except Exception as error:
+            self._write(name, error)
+            return otherwise
+
+    def _write(self, name: str, error: Exception) -> None:
+        self.stopped[name] = " ".join(f"{type(error).__name__}: {error}".split())
+        log.warning("the pass %s of the examination stopped: %s", name, self.stopped[name], exc_info=error)

@@ -1,0 +1,78 @@
+"""Passes that stop with an error, and what stands of the others."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from support.backends import BACKENDS
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+
+from mpcompare.backends.amp import Amp
+from mpcompare.report.verdicts import judge_run
+from mpcompare.verdict.examine.attempts import Attempts
+from mpcompare.verdict.findings import from_document, to_document
+
+TASK = replace(make_task(samples=32 * 12, momentum=0.9), accumulate=2)
+DATA = dataset_of(TASK)
+
+
+class CannotLoad(Amp):
+    def load_state_dict(self, state):
+        raise NotImplementedError("no state can be\nloaded")
+
+
+class CannotLoadAndHalves(CannotLoad):
+    def step(self, lr):
+        super().step(lr / 2)
+
+
+class DislikesInfinity(Amp):
+    def forward(self, x, y):
+        if not x.isfinite().all():
+            raise ValueError("inf in the batch")
+        return super().forward(x, y)
+
+
+def judged(backend, precision):
+    amp = examined("amp", BACKENDS["amp"], TASK, DATA, precision, steps=4, noise=2)
+    return judge_run(run := examined("run", backend, TASK, DATA, precision, steps=4), amp), run.findings
+
+
+def test_what_was_found_before_and_after_a_pass_that_stopped_stands(caplog):
+    verdict, findings = judged(CannotLoad, "fp16")
+    loading = dict.fromkeys(("aged", "reload"), "NotImplementedError: no state can be loaded")
+    assert findings.stopped == loading
+    assert (findings.aged, findings.reload) == (None, None)
+    assert findings.overflow.steps
+    assert findings.last.gradients
+    assert from_document(json.loads(json.dumps(to_document(findings)))).stopped == loading
+    assert str(verdict) == "not examined: aged, reload"
+    assert verdict.because.startswith("the pass aged stopped with NotImplementedError: no state can be loaded; the ")
+    assert {"gradients", "optimizer", "overflows", "run"} <= {check.kind for check in verdict.checks}
+    assert "in load_state_dict" in caplog.text  # the traceback
+
+
+@pytest.mark.parametrize(("precision", "stopped"), [("fp16", "overflow"), ("bf16", "infinite input")])
+def test_a_backend_that_dislikes_an_input_is_not_called_the_same(precision, stopped):
+    verdict, _ = judged(DislikesInfinity, precision)
+    assert str(verdict) == f"not examined: {stopped}"
+
+
+def test_a_mistake_that_another_pass_found_is_named():
+    verdict, findings = judged(CannotLoadAndHalves, "bf16")
+    assert list(findings.stopped) == ["reload"]
+    assert verdict.word == "differs"
+    assert verdict.cause == "optimizer"
+
+
+def test_an_interrupt_is_no_error_of_a_pass():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    attempts = Attempts()
+    with pytest.raises(KeyboardInterrupt):
+        attempts.take("reload", interrupted, None)
+    assert attempts.stopped == {}
+    assert attempts.take("reload", lambda: torch.ones(()), None) == 1

@@ -5,6 +5,7 @@ The recipe of Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740)
     the module is cast to 16 bits         its layers compute in the dtype of their weights: nothing is cast on the way
     norms and embeddings stay in fp32     both sum many numbers: a norm the statistics of its inputs, an embedding the
                                           gradients of each token
+    buffers stay in fp32                  they are no weights: rotary frequencies in 16 bits are other frequencies
     the optimizer updates fp32 masters    and each step ends with a copy of the masters into the 16-bit weights
     the loss is scaled by hand            and its gradients are unscaled in fp32; no autocast, no GradScaler
 

@@ -1,6 +1,7 @@
 """A module cast to 16 bits by hand: all of it, or all but buffers and the layers that sum many numbers.
 
-A norm sums the statistics of its inputs, and an embedding sums the gradients of each token. A buffer is no weight: it
+A norm sums the statistics of its inputs, and an embedding sums the gradients of each token. A weight that is computed
+from others, as under weight norm and spectral norm, is computed in fp32 and then rounded. A buffer is no weight: it
 may be a table of rotary frequencies, which 16 bits turn into other angles far from position 0, or a statistic that a
 step adds little to.
 """
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 
 STAY_IN_FP32 = (
@@ -21,6 +23,7 @@ STAY_IN_FP32 = (
     nn.LocalResponseNorm,
     nn.Embedding,
     nn.EmbeddingBag,
+    ParametrizationList,
 )
 # Functions that take operands of one dtype only.
 PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
@@ -28,8 +31,8 @@ PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
     for owner, names in {
         F: "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
         "scaled_dot_product_attention multi_head_attention_forward",
-        torch: "matmul mm bmm mv addmm addbmm baddbmm einsum",
-        Tensor: "matmul __matmul__ __rmatmul__ mm bmm mv addmm addbmm baddbmm",
+        torch: "matmul mm bmm mv dot vdot inner addmm addbmm baddbmm einsum",
+        Tensor: "matmul __matmul__ __rmatmul__ mm bmm mv dot vdot inner addmm addbmm baddbmm",
     }.items()
     for name in names.split()
 )

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from mpcompare.tasks.cast import cast_module
 from mpcompare.tasks.text import CharGpt
@@ -68,3 +69,14 @@ def test_a_weight_that_an_embedding_shares_with_a_product_is_cast_and_stays_shar
     assert model.output.weight.dtype is torch.bfloat16
     assert model.positions.weight.dtype is torch.float32  # shared with nothing
     assert model(torch.zeros(2, 6, dtype=torch.int64)).dtype is torch.bfloat16
+
+
+def test_a_weight_that_is_computed_from_others_is_computed_in_fp32():
+    model = spectral_norm(weight_norm(nn.Linear(6, 4)))
+    computed = model.weight.detach()
+    cast_module(model, torch.bfloat16)
+    assert {p.dtype for p in model.parametrizations.parameters()} == {torch.float32}
+    assert model.bias.dtype is torch.bfloat16
+    model.eval()  # its vectors stay as they are
+    assert torch.equal(model.weight, computed.bfloat16())
+    assert model(torch.ones(2, 6, dtype=torch.bfloat16)).dtype is torch.bfloat16

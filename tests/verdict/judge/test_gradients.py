@@ -9,6 +9,7 @@ from support.judging import beside_amp, dataset_of, examined
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
+from mpcompare.report.verdicts import judge_run
 from mpcompare.verdict.findings import GradientError, RoundingError
 from mpcompare.verdict.judge.causes import Errors
 

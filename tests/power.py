@@ -11,6 +11,7 @@
     python tests/power.py correct --family branches  networks of which a batch uses one branch
     python tests/power.py correct --family masked    text of which labels are left out, in micro-batches
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
+    python tests/power.py networks --compiled        networks that others wrote, kept as docs/power/networks.csv
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv and shown on the page
 
@@ -39,10 +40,14 @@ from planted.real.registry import CORRECT, THEMES, real_bugs
 from planted.registry import BF16, BOTH, FAMILIES, bugs_of
 from support.backends import BACKENDS
 from support.cases import CASES
+from support.foreign import NETWORKS
+from support.judged_networks import row_of, write
 from support.judging import judged_case
 
 from mpcompare.verdict.judge.kinds import KINDS
 from mpcompare.verdict.judge.verdict import Verdict
+
+TABLE_OF_NETWORKS = Path(__file__).parents[1] / "docs" / "power" / "networks.csv"
 
 
 def planted(family: str, csv: Path | None = None) -> bool:
@@ -167,9 +172,21 @@ def real(table: str) -> bool:
     return not any(row["theme"] == CORRECT and row["flagged"] == "yes" for row in rows)
 
 
+def networks(only: str, compiled: bool) -> bool:
+    """Prints a row for each network of others whose name holds ``only``, and puts them into the table. Returns whether
+    no correct backend is accused."""
+    rows = []
+    for network in NETWORKS:
+        if only in network.name:
+            rows.append(row := row_of(network, compiled))
+            print(" | ".join(row.values()), flush=True)
+            write(rows, TABLE_OF_NETWORKS)
+    return all(row["verdict"] == "same" for row in rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("planted", "correct", "real"))
+    parser.add_argument("what", choices=("planted", "correct", "networks", "real"))
     parser.add_argument("--family", choices=(*FAMILIES, "unstable", "peers", "all"), default="mlp")
     parser.add_argument("--tasks", type=int, default=25)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -177,13 +194,16 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write the tables there")
     parser.add_argument("--table", default="", help="the name of a new table of bugs of other libraries")
+    parser.add_argument("--only", default="", metavar="NAME", help="the networks whose names hold this")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as the tests do
     warnings.filterwarnings("ignore", "GradScaler|lr_scheduler|.*lr_scheduler.step")
     start = time.monotonic()
     good = real(args.table) if args.what == "real" else True
+    if args.what == "networks":
+        good = networks(args.only, args.compiled)
     families = FAMILIES if args.family == "all" else (args.family,)
-    for family in families if args.what != "real" else ():
+    for family in families if args.what in ("planted", "correct") else ():
         if args.what == "planted":
             good &= planted(family, args.csv)
             continue

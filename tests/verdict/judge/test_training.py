@@ -1,0 +1,37 @@
+"""The run as a whole, in fp32, where a unit may turn in one run and in no other."""
+
+from functools import partial
+
+import pytest
+from support.foreign import STEPS, UNet, maps
+from support.judged_networks import OtherOrder
+from support.judging import examined
+from torch import Tensor
+
+from mpcompare.backends.fp32 import Fp32
+from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.task import Task
+
+TASK = Task(partial(UNet, 4), "cross_entropy", Sgd(0.05, 0.9), 8)
+
+
+class LeavesRowsOut(Fp32):
+    """Leaves half of the rows out once in training, in a step that nobody examines."""
+
+    steps = 0
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        LeavesRowsOut.steps += 1
+        half = LeavesRowsOut.steps == 4
+        return super().forward(x[:4], y[:4]) if half else super().forward(x, y)
+
+
+@pytest.mark.parametrize(("backend", "said"), [(OtherOrder, "same"), (LeavesRowsOut, "differs: run")])
+def test_a_jump_at_a_kink_is_no_difference_and_a_step_on_other_rows_is_one(backend, said):
+    data = maps(8 * STEPS)
+    fp32 = examined("fp32", Fp32, TASK, data, "fp32", steps=STEPS, noise=2)
+    verdict = judge_run(examined("run", backend, TASK, data, "fp32", steps=STEPS), fp32)
+    assert str(verdict) == said, verdict.because
+    loss = next(check for check in verdict.checks if check.name == "loss over the run")
+    assert loss.value > 1e-6

@@ -155,7 +155,7 @@ class _Tally:
 
     def __init__(self, network: nn.Module, loss_fn: Loss, counts: bool) -> None:
         self.network, self.loss_fn, self.counts_exponents = network, loss_fn, counts
-        self.named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self.named = unfrozen(network)
         self.loss = self.squares = self.largest = 0.0
         self.grads: Params = {}
         self.counts: Counts = {}
@@ -194,8 +194,7 @@ class _Tally:
             self.count("activations", name, output)
             self.count("gradients of activations", name, grad)
         grads = {name: p.grad for name, p in self.named.items() if p.grad is not None}
-        for p in self.named.values():
-            p.grad = None
+        self.network.zero_grad(set_to_none=True)
         return grads
 
     def count(self, group: str, name: str, values: Tensor) -> None:
@@ -210,6 +209,16 @@ def _magnitude(values: Tensor) -> float:
     """Returns ``max |value|``, without a tensor of them."""
     low, high = values.aminmax()
     return max(-low.item(), high.item())
+
+
+def unfrozen(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Lets all parameters of a network have gradients, and returns by name those that had them before: what the layers
+    of a frozen body compute is rounded like all else, and that shows in the gradients of their outputs."""
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    for p in network.parameters():
+        if p.is_floating_point():
+            p.requires_grad_(True)
+    return trained
 
 
 def rounded_batch(x: Tensor, y: Tensor, precision: Precision, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.draws import EXAMINED, seed_step, without_masks
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.numerics import chunks, sketch
-from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent, shares_of
+from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent, shares_of, unfrozen
 from mpcompare.verdict.findings import RoundingError
 
 SAMPLES = 8
@@ -125,6 +125,9 @@ class Roundings(TorchFunctionMode):
         return self.error(scale).item() * (1 - p)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is F.scaled_dot_product_attention and (pieces := attention_in_pieces(*args, **(kwargs or {}))):
+            with self:
+                return pieces()
         given = func(*args, **(kwargs or {}))
         if func in DROPOUTS:
             given = given * self._scale_of_dropout(*args, **(kwargs or {}))
@@ -143,6 +146,33 @@ class Roundings(TorchFunctionMode):
             return value if is_view else _Rounding.apply(value, self.error)
 
         return tuple(map(result, given)) if type(given) is tuple else result(given)
+
+
+def attention_in_pieces(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Callable[[], Tensor] | None:
+    """Returns ``scaled_dot_product_attention`` as its operations, whose results are rounded each: scores and their
+    gradients sum up to 0 where a key has a bias, and nothing but their roundings is left. None where it drops out."""
+    if dropout_p:
+        return None
+
+    def pieces() -> Tensor:
+        keys, values, scale = k, v, options.get("scale")
+        if options.get("enable_gqa"):
+            keys, values = (t.repeat_interleave(q.shape[-3] // t.shape[-3], dim=-3) for t in (k, v))
+        scores = (q @ keys.transpose(-2, -1)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril() if is_causal else attn_mask
+        if seen is not None:
+            scores = scores.masked_fill(~seen, -math.inf) if seen.dtype is torch.bool else scores + seen
+        return scores.softmax(dim=-1) @ values
+
+    return pieces
 
 
 def rounding_errors(
@@ -223,7 +253,7 @@ class _Step:
 
     def __init__(self, network: nn.Module, loss_fn: Loss, batches: Batches) -> None:
         self.network, self.loss_fn, self.batches = network, loss_fn, batches
-        self.named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self.named = unfrozen(network)
         self.statistics = [name for name, b in network.named_buffers() if b.is_floating_point()]
         self.names = [*self.named, *self.statistics]
 
@@ -236,8 +266,7 @@ class _Step:
         for (x, y), share in zip(self.batches, shares_of(self.loss_fn, [y for _, y in self.batches]), strict=True):
             (self.loss_fn(network(x), y) * share).backward()  # as the oracle has it
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in named.values()]
-            for p in named.values():
-                p.grad = None
+            network.zero_grad(set_to_none=True)
             sums = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
         buffers = [network.get_buffer(name).clone() for name in self.statistics]
         for name, before in state.items():

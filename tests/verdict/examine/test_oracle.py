@@ -1,5 +1,6 @@
 """The oracle is a step in float64 from numbers that the precision holds."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from mpcompare.tasks.losses import cross_entropy
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.errors import gradient_errors, micro_batches
 from mpcompare.verdict.examine.oracle import exact_step, oracle, outputs_of
+from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import relative_error
 
@@ -127,3 +129,19 @@ def test_a_norm_without_an_eps_has_that_of_fp32():
     errors = gradient_errors({name: p.grad for name, p in model.named_parameters()}, exact.grads)
     assert max(map(relative_error, errors.values())) < 1e-5
     assert model[1].eps is None  # the network that was given stays as it was
+
+
+def test_a_frozen_body_is_rounded_like_all_else():
+    torch.manual_seed(0)
+    free = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3))
+    frozen = copy.deepcopy(free)
+    frozen[:3].requires_grad_(False)
+    batch = [(torch.randn(16, 6), torch.randint(3, (16,)))]
+    trained = {"4.weight", "4.bias"}
+    exact, expected = (exact_step(net, F.cross_entropy, batch, PRECISIONS["bf16"]) for net in (frozen, free))
+    assert (exact.loss_noise, exact.order) == (expected.loss_noise, expected.order)
+    assert set(exact.grads) == trained
+    found, known = (rounding_errors(net, F.cross_entropy, batch, PRECISIONS["bf16"]) for net in (frozen, free))
+    assert set(found) == trained
+    assert all(found[name].error == pytest.approx(known[name].error) for name in trained)
+    assert not any(p.requires_grad for p in frozen[:3].parameters())

@@ -1,17 +1,21 @@
 """The errors that one rounding of each result makes."""
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 from support.backends import BACKENDS
 from support.cases import CASES
 from support.judging import examined
 from support.networks import DroppingGpt
+from torch import nn
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.data.text import ALPHABET
 from mpcompare.tasks.losses import cross_entropy
 from mpcompare.tasks.task import params_of
-from mpcompare.verdict.examine.rounding import rounding_errors
+from mpcompare.verdict.examine.rounding import attention_in_pieces, rounding_errors
 
 
 def test_what_one_rounding_does_is_what_amp_does():
@@ -50,3 +54,38 @@ def test_what_is_computed_again_is_rounded_as_it_was(reentrant):
     plain, again = found
     assert {name: e.error for name, e in again.items()} == pytest.approx({name: e.error for name, e in plain.items()})
     assert min(e.error for e in plain.values()) > 0
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+def test_attention_in_pieces_is_attention(mask, causal):
+    if mask and causal:
+        return
+    q, k, v = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
+    seen = {None: None, "bool": torch.rand(5, 5) < 0.7, "float": torch.randn(5, 5, dtype=torch.float64)}[mask]
+    if mask == "bool":
+        seen.fill_diagonal_(True)
+    expected = F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], seen, 0.0, causal, scale=0.3, enable_gqa=True)
+    pieces = attention_in_pieces(q, k[:, :2], v[:, :2], seen, 0.0, causal, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(pieces(), expected)
+    assert attention_in_pieces(q, k, v, dropout_p=0.1) is None
+
+
+def test_the_bias_of_a_key_has_no_gradient_but_roundings_within_the_attention():
+    """The shares of attention stay as they are if all scores of a query grow alike."""
+    torch.manual_seed(0)
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x):
+            return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+    model, x, y = Attention(), torch.randn(8, 12, 16), torch.randn(8, 12, 16)
+    found = rounding_errors(model, F.mse_loss, [(x, y)], PRECISIONS["bf16"])
+    weights = copy.deepcopy(model).bfloat16()
+    F.mse_loss(weights(x.bfloat16()).float(), y).backward()
+    error = weights.k.bias.grad.float().norm().item()
+    assert 0.3 < error / found["k.bias"].error < 3

@@ -351,6 +351,8 @@ class Layer:
         part: the tensor's name in it, such as ``weight``.
         place: among the layers in the order of their calls; -1 for one that is no layer of its own.
         after: the layer whose output is its input as it is; empty where there is none.
+        uses: how often the tensor is used in a step, as far as layers tell: a tied one by each of its layers, and by a
+            layer as often as it is called.
     """
 
     layer: str
@@ -359,6 +361,7 @@ class Layer:
     part: str
     place: int
     after: str = ""
+    uses: int = 1
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,7 @@ class OtherOrder(Fp32):
 
 def judged(network: Network, precision: str, compiled: bool) -> Iterator[tuple[str, Verdict]]:
     """Yields the verdict on ``amp``, or on ``fp32``, and on each other backend of the precision beside it."""
-    others = (
-        {"master_weights": BACKENDS["master_weights"]} if precision != "fp32" else {"other order": OtherOrder}
-    )
+    others = {"master_weights": BACKENDS["master_weights"]} if precision != "fp32" else {"other order": OtherOrder}
     if compiled and precision != "fp32":
         others["amp_compile"] = AmpCompile
     reference, data = "fp32" if precision == "fp32" else "amp", network.dataset

@@ -1,6 +1,7 @@
 """The layers of a network as an examination needs them: the owner of each tensor, and how long sums are."""
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,12 @@ def layers(model: nn.Module, order: Sequence[str], x: Tensor) -> dict[str, Layer
         x: a few samples.
     """
     places, inputs = {name: place for place, name in enumerate(order)}, _inputs(model, x)
+    calls = Counter(name.partition("#")[0] for name in order)
+    uses: Counter[int] = Counter()
+    for name, module in model.named_modules():
+        uses.update({id(p): max(calls[name], 1) for p in module.parameters(recurse=False)})
     owners = {}
-    for name, _ in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         layer, _, part = name.rpartition(".")
         path = layer.split(".")
         around = [".".join(path[:depth]) for depth in range(len(path))]
@@ -30,6 +35,7 @@ def layers(model: nn.Module, order: Sequence[str], x: Tensor) -> dict[str, Layer
             part=part,
             place=places.get(layer, -1),
             after=inputs.get(layer, ""),
+            uses=max(uses[id(tensor)], 1),
         )
     return owners
 

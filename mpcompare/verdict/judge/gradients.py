@@ -146,7 +146,7 @@ def _vanishes(name: str, reference: Gradients, roundings: dict[str, RoundingErro
 
 def _zeros(case: Case, where: str, passes: tuple[Pass, Pass], names: list[str]) -> Iterator[Check]:
     """Yields how often a gradient is 0 where the oracle's is not: as often as the reference's, twice, and as often as
-    two 16-bit numbers cancel, such as the gradients of a weight that is tied, which has two.
+    two 16-bit numbers cancel where a tensor has two gradients, as a weight that is tied.
 
     Between two powers of two there are 1 / (2 u) numbers, so of two numbers of one size and of other signs a part 2 u
     are equal but for that; sums in fp32 do not cancel so. The number of zeros varies as Poisson's does: 4 standard
@@ -158,6 +158,7 @@ def _zeros(case: Case, where: str, passes: tuple[Pass, Pass], names: list[str]) 
         zeros = own.zeros if own else 0
         because = f"{100 * zeros:.2g} % of the gradient of {name} {where} is 0 and should not be"
         because += too_small(case.run, *passes)
-        cancel = 2 * case.run.unit_roundoff * e.elements
+        layer = case.run.findings.layers.get(name)
+        cancel = 2 * case.run.unit_roundoff * e.elements if layer and layer.uses > 1 else 0.0
         limit = K * e.zeros * e.elements + cancel + 4 * math.sqrt(cancel) + 9
         yield Check(f"zeros {where}, {name}", zeros * e.elements, limit, "underflow", because)

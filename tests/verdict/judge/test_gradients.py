@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from planted.real.wholly import truncated
 from support.backends import BACKENDS
 from support.judging import beside_amp, dataset_of, examined
@@ -10,6 +11,8 @@ from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.text import CharGpt
+from mpcompare.verdict.examine.layers import layers
 from mpcompare.verdict.findings import GradientError, RoundingError
 from mpcompare.verdict.judge.causes import Errors
 
@@ -75,18 +78,35 @@ def test_in_any_one_direction_roundings_are_smaller_than_in_all():
     assert findings.rounding["layer1.weight"].along < 0.3 * findings.rounding["layer1.weight"].error
 
 
-@pytest.mark.parametrize(("precision", "zeros", "passes"), [("bf16", 12, True), ("bf16", 60, False), ("fp16", 12, True),
-                                                            ("fp16", 25, False)])  # fmt: skip
-def test_a_few_zeros_are_two_numbers_that_cancel(precision, zeros, passes):
+@pytest.mark.parametrize(
+    ("precision", "uses", "zeros", "passes"),
+    [
+        ("bf16", 2, 12, True),
+        ("bf16", 2, 60, False),
+        ("fp16", 2, 12, True),
+        ("fp16", 2, 25, False),
+        ("bf16", 1, 12, False),
+    ],
+)
+def test_a_few_zeros_of_a_tied_weight_are_two_numbers_that_cancel(precision, uses, zeros, passes):
     """A tied weight's gradient is the sum of two 16-bit ones: in the head of a GPT-2 in bf16, 9 of 16,384 elements were
     0, and each of them was the sum of two that were equal but for their signs."""
     task = make_task(in_features=128, hidden=[16], out_features=10)
     amp, run = (examined("run", BACKENDS["amp"], task, dataset_of(task), precision, steps=2) for _ in range(2))
     name, first = "layer1.weight", run.findings.first
+    layers = {**run.findings.layers, name: replace(run.findings.layers[name], uses=uses)}
     gradients = dict(first.finite.gradients)
     gradients[name] = replace(gradients[name], zeros=zeros / gradients[name].elements)
     first = replace(first, finite=replace(first.finite, gradients=gradients))
-    verdict = judge_run(replace(run, findings=replace(run.findings, first=first)), amp)
+    verdict = judge_run(replace(run, findings=replace(run.findings, first=first, layers=layers)), amp)
     (check,) = (check for check in verdict.checks if check.name == f"zeros in the first step, {name}")
     assert check.value == pytest.approx(zeros)
     assert check.passed is passes
+
+
+def test_the_uses_of_a_tied_weight_and_of_a_layer_that_is_called_twice_are_counted():
+    model = CharGpt(11, 6, width=8, heads=2, blocks=1, tied=True)
+    found = layers(model, ["embedding", "blocks.0.up", "blocks.0.up#2", "output"], torch.zeros(2, 6, dtype=torch.int64))
+    uses = {name: layer.uses for name, layer in found.items()}
+    assert {name for name, count in uses.items() if count == 2} >= {"embedding.weight", "blocks.0.up.weight"}
+    assert uses["positions.weight"] == uses["blocks.0.down.weight"] == 1

@@ -8,7 +8,7 @@ import numpy as np
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import FP32
-from mpcompare.verdict.judge.trajectories import common_steps, noise_factor
+from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_factor
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -34,7 +34,7 @@ def checks(case: Case) -> Iterator[Check]:
     if all(map(math.isfinite, losses)):
         together = common_steps(case.reference, case.run) == len(case.reference.steps)
         noise = float(np.std(losses, ddof=1)) if together else math.inf
-        yield _check(case, "loss", run.loss, losses, noise, 4 * FP32 * abs(reference.loss))
+        yield _check(case, "loss", run.loss, losses, noise, max(4 * FP32, jump(case.reference)) * abs(reference.loss))
     accuracies = [each.accuracy for each in correct if each.accuracy is not None]
     if run.accuracy is not None and len(accuracies) == len(correct):
         noise = max(float(np.std(accuracies, ddof=1)), 1 / math.sqrt(12) / reference.targets)

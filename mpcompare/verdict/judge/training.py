@@ -8,7 +8,7 @@ import numpy as np
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import FP32
-from mpcompare.verdict.judge.trajectories import common_steps, loss_difference, noise_factor
+from mpcompare.verdict.judge.trajectories import common_steps, jump, loss_difference, noise_factor
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -31,12 +31,12 @@ def checks(case: Case) -> Iterator[Check]:
         losses = np.array([reference.steps["loss"][:steps], *(a.losses[:steps] for a in again)], dtype=float)
         difference, noise = loss_difference(run, reference)[:steps], float(losses.std(axis=0, ddof=1).max())
         largest = float(reference.steps["loss"].abs().iloc[:steps].max())
-        limit = max(factor * noise + 4 * FP32 * largest, _jump(case) * largest)
+        limit = max(factor * noise + 4 * FP32 * largest, jump(reference) * largest)
         because = (
             f"the loss is up to {difference.max():.1e} away from that of {reference.name}, which varies by {noise:.1e}"
         )
         yield Check("loss over the run", float(difference.max()), limit, "run", because)
-    if steps == len(reference.steps) and not _jump(case):
+    if steps == len(reference.steps) and not jump(reference):
         yield _weights(case, factor)
 
 
@@ -53,9 +53,3 @@ def _weights(case: Case, factor: float) -> Check:
     limit = factor * noise + len(case.reference.steps) * FP32 * rounded
     because = f"the weights are {distance:.1e} away from those of {case.reference.name} after training, which vary by "
     return Check("weights after the run", distance, limit, "run", f"{because}{noise:.1e}")
-
-
-def _jump(case: Case) -> float:
-    """Returns how far, relatively, a unit that turns may move a run in fp32; 0 in a precision whose noise holds it."""
-    u = case.reference.unit_roundoff
-    return math.sqrt(u) if u == FP32 else 0.0

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.check import Examined
 from mpcompare.verdict.judge.limits import RARE
 
@@ -76,3 +77,10 @@ def common_steps(reference: Examined, run: Examined | None = None) -> int:
     parted = ~(loss_noise(reference)[:steps] <= math.sqrt(reference.unit_roundoff) * loss)
     parted |= np.any([skip != skips[0] for skip in skips], axis=0)
     return int(np.argmax(parted)) if parted.any() else steps
+
+
+def jump(reference: Examined) -> float:
+    """Returns how far, relatively, a unit that turns at its kink may move the losses of a run in fp32, where a few
+    runs may hold no such unit; 0 in a precision whose noise holds it."""
+    u = reference.unit_roundoff
+    return math.sqrt(u) if u == PRECISIONS["fp32"].unit_roundoff else 0.0

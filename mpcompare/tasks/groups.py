@@ -173,8 +173,8 @@ class GroupedReplay:
         kept: dict[str, tuple[Tensor, Tensor]] = self._of(name)[0].kept(name)
         return kept
 
-    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int) -> None:
-        self._of(name)[0].remember(name, tensors, updates)
+    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
+        self._of(name)[0].remember(name, tensors, updates, at_once)
 
 
 def refuse_groups(optimizer: Any, who: str) -> None:

@@ -35,7 +35,8 @@ SAMPLES = 4
 
 
 def sharp(subject: Subject, batch: Batches) -> Sharp | None:
-    """Takes a step of a new backend at these weights up to its gradients; None where none are finite.
+    """Takes a step of a new backend at these weights up to its gradients; None where none are finite, and of a network
+    that draws random numbers, whose masks are not those of other rows.
 
     Args:
         batch: the first one, whose first rows are repeated to fill it.
@@ -43,6 +44,8 @@ def sharp(subject: Subject, batch: Batches) -> Sharp | None:
     values = subject.exactly.once(
         f"sharp-{subject.precision.name}", subject.ground(batch), _sharp_values, subject.precision
     )
+    if values["drawn"]:
+        return None
     network = with_values(subject.examined, values["params"], {})
     exact = Exact(values["loss"], values["grads"], {}, values["loss_noise"])
     x, y = few_rows(subject.ground(batch))
@@ -85,7 +88,7 @@ def _sharp_values(ground: Ground, precision: Precision) -> dict[str, Any]:
     exact = exact_step(network, ground.loss_fn, [(x, y)], precision)
     errors = rounding_errors(network, ground.loss_fn, [(x, y)], precision, SAMPLES)
     rounding = {name: vars(error) for name, error in errors.items()}
-    numbers = {"loss": exact.loss, "loss_noise": exact.loss_noise}
+    numbers = {"loss": exact.loss, "loss_noise": exact.loss_noise, "drawn": bool(exact.drawn)}
     return {**numbers, "grads": exact.grads, "params": params, "rounding": rounding}
 
 

@@ -77,6 +77,13 @@ def test_rows_are_left_out_where_they_do_not_depend_on_each_other():
     assert len(few_rows(Ground(normed, loss, [(x, y)]))[0]) == 96
 
 
+def test_a_network_that_draws_random_numbers_is_left_out():
+    task = replace(TASK, model=lambda: nn.Sequential(nn.Linear(20, 64), nn.Dropout(0.5), nn.GELU(), nn.Linear(64, 5)))
+    run = examined("amp", BACKENDS["amp"], task, dataset_of(TASK), "bf16", steps=2)
+    assert run.findings.first.gradients
+    assert run.findings.sharp is None
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_correct_backend_is_as_near_to_the_oracle_as_roundings_and_sums_let_it_be(precision, accumulate):

@@ -579,7 +579,7 @@ class Findings:
         infinite: a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``.
         aged: a step from a state as it is after long training; None where it depends on no count.
         trained: the update of the step after training; None where it was skipped, or could not be followed.
-        sharp: a step at weights at which nothing is nearly linear; None in old records, of dropout, and where none is finite.
+        sharp: a step at weights at which nothing is nearly linear; None in old records, and of a network with dropout.
         reload: a state that was saved and loaded.
         draws: None where a step draws no random numbers.
         wrong_scale: None where the loss scale of each training step is right.

@@ -262,7 +262,7 @@ NETWORKS = (
     ),
     Network(
         "mixer", "timm",
-        mixer, vision,
+        mixer, vision, sums_in_16_bits=True,
     ),
     Network(
         "gpt2, tied", "transformers",

@@ -198,7 +198,7 @@ def test_images_are_flattened():
         ({"lr": 0}, "task.optimizer.lr=0"),
         ({"lr": "fast"}, "task.optimizer.lr=fast"),
         ({"momentum": 1.0}, "task.optimizer.momentum=1.0: expected a finite number above 0 and below 1"),
-        ({"loss": "hinge"}, "task.loss=hinge: expected one of cross_entropy, mse"),
+        ({"loss": "hinge"}, "task.loss=hinge: expected one of cross_entropy, masked_cross_entropy, mse"),
     ],
 )
 def test_bad_tasks_name_the_field_and_the_value(change, message):

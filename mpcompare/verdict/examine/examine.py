@@ -42,7 +42,7 @@ from mpcompare.verdict.examine.last import last
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
 from mpcompare.verdict.examine.noise import train_again
-from mpcompare.verdict.examine.oracle import oracle
+from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.reload import reload
 from mpcompare.verdict.examine.rounding import rounding_errors
@@ -89,11 +89,8 @@ def examine(
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact = oracle(subject, batches[0], subject.precision)
-    driver, rounding = first(subject, batches, exact), _rounding(subject, batches[0])
-    at_first, late = driver.result(), Attempts()
-    of_age = late.take("aged", lambda: aged(subject, driver, batches[0], exact), None)
-    infinite = late.take("infinite input", lambda: infinite_input(subject, driver, batches[0]), None)
-    at_sharp = late.take("sharp", lambda: sharp(subject, batches[0]), None)
+    late = Attempts()
+    at_the_start = _at_the_start(subject, batches, exact, late)
 
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
@@ -114,15 +111,10 @@ def examine(
         recipe=recipe(promised_task(subject.task, promises)),
         longest_sum=longest_sum(subject.model, batches[0][0][0], subject.task.batch_size),
         layers=layers(subject.examined, exact.order, batches[0][0][0][:4]),
-        first=at_first,
-        rounding=rounding,
+        rounding=_rounding(subject, batches[0]),
         twin={name: Replacement(kink.kinked, kink.smooth) for name, kink in subject.kinks.items()},
         overflow=overflowed,
-        infinite=infinite,
-        aged=of_age,
-        sharp=at_sharp,
         reload=reloaded,
-        draws=draws_of(subject, driver.draws_alike, batches[0]),
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         moves=moves,
@@ -131,8 +123,27 @@ def examine(
         promises=promises,
         written=written(subject.lent, subject.model, batches[0]) if subject.lent else None,
         stopped=late.stopped,
+        **at_the_start,
         **at_the_end,
     )
+
+
+def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> dict[str, Any]:
+    """Returns the findings, by their names, of backends that have not trained.
+
+    Args:
+        batches: the first ones.
+        exact: the oracle's step on the first of them.
+        late: takes all passes but the first one.
+    """
+    batch, driver = batches[0], first(subject, batches, exact)
+    return {
+        "first": driver.result(),
+        "aged": late.take("aged", lambda: aged(subject, driver, batch, exact), None),
+        "infinite": late.take("infinite input", lambda: infinite_input(subject, driver, batch), None),
+        "sharp": late.take("sharp", lambda: sharp(subject, batch), None),
+        "draws": draws_of(subject, driver.draws_alike, batch),
+    }
 
 
 def _at_the_end(

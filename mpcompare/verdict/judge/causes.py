@@ -107,6 +107,11 @@ class Symptoms:
         worst = max(self.failed, key=lambda name: self.errors[name].excess)
         return f"{worst} is off by {self.errors[worst].relative:.1e} of its norm"
 
+    def vanishes(self, name: str) -> bool:
+        """Returns whether a gradient is 0 but for rounding errors, so that it has no direction."""
+        e = self.errors[name]
+        return e.of is not None and e.of.norm <= e.limit
+
     @cached_property
     def near(self) -> float:
         """A factor that is no further from 1 than that is none by which anyone scales on purpose."""
@@ -175,7 +180,8 @@ def _scaled(s: Symptoms) -> Explanation | None:
     """Every gradient is off by one factor; or, where the loss is right, every one that failed."""
     factor = _factor(s.errors)
     if not factor:
-        factor = _factor({name: s.errors[name] for name in s.failed}) if s.loss_is_right else None
+        some = {name: s.errors[name] for name in s.failed if not s.vanishes(name)}
+        factor = _factor(some) if some and s.loss_is_right else None
         because = f"the gradients of {s.some} are {factor or 1:.4g} times what they should be"
         return ("gradient scaled", because) if factor else None
     if mistake := clip_mistake(factor, s.run.findings, s.own.drive, s.reference.step):
@@ -210,18 +216,15 @@ def _underflow(s: Symptoms) -> Explanation | None:
 
 
 def _one_role(s: Symptoms) -> Explanation | None:
-    """Only layers of one role are wrong, or gradients that are 0 before a norm."""
+    """Only layers of one role are wrong, or gradients that are 0 before a norm, with or without those of norms."""
     if s.roles in ({"normalization"}, {"embedding"}):
         (only,) = s.roles
         return only, f"only gradients of {only} layers are wrong ({s.some}), {s.off}"
     normed = {layer.after for layer in s.layers.values() if role(layer) == "normalization"}
-
-    def vanishes(name: str) -> bool:
-        e = s.errors[name].of
-        return s.layers[name].layer in normed and e is not None and e.norm <= s.errors[name].limit
-
-    if all(map(vanishes, s.failed)):
-        return "normalization", f"the gradients of {s.some} are 0 before a norm, and it passes down something else"
+    before = [name for name in s.failed if s.vanishes(name) and s.layers[name].layer in normed]
+    if before and all(name in before or role(s.layers[name]) == "normalization" for name in s.failed):
+        zeros = ", ".join(before)
+        return "normalization", f"the gradients of {zeros} are 0 before a norm, and it passes down something else"
     return None
 
 

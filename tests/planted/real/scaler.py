@@ -31,7 +31,8 @@ class FusedSgd(Amp):
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), **asdict(task.optimizer), fused=True)  # type: ignore[call-overload]
+        settings = {name: value for name, value in asdict(task.optimizer).items() if name != "groups"}  # type: ignore[call-overload]
+        self.optimizer = torch.optim.SGD(self.model.parameters(), **settings, fused=True)
 
     def step(self, lr: float | Tensor) -> None:
         with mock.patch.object(torch, "empty_like", lambda t, **_: torch.full_like(t, torch.nan)):

@@ -30,6 +30,9 @@ FAMILIES = {
     "recipe": "recipe, fp16 and bf16",
     "trained": "wrong after 10 of 20 steps, fp16 and bf16",
     "dropout": "dropout and checkpoints, bf16",
+    "groups": "parameter groups, fp16 and bf16",
+    "branches": "branches, fp16 and bf16",
+    "masked": "masked labels, bf16",
 }
 
 

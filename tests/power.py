@@ -10,6 +10,7 @@
     python tests/power.py correct --family groups    the same with parameter groups
     python tests/power.py correct --family branches  networks of which a batch uses one branch
     python tests/power.py correct --family masked    text of which labels are left out, in micro-batches
+    python tests/power.py correct --family all       all of these
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
     python tests/power.py networks --compiled        networks that others wrote, kept as docs/power/networks.csv
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
@@ -26,7 +27,7 @@ import sys
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,15 @@ class Tally:
         table["parted"] = counts["parted"]
         table.to_csv(file)
 
+    def row(self) -> dict[str, Any]:
+        """Returns all runs as a row of a table, with the worst share of the limits of each kind of checks."""
+        runs = pd.DataFrame(self.rows)
+        worst = {kind: f"{runs[kind].max():.2f}" for kind in KINDS if kind in runs and kind not in TIGHT}
+        return {"correct runs": len(runs), "accused": self.accused, **worst, "parted": int(runs["parted"].sum())}
+
+
+TIGHT = ("optimizer", "trained")  # right updates come to their bounds
+
 
 def _shares(verdict: Verdict) -> dict[str, float]:
     """Returns, by kind, how near the worst check came to its limit."""
@@ -139,8 +149,8 @@ def _shares(verdict: Verdict) -> dict[str, float]:
 
 def correct(
     family: str, seeds: Iterable[int], precisions: Sequence[str], compiled: bool, csv: Path | None = None
-) -> bool:
-    """Judges correct runs of every seed and precision. Returns whether none was accused."""
+) -> Tally:
+    """Judges correct runs of every seed and precision."""
     tally, shapes = Tally(), {}
     for seed in seeds:
         for precision in precisions:
@@ -154,7 +164,7 @@ def correct(
     tally.show(family)
     if csv:
         tally.write(csv / f"correct_{family}.csv")
-    return tally.accused == 0
+    return tally
 
 
 def real(table: str) -> bool:
@@ -185,9 +195,48 @@ def networks(only: str, compiled: bool) -> bool:
     return all(row["verdict"] == "same" or row["network"] in known for row in rows)
 
 
+def planted_families(args: argparse.Namespace) -> bool:
+    good = True
+    for family in FAMILIES if args.family == "all" else (args.family,):
+        good &= planted(family, args.csv)
+    return good
+
+
+def correct_families(args: argparse.Namespace) -> bool:
+    """Judges correct runs of one family, or of all but the peers', whose table is ``correct.csv``."""
+    if args.family != "all":
+        return not correct_family(args.family, args, args.csv).accused
+    rows = []
+    for family in CASES:
+        if family != "peers":
+            tasks = f"{args.tasks}, {' and '.join(precisions_of(family, args))}"
+            rows.append({"family": family, "tasks and precisions": tasks, **correct_family(family, args, None).row()})
+            if args.csv:
+                pd.DataFrame(rows).to_csv(args.csv / "correct.csv", index=False)
+    return not any(row["accused"] for row in rows)
+
+
+def correct_family(family: str, args: argparse.Namespace, csv: Path | None) -> Tally:
+    seeds = range(args.first, args.first + args.tasks)
+    return correct(family, seeds, precisions_of(family, args), args.compiled, csv)
+
+
+def precisions_of(family: str, args: argparse.Namespace) -> Sequence[str]:
+    """Returns the precisions asked for; fp16 is left out where torch's CPU has it not, or is slow."""
+    return args.precision or (BF16 if family in ("cnn", "lstm") else BOTH)
+
+
+SUBJECTS: dict[str, Callable[[argparse.Namespace], bool]] = {
+    "planted": planted_families,
+    "correct": correct_families,
+    "networks": lambda args: networks(args.only, args.compiled),
+    "real": lambda args: real(args.table),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("planted", "correct", "networks", "real"))
+    parser.add_argument("what", choices=SUBJECTS)
     parser.add_argument("--family", choices=(*FAMILIES, "unstable", "peers", "all"), default="mlp")
     parser.add_argument("--tasks", type=int, default=25)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -200,17 +249,7 @@ def main() -> None:
     torch.set_num_threads(1)  # as the tests do
     warnings.filterwarnings("ignore", "GradScaler|lr_scheduler|.*lr_scheduler.step")
     start = time.monotonic()
-    good = real(args.table) if args.what == "real" else True
-    if args.what == "networks":
-        good = networks(args.only, args.compiled)
-    families = FAMILIES if args.family == "all" else (args.family,)
-    for family in families if args.what in ("planted", "correct") else ():
-        if args.what == "planted":
-            good &= planted(family, args.csv)
-            continue
-        default = BF16 if family in ("cnn", "lstm") else BOTH  # fp16: torch's CPU has them not, or they are slow
-        seeds = range(args.first, args.first + args.tasks)
-        good &= correct(family, seeds, args.precision or default, args.compiled, args.csv)
+    good = SUBJECTS[args.what](args)
     print(f"{time.monotonic() - start:.0f} s")
     sys.exit(0 if good else 1)
 

@@ -64,10 +64,14 @@ def held_out_of(
     model: nn.Module, dataset: Dataset, task: Task, steps: int
 ) -> Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], HeldOut]:
     """Returns a function of parameters and buffers that evaluates them for the examination, always on the same held-out
-    samples: evenly spread, and few enough to cost next to nothing beside so many steps of training."""
-    samples = max(1, int(SHARE * steps * task.batch_size))
-    apart = -(-len(dataset.x_test) // samples)
-    some = replace(dataset, x_test=dataset.x_test[::apart], y_test=dataset.y_test[::apart])
+    samples: evenly spread, and few enough to cost next to nothing beside so many steps of training. They are whole
+    micro-batches, if there are as many samples, for a loss may want so many rows."""
+    rows = task.micro_batch_size
+    samples = max(rows, int(SHARE * steps * task.batch_size))
+    spread = slice(None, None, -(-len(dataset.x_test) // samples))
+    count = len(dataset.x_test[spread])
+    few = slice(count - count % rows if count >= rows else count)
+    some = replace(dataset, x_test=dataset.x_test[spread][few], y_test=dataset.y_test[spread][few])
     devices = [dataset.x_test.device] if dataset.x_test.is_cuda else []
 
     def held_out(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> HeldOut:

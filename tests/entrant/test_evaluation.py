@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -134,3 +135,23 @@ def test_evaluation_drops_nothing():
     assert state(torch.device("cpu")) == before
     dropping = score(model, dataset, task)
     assert dropping != first
+
+
+def test_the_examination_evaluates_whole_micro_batches():
+    """A loss may want so many rows, as one of pairs does; where there are fewer samples all are taken."""
+    seen = []
+
+    def loss(output, y):
+        seen.append(len(y))
+        return nn.functional.cross_entropy(output, y)
+
+    task = Task(normalised, loss, Sgd(0.1, 0.9), batch_size=32, accumulate=2)
+    model, plain = task.new_model(0, torch.device("cpu")), digits(0, samples=64)
+    for samples, expected in ((75, [16] * 4), (15, [15])):
+        data = replace(
+            plain, x_test=plain.x_train[:1].repeat(samples, 1, 1, 1), y_test=plain.y_train[:1].repeat(samples)
+        )
+        seen.clear()
+        found = evaluation.held_out_of(model, data, task, steps=64)(params_of(model), {})
+        assert seen == expected
+        assert found.targets == sum(expected)

@@ -116,8 +116,8 @@ class BiasedVariance(layers.Patched):
         def forward(x: Tensor) -> Tensor:
             before = norm.running_var.clone()
             output = right(x)
-            if norm.training:
-                norm.running_var.sub_((norm.running_var - before * (1 - norm.momentum)) / len(x))
+            if norm.training:  # through .data: autograd takes note of a write to what it keeps
+                norm.running_var.data.sub_((norm.running_var - before * (1 - norm.momentum)) / len(x))
             return output  # type: ignore[no-any-return]
 
         norm.forward = forward

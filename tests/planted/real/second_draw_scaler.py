@@ -1,7 +1,5 @@
 """Real bugs of the second draw: loss scaling, skipped steps and master weights."""
 
-from dataclasses import replace
-
 import torch
 from planted.real.registry import Theme
 from planted.real.second_draw_settings import MLP_ADAMW_COSINE_SKIPS, REGRESSION_HUGE
@@ -36,10 +34,10 @@ class UnscalesTwice(MasterWeights):
 class ScaleNotBelow1(MasterWeights):
     """TensorFlow's dynamic loss scale never goes below 1: where gradients overflow at 1, every step is skipped."""
 
-    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        if isinstance(loss_scale, DynamicLossScale):
-            loss_scale = replace(loss_scale, min_scale=1.0)
-        super().__init__(model, task, precision, loss_scale)
+    def update(self) -> None:
+        super().update()
+        if isinstance(self.scaling, DynamicLossScale):
+            self.scaling.scale = max(self.scaling.scale, 1.0)
 
 
 @SCALER.plants(

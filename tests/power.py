@@ -15,6 +15,7 @@
     python tests/power.py networks --compiled        networks that others wrote, kept as docs/power/networks.csv
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv and shown on the page
+    python tests/power.py real --table second_draw   those of the second draw instead
 
 ``planted --csv FOLDER`` also writes each table into FOLDER as planted_FAMILY.csv, with the cause that each bug was
 planted for, and why a check cannot see it. ``correct --csv FOLDER`` writes a row for each backend and precision into
@@ -37,7 +38,7 @@ import torch
 from planted.judged import judged
 from planted.real import judged as real_judged
 from planted.real import table as real_table
-from planted.real.registry import CORRECT, THEMES, real_bugs
+from planted.real.registry import CORRECT, SECOND_DRAW, THEMES, real_bugs, second_draw
 from planted.registry import BF16, BOTH, FAMILIES, bugs_of
 from support.backends import BACKENDS
 from support.cases import CASES
@@ -168,10 +169,10 @@ def correct(
 
 
 def real(table: str) -> bool:
-    """Prints a row for each bug of another library, and keeps them as a table if that has a name. Returns whether no
-    correct run is accused."""
+    """Prints a row for each bug of another library, and keeps them as a table if that has a name: ``second_draw`` is
+    that of the second draw. Returns whether no correct run is accused."""
     rows, at = [], real_table.commit()
-    for bug in real_bugs(*THEMES, CORRECT):
+    for bug in second_draw() if table == SECOND_DRAW else real_bugs(*THEMES, CORRECT):
         rows.append(row := real_table.row_of(bug, real_judged.judged(bug), at))
         print(f"{row['theme']}, {row['id']}, {row['precision']}: {row['verdict']} {row['cause']} ", end="")
         print(f"({row['worst']} of its limit; fair: {row['fair'] or 'same'})", flush=True)

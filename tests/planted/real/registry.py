@@ -11,7 +11,7 @@ which causes would be fair names for each:
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -35,6 +35,7 @@ THEMES = (
     "schedule",
 )
 CORRECT = "correct"  # the module of entrants that are right, and must not be accused
+SECOND_DRAW = "second_draw"  # the table of the bugs of the second draw
 HOST = "https://github.com/"
 
 
@@ -77,6 +78,7 @@ class RealBug:
         fair: the causes that would be fair names for it; none for an entrant that is right.
         read: ``thread``; ``title`` where no more of it was found, ``source`` where there is none and the code was read.
         also: further threads on the same mistake, of this library or of others.
+        draw: 2 for bugs that were looked for after the verdict had been mended for those of the first draw.
     """
 
     id: str
@@ -88,6 +90,7 @@ class RealBug:
     fair: tuple[str, ...]
     read: str = "thread"
     also: tuple[str, ...] = ()
+    draw: int = 1
 
     @property
     def correct(self) -> bool:
@@ -108,10 +111,12 @@ class Theme:
     """The bugs of one part of training.
 
     Attributes:
-        name: the name of its module.
+        name: the name of its module in the first draw.
+        draw: that of its bugs.
     """
 
     name: str
+    draw: int = 1
 
     def plants(
         self, path: str, setting: Setting, precision: str, fair: str = "", also: str = "", name: str = "", **rest: Any
@@ -128,7 +133,8 @@ class Theme:
         told = {"id": name or f"{repository}#{number}", "link": HOST + path, "fair": parts(fair), "also": parts(also)}
 
         def register(backend: type[Backend]) -> type[Backend]:
-            REAL.append(RealBug(theme=self.name, setting=setting, precision=precision, backend=backend, **told, **rest))
+            where = {"theme": self.name, "draw": self.draw, "setting": setting, "precision": precision}
+            REAL.append(RealBug(backend=backend, **where, **told, **rest))
             return backend
 
         return register
@@ -143,4 +149,15 @@ def real_bugs(*themes: str) -> list[RealBug]:
     """Returns the entrants of these themes, in the order in which they are planted."""
     for theme in themes:
         import_module(f"planted.real.{theme}")
-    return [bug for theme in themes for bug in REAL if bug.theme == theme]
+    return _of_draw(1, themes)
+
+
+def second_draw() -> list[RealBug]:
+    """Returns the entrants of the second draw, theme by theme; those that are right come last."""
+    for part in ("scaler", "step", "layers", "resume"):
+        import_module(f"planted.real.second_draw_{part}")
+    return _of_draw(2, (*THEMES, CORRECT))
+
+
+def _of_draw(draw: int, themes: Iterable[str]) -> list[RealBug]:
+    return [bug for theme in themes for bug in REAL if bug.theme == theme and bug.draw == draw]

@@ -130,6 +130,8 @@ def totals(rows: Sequence[Row]) -> list[str]:
     lines = ["| theme | bugs | flagged | with a fair cause |", "|" + " --- |" * 4]
     for theme in (*THEMES, ""):
         of_theme = [row for row in rows if row["theme"] == theme or (not theme and row["theme"] != CORRECT)]
+        if not of_theme:
+            continue
         counts = [sum(row[field] == "yes" for row in of_theme) for field in ("flagged", "named")]
         lines.append(f"| {theme or 'all'} | {len(of_theme)} | {counts[0]} | {counts[1]} |")
     return lines

@@ -37,8 +37,6 @@ def test_peak_memory_is_the_fullest_moment(device):
     del before
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_a_checkpoint_computes_again_is_not_kept(reentrant):
     x = torch.randint(20, (8, 32))
@@ -49,6 +47,8 @@ def test_what_a_checkpoint_computes_again_is_not_kept(reentrant):
     assert peaks[1] < 0.6 * peaks[0]
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_pool_of_a_graph_is_seen():
     def run():
         graph = torch.cuda.CUDAGraph()

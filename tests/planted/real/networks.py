@@ -167,8 +167,10 @@ def batch_norm_mlp() -> nn.Module:
 def policy_loss(output: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Returns the loss of a policy gradient: minus the mean of advantage times log probability. An action has a reward
     of 1, and of 1 + 2^-7 where it is the last class; the advantages are those of groups of four, centred and divided by
-    their spread in ``dtype``.
+    their spread in ``dtype``. Rows beyond the last group of four count for nothing.
     """
+    whole = slice(len(y) - len(y) % 4)
+    output, y = output[whole], y[whole]
     rewards = (1 + (y == 9) / 128).to(dtype).view(-1, 4)
     centred = rewards - rewards.mean(-1, keepdim=True)
     advantages = (centred / (rewards.std(-1, keepdim=True) + 1e-6)).flatten()

@@ -31,10 +31,8 @@ LIBRARIES = {
 }
 
 
-def loop_of_fabric(library, model, x, y):
-    """Returns a step as https://lightning.ai/docs/fabric/stable writes it."""
-    made = library.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
-    model, optimizer = made.setup(model, torch.optim.SGD(model.parameters(), LR, MOMENTUM))
+def loop_of(made, model, optimizer, x, y):
+    """Returns the step of a library that wraps network and optimizer, and takes the backward pass."""
 
     def step():
         optimizer.zero_grad()
@@ -42,20 +40,19 @@ def loop_of_fabric(library, model, x, y):
         optimizer.step()
 
     return step
+
+
+def loop_of_fabric(library, model, x, y):
+    """Returns a step as https://lightning.ai/docs/fabric/stable writes it."""
+    made = library.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    return loop_of(made, *made.setup(model, torch.optim.SGD(model.parameters(), LR, MOMENTUM)), x, y)
 
 
 def loop_of_accelerate(library, model, x, y):
     """Returns a step as https://huggingface.co/docs/accelerate writes it."""
     importlib.import_module("accelerate.state").AcceleratorState._reset_state()
     made = library.Accelerator(mixed_precision="bf16", cpu=True)
-    model, optimizer = made.prepare(model, torch.optim.SGD(model.parameters(), LR, MOMENTUM))
-
-    def step():
-        optimizer.zero_grad()
-        made.backward(nn.functional.cross_entropy(model(x), y))
-        optimizer.step()
-
-    return step
+    return loop_of(made, *made.prepare(model, torch.optim.SGD(model.parameters(), LR, MOMENTUM)), x, y)
 
 
 def loop_of_keras(library, model, x, y):

@@ -167,5 +167,9 @@ class DecayNotScaled(MasterWeights):
     def step(self, lr: float | Tensor) -> None:
         for master in self.masters.values():
             if master.grad is not None:
-                master.grad.add_(master.detach(), alpha=self.decay / self.scaling.scale)
+                master.grad.add_(master.detach(), alpha=self.decay * self.factor())
         super().step(lr)
+
+    def factor(self) -> float:
+        """Returns the factor by which the decay of the gradients, which have been divided by the scale, is off."""
+        return 1 / self.scaling.scale

@@ -2,6 +2,7 @@
 
 import torch
 from planted.real.clip import OwnNorm
+from planted.real.optimizer import DecayNotScaled
 from planted.real.registry import Theme
 from planted.real.second_draw_settings import MLP_ADAM_DECAY, MLP_MOMENTUM_65536, MLP_PLAIN_DECAY
 from planted.real.settings import MLP_ACCUMULATE, MLP_ADAM, MLP_ADAMW, MLP_CLIP, MLP_COSINE, MLP_DECAY
@@ -90,19 +91,11 @@ class DividesTheSumSoFar(Amp):
 
 
 @OPTIMIZER.plants("chainer/chainer/issues/7597", MLP_DECAY, "fp16", fair="weight decay")
-class DecayScaled(MasterWeights):
+class DecayScaled(DecayNotScaled):
     """The decay is multiplied by the loss scale, as if gradients were scaled still; they have been divided by it."""
 
-    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        super().__init__(model, task, precision, loss_scale)
-        self.decay = self.optimizer.param_groups[0]["weight_decay"]
-        self.optimizer.param_groups[0]["weight_decay"] = 0.0
-
-    def step(self, lr: float | Tensor) -> None:
-        for master in self.masters.values():
-            if master.grad is not None:
-                master.grad.add_(master.detach(), alpha=self.decay * self.scaling.scale)
-        super().step(lr)
+    def factor(self) -> float:
+        return self.scaling.scale
 
 
 @OPTIMIZER.plants("flagos-ai/FlagGems/issues/4988", MLP_ADAM_DECAY, "bf16", fair="weight decay", also="FlagGems#4989")

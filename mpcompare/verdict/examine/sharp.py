@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mpcompare.contract import Batches, Walk
 from mpcompare.dtypes import rounded_to
@@ -34,9 +35,27 @@ ROWS = range(8, 33)  # of the batch that are taken if they do not depend on each
 SAMPLES = 4
 
 
+KINKED = ("relu", "hard", "threshold", "max_pool", "clamp", "maximum", "minimum", "abs")  # parts of functions' names
+
+
+class Kinks(TorchFunctionMode):
+    """Looks for functions with a kink among those that are called.
+
+    Attributes:
+        found: whether there was one.
+    """
+
+    found = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.found |= any(part in getattr(func, "__name__", "") for part in KINKED)
+        return func(*args, **(kwargs or {}))
+
+
 def sharp(subject: Subject, batch: Batches) -> Sharp | None:
-    """Takes a step of a new backend at these weights up to its gradients; None where none are finite, and of a network
-    that draws random numbers, whose masks are not those of other rows.
+    """Takes a step of a new backend at these weights up to its gradients; None where none are finite. None, too, of a
+    network that draws random numbers, whose masks are not those of other rows, and of one with kinks, as plain MLPs
+    are: their units turn by roundings, which no few samples of them show.
 
     Args:
         batch: the first one, whose first rows are repeated to fill it.
@@ -44,7 +63,7 @@ def sharp(subject: Subject, batch: Batches) -> Sharp | None:
     values = subject.exactly.once(
         f"sharp-{subject.precision.name}", subject.ground(batch), _sharp_values, subject.precision
     )
-    if values["drawn"]:
+    if values["drawn"] or values["kinked"]:
         return None
     network = with_values(subject.examined, values["params"], {})
     exact = Exact(values["loss"], values["grads"], {}, values["loss_noise"])
@@ -85,10 +104,11 @@ def _sharp_values(ground: Ground, precision: Precision) -> dict[str, Any]:
     x, y = few_rows(ground)
     params = sharpened(ground.network, x, precision)
     network = with_values(ground.network, params, {})
-    exact = exact_step(network, ground.loss_fn, [(x, y)], precision)
+    with Kinks() as kinks:
+        exact = exact_step(network, ground.loss_fn, [(x, y)], precision)
     errors = rounding_errors(network, ground.loss_fn, [(x, y)], precision, SAMPLES)
     rounding = {name: vars(error) for name, error in errors.items()}
-    numbers = {"loss": exact.loss, "loss_noise": exact.loss_noise, "drawn": bool(exact.drawn)}
+    numbers = {"loss": exact.loss, "loss_noise": exact.loss_noise, "drawn": bool(exact.drawn), "kinked": kinks.found}
     return {**numbers, "grads": exact.grads, "params": params, "rounding": rounding}
 
 

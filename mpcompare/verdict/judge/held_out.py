@@ -1,7 +1,7 @@
 """Loss and accuracy on held-out samples after training: no further from the reference's than one more correct run."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -15,13 +15,14 @@ def checks(case: Case) -> Iterator[Check]:
     """Yields a check of each; the reference and its noise runs are the sample, as for the losses over the run.
 
     Where runs part a loss has no upper limit, but is a number where the last loss of training is one. Accuracies are
-    compared there, too: their sample varies as much as runs that went their own ways.
+    compared there, too, if all correct runs have learned: else a network may say anything, and all of them the same.
 
     An accuracy is a count over the number of targets. That rounds it to a whole number, so that its standard deviation
     is no less than that of a rounding, the root of 1/12, however alike the sample happens to be.
     """
     run, reference = case.run.findings.held_out, case.reference.findings.held_out
-    others = [again.held_out for again in case.reference.findings.noise]
+    noisy = case.reference.findings.noise
+    others = [again.held_out for again in noisy]
     again = [each for each in others if each is not None]
     if case.is_reference or run is None or reference is None or not again or len(again) < len(others):
         return
@@ -31,14 +32,22 @@ def checks(case: Case) -> Iterator[Check]:
         return
     correct = [reference, *again]
     losses = [each.loss for each in correct]
+    together = common_steps(case.reference, case.run) == len(case.reference.steps)
     if all(map(math.isfinite, losses)):
-        together = common_steps(case.reference, case.run) == len(case.reference.steps)
         noise = float(np.std(losses, ddof=1)) if together else math.inf
         yield _check(case, "loss", run.loss, losses, noise, max(4 * FP32, jump(case.reference)) * abs(reference.loss))
     accuracies = [each.accuracy for each in correct if each.accuracy is not None]
-    if run.accuracy is not None and len(accuracies) == len(correct):
+    trainings = [list(case.reference.steps["loss"]), *(each.losses for each in noisy)]
+    comparable = together or all(map(_has_learned, trainings))
+    if comparable and run.accuracy is not None and len(accuracies) == len(correct):
         noise = max(float(np.std(accuracies, ddof=1)), 1 / math.sqrt(12) / reference.targets)
         yield _check(case, "accuracy", run.accuracy, accuracies, noise, 0.0)
+
+
+def _has_learned(losses: Sequence[float]) -> bool:
+    """Returns whether training has lowered the loss; the means of its first and of its last quarter tell."""
+    quarter = max(len(losses) // 4, 1)
+    return float(np.mean(losses[-quarter:])) < float(np.mean(losses[:quarter]))
 
 
 def _check(case: Case, what: str, own: float, correct: list[float], noise: float, slack: float) -> Check:

@@ -1,6 +1,5 @@
-"""How far each training step moves the weights: a skipped one not at all, any other as far as those of correct runs."""
+"""The weights that each training step moves: none in a skipped one, in any other those that move in correct runs."""
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -28,7 +27,6 @@ def checks(case: Case) -> Iterator[Check]:
     taken = ~case.reference.steps["skipped"].to_numpy(dtype=bool)[: common_steps(case.reference, case.run)]
     if taken.any():
         yield _every_tensor(case, run, [reference, *again], taken)
-        yield _all_together(case, run, [reference, *again], taken)
         yield _digits(case, run, reference, taken)
 
 
@@ -68,26 +66,6 @@ def _every_tensor(case: Case, run: Moves, correct: Sequence[Moves], taken: np.nd
             because = f"training step {numbers[worst]} leaves {name} as it is, which moves by {found[0][worst]:.1e} in "
             because += f"{case.reference.name} ({times} such {'step' if times == 1 else 'steps'})"
     return Check("every training step moves every tensor", value, 1, "update left out", because)
-
-
-def _all_together(case: Case, run: Moves, correct: Sequence[Moves], taken: np.ndarray) -> Check:
-    """Compares the norm of each step's change of all tensors, relative to the reference's, by the noise, as the losses
-    over the run; fp32 rounds weights before and after the step."""
-    steps = len(taken)
-    norms = np.array([run.steps[:steps], *(each.steps[:steps] for each in correct)], dtype=float)
-    moves = taken & (norms[1] > 0)
-    ratios = norms[:, moves] / norms[1][moves]
-    numbers = case.reference.steps["step"].to_numpy()[:steps][moves]
-    if not len(numbers):
-        return Check("length of training steps", 0.0, 0.0, "run", "no step moves the weights")
-    noise = float(ratios[1:].std(axis=0, ddof=1).max())
-    rounded = 2 * FP32 * math.hypot(*correct[0].weights.values()) / float(norms[1][moves].min())
-    away = np.abs(ratios[0] - 1)
-    worst = int(np.argmax(np.where(np.isnan(away), math.inf, away)))
-    because = f"training step {numbers[worst]} moves the weights {ratios[0][worst]:.4g} times as far as in "
-    because += f"{case.reference.name}, which varies by {noise:.1e}"
-    limit = noise_factor(case.reference) * noise + rounded + DIGITS
-    return Check("length of training steps", float(away[worst]), limit, "run", because)
 
 
 def _digits(case: Case, run: Moves, reference: Moves, taken: np.ndarray) -> Check:

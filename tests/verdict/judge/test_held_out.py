@@ -64,7 +64,7 @@ def test_an_accuracy_is_known_to_a_sample_at_most(amp):
     assert verdict(noisy, accuracy=0.2)[1] == ["held-out accuracy"]
 
 
-def test_runs_that_part_are_compared_by_their_accuracy(amp):
+def test_runs_that_part_are_compared_by_their_accuracy_if_correct_ones_have_learned(amp):
     amp = with_scores(amp)
     first, *rest = amp.findings.noise
     parted = replace(first, losses=[2 * loss for loss in first.losses])
@@ -72,6 +72,10 @@ def test_runs_that_part_are_compared_by_their_accuracy(amp):
     assert verdict(amp, loss=2.0)[0].word == "same"
     assert verdict(amp, loss=math.inf)[1] == ["held-out loss"]
     assert verdict(amp, accuracy=0.09)[1] == ["held-out accuracy"]
+    lost = replace(first, losses=first.losses[::-1])
+    assert first.losses[-1] < first.losses[0]
+    unstable = replace(amp, findings=replace(amp.findings, noise=[lost, *rest]))
+    assert verdict(unstable, accuracy=0.09)[0].word == "same"
     diverged = amp.steps.assign(loss=[*amp.steps["loss"][:-1], math.nan])
     assert not any(name.startswith("held-out") for name in verdict(amp, accuracy=0.09, steps=diverged)[1])
 

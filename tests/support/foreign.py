@@ -33,8 +33,6 @@ class Network:
         precisions: the 16-bit precisions in which it is compared; fp16 is left out where torch's CPU has no kernel, or
             a slow one.
         lr: the learning rate of SGD with momentum 0.9.
-        sums_in_16_bits: whether layer norms of ``amp`` sum so many rows that it shows what torch's CPU does there
-            (docs/upstream/torch_sums_in_bf16.py): ``amp`` differs, and rightly.
     """
 
     name: str
@@ -43,7 +41,6 @@ class Network:
     data: Callable[[int], Dataset]
     precisions: tuple[str, ...] = BOTH
     lr: float = 0.05
-    sums_in_16_bits: bool = False
 
     @property
     def task(self) -> Task:
@@ -246,7 +243,7 @@ NETWORKS = (
         partial(
             of_timm, "swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=16, depths=(2, 2),
             num_heads=(1, 2), num_classes=10, drop_path_rate=0.0,
-        ), vision, sums_in_16_bits=True,
+        ), vision,
     ),
     Network(
         "vit_tiny", "timm",
@@ -258,11 +255,10 @@ NETWORKS = (
     Network(
         "convnext", "timm",
         partial(of_timm, "convnext_atto", depths=(1, 1, 2, 1), dims=(8, 16, 32, 48), num_classes=10), vision, BF16,
-        sums_in_16_bits=True,
     ),
     Network(
         "mixer", "timm",
-        mixer, vision, sums_in_16_bits=True,
+        mixer, vision,
     ),
     Network(
         "gpt2, tied", "transformers",

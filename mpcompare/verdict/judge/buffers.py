@@ -8,7 +8,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.findings import Buffers
 from mpcompare.verdict.judge.causes import Errors, role
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.limits import K, as_measure, stored_coarsely, tensor_limit
+from mpcompare.verdict.judge.limits import K, stored_coarsely, tensor_limit
 
 IN_16_BITS = "buffers in 16 bits"
 
@@ -70,14 +70,13 @@ def _of_pass(case: Case, where: str, after: str) -> Iterator[Check]:
     """Yields the checks of one pass: as for gradients, but that buffers stay in fp32, unless a backend promises other
     weights. The numbers that they are made of may be rounded, and they may not."""
     run, reference = case.run.findings.drives.get(where), case.reference.findings.drives.get(where)
-    if not (run and reference and run.buffers):
+    if case.is_reference or not (run and reference and run.buffers):
         return
     for name, e in reference.buffers.items():
         if e is None:
             continue
         rounding = case.reference.findings.rounding.get(name)
-        measure = as_measure(case, replace(e, largest=0.0), rounding)
-        limit = tensor_limit(case.run, measure, rounding) if measure else math.nan
+        limit = tensor_limit(case.run, replace(e, largest=0.0), rounding)
         error = Errors(run.buffers.get(name), limit + stored_coarsely(case.run) * e.norm)
         if not math.isnan(error.limit):
             because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm {after}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from mpcompare.verdict.findings import Drive, GradientError, Gradients, RoundingError
 from mpcompare.verdict.judge.causes import Errors, Pass, explain, too_small
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.limits import K, as_measure, signed_limit, sum_error, tensor_limit
+from mpcompare.verdict.judge.limits import K, signed_limit, sum_error, tensor_limit
 
 FIRST = "in the first step"
 AFTER_TRAINING = "after training"
@@ -36,7 +36,7 @@ def at_sharp_weights(case: Case) -> Iterator[Check]:
     """Yields checks of the pass ``sharp``, of the gradients that keep half of their digits there: where one rounding of
     each result costs more, errors are no longer small, and do not vary as they are believed to."""
     run, reference = case.run.findings.sharp, case.reference.findings.sharp
-    if not (run and reference and run.step.gradients):
+    if case.is_reference or not (run and reference and run.step.gradients):
         return
     most = math.sqrt(case.run.unit_roundoff)
     kept: dict[str, GradientError | None] = {
@@ -65,7 +65,7 @@ def not_finite(gradients: Gradients) -> list[str]:
 
 def _of_drives(case: Case, where: str, drives: tuple[Drive | None, Drive | None], cause: str) -> Iterator[Check]:
     run, reference = drives
-    if not (run and reference and run.gradients and reference.gradients):
+    if case.is_reference or not (run and reference and run.gradients and reference.gradients):
         return
     assert run.finite is not None
     assert reference.finite is not None
@@ -89,9 +89,7 @@ def _checks(
     errors = _errors(case, where, passes, roundings)
     exact = reference.exact_loss
     loss_error = abs(run.loss - run.exact_loss)
-    own = K * 4 * reference.loss_noise + sum_error(case.run) * abs(exact)
-    others = K * min(abs(reference.loss - exact), own) + 4 * reference.loss_noise + sum_error(case.run) * abs(exact)
-    loss_limit = own if case.is_reference else others
+    loss_limit = K * abs(reference.loss - exact) + 4 * reference.loss_noise + sum_error(case.run) * abs(exact)
     if not errors or math.isnan(loss_limit):
         return
     explained, because = explain(case.run, errors, *passes, loss_error <= loss_limit)
@@ -129,12 +127,10 @@ def _errors(
     overflowed = not_finite(run) if where == AFTER_TRAINING else []
     errors = {}
     for name, e in reference.gradients.items():
-        rounding = roundings.get(name)
-        measure = as_measure(case, e, rounding) if e else None
-        limit = tensor_limit(case.run, measure, rounding) if measure else math.nan
+        limit = tensor_limit(case.run, e, roundings.get(name)) if e else math.nan
         if not math.isnan(limit) and name not in overflowed:
-            assert measure is not None
-            errors[name] = Errors(run.gradients.get(name), limit, signed_limit(case.run, measure, rounding))
+            assert e is not None
+            errors[name] = Errors(run.gradients.get(name), limit, signed_limit(case.run, e, roundings.get(name)))
     return errors
 
 

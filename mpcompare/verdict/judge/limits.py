@@ -1,13 +1,12 @@
 """The limits of the checks: derived from the rounding of the precision, and from the errors of the reference."""
 
 import math
-from dataclasses import replace
 
 from scipy import special  # scipy.stats takes half a second to import
 
 from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.verdict.findings import FirstUpdate, GradientError, RoundingError
-from mpcompare.verdict.judge.check import Case, Examined
+from mpcompare.verdict.judge.check import Examined
 
 FP32 = FORMATS["fp32"].unit_roundoff
 K = 2.0  # a run may make twice the errors of its reference: one that rounds twice as often makes 1.4 times as much
@@ -53,22 +52,6 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     t = float(special.stdtrit(rounding.samples, 1 - RARE / 2))
     once = max(1.0, rounding.error / run.unit_roundoff / reference.norm)
     return K * max(abs(reference.slope - 1), t * rounding.along / reference.norm) + sum_error(run) * once
-
-
-def as_measure(case: Case, reference: GradientError, rounding: RoundingError | None) -> GradientError | None:
-    """Returns the reference's error as far as it may widen a limit: no further than one rounding of each result lets it
-    be, or a reference that is wrong would hide all that is as wrong. The reference itself is held beside one rounding
-    alone; None where that is not known. In fp32 it says too little: a mean inside of an operator, whose sum is in fp32,
-    too, is off by more than a rounding, by the same for all that it is subtracted from.
-    """
-    if rounding is None or not PRECISIONS[case.run.precision].is_16_bit:
-        return None if case.is_reference else reference
-    right = replace(reference, error=0.0, slope=1.0)
-    if case.is_reference:
-        return right
-    signed = signed_limit(case.run, right, rounding)
-    part = max(-signed, min(reference.slope - 1, signed)) if signed is not None else reference.slope - 1
-    return replace(reference, error=min(reference.error, tensor_limit(case.run, right, rounding)), slope=1 + part)
 
 
 def sum_error(run: Examined) -> float:

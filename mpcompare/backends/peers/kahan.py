@@ -6,9 +6,11 @@ https://optimi.benjaminwarner.dev/kahan_summation/
     optimizer = optimi.SGD(model.parameters(), lr, momentum=0.9)      # kahan_sum is on for 16-bit parameters
 
 Changed here: ``kahan_sum=True`` is said, because optimi else turns it on in the first step of a new optimizer, and not
-in one that loads a state of tensors alone. optimi has no Nesterov momentum, and its Adam no coupled weight decay.
+in one that loads a state of tensors alone. optimi has no Nesterov momentum, and its Adam no coupled weight decay. Its
+moments after t updates are those of torch over 1 - beta^t, so that the state has them under names of their own.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Task
+
+CORRECTED = {"exp_avg": "corrected_exp_avg", "exp_avg_sq": "corrected_exp_avg_sq"}  # optimi's names, and the state's
 
 
 class Kahan(Bf16Weights):
@@ -54,11 +58,16 @@ class Kahan(Bf16Weights):
         state, count = super().state_dict(), self.optimizer.param_groups[0].get("step")
         if count is not None and state["optimizer"]:  # optimi counts the updates of all parameters together
             state["optimizer"]["step"] = {name: count.float() for name in self.grads() or state["params"]}
-        return state
+        return _renamed(state, CORRECTED)
 
     def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
+        super().load_state_dict(_renamed(state, {theirs: ours for ours, theirs in CORRECTED.items()}))
         for kept in self.optimizer.state.values():
             kept.setdefault("exp_avg", None)  # optimi looks for the momentum of plain SGD, too
         for count in state["optimizer"].get("step", {}).values():
             self.optimizer.param_groups[0].update(step=count.detach().cpu().to(torch.int32), setup=True)
+
+
+def _renamed(state: State, names: Mapping[str, str]) -> State:
+    """Returns a state with other names of what the optimizer remembers."""
+    return {**state, "optimizer": {names.get(kind, kind): tensors for kind, tensors in state["optimizer"].items()}}

@@ -63,6 +63,7 @@ def test_memory_model_is_what_is_measured_at_the_default_task(name, precision):
     assert peak + x.nbytes + y.nbytes == pytest.approx(memory.allocated_bytes(model), rel=remarks.TOLERANCE)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     name_precision=st.sampled_from(MEASURED),

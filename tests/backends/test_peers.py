@@ -202,6 +202,7 @@ def test_tf32_rounds_what_fp32_does_not(device):
     assert errors["fp32"] < 2.0**-18 < errors["tf32"] < 2.0**-6
 
 
+@pytest.mark.slow
 def test_what_needs_a_gpu_is_a_row_that_says_so_and_the_others_finish(cli, tmp_path):
     folder = tmp_path / "sweep"
     ended = cli("-m", "backend=amp,amp_graph,tf32", *SMALL, "hydra/launcher=basic", "device=cpu",

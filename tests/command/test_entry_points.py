@@ -68,6 +68,7 @@ def test_what_can_be_chosen_is_said_with_it_and_with_those_of_config_dir(cli, in
         assert f" {name}," in line
 
 
+@pytest.mark.slow
 def test_a_run_takes_its_options(cli, install, tmp_path):
     install("its_amp", BACKEND, my_amp="its_amp.backend:MyAmp")
     ended = cli(*SMALL, "backend=my_amp", "backend.speed=low", "device=cpu", "verdict.enabled=false",

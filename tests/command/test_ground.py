@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
 from support.command import SMALL
 
 
+@pytest.mark.slow
 def test_a_backend_that_patches_torch_is_found_and_the_others_are_not_accused(cli, tmp_path):
     (tmp_path / "conf" / "backend").mkdir(parents=True)
     (tmp_path / "conf" / "backend" / "patches.yaml").write_text("_target_: support.patches_torch.PatchesTorch\n")

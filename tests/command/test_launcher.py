@@ -57,6 +57,7 @@ def nothing_is_left_of(process, within=15):
     return False
 
 
+@pytest.mark.slow
 def test_one_computes_at_any_moment(cli, tmp_path):
     targets = ",".join(["support.misbehaving.Logged"] * 3)
     ended = cli("-m", "backend=fp32", f"backend._target_={targets}",
@@ -126,6 +127,7 @@ def test_jobs_that_differ_in_what_they_compute_race_apart(cli, tmp_path):
     assert (table["speedup_low"] <= table["speedup_vs_baseline"]).all()
 
 
+@pytest.mark.slow
 def test_the_basic_launcher_still_works_and_its_ratios_say_what_they_are(cli, tmp_path):
     ended = cli("-m", "backend=amp,fp32", "hydra/launcher=basic", *SMALL, f"hydra.sweep.dir={tmp_path / 's'}")
     assert ended.code == 0, ended.err

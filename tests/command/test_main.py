@@ -453,6 +453,7 @@ def test_ctrl_c_stays_ignored_where_it_was(tmp_path):
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_nothing_is_drawn_where_stderr_is_not_a_terminal(tmp_path):
     command = [sys.executable, "-m", "mpcompare", *SMALL, f"hydra.run.dir={tmp_path / 'run'}"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)

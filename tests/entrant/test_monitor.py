@@ -127,7 +127,7 @@ SCALE = DynamicLossScale(init_scale=2.0**24, growth_interval=2)  # skips in the 
     [
         (Amp, "fp16", SCALE, AdamW(0.01), {"accumulate": 2}),
         (InOnePiece, "fp32", NoLossScale(), Sgd(0.1, 0.9), {"clip_norm": 0.5}),
-        (MasterWeights, "fp16", SCALE, Adam(0.01), {"clip_norm": 0.5}),
+        pytest.param(MasterWeights, "fp16", SCALE, Adam(0.01), {"clip_norm": 0.5}, marks=pytest.mark.slow),
         pytest.param(Fp32, "fp32", NoLossScale(), Sgd(0.1, 0.9), {}, marks=pytest.mark.slow),
         pytest.param(Scratch, "fp16", SCALE, Sgd(0.1), {"clip_norm": 0.5}, marks=pytest.mark.slow),
         pytest.param(Fused, "bf16", NoLossScale(), Sgd(0.1, 0.9), {}, marks=pytest.mark.slow),

@@ -50,6 +50,7 @@ def test_what_is_allowed_and_not_different_is_not_mentioned(tmp_path):
     assert labels([comparison]) == [["amp bf16", "mine bf16"]]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_the_task_or_the_seed_is_a_comparison_each(tmp_path):
     for i, more in enumerate([{}, {"batch_size": 16}, {"lr": 0.2}, {"seed": 1, "initial_weights": "v"}]):
         write_run(tmp_path / f"{i}-amp", "amp", sweep="s", **more)

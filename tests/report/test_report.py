@@ -52,6 +52,7 @@ def test_a_sweep_over_seeds_and_two_runs_of_different_seeds(cli, tmp_path):
     assert cli("sweep", "run0", "run1", "--out", "out", main=report_main).code == 0  # the sweep has both seeds
 
 
+@pytest.mark.slow
 def test_a_report_that_is_refused_after_a_sweep_loses_nothing(cli, tmp_path):
     ended = cli(
         "-m", "backend=amp", "seed=0,1", *SMALL, "hydra/launcher=basic", "report.allow=[seed]", "hydra.sweep.dir=sweep"
@@ -83,6 +84,7 @@ def test_outputs_write_the_files_for_which_there_is_something_to_show(tmp_path):
     assert written == always | {"dtypes.csv", "dtypes.png", "inference.csv"}
 
 
+@pytest.mark.slow
 def test_figures_and_the_table_are_written_in_the_formats_asked_for(cli, tmp_path):
     write_run(tmp_path / "0", "amp")
 

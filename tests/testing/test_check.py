@@ -20,7 +20,14 @@ MLP = {"mlp": TASKS["mlp"]}
 CNN = {"cnn": TASKS["cnn"]}
 
 
-@pytest.mark.parametrize(("name", "precision"), [("amp", "bf16"), ("master_weights", "bf16"), ("fp32", "fp32")])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("amp", "bf16"),
+        pytest.param("master_weights", "bf16", marks=pytest.mark.slow),
+        pytest.param("fp32", "fp32", marks=pytest.mark.slow),
+    ],
+)
 def test_backends_of_any_network_keep_the_contract(name, precision):
     checked = check_backend(BACKENDS[name], precision=precision)
     assert checked.candidates == [f"{task} {precision}" for task in ("mlp", "cnn", "transformer")]

@@ -6,18 +6,19 @@ from collections import Counter
 import pytest
 from planted.judged import judged
 from planted.registry import FAMILIES, bugs_of
+from support.marks import slow_after
 
 
 def parameters():
     """Yields every bug of MLPs, of the recipe, of trained backends and of dropout in every precision, and whether it is
-    slow. The plain command tries every eighth row of the MLPs, three of dropout, and each of the others in one
+    slow. The plain command tries every eighth row of the MLPs, three of dropout, and every third of the others in one
     precision."""
     rows = [(bug, precision) for bug in bugs_of("mlp") for precision in bug.precisions]
     for number, (bug, precision) in enumerate(rows):
         yield bug, precision, number % 8 != 0
-    for bug in bugs_of("recipe", "trained"):
+    for turn, bug in enumerate(bugs_of("recipe", "trained")):
         for number, precision in enumerate(bug.precisions):
-            yield bug, precision, number != 0
+            yield bug, precision, turn % 3 != 0 or number != 0
     for bug in bugs_of("dropout"):
         yield bug, "bf16", bug.name not in ("LeftOff", "OtherMasksTheSecondTime", "StatisticsMovedTwice")
 
@@ -59,7 +60,7 @@ def test_a_planted_bug_is_found_and_named(bug, precision):
         assert verdict.because
 
 
-@pytest.mark.parametrize("family", QUICK)
+@pytest.mark.parametrize("family", slow_after(2, QUICK))
 def test_planted_bugs_of_a_family_are_named(family):
     bugs = [bug for bug in bugs_of(family) if bug.name in QUICK[family]]
     assert len(bugs) == len(QUICK[family])

@@ -8,6 +8,7 @@ from planted.dropout import DROPOUT
 from planted.judged import reference
 from support.backends import BACKENDS
 from support.judging import examined
+from support.marks import slow_after
 from support.tasks import make_task
 from torch import Tensor
 
@@ -26,7 +27,7 @@ class OtherMasks(Amp):
         return super().forward(x, y)
 
 
-@pytest.mark.parametrize("functions", [False, True])
+@pytest.mark.parametrize("functions", slow_after(1, [True, False]))
 def test_a_backend_of_other_dtypes_draws_the_same_masks(functions):
     task, dataset, amp = reference(DROPOUT, "bf16", functions=functions)
     assert amp.findings.draws == Draws(examined=True, training=True)

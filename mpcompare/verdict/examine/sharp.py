@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from mpcompare.contract import Batches, Walk
 from mpcompare.dtypes import rounded_to
@@ -23,6 +22,7 @@ from mpcompare.precision import Precision
 from mpcompare.tasks.task import Params, params_of, with_values
 from mpcompare.verdict.examine.drive import RETRIES, beside, by_rows, own_factor
 from mpcompare.verdict.examine.ground import Ground
+from mpcompare.verdict.examine.kinks import kinks_tell
 from mpcompare.verdict.examine.oracle import Exact, exact_step, rows_are_independent
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject
@@ -35,27 +35,10 @@ ROWS = range(8, 33)  # of the batch that are taken if they do not depend on each
 SAMPLES = 4
 
 
-KINKED = ("relu", "hard", "threshold", "max_pool", "clamp", "maximum", "minimum", "abs")  # parts of functions' names
-
-
-class Kinks(TorchFunctionMode):
-    """Looks for functions with a kink among those that are called.
-
-    Attributes:
-        found: whether there was one.
-    """
-
-    found = False
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.found |= any(part in getattr(func, "__name__", "") for part in KINKED)
-        return func(*args, **(kwargs or {}))
-
-
 def sharp(subject: Subject, batch: Batches) -> Sharp | None:
     """Takes a step of a new backend at these weights up to its gradients; None where none are finite. None, too, of a
-    network that draws random numbers, whose masks are not those of other rows, and of one with kinks, as plain MLPs
-    are: their units turn by roundings, which no few samples of them show.
+    network that draws random numbers, whose masks are not those of other rows, and of one with kinks that tell, as
+    those of plain MLPs do.
 
     Args:
         batch: the first one, whose first rows are repeated to fill it.
@@ -104,11 +87,15 @@ def _sharp_values(ground: Ground, precision: Precision) -> dict[str, Any]:
     x, y = few_rows(ground)
     params = sharpened(ground.network, x, precision)
     network = with_values(ground.network, params, {})
-    with Kinks() as kinks:
-        exact = exact_step(network, ground.loss_fn, [(x, y)], precision)
+    exact = exact_step(network, ground.loss_fn, [(x, y)], precision)
     errors = rounding_errors(network, ground.loss_fn, [(x, y)], precision, SAMPLES)
     rounding = {name: vars(error) for name, error in errors.items()}
-    numbers = {"loss": exact.loss, "loss_noise": exact.loss_noise, "drawn": bool(exact.drawn), "kinked": kinks.found}
+    kinked = kinks_tell(
+        lambda: exact_step(network, ground.loss_fn, [(x, y)], precision).grads,
+        precision.unit_roundoff,
+        {name: error.error for name, error in errors.items()},
+    )
+    numbers = {"loss": exact.loss, "loss_noise": exact.loss_noise, "drawn": bool(exact.drawn), "kinked": kinked}
     return {**numbers, "grads": exact.grads, "params": params, "rounding": rounding}
 
 

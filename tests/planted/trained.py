@@ -55,7 +55,7 @@ class DecayStops(LateAmp):
         super().step(lr)
 
 
-@LATER.plants("optimizer", task=MOMENTUM)
+@LATER.plants("update left out", task=MOMENTUM)
 class BiasesStop(LateScratch):
     """Biases stay as they are."""
 
@@ -115,6 +115,16 @@ class StatisticsStop(LateAmp):
             if isinstance(module, nn.BatchNorm1d) and self.taken >= self.after:
                 module.momentum = 0.0
         return super().forward(x, y)
+
+
+@LATER.plants("running statistics", task=NORMED)
+class StatisticsTakeUpInf(LateAmp):
+    """A batch that overflows moves the statistics, which never come back from it."""
+
+    def update(self) -> None:
+        super().update()
+        if self.taken == self.after:
+            self.model[2].running_var[0] = torch.inf  # type: ignore[index]
 
 
 @LATER.plants("running statistics", task=NORMED)

@@ -18,7 +18,8 @@ from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_facto
 def checks(case: Case) -> Iterator[Check]:
     """Yields checks of the buffers that training moves: in the step after training beside a new backend; then at its
     end beside the reference, whole numbers exactly, and others together, where runs do not part. In fp32 these are not
-    compared, as weights are not (training.py)."""
+    compared, as weights are not (training.py). Of the reference, too, whether they are numbers at all."""
+    yield from _numbers(case)
     if case.is_reference:
         return
     yield from _next_step(case)
@@ -33,6 +34,18 @@ def checks(case: Case) -> Iterator[Check]:
     yield from _whole_numbers(case, own, correct)
     if common_steps(case.reference, case.run) == len(case.reference.steps) and not jump(case.reference):
         yield from _others(case, own, correct)
+
+
+def _numbers(case: Case) -> Iterator[Check]:
+    """A running mean that once took up inf or NaN holds it for ever. Weights that are finite can be trained on from
+    there, but the network cannot be evaluated."""
+    findings = case.run.findings
+    if not all(math.isfinite(v) for values in findings.moved.values() for v in values):
+        return
+    for name, b in (findings.buffers or {}).items():
+        wrong = not all(math.isfinite(v) for v in b.sketch)
+        because = f"{name} holds inf or NaN after training, and no weight does"
+        yield Check(f"numbers in buffer {name}", float(wrong), 0, cause_of(case, name), because)
 
 
 def _next_step(case: Case) -> Iterator[Check]:

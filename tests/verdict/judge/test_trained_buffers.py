@@ -110,3 +110,13 @@ def test_records_without_them_are_read(amp):
     old = from_document(document)
     assert (old.buffers, old.last_buffers, old.noise[0].buffers) == (None, {}, None)
     assert judge_run(replace(amp, name="other", findings=old), amp).word == "same"
+
+
+def test_what_holds_inf_is_wrong_in_the_reference_too(amp):
+    buffers = changed(amp, MEAN, sketch=[np.inf, *amp.findings.buffers[MEAN].sketch[1:]])
+    judged = judge_run(poisoned := replace(amp, findings=replace(amp.findings, buffers=buffers)), poisoned)
+    assert (judged.word, judged.cause) == ("differs", "running statistics")
+    assert judged.because == f"{MEAN} holds inf or NaN after training, and no weight does"
+    gone = {name: [np.nan] * len(sketch) for name, sketch in amp.findings.moved.items()}
+    lost = replace(poisoned, findings=replace(poisoned.findings, moved=gone))
+    assert not [check for check in judge_run(lost, lost).checks if check.name == f"numbers in buffer {MEAN}"]

@@ -8,14 +8,13 @@ from typing import Any
 from torch import nn
 
 from mpcompare.contract import Batches, Stepper, Walk
-from mpcompare.tasks.draws import EXAMINED, seed_step
-from mpcompare.tasks.task import Params, params_of
+from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.drive import beside, by_rows
 from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, at_scale
-from mpcompare.verdict.examine.trained import start_of, trained_update
+from mpcompare.verdict.examine.trained import gradients_of, start_of, trained_update
 from mpcompare.verdict.findings import Errors, Gradients, TrainedUpdate
 
 
@@ -39,7 +38,7 @@ def last(
     before = 0 if subject.start is None else subject.start.updates
     start = start_of(backend, lr, before + sum(not row["skipped"] for row in rows), rows[-1]["step"])
     walk = Walk(backend, batch, lr)
-    loss, grads = _gradients(walk)
+    loss, grads = gradients_of(walk)
     weights = params_of(trained)
     without = idle(trained, subject.task.loss_fn, batch, grads, weights)
     update = trained_update(subject, walk, start, grads, without)
@@ -47,17 +46,9 @@ def last(
         found = moved(without, weights, by_rows(backend.master_params()))
         update = replace(update, drive=replace(update.drive, idle=[found]))
     walk = Walk(new, batch, lr)
-    new_loss, new_grads = _gradients(walk)
+    new_loss, new_grads = gradients_of(walk)
     buffers: Errors = {}
     if new.buffers():
         walk.finish()
         buffers = step_errors(backend.buffers(), new.buffers())
     return beside(loss, grads, Exact(new_loss, new_grads, {}, 0.0)), buffers, update
-
-
-def _gradients(walk: Walk) -> tuple[float, Params]:
-    """Returns loss and gradients, copied as they lie in memory, of a step that is taken as far as they can be seen; it
-    begins with the random numbers of every examined step."""
-    seed_step(EXAMINED)
-    walk.through("unscale")
-    return float(walk.loss), {name: g.detach().clone() for name, g in walk.backend.grads().items()}

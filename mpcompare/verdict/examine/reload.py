@@ -1,16 +1,19 @@
-"""The pass ``reload``: a backend that loaded the state of another, beside that other."""
+"""The pass ``reload``: a backend that loaded the state of another, beside that other, and its next update beside the
+optimizer's from that state."""
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpcompare.contract import Batches, Stepper, take_step
+from mpcompare.contract import Batches, Stepper, Walk, take_step
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.examine.trained import gradients_of, start_of, trained_update
 from mpcompare.verdict.findings import AfterLoad, Reload, ReloadedTensor
 
 
@@ -26,6 +29,7 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
     first, rates = subject.make_backend(subject.model, scaling), subject.task.new_rates()
     seed_step(EXAMINED)
     Stepper(first, rates).step(batches[0])
+    updates = int(not first.skipped)
     if isinstance(scaling, DynamicLossScale):
         scaling = at_scale(scaling, 4 * scaling.scale)
     loaded = subject.make_backend(subject.model, scaling)
@@ -33,20 +37,23 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
     loaded.load_state_dict(copy.deepcopy(state))
     lost = lost_entries({**state, "params": first.master_params()}, loaded.state_dict())
     start = {name: p.detach().clone() for name, p in first.master_params().items()}
-    after = []
-    for backend in (first, loaded):
-        seed_step(EXAMINED)  # for a network that draws masks, and a backend that rounds at random
-        loss = float(take_step(backend, batches[1], rates.now))
-        after.append(AfterLoad(loss, float(backend.loss_scale())))
+    seed_step(EXAMINED)  # for a network that draws masks, and a backend that rounds at random
+    loss, lr = float(take_step(first, batches[1], rates.now)), float(rates.now)
+    begin, walk = start_of(loaded, lr, updates, 1), Walk(loaded, batches[1], lr)
+    again, grads = gradients_of(walk)
+    without = idle(subject.model, subject.task.loss_fn, batches[1], grads, start)
+    update = trained_update(subject, walk, begin, grads, without)
+    walk.finish()
     ends = [{**backend.master_params(), **backend.buffers()} for backend in (first, loaded)]
     return Reload(
-        expected=after[0],
-        found=after[1],
+        expected=AfterLoad(loss, float(first.loss_scale())),
+        found=AfterLoad(again, float(loaded.loss_scale())),
         error=numerics.distance(*ends),
         norm=numerics.distance(start, ends[0]),
         weights=numerics.finite_norm(ends[0]),
         lost=lost,
         tensors={name: ReloadedTensor(_distance(ends, name), _distance((start, ends[0]), name)) for name in start},
+        update=update,
     )
 
 

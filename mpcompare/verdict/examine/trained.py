@@ -17,6 +17,7 @@ from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Walk, promises_of
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import FORMATS
+from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.optimizers import IN_FP32, Coarse
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.drive import digits
@@ -67,6 +68,14 @@ def start_of(backend: Any, lr: float, updates: int, steps: int) -> Start:
         updates=updates,
         steps=steps,
     )
+
+
+def gradients_of(walk: Walk) -> tuple[float, Params]:
+    """Returns loss and gradients, copied as they lie in memory, of a step that is taken as far as they can be seen; it
+    begins with the random numbers of every examined step."""
+    seed_step(EXAMINED)
+    walk.through("unscale")
+    return float(walk.loss), {name: g.detach().clone() for name, g in walk.backend.grads().items()}
 
 
 def trained_update(
@@ -149,6 +158,7 @@ def _update(start: Start, seen: tuple[Params, Params, Params]) -> Update:
         number=start.updates,
         steps=start.steps,
         remembered=Remembered(kept, counts),
+        scale=start.scale,
     )
 
 

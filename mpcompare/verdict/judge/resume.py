@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from mpcompare.verdict.judge import resume_tensors
+from mpcompare.verdict.judge import optimizer, resume_tensors
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import FP32, reordered_loss
 
@@ -39,3 +39,5 @@ def checks(case: Case) -> Iterator[Check]:
         because = f"weights a step after a reload are {reload.error:.1e} away from those without the reload"
         yield Check("weights after a reload", reload.error, limit, "resume", because)
     yield from resume_tensors.checks(run)
+    if reload.update:
+        yield from optimizer.of_passes(run, {"reload": reload.update.drive})

@@ -88,6 +88,7 @@ class Gradients:
         loss_noise: standard deviation of the loss if each stored activation is rounded once.
         gradients: the error of each gradient; empty where the backend shows none.
         micro_batches: None where the step has only one, or no gradients are shown.
+        of_tensors: the same of each gradient by itself; empty where there are none, and in old records.
     """
 
     loss: float
@@ -95,6 +96,7 @@ class Gradients:
     loss_noise: float
     gradients: Errors = field(default_factory=dict)
     micro_batches: MicroBatches | None = None
+    of_tensors: dict[str, MicroBatches] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -405,6 +407,8 @@ class Reload:
         lost: the entries of the state that are others in the loaded backend; None in old records, which do not say.
         tensors: by parameter; empty in old records.
         weights: the norm of the weights and buffers of the first after the step; 0 in old records, which do not say.
+        update: the update of the one that loaded, replayed from the state; None where it cannot be followed, and in old
+            records.
     """
 
     expected: AfterLoad
@@ -414,6 +418,7 @@ class Reload:
     lost: list[str] | None = None
     tensors: dict[str, ReloadedTensor] = field(default_factory=dict)
     weights: float = 0.0
+    update: TrainedUpdate | None = None
 
 
 @dataclass(frozen=True)

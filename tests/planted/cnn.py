@@ -176,7 +176,7 @@ class LabelsOfTheRowBefore(Amp):
         return super().forward(x, y.roll(1))
 
 
-CNN.plants("optimizer", name="CnnLayerNotUpdated")(layers.variant(layers.NotUpdated, layer="conv2"))
+CNN.plants("update left out", name="CnnLayerNotUpdated")(layers.variant(layers.NotUpdated, layer="conv2"))
 CNN.plants("no master weights", name="CnnLayerWithoutMasters")(layers.variant(layers.RoundedWeights, layer="conv2"))
 
 

@@ -170,7 +170,7 @@ class HalfOfTheOutputDetached(layers.WrongInputGradient):
         return g
 
 
-LSTM.plants("optimizer", name="LstmNotUpdated")(layers.variant(layers.NotUpdated, layer="lstm"))
+LSTM.plants("update left out", name="LstmNotUpdated")(layers.variant(layers.NotUpdated, layer="lstm"))
 LSTM.plants("no master weights", name="LstmWithoutMasters")(layers.variant(layers.RoundedWeights, layer="lstm"))
 
 

@@ -219,6 +219,15 @@ class FirstMicroBatchDropped(MasterWeights):
         super().backward()
 
 
+@RECIPE.plants("accumulation", task=ACCUMULATE)
+class MatricesOfTheFirstMicroBatch(Scratch):
+    """The gradients of matrices are those of the first micro-batch; those of biases are summed."""
+
+    def add_gradient(self, name: str, g: Tensor) -> None:
+        if g.dim() == 1 or name not in self.scaled_grads:
+            super().add_gradient(name, g)
+
+
 @RECIPE.plants(
     "products", task=ACCUMULATE, invisible="as each of four terms is rounded to 16 bits, so may their sum be"
 )
@@ -353,6 +362,17 @@ class DecayBeforeUnscaling(Scratch):
         self.optimizer = kept
 
 
+@RECIPE.plants("weight decay", precisions=FP16, task={"optimizer": Sgd(0.05, 0.9, weight_decay=1e-4)})
+class DecayTimesTheScale(Scratch):
+    """The decay is multiplied by the loss scale, as if the gradients were scaled still."""
+
+    def step(self, lr: float | Tensor) -> None:
+        for name, g in self.unscaled.items():
+            decay = self.optimizer.weight_decay * (self.scaling.scale - 1)
+            g.add_(self.masters[name], alpha=0.0 if self.found_inf else decay)
+        super().step(lr)
+
+
 @RECIPE.plants("weight decay", task={**ADAMW, **WARMUP})
 class DecayAtTheFirstRate(OtherAdam):
     """Weights decay at the first learning rate, not at the schedule's."""
@@ -390,6 +410,27 @@ class EpsInFp16(OtherAdam):
 class NoBiasCorrection(OtherAdam):
     def rule_of(self, rule: Any, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
         adam(rule, w, g, remembered, lr, corrects=False)
+
+
+@RECIPE.plants("bias correction", task=ADAM)
+class MeanCorrectedInPlace(OtherAdam):
+    """The mean of the gradients is corrected where it is kept, and so once more in the next update."""
+
+    def rule_of(self, rule: Any, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
+        c1 = 1 - rule.betas[0] ** (int(remembered["step"]) + 1)
+        adam(rule, w, g, remembered, lr)
+        remembered["exp_avg"].div_(c1)
+
+
+@RECIPE.plants("bias correction", task=ADAMW)
+class RateCorrectedWithTheDecay(OtherAdam):
+    """The correction of the bias is a factor of the learning rate, and so of the decay; eps is added before it."""
+
+    def rule_of(self, rule: Any, w: Tensor, g: Tensor, remembered: Params, lr: float) -> None:
+        c1, c2 = (1 - beta ** (int(remembered["step"]) + 1) for beta in rule.betas)
+        rate = lr * c2**0.5 / c1
+        w.mul_(1 - rate * rule.weight_decay)
+        adam(rule, w, g, remembered, rate, corrects=False)
 
 
 @RECIPE.plants("bias correction", precisions=FP16, task=ADAM)
@@ -435,7 +476,7 @@ class MomentumDecaysInASkippedStep(ChangedInASkippedStep):
         remembered["momentum_buffer"].mul_(self.optimizer.momentum)
 
 
-@RECIPE.plants("optimizer", task=ADAM)
+@RECIPE.plants("update left out", task=ADAM)
 class LastLayerNotUpdated(Scratch):
     def step(self, lr: float | Tensor) -> None:
         last = f"W{len(self.layers)}"
@@ -534,6 +575,22 @@ class CountOfUpdatesLost(Amp):
     def load_state_dict(self, state: State) -> None:
         steps = {name: torch.zeros_like(t) for name, t in state["optimizer"].get("step", {}).items()}
         super().load_state_dict({**state, "optimizer": {**state["optimizer"], "step": steps}})
+
+
+@RECIPE.plants("schedule", precisions=BF16, task={"schedule": Cosine()})
+class RateOfTheStepBeforeOnceLoaded(Scratch):
+    """The step after loading has the rate of the step before, which is 2 % larger: gradients in bf16 may differ as
+    much."""
+
+    loaded = False
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.loaded = True
+
+    def step(self, lr: float | Tensor) -> None:
+        super().step(self.task.optimizer.lr if self.loaded else lr)
+        self.loaded = False
 
 
 @RECIPE.plants("resume", task=ADAM)

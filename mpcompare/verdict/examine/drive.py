@@ -82,6 +82,11 @@ def beside(loss: float, grads: Params, exact: Exact) -> Gradients:
         loss_noise=exact.loss_noise,
         gradients=gradient_errors(grads, exact.grads) if grads else {},
         micro_batches=micro_batches(grads, exact.shares, exact.weights) if grads and exact.shares else None,
+        of_tensors={
+            name: micro_batches({name: g}, exact.shares, exact.weights)
+            for name, g in grads.items()
+            if any(name in share for share in exact.shares)
+        },
     )
 
 
@@ -268,6 +273,7 @@ class Driver:
             remembered=replace(
                 self.remembered, tensors={kind: some_of(t) for kind, t in self.remembered.tensors.items()}
             ),
+            scale=taken.scale,
         )
         self.updates.append(update)
         self.remembered = FROM_THE_START

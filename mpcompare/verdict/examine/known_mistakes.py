@@ -33,6 +33,7 @@ class Update:
         number: the number of updates that were taken before.
         steps: the number of steps before, the skipped ones among them.
         remembered: the state that was loaded just before; of each tensor the same elements.
+        scale: the loss scale of the step.
     """
 
     before: Params
@@ -44,6 +45,7 @@ class Update:
     number: int
     steps: int
     remembered: Remembered = FROM_THE_START
+    scale: float = 1.0
 
 
 def some_of(tensors: Mapping[str, Tensor]) -> Params:
@@ -154,8 +156,11 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
             coupled = Adam(optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay)
             yield "decay in the gradient", _by(coupled.replay())
             yield "decay after the update", _decayed_after(without.replay(), decay)
+            yield "bias correction in the rate", _corrected_rate(optimizer, replace(optimizer, weight_decay=0.0))
         else:
             yield "decay beside the gradient", _decayed(without.replay(), lambda update: update.lr * decay)
+            yield "decay times the loss scale", _decayed_by(without.replay(), lambda update: decay * update.scale)
+            yield "decay over the loss scale", _decayed_by(without.replay(), lambda update: decay / update.scale)
 
 
 def _clipped(replay: Replay, norm: float) -> Mistake:
@@ -201,6 +206,27 @@ def _decayed_after(replay: Replay, decay: float) -> Mistake:
     return decayed
 
 
+def _decayed_by(replay: Replay, decay: Callable[[Update], float]) -> Mistake:
+    """Adds another decay to the gradient."""
+
+    def decayed(name: str, update: Update) -> tuple[Tensor, Tensor]:
+        added = decay(update) * update.before[name].double()
+        return _by(replay, grad_of=lambda g, _: g + added)(name, update)
+
+    return decayed
+
+
+def _corrected_rate(optimizer: AdamW, without: AdamW) -> Mistake:
+    """``w -= lr sqrt(c2) / c1 (m / (sqrt(v) + eps) + weight_decay w)``."""
+    beta1, beta2 = optimizer.betas
+
+    def share(update: Update) -> float:
+        t = max(update.remembered.updates, update.number) + 1
+        return update.lr * math.sqrt(1 - beta2**t) / (1 - beta1**t) * optimizer.weight_decay
+
+    return _decayed(EpsBefore(without, True), share)
+
+
 def _sgd_mistakes(optimizer: Sgd) -> Iterator[tuple[str, Mistake]]:
     if not optimizer.momentum:
         return
@@ -225,6 +251,7 @@ def _adam_mistakes(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
     yield "bias correction counts skipped steps", _by(CountsSteps(optimizer, decoupled))
     yield "bias correction counts updates without a gradient", _by(CountsUpdates(optimizer, decoupled))
     yield "bias correction one update ahead", _by(OneAhead(optimizer, decoupled))
+    yield "mean corrected in place", _by(CorrectedInPlace(optimizer, decoupled))
     yield "betas swapped", _by(replace(optimizer, betas=optimizer.betas[::-1]).replay())
 
 
@@ -267,6 +294,16 @@ class NoCorrectionOfV(AdamReplay):
 class OneAhead(AdamReplay):
     def corrections(self, t: int) -> tuple[float, float]:
         return super().corrections(t + 1)
+
+
+class CorrectedInPlace(AdamReplay):
+    """The mean of the gradients is kept as it was corrected, and corrected again in the next update."""
+
+    def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+        update = super().step(name, grad, weight, lr)
+        (m, M, *rest), (c1, _) = self.means[name], self.corrections(self.updates[name])
+        self.means[name] = m / c1, M / c1, *rest
+        return update
 
 
 class CountsSteps(AdamReplay):

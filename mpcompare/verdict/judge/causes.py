@@ -157,8 +157,11 @@ def _accumulated(s: Symptoms) -> Explanation | None:
     if s.own.step.micro_batches is None:
         return None
     limit = math.hypot(*(e.limit for e in s.errors.values()))
-    because = wrong_sum(s.own.step.micro_batches, limit)
-    return ("accumulation", because) if because else None
+    if because := wrong_sum(s.own.step.micro_batches, limit):
+        return "accumulation", because
+    of_tensors = s.own.step.of_tensors
+    each = [wrong_sum(of_tensors[name], s.errors[name].limit) if name in of_tensors else "" for name in s.failed]
+    return ("accumulation", f"of {s.failed[0]} {each[0]}") if all(each) else None
 
 
 def _rounded_to_one_side(s: Symptoms) -> Explanation | None:

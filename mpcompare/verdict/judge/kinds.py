@@ -43,6 +43,7 @@ KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
     "buffers": buffers.checks,
     "clip": clipping.checks,
     "idle": idle.checks,
+    "counts": trained.counts,
     "optimizer": optimizer.checks,
     "first change": first_change.checks,
     "later steps": gradients.later_steps,

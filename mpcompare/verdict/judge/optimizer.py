@@ -40,6 +40,16 @@ KNOWN_MISTAKES = {
         "with a bias correction that counts updates in which there is no gradient of it",
     ),
     "bias correction one update ahead": ("bias correction", "with the bias correction of the next update"),
+    "mean corrected in place": (
+        "bias correction",
+        "with a mean of the gradients that is corrected where it is kept, and corrected again in the next update",
+    ),
+    "bias correction in the rate": (
+        "bias correction",
+        "with the bias correction in the learning rate, which the decay is multiplied by, too",
+    ),
+    "decay times the loss scale": ("weight decay", "with a decay that is multiplied by the loss scale"),
+    "decay over the loss scale": ("weight decay", "with a decay that is divided by the loss scale"),
     "betas swapped": ("optimizer", "with its betas swapped"),
     "no decay": ("weight decay", "without weight decay"),
     "decay of the 16-bit weights": ("weight decay", "with a decay of the 16-bit weights"),
@@ -71,6 +81,8 @@ def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
                 if e.short > 0.5 and digits_tell:
                     why = "no master weights"
                     because = f"{name} has the digits of a 16-bit number; {e.lost:.1%} of its updates are lost"
+                elif e.lost == 1 and e.lost_in_fp32 < 1:
+                    why, because = "update left out", f"the update leaves {name} as it is, bit for bit"
                 elif cause:
                     why, because = cause, f"the update of {name} is not the optimizer's: {how}"
                 yield Check(f"update {number} of pass {where}, {name}", e.excess, 1, why, because, tight=True)
@@ -89,8 +101,9 @@ def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:
             kinds = ", ".join(drive.early)
             return "moments", f"{kinds} held other numbers than 0 after skipped steps, before the first update"
     for where, drive in drives.items():
-        later = len(drive.updates) > 1 or where == LAST  # what is remembered of one gradient has no more digits than it
-        short = [kind for kind, share in drive.digits.items() if share > 0.5 and later and drive.known_mistakes]
+        later = len(drive.updates) > 1 or where == LAST  # a momentum begins as a gradient, with no more digits than it
+        digits = {kind: share for kind, share in drive.digits.items() if later or kind != "momentum_buffer"}
+        short = [kind for kind, share in digits.items() if share > 0.5 and drive.known_mistakes]
         if short:
             return "moments", f"what is remembered of it ({', '.join(short)}) has the digits of 16-bit numbers"
     return "", ""

@@ -20,7 +20,14 @@ def checks(case: Case) -> Iterator[Check]:
     yield from clipping.of_pass(case.run, LAST, trained.drive)
     yield from optimizer.of_passes(case.run, {LAST: trained.drive})
     yield from _moments(trained)
-    yield from counts_of(trained.counts, " after training")
+
+
+def counts(case: Case) -> Iterator[Check]:
+    """Yields the checks of the number of updates that the optimizer counts after that step. They come before those of
+    updates, which a wrong count makes wrong."""
+    trained = case.run.findings.trained
+    if trained is not None:
+        yield from counts_of(trained.counts, " after training")
 
 
 def _moments(trained: TrainedUpdate) -> Iterator[Check]:

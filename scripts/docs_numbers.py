@@ -149,9 +149,10 @@ def peers(file: Path) -> str:
         scales = dict.fromkeys((seen["first_scale"], seen["last_scale"]))
         timed = {"ms a step": "", "x `amp`": "", "peak MB": ""}
         if seen["ms"]:
-            ratio = " ({x_low} to {x_high})".format(**seen) if seen["x_low"] not in ("", "nan") else ""
+            ms, x, low, high = (float(seen[name]) for name in ("ms", "x_amp", "x_low", "x_high"))
+            ratio = f"{x:.2f} ({low:.2f} to {high:.2f})"
             peak = f"{float(seen['peak_bytes']) / MB:.4g}"
-            timed = {"ms a step": seen["ms"], "x `amp`": seen["x_amp"] + ratio, "peak MB": peak}
+            timed = {"ms a step": f"{ms:.2f}", "x `amp`": ratio, "peak MB": peak}
         rows.append(
             {
                 "backend": f"`{name}`, `{options}`" if options else f"`{name}`",

@@ -4,6 +4,7 @@ Fabric and Accelerate set up a module and an optimizer, and are called alike fro
 """
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,8 @@ from mpcompare.backends.torch_model import TorchModel, clip_gradients, set_lr, s
 from mpcompare.contract import MemoryModel
 from mpcompare.errors import BackendUnavailable
 
+PYTHON = {"jax": (3, 11), "keras": (3, 11)}  # the oldest Python of these backends' libraries; their extras say so, too
+
 
 def library(module: str, backend: str) -> ModuleType:
     """Imports ``module``, which ``backend`` is made of; the extra that installs it has the backend's name.
@@ -21,6 +24,10 @@ def library(module: str, backend: str) -> ModuleType:
     Raises:
         BackendUnavailable: it is not installed, or cannot be imported here.
     """
+    oldest = PYTHON.get(backend, (3, 10))
+    if sys.version_info < oldest:
+        here, needed = (".".join(map(str, version[:2])) for version in (sys.version_info, oldest))
+        raise BackendUnavailable(f"backend={backend} needs Python {needed} or newer, and this is {here}")
     try:
         return importlib.import_module(module)
     except ImportError as error:

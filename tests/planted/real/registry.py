@@ -36,6 +36,7 @@ THEMES = (
 )
 CORRECT = "correct"  # the module of entrants that are right, and must not be accused
 SECOND_DRAW = "second_draw"  # the table of the bugs of the second draw
+THIRD_DRAW = "third_draw"  # and of the third
 HOST = "https://github.com/"
 
 
@@ -78,7 +79,8 @@ class RealBug:
         fair: the causes that would be fair names for it; none for an entrant that is right.
         read: ``thread``; ``title`` where no more of it was found, ``source`` where there is none and the code was read.
         also: further threads on the same mistake, of this library or of others.
-        draw: 2 for bugs that were looked for after the verdict had been mended for those of the first draw.
+        draw: 2 for bugs that were looked for after the verdict had been mended for those of the first draw, and 3 for
+            those that were looked for after it had been mended for both.
     """
 
     id: str
@@ -154,9 +156,18 @@ def real_bugs(*themes: str) -> list[RealBug]:
 
 def second_draw() -> list[RealBug]:
     """Returns the entrants of the second draw, theme by theme; those that are right come last."""
+    return _of_modules(2, SECOND_DRAW)
+
+
+def third_draw() -> list[RealBug]:
+    """Returns the entrants of the third draw, in the same order."""
+    return _of_modules(3, THIRD_DRAW)
+
+
+def _of_modules(draw: int, prefix: str) -> list[RealBug]:
     for part in ("scaler", "step", "layers", "resume"):
-        import_module(f"planted.real.second_draw_{part}")
-    return _of_draw(2, (*THEMES, CORRECT))
+        import_module(f"planted.real.{prefix}_{part}")
+    return _of_draw(draw, (*THEMES, CORRECT))
 
 
 def _of_draw(draw: int, themes: Iterable[str]) -> list[RealBug]:

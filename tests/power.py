@@ -15,7 +15,7 @@
     python tests/power.py networks --compiled        networks that others wrote, kept as docs/power/networks.csv
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv and shown on the page
-    python tests/power.py real --table second_draw   those of the second draw instead
+    python tests/power.py real --table second_draw   those of the second draw instead, and so with third_draw
 
 ``planted --csv FOLDER`` also writes each table into FOLDER as planted_FAMILY.csv, with the cause that each bug was
 planted for, and why a check cannot see it. ``correct --csv FOLDER`` writes a row for each backend and precision into
@@ -38,7 +38,7 @@ import torch
 from planted.judged import judged
 from planted.real import judged as real_judged
 from planted.real import table as real_table
-from planted.real.registry import CORRECT, SECOND_DRAW, THEMES, real_bugs, second_draw
+from planted.real.registry import CORRECT, SECOND_DRAW, THEMES, THIRD_DRAW, real_bugs, second_draw, third_draw
 from planted.registry import BF16, BOTH, FAMILIES, bugs_of
 from support.backends import BACKENDS
 from support.cases import CASES
@@ -49,6 +49,7 @@ from support.judging import judged_case
 from mpcompare.verdict.judge.kinds import KINDS
 from mpcompare.verdict.judge.verdict import Verdict
 
+DRAWS = {SECOND_DRAW: second_draw, THIRD_DRAW: third_draw}
 TABLE_OF_NETWORKS = Path(__file__).parents[1] / "docs" / "power" / "networks.csv"
 
 
@@ -169,10 +170,11 @@ def correct(
 
 
 def real(table: str) -> bool:
-    """Prints a row for each bug of another library, and keeps them as a table if that has a name: ``second_draw`` is
-    that of the second draw. Returns whether no correct run is accused."""
+    """Prints a row for each bug of another library, and keeps them as a table if that has a name: one that begins with
+    ``second_draw`` or ``third_draw`` is of that draw. Returns whether no correct run is accused."""
     rows, at = [], real_table.commit()
-    for bug in second_draw() if table == SECOND_DRAW else real_bugs(*THEMES, CORRECT):
+    draw = next((draw for prefix, draw in DRAWS.items() if table.startswith(prefix)), None)
+    for bug in draw() if draw else real_bugs(*THEMES, CORRECT):
         rows.append(row := real_table.row_of(bug, real_judged.judged(bug), at))
         print(f"{row['theme']}, {row['id']}, {row['precision']}: {row['verdict']} {row['cause']} ", end="")
         print(f"({row['worst']} of its limit; fair: {row['fair'] or 'same'})", flush=True)

@@ -39,6 +39,7 @@ def checks(case: Case) -> Iterator[Check]:
     value = float(effective != precision)
     yield Check("effective precision", value, 0, "precision", because, detail=elsewhere)
     yield from _products(case)
+    yield from _others(case)
 
 
 def _products(case: Case) -> Iterator[Check]:
@@ -64,6 +65,22 @@ def _products(case: Case) -> Iterator[Check]:
             because = f"{words} of {name} ({row['kind']}) computes in {said}, where {case.reference.name} does in "
             detail = f"asked for {case.run.precision}, {words} of {name} in {said}"
             yield Check(f"{words} of {name}", float(wrong), 0, "precision", because + computed, detail=detail)
+
+
+def _others(case: Case) -> Iterator[Check]:
+    """Yields a check of each other layer: a 16-bit format that is not the precision's holds other numbers, and stands
+    nowhere unless the reference computes in it there, too."""
+    computed, of_case = PRECISIONS[case.run.precision].storage.name, (case.run, case.reference)
+    short = {name for name, precision in PRECISIONS.items() if precision.is_16_bit} - {computed}
+    for name in case.reference.layers:
+        rows = [run.layers.get(name) for run in of_case]
+        if rows[0] is None or rows[1] is None or PRODUCTS.match(rows[1]["kind"]):
+            continue
+        found, expected = ({*_formats_of(row, "computes"), *_formats_of(row, "backward")} for row in rows if row)
+        foreign = " and ".join(sorted(short & found - expected))
+        because = f"{name} ({rows[1]['kind']}) computes in {foreign} in training with {case.run.precision}"
+        detail = f"asked for {case.run.precision}, {name} in {foreign}"
+        yield Check(f"other formats in {name}", float(bool(foreign)), 0, "precision", because, detail=detail)
 
 
 def _expected(case: Case, what: str) -> tuple[str, ...]:

@@ -12,6 +12,10 @@ LAST = "last"  # the pass in which the trained backend takes its next step
 # By name in verdict/examine/known_mistakes.py: the cause, and how the updates are made.
 KNOWN_MISTAKES = {
     "schedule late": ("schedule", "at the learning rate of the update before"),
+    "schedule late from 0": (
+        "schedule",
+        "at the learning rate of the update before, and the first one at that of none",
+    ),
     "schedule early": ("schedule", "at the learning rate of the next update"),
     "schedule counts skipped steps": ("schedule", "at a learning rate that skipped steps advance, too"),
     "schedule left out": ("schedule", "at the optimizer's learning rate, whatever the schedule"),
@@ -81,11 +85,18 @@ def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
                 if e.short > 0.5 and digits_tell:
                     why = "no master weights"
                     because = f"{name} has the digits of a 16-bit number; {e.lost:.1%} of its updates are lost"
-                elif e.lost == 1 and e.lost_in_fp32 < 1:
-                    why, because = "update left out", f"the update leaves {name} as it is, bit for bit"
                 elif cause:
                     why, because = cause, f"the update of {name} is not the optimizer's: {how}"
+                elif e.lost == 1 and e.lost_in_fp32 < 1:
+                    why, because = "update left out", f"the update leaves {name} as it is, bit for bit"
                 yield Check(f"update {number} of pass {where}, {name}", e.excess, 1, why, because, tight=True)
+        for number, step in enumerate(drive.steps, start=1):
+            if not step.should_skip and not step.skipped:
+                why, because = (
+                    cause or "update left out",
+                    f"step {number} of pass {where} leaves all weights as they are",
+                )
+                yield Check(f"weights in step {number} of pass {where}", float(not step.moved), 0, why, because)
 
 
 def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:

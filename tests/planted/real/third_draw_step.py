@@ -74,7 +74,7 @@ class MomentsThroughBf16(MasterWeights):
     "tensorflow/swift-apis/issues/421",
     BRANCHES,
     "bf16",
-    fair="unused parameters, moments, optimizer",
+    fair="unused parameter, moments, optimizer",
     also="pytorch#28294",
 )
 class UnusedHaveZeros(MasterWeights):

@@ -129,7 +129,7 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
     if schedule.length:
         rates = {
             "schedule late": at(lambda update: update.number - 1),
-            "schedule late from 0": lambda update: optimizer.lr * schedule.factor(update.number - 1),
+            "schedule late from 0": lambda update: bool(update.number) * at(lambda u: u.number - 1)(update),
             "schedule early": at(lambda update: update.number + 1),
             "schedule counts skipped steps": at(lambda update: update.steps),
             "schedule left out": lambda update: optimizer.lr,

@@ -12,10 +12,7 @@ LAST = "last"  # the pass in which the trained backend takes its next step
 # By name in verdict/examine/known_mistakes.py: the cause, and how the updates are made.
 KNOWN_MISTAKES = {
     "schedule late": ("schedule", "at the learning rate of the update before"),
-    "schedule late from 0": (
-        "schedule",
-        "at the learning rate of the update before, and the first one at that of none",
-    ),
+    "schedule late from 0": ("schedule", "at the learning rate of the update before, and the first one at 0"),
     "schedule early": ("schedule", "at the learning rate of the next update"),
     "schedule counts skipped steps": ("schedule", "at a learning rate that skipped steps advance, too"),
     "schedule left out": ("schedule", "at the optimizer's learning rate, whatever the schedule"),

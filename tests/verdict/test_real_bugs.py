@@ -3,12 +3,12 @@
 import pytest
 from planted.real import table
 from planted.real.judged import judged
-from planted.real.registry import CORRECT, SECOND_DRAW, THEMES, real_bugs, second_draw
+from planted.real.registry import CORRECT, SECOND_DRAW, THEMES, THIRD_DRAW, real_bugs, second_draw, third_draw
 
 TABLES = sorted(path.stem for path in table.file_of("first").parent.glob("*.csv"))
 ROWS = {name: {row["id"]: row for row in table.read(name)} for name in TABLES}
 BUGS = real_bugs(*THEMES, CORRECT)
-DRAWS = {"first": BUGS, SECOND_DRAW: second_draw()}
+DRAWS = {"first": BUGS, SECOND_DRAW: second_draw(), THIRD_DRAW: third_draw()}
 ALL = [bug for bugs in DRAWS.values() for bug in bugs]
 QUICK = ("tabm#20", "entrenar#123", "Lightning#101", "FBGEMM#786", "RAE#67")
 
@@ -26,7 +26,7 @@ def test_there_are_many_and_each_has_a_name_of_its_own():
     ids = [bug.id for bug in ALL]
     assert len(set(ids)) == len(ids)
     assert sum(not bug.correct for bug in BUGS) >= 50
-    assert sum(not bug.correct for bug in DRAWS[SECOND_DRAW]) >= 15
+    assert all(sum(not bug.correct for bug in draw) >= 15 for draw in DRAWS.values())
     assert all(bug.what and bug.link.startswith("https://") for bug in ALL)
 
 
@@ -55,10 +55,11 @@ def test_the_page_gives_a_reason_for_each_that_is_missed_or_has_another_name():
             assert row["id"] in (renamed if row["flagged"] == "yes" else missed)
 
 
-def test_the_page_gives_a_reason_for_each_of_the_second_draw():
-    section = table.PAGE.read_text().split("## The second draw\n")[1].split("\n## ")[0]
+@pytest.mark.parametrize(("draw", "heading"), [(SECOND_DRAW, "The second draw"), (THIRD_DRAW, "The third draw")])
+def test_the_page_gives_a_reason_for_each_of_a_later_draw(draw, heading):
+    section = table.PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     missed, renamed = section.split("Flagged under another name")
-    for row in ROWS[SECOND_DRAW].values():
+    for row in ROWS[draw].values():
         if row["theme"] != CORRECT and row["named"] == "no":
             assert f"**{row['id']}**" in (renamed if row["flagged"] == "yes" else missed)
 

@@ -90,7 +90,7 @@ class DecayOfNothing(Amp):
             group["weight_decay"] = 0.0
 
 
-@GROUPS.plants("optimizer", precisions=BF16)
+@GROUPS.plants("update left out", precisions=BF16)
 class OneGroupIsNotUpdated(Amp):
     """The optimizer is made of the first group alone. In fp16 GradScaler does not look at the rest either."""
 

@@ -6,19 +6,19 @@ roundings of the kink are turned at once. For relu that is far more than roundin
 whose derivative has no jump, it is nothing.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.oracle import Exact
 
 RELU = ("relu", "relu_")
 KINKED = ("relu", "hard", "threshold", "max_pool", "clamp", "maximum", "minimum", "abs")  # parts of functions' names
 WITHIN = 4.0  # roundings of a typical input: units nearer to the kink are turned
-SHARE = 0.5  # of the error of one rounding of each result: it adds an eighth to that error
 
 
 class Kinks(TorchFunctionMode):
@@ -60,17 +60,17 @@ class _Turned(torch.autograd.Function):
         return grad * ((x > 0) ^ near), None
 
 
-def kinks_tell(grads_of: Callable[[], Params], unit_roundoff: float, rounding: Mapping[str, float]) -> bool:
-    """Returns whether roundings at kinks are no small part of the errors of gradients.
+def beside_turned_units(step: Callable[[], Exact], unit_roundoff: float) -> tuple[Exact, dict[str, float]]:
+    """Returns a step, and by parameter the most that roundings at kinks change its gradient: inf where another function
+    than relu has one.
 
     Args:
-        grads_of: takes the exact step and returns its gradients, the same ones each time.
-        rounding: by parameter the error that one rounding of each result makes.
+        step: takes the exact step, the same one each time.
     """
     with Kinks() as kinks:
-        grads = grads_of()
+        exact = step()
     if kinks.others or not kinks.of_relu:
-        return kinks.others
+        return exact, dict.fromkeys(exact.grads, math.inf if kinks.others else 0.0)
     with Kinks(WITHIN * unit_roundoff):
-        turned = grads_of()
-    return any(not (turned[name] - g).norm().item() <= SHARE * rounding[name] for name, g in grads.items())
+        turned = step().grads
+    return exact, {name: (turned[name] - g).norm().item() for name, g in exact.grads.items()}

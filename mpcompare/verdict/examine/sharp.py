@@ -9,7 +9,7 @@ them, with their oracle and the error of one rounding of each result there.
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from mpcompare.precision import Precision
 from mpcompare.tasks.task import Params, params_of, with_values
 from mpcompare.verdict.examine.drive import RETRIES, beside, by_rows, own_factor
 from mpcompare.verdict.examine.ground import Ground
-from mpcompare.verdict.examine.kinks import kinks_tell
+from mpcompare.verdict.examine.kinks import beside_turned_units
 from mpcompare.verdict.examine.oracle import Exact, exact_step, rows_are_independent
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject
@@ -33,6 +33,7 @@ MOVED = 0.25  # biases and factors of norms, which begin at 0 and 1, are moved b
 RECURRENT = {"weight_hh": 1.0}  # and 2 of all other weights of layers that are no single product
 ROWS = range(8, 33)  # of the batch that are taken if they do not depend on each other
 SAMPLES = 4
+SHARE = 0.5  # of the error of one rounding of each result that kinks may add: an eighth of it, in squares
 
 
 def sharp(subject: Subject, batch: Batches) -> Sharp | None:
@@ -46,7 +47,7 @@ def sharp(subject: Subject, batch: Batches) -> Sharp | None:
     values = subject.exactly.once(
         f"sharp-{subject.precision.name}", subject.ground(batch), _sharp_values, subject.precision
     )
-    if values["drawn"] or values["kinked"]:
+    if not values:
         return None
     network = with_values(subject.examined, values["params"], {})
     exact = Exact(values["loss"], values["grads"], {}, values["loss_noise"])
@@ -87,16 +88,22 @@ def _sharp_values(ground: Ground, precision: Precision) -> dict[str, Any]:
     x, y = few_rows(ground)
     params = sharpened(ground.network, x, precision)
     network = with_values(ground.network, params, {})
-    exact = exact_step(network, ground.loss_fn, [(x, y)], precision)
+    u = precision.unit_roundoff
+    exact, kinks = beside_turned_units(lambda: exact_step(network, ground.loss_fn, [(x, y)], precision), u)
+    most = {name: math.sqrt(u) * g.norm().item() for name, g in exact.grads.items()}  # of what is judged
+    if exact.drawn or _tell(kinks, most):
+        return {}
     errors = rounding_errors(network, ground.loss_fn, [(x, y)], precision, SAMPLES)
+    if _tell(kinks, {name: error.error for name, error in errors.items()}):
+        return {}
     rounding = {name: vars(error) for name, error in errors.items()}
-    kinked = kinks_tell(
-        lambda: exact_step(network, ground.loss_fn, [(x, y)], precision).grads,
-        precision.unit_roundoff,
-        {name: error.error for name, error in errors.items()},
-    )
-    numbers = {"loss": exact.loss, "loss_noise": exact.loss_noise, "drawn": bool(exact.drawn), "kinked": kinked}
+    numbers = {"loss": exact.loss, "loss_noise": exact.loss_noise}
     return {**numbers, "grads": exact.grads, "params": params, "rounding": rounding}
+
+
+def _tell(kinks: Mapping[str, float], rounding: Mapping[str, float]) -> bool:
+    """Returns whether errors at kinks are no small part of those of rounding."""
+    return any(not error <= SHARE * rounding[name] for name, error in kinks.items() if name in rounding)
 
 
 def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:

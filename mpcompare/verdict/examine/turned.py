@@ -38,6 +38,8 @@ def as_turned(subject: Subject, batches: Batches, exact: Exact, grads: Params, e
     if right or grads.keys() != exact.grads.keys() or not is_plain_mlp(subject.examined, subject.task):
         return exact
     units = _Units.of(subject, plain_mlp(subject.examined, subject.task), batches)
+    if units is None:
+        return exact
     turned = units.turned({name: g.clone() for name, g in exact.grads.items()}, grads)
     halved = _relative(turned, grads) <= _relative(exact.grads, grads) / 2
     return replace(exact, grads=turned) if halved else exact
@@ -64,8 +66,9 @@ class _Units:
     passed: list[Tensor]
 
     @classmethod
-    def of(cls, subject: Subject, mlp: PlainMlp, batches: Batches) -> "_Units":
-        """Computes them in fp32, whose errors are small beside those of 16 bits.
+    def of(cls, subject: Subject, mlp: PlainMlp, batches: Batches) -> "_Units | None":
+        """Computes them in fp32, whose errors are small beside those of 16 bits. None where no layer has units that may
+        turn, and few of them.
 
         A relative error uniform in +- u has the variance u^2 / 3. The products may be rounded, then their sum with the
         bias, and the errors of a layer's inputs add up in the next one.
@@ -84,6 +87,8 @@ class _Units:
             near.append(a.square() <= DEVIATIONS**2 * variance)
             z, variance = a.relu(), (variance + u2 * a.square()) * on[-1]
             inputs.append(z)
+        if not any(_few(turning) for turning in near):
+            return None
         output = (z @ weights[-1].t() + params[f"{mlp.layers[-1]}.bias"].detach()).requires_grad_()
         (back,) = torch.autograd.grad(subject.task.loss_fn(output, y), output)
         passed: list[Tensor] = []
@@ -96,9 +101,9 @@ class _Units:
         """Returns the gradients ``exact`` with units turned, from the last hidden layer down: turning one changes the
         gradients of its own layer and of those below."""
         for layer in range(len(self.on) - 1, -1, -1):
-            rows, units = self.near[layer].nonzero(as_tuple=True)
-            if not 0 < len(rows) <= MANY:
+            if not _few(self.near[layer]):
                 continue
+            rows, units = self.near[layer].nonzero(as_tuple=True)
             signs = 1 - 2 * self.on[layer][rows, units].double()
             change = self.passed[layer][rows, units].double() * signs
             chosen = self._chosen(layer, (rows, units, change), exact, grads)
@@ -134,6 +139,10 @@ class _Units:
                 row -= step
                 chosen.append(unit)
         return chosen
+
+
+def _few(near: Tensor) -> bool:
+    return 0 < int(near.count_nonzero()) <= MANY
 
 
 def _relative(exact: Params, grads: Params) -> float:

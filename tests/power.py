@@ -137,7 +137,7 @@ class Tally:
         return {"correct runs": len(runs), "accused": self.accused, **worst, "parted": int(runs["parted"].sum())}
 
 
-TIGHT = ("optimizer", "trained")  # right updates come to their bounds
+TIGHT = ("optimizer", "resume", "aged", "trained")  # right updates come to their bounds
 
 
 def _shares(verdict: Verdict) -> dict[str, float]:

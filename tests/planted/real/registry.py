@@ -37,6 +37,7 @@ THEMES = (
 CORRECT = "correct"  # the module of entrants that are right, and must not be accused
 SECOND_DRAW = "second_draw"  # the table of the bugs of the second draw
 THIRD_DRAW = "third_draw"  # and of the third
+FOURTH_DRAW = "fourth_draw"  # and of the fourth
 HOST = "https://github.com/"
 
 
@@ -79,8 +80,8 @@ class RealBug:
         fair: the causes that would be fair names for it; none for an entrant that is right.
         read: ``thread``; ``title`` where no more of it was found, ``source`` where there is none and the code was read.
         also: further threads on the same mistake, of this library or of others.
-        draw: 2 for bugs that were looked for after the verdict had been mended for those of the first draw, and 3 for
-            those that were looked for after it had been mended for both.
+        draw: 2 for bugs that were looked for after the verdict had been mended for those of the first draw, 3 for
+            those that were looked for after it had been mended for both, and 4 after it had been mended for all three.
     """
 
     id: str
@@ -162,6 +163,11 @@ def second_draw() -> list[RealBug]:
 def third_draw() -> list[RealBug]:
     """Returns the entrants of the third draw, in the same order."""
     return _of_modules(3, THIRD_DRAW)
+
+
+def fourth_draw() -> list[RealBug]:
+    """Returns the entrants of the fourth draw, in the same order."""
+    return _of_modules(4, FOURTH_DRAW)
 
 
 def _of_modules(draw: int, prefix: str) -> list[RealBug]:

@@ -15,7 +15,7 @@
     python tests/power.py networks --compiled        networks that others wrote, kept as docs/power/networks.csv
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv and shown on the page
-    python tests/power.py real --table second_draw   those of the second draw instead, and so with third_draw
+    python tests/power.py real --table second_draw   those of the second draw instead; so with third_draw, fourth_draw
 
 ``planted --csv FOLDER`` also writes each table into FOLDER as planted_FAMILY.csv, with the cause that each bug was
 planted for, and why a check cannot see it. ``correct --csv FOLDER`` writes a row for each backend and precision into
@@ -38,7 +38,17 @@ import torch
 from planted.judged import judged
 from planted.real import judged as real_judged
 from planted.real import table as real_table
-from planted.real.registry import CORRECT, SECOND_DRAW, THEMES, THIRD_DRAW, real_bugs, second_draw, third_draw
+from planted.real.registry import (
+    CORRECT,
+    FOURTH_DRAW,
+    SECOND_DRAW,
+    THEMES,
+    THIRD_DRAW,
+    fourth_draw,
+    real_bugs,
+    second_draw,
+    third_draw,
+)
 from planted.registry import BF16, BOTH, FAMILIES, bugs_of
 from support.backends import BACKENDS
 from support.cases import CASES
@@ -49,7 +59,7 @@ from support.judging import judged_case
 from mpcompare.verdict.judge.kinds import KINDS
 from mpcompare.verdict.judge.verdict import Verdict
 
-DRAWS = {SECOND_DRAW: second_draw, THIRD_DRAW: third_draw}
+DRAWS = {SECOND_DRAW: second_draw, THIRD_DRAW: third_draw, FOURTH_DRAW: fourth_draw}
 TABLE_OF_NETWORKS = Path(__file__).parents[1] / "docs" / "power" / "networks.csv"
 
 
@@ -171,7 +181,7 @@ def correct(
 
 def real(table: str) -> bool:
     """Prints a row for each bug of another library, and keeps them as a table if that has a name: one that begins with
-    ``second_draw`` or ``third_draw`` is of that draw. Returns whether no correct run is accused."""
+    the name of a later draw is of that draw. Returns whether no correct run is accused."""
     rows, at = [], real_table.commit()
     draw = next((draw for prefix, draw in DRAWS.items() if table.startswith(prefix)), None)
     for bug in draw() if draw else real_bugs(*THEMES, CORRECT):

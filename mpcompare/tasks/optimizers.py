@@ -84,6 +84,10 @@ class Optimizer(Protocol):
     def linear(self) -> bool:
         """Whether an update is linear in the gradients, so that its relative error is theirs."""
 
+    @property
+    def bounded(self) -> bool:
+        """Whether an update has a bound that follows from the learning rate and the sizes of the gradients."""
+
     def initial_state(self, like: Tensor) -> dict[str, Tensor]:
         """Returns the optimizer's state of a parameter before its first update, by torch's names: tensors of its shape
         and dtype, and ``step``, the number of updates, a 0-d fp32 tensor on the CPU."""
@@ -134,6 +138,10 @@ class Sgd:
 
     @property
     def linear(self) -> bool:
+        return True
+
+    @property
+    def bounded(self) -> bool:
         return True
 
     def initial_state(self, like: Tensor) -> dict[str, Tensor]:
@@ -226,6 +234,13 @@ class _AdamOrAdamW:
     @property
     def linear(self) -> bool:
         return False
+
+    @property
+    def bounded(self) -> bool:
+        """Where v forgets a large gradient before m does, m / sqrt(v) has no bound, and an element whose gradient is
+        next to 0 may move by any distance: beta1 < sqrt(beta2) prevents it (Reddi, Kale and Kumar, ICLR 2018)."""
+        beta1, beta2 = self.betas
+        return beta1 == 0 or beta1**2 < beta2
 
     def initial_state(self, like: Tensor) -> dict[str, Tensor]:
         return {"exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like), "step": torch.zeros(())}

@@ -554,6 +554,7 @@ class Recipe:
         clip_norm: None where nothing is clipped.
         clip_norm_type: the order of that norm.
         linear: whether an update is linear in the gradients.
+        bounded: whether an update has a bound; true in old records, which do not say.
     """
 
     batch_size: int
@@ -561,6 +562,7 @@ class Recipe:
     clip_norm: float | None = None
     clip_norm_type: float = 2.0
     linear: bool = True
+    bounded: bool = True
 
 
 Counts = dict[str, dict[str, list[int]]]  # by group (activations, ...) and tensor or layer: numbers by their exponent

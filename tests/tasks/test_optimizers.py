@@ -257,6 +257,20 @@ def test_an_optimizer_knows_whether_it_remembers():
     assert remembering == [False, True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("betas", "bounded"),
+    [((0.9, 0.999), True), ((0.9, 0.82), True), ((0.9, 0.5), False), ((0.9, 0.0), False), ((0, 0), True)],
+)
+def test_an_update_of_adam_is_bounded_where_the_squares_are_remembered_longer(betas, bounded):
+    assert AdamW(betas=betas).bounded is bounded
+    adam = Adam(lr=1.0, betas=betas, eps=1e-30).replay()
+    weight, largest = torch.zeros(1, dtype=torch.float64), 0.0
+    for gradient in [1.0] * 8 + [1e-12] * 40:
+        change, _ = adam.step("w", torch.tensor([gradient], dtype=torch.float64), weight, 1.0)
+        largest = max(largest, abs(float(change)))
+    assert (largest < 10) is bounded
+
+
 def test_betas_are_a_list_in_yaml():
     assert Adam(betas=[0, 0.99]) == Adam(betas=(0.0, 0.99))
     assert Adam(betas=[0, 0.99]).make([torch.nn.Parameter(torch.ones(1))]).defaults["betas"] == (0.0, 0.99)

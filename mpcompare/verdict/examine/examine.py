@@ -197,4 +197,5 @@ def recipe(task: Task) -> Recipe:
         clip_norm=task.clip_norm,
         clip_norm_type=task.clip_norm_type,
         linear=task.optimizer.linear,
+        bounded=task.optimizer.bounded,
     )

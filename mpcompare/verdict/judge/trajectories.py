@@ -60,12 +60,15 @@ def common_steps(reference: Examined, run: Examined | None = None) -> int:
     the noise says how large they may be; once they are no longer small, every run goes its own way. Halfway in digits
     is where this is drawn: noise beyond the root of the unit roundoff, relative to the loss. A step that one skips and
     another takes parts them too. Runs that resumed from different points have none in common, nor have runs with other
-    masks of dropout.
+    masks of dropout. Where updates have no bound, any step may part two runs, and a sample of three may hold no such
+    step.
 
     Args:
         run: one whose skipped steps count as well; without it, those of the reference and its noise runs.
     """
     if run is not None and (run.start != reference.start or not draws_alike(run, reference)):
+        return 0
+    if not reference.findings.recipe.bounded:
         return 0
     if not reference.findings.noise:
         return len(reference.steps)

@@ -1,16 +1,19 @@
-"""The run as a whole, in fp32, where a unit may turn in one run and in no other."""
+"""The run as a whole: in fp32, where a unit may turn in one run and in no other, and where updates have no bound."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
+from support.backends import BACKENDS
 from support.foreign import STEPS, UNet, maps
 from support.judged_networks import OtherOrder
-from support.judging import examined
+from support.judging import dataset_of, examined
+from support.tasks import make_task
 from torch import Tensor
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.report.verdicts import judge_run
-from mpcompare.tasks.optimizers import Sgd
+from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Task
 
 TASK = Task(partial(UNet, 4), "cross_entropy", Sgd(0.05, 0.9), 8)
@@ -35,3 +38,14 @@ def test_a_jump_at_a_kink_is_no_difference_and_a_step_on_other_rows_is_one(backe
     assert str(verdict) == said, verdict.because
     loss = next(check for check in verdict.checks if check.name == "loss over the run")
     assert loss.value > 1e-6
+
+
+@pytest.mark.parametrize(("betas", "compared"), [((0.9, 0.999), True), ((0.9, 0.0), False)])
+def test_training_is_compared_where_updates_have_a_bound(betas, compared):
+    task = make_task(samples=32 * 8, batch_size=32)
+    task = replace(task, optimizer=AdamW(1e-3, betas))
+    amp = examined("amp", BACKENDS["amp"], task, dataset_of(task), "bf16", steps=4, noise=2)
+    worse = replace(amp, name="worse", steps=amp.steps.assign(loss=amp.steps["loss"] + 30))
+    verdict = judge_run(worse, amp)
+    assert (verdict.cause == "run") is compared
+    assert ("training from step 1 on, where correct runs part" in verdict.unchecked) is not compared

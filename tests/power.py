@@ -38,17 +38,7 @@ import torch
 from planted.judged import judged
 from planted.real import judged as real_judged
 from planted.real import table as real_table
-from planted.real.registry import (
-    CORRECT,
-    FOURTH_DRAW,
-    SECOND_DRAW,
-    THEMES,
-    THIRD_DRAW,
-    fourth_draw,
-    real_bugs,
-    second_draw,
-    third_draw,
-)
+from planted.real.registry import CORRECT, LATER_DRAWS, THEMES, later_draw, real_bugs
 from planted.registry import BF16, BOTH, FAMILIES, bugs_of
 from support.backends import BACKENDS
 from support.cases import CASES
@@ -59,7 +49,6 @@ from support.judging import judged_case
 from mpcompare.verdict.judge.kinds import KINDS
 from mpcompare.verdict.judge.verdict import Verdict
 
-DRAWS = {SECOND_DRAW: second_draw, THIRD_DRAW: third_draw, FOURTH_DRAW: fourth_draw}
 TABLE_OF_NETWORKS = Path(__file__).parents[1] / "docs" / "power" / "networks.csv"
 
 
@@ -183,8 +172,8 @@ def real(table: str) -> bool:
     """Prints a row for each bug of another library, and keeps them as a table if that has a name: one that begins with
     the name of a later draw is of that draw. Returns whether no correct run is accused."""
     rows, at = [], real_table.commit()
-    draw = next((draw for prefix, draw in DRAWS.items() if table.startswith(prefix)), None)
-    for bug in draw() if draw else real_bugs(*THEMES, CORRECT):
+    name = next((name for name in LATER_DRAWS if table.startswith(name)), "")
+    for bug in later_draw(name) if name else real_bugs(*THEMES, CORRECT):
         rows.append(row := real_table.row_of(bug, real_judged.judged(bug), at))
         print(f"{row['theme']}, {row['id']}, {row['precision']}: {row['verdict']} {row['cause']} ", end="")
         print(f"({row['worst']} of its limit; fair: {row['fair'] or 'same'})", flush=True)

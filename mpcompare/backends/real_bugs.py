@@ -81,13 +81,8 @@ class UpdatesEachMicroBatch(MasterWeights):
         super().step(lr)
 
 
-class OwnAdamW(MasterWeights):
-    """``master_weights`` with an AdamW of its own, in parts that a bug can replace."""
-
-    @property
-    def adam(self) -> Any:
-        """The optimizer, for its constants."""
-        return self.task.optimizer
+class OwnRule(MasterWeights):
+    """``master_weights`` with an optimizer of its own."""
 
     def step(self, lr: float | Tensor) -> None:
         self.skipped = self.found_inf
@@ -99,13 +94,24 @@ class OwnAdamW(MasterWeights):
                 if master.grad is not None:
                     state = self.optimizer.state[master]
                     if not state:
-                        like = torch.zeros_like(master)
-                        state.update({"exp_avg": like, "exp_avg_sq": like.clone(), "step": torch.zeros(())})
+                        state.update(self.task.optimizer.initial_state(master))
                     self.rule(master, master.grad, state, float(lr))
                 p.copy_(master)
 
     def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
         """Updates one tensor and what is remembered of it."""
+        raise NotImplementedError
+
+
+class OwnAdamW(OwnRule):
+    """``master_weights`` with an AdamW of its own, in parts that a bug can replace."""
+
+    @property
+    def adam(self) -> Any:
+        """The optimizer, for its constants."""
+        return self.task.optimizer
+
+    def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
         m, v, updates = self.means(g, state)
         self.decay(w, lr)
         self.move(w, m, v, updates, lr)

@@ -3,22 +3,12 @@
 import pytest
 from planted.real import table
 from planted.real.judged import judged
-from planted.real.registry import (
-    CORRECT,
-    FOURTH_DRAW,
-    SECOND_DRAW,
-    THEMES,
-    THIRD_DRAW,
-    fourth_draw,
-    real_bugs,
-    second_draw,
-    third_draw,
-)
+from planted.real.registry import CORRECT, LATER_DRAWS, THEMES, later_draw, real_bugs
 
 TABLES = sorted(path.stem for path in table.file_of("first").parent.glob("*.csv"))
 ROWS = {name: {row["id"]: row for row in table.read(name)} for name in TABLES}
 BUGS = real_bugs(*THEMES, CORRECT)
-DRAWS = {"first": BUGS, SECOND_DRAW: second_draw(), THIRD_DRAW: third_draw(), FOURTH_DRAW: fourth_draw()}
+DRAWS = {"first": BUGS, **{name: later_draw(name) for name in LATER_DRAWS}}
 ALL = [bug for bugs in DRAWS.values() for bug in bugs]
 QUICK = ("tabm#20", "entrenar#123", "Lightning#101", "FBGEMM#786", "RAE#67")
 
@@ -65,12 +55,9 @@ def test_the_page_gives_a_reason_for_each_that_is_missed_or_has_another_name():
             assert row["id"] in (renamed if row["flagged"] == "yes" else missed)
 
 
-@pytest.mark.parametrize(
-    ("draw", "heading"),
-    [(SECOND_DRAW, "The second draw"), (THIRD_DRAW, "The third draw"), (FOURTH_DRAW, "The fourth draw")],
-)
-def test_the_page_gives_a_reason_for_each_of_a_later_draw(draw, heading):
-    section = table.PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+@pytest.mark.parametrize("draw", LATER_DRAWS)
+def test_the_page_gives_a_reason_for_each_of_a_later_draw(draw):
+    section = table.PAGE.read_text().split(f"## The {draw.replace('_', ' ')}\n")[1].split("\n## ")[0]
     missed, renamed = section.split("Flagged under another name")
     for row in ROWS[draw].values():
         if row["theme"] != CORRECT and row["named"] == "no":

@@ -10,7 +10,7 @@ from planted import layers
 from planted.real.fourth_draw_settings import GPT_PADDED, LSTM
 from planted.real.norms import WRONG, norms_of
 from planted.real.registry import CORRECT, Theme
-from planted.real.second_draw_layers import OwnAttention, batch_norm_of
+from planted.real.second_draw_layers import OwnAttention, batch_norm_of, moves_statistics
 from planted.real.second_draw_settings import BATCH_NORM_BF16
 from planted.real.settings import GPT, LLAMA, MLP, MLP_ADAM
 from planted.real.third_draw_settings import GPT_DROPOUT
@@ -57,18 +57,11 @@ class MomentumOnBothSides(layers.Patched):
     """Running statistics are ``momentum * old + momentum * new``, and not ``(1 - momentum) * old + momentum * new``."""
 
     def patch(self, model: Any) -> None:
-        norm: Any = batch_norm_of(model)
-        right = norm.forward
+        def move(norm: Any, before: dict[str, Tensor], _: Tensor) -> None:
+            for name, old in before.items():
+                getattr(norm, name).data.sub_((1 - 2 * norm.momentum) * old)
 
-        def forward(x: Tensor) -> Tensor:
-            before = {b: b.clone() for b in (norm.running_mean, norm.running_var)}
-            output = right(x)
-            if norm.training:  # through .data: autograd takes note of a write to what it keeps
-                for buffer, old in before.items():
-                    buffer.data.sub_((1 - 2 * norm.momentum) * old)
-            return output  # type: ignore[no-any-return]
-
-        norm.forward = forward
+        moves_statistics(batch_norm_of(model), move)
 
 
 def dropouts_of(model: nn.Module) -> list[nn.Dropout]:

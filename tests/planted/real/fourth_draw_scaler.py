@@ -4,13 +4,11 @@ import torch
 from planted.real.registry import Theme
 from planted.real.settings import MLP, MLP_MOMENTUM
 from planted.real.third_draw_settings import GPT_TIED
-from torch import Tensor, nn
+from planted.real.wholly import Rounds
+from torch import Tensor
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.master_weights import MasterWeights
-from mpcompare.contract import State
-from mpcompare.loss_scale import LossScale
-from mpcompare.tasks.task import Task
 
 SCALER, MASTERS = Theme("scaler", draw=4), Theme("masters", draw=4)
 
@@ -39,23 +37,11 @@ class ScaledInFp16(MasterWeights):
 
 
 @MASTERS.plants("openai/parameter-golf/pull/10", GPT_TIED, "bf16", fair="no master weights, precision, embedding")
-class TiedEmbeddingInBf16(Amp):
+class TiedEmbeddingInBf16(Rounds, Amp):
     """The embedding, which is the last layer, too, is a bf16 parameter and has bf16 moments, unlike all other
     weights."""
 
     tied = "embedding.weight"
-
-    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        super().__init__(model, task, precision, loss_scale)
-        self.round()
-
-    def step(self, lr: float | Tensor) -> None:
-        super().step(lr)
-        self.round()
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self.round()
 
     def round(self) -> None:
         weight = self.model.get_parameter(self.tied)

@@ -12,11 +12,10 @@ from planted.real.third_draw_step import OwnLoss
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
-from mpcompare.backends.master_weights import MasterWeights
-from mpcompare.backends.real_bugs import OwnAdamW
+from mpcompare.backends.real_bugs import OwnAdamW, OwnRule
 from mpcompare.contract import State
 from mpcompare.loss_scale import LossScale
-from mpcompare.tasks.task import Task
+from mpcompare.tasks.task import Params, Task
 
 CLIP, ACCUMULATION = Theme("clip", draw=4), Theme("accumulation", draw=4)
 OPTIMIZER, LOSS, RIGHT = Theme("optimizer", draw=4), Theme("loss", draw=4), Theme(CORRECT, draw=4)
@@ -89,26 +88,17 @@ class DecayWithoutTheRate(OwnAdamW):
         w.mul_(1 - self.adam.weight_decay)
 
 
-class OwnSgd(MasterWeights):
+class OwnSgd(OwnRule):
     """``master_weights`` with a momentum of its own."""
-
-    def step(self, lr: float | Tensor) -> None:
-        self.skipped = self.found_inf
-        if self.skipped:
-            return
-        with torch.no_grad():
-            for name, p in self.params.items():
-                w = self.masters[name]
-                assert w.grad is not None
-                v = self.optimizer.state[w].setdefault("momentum_buffer", torch.zeros_like(w))
-                self.rule(w, w.grad, v, float(lr))
-                p.copy_(w)
 
     @property
     def sgd(self) -> Any:
         return self.task.optimizer
 
-    def rule(self, w: Tensor, g: Tensor, v: Tensor, lr: float) -> None:
+    def rule(self, w: Tensor, g: Tensor, state: Params, lr: float) -> None:
+        self.move(w, g, state["momentum_buffer"], lr)
+
+    def move(self, w: Tensor, g: Tensor, v: Tensor, lr: float) -> None:
         """Updates a weight and its momentum ``v``, which is 0 at first."""
         raise NotImplementedError
 
@@ -117,7 +107,7 @@ class OwnSgd(MasterWeights):
 class MomentumWithTheOtherSign(OwnSgd):
     """Nesterov's update adds the part of the momentum that it should subtract: ``w - lr g + lr momentum v``."""
 
-    def rule(self, w: Tensor, g: Tensor, v: Tensor, lr: float) -> None:
+    def move(self, w: Tensor, g: Tensor, v: Tensor, lr: float) -> None:
         g = g + self.sgd.weight_decay * w
         v.mul_(self.sgd.momentum).add_(g)
         w.sub_(lr * g).add_(lr * self.sgd.momentum * v)
@@ -127,7 +117,7 @@ class MomentumWithTheOtherSign(OwnSgd):
 class DecayAfterTheMomentum(OwnSgd):
     """SGD of the C++ interface adds the decay to the momentum's update, and not to the gradient that it takes up."""
 
-    def rule(self, w: Tensor, g: Tensor, v: Tensor, lr: float) -> None:
+    def move(self, w: Tensor, g: Tensor, v: Tensor, lr: float) -> None:
         v.mul_(self.sgd.momentum).add_(g)
         w.sub_(lr * (v + self.sgd.weight_decay * w))
 
@@ -145,7 +135,7 @@ class OldRatesInTheMomentum(OwnSgd):
         super().step(lr)
         self.rate = self.rate if self.skipped else float(lr)
 
-    def rule(self, w: Tensor, g: Tensor, v: Tensor, lr: float) -> None:
+    def move(self, w: Tensor, g: Tensor, v: Tensor, lr: float) -> None:
         v.mul_(self.sgd.momentum * (self.rate or lr) / lr).add_(g)
         w.sub_(lr * v)
 
@@ -184,10 +174,7 @@ class TrueClassReadBack(OwnLoss):
     """The gradient at the true class, p - 1, is computed from a p that was rounded to bf16: where p is nearly 1, little
     is left of it."""
 
-    @staticmethod
-    def own_loss(output: Tensor, y: Tensor) -> Tensor:
-        loss: Tensor = _CrossEntropy.apply(output, y)
-        return loss
+    own_loss = staticmethod(_CrossEntropy.apply)
 
 
 class _CrossEntropyAgain(torch.autograd.Function):
@@ -213,10 +200,7 @@ class SoftmaxInBackward(OwnLoss):
     """The fused cross-entropy keeps statistics of the logits and computes its gradient from them in backward, in fp32:
     it is rounded once."""
 
-    @staticmethod
-    def own_loss(output: Tensor, y: Tensor) -> Tensor:
-        loss: Tensor = _CrossEntropyAgain.apply(output, y)
-        return loss
+    own_loss = staticmethod(_CrossEntropyAgain.apply)
 
 
 @RIGHT.plants("pluskid/Mocha.jl/pull/47", MLP_NESTEROV, "bf16")
@@ -224,7 +208,7 @@ class NesterovInItsOtherForm(OwnSgd):
     """Nesterov's update is written with steps, ``v' = momentum v - lr g; w + (1 + momentum) v' - momentum v``: with a
     constant learning rate that is the same. The momentum that is shown is -v over the rate."""
 
-    def rule(self, w: Tensor, g: Tensor, v: Tensor, lr: float) -> None:
+    def move(self, w: Tensor, g: Tensor, v: Tensor, lr: float) -> None:
         before, momentum = v * -lr, self.sgd.momentum
         after = momentum * before - lr * (g + self.sgd.weight_decay * w)
         w.add_((1 + momentum) * after - momentum * before)

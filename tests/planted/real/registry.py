@@ -35,9 +35,7 @@ THEMES = (
     "schedule",
 )
 CORRECT = "correct"  # the module of entrants that are right, and must not be accused
-SECOND_DRAW = "second_draw"  # the table of the bugs of the second draw
-THIRD_DRAW = "third_draw"  # and of the third
-FOURTH_DRAW = "fourth_draw"  # and of the fourth
+LATER_DRAWS = {"second_draw": 2, "third_draw": 3, "fourth_draw": 4}  # their numbers, by the names of their tables
 HOST = "https://github.com/"
 
 
@@ -155,25 +153,11 @@ def real_bugs(*themes: str) -> list[RealBug]:
     return _of_draw(1, themes)
 
 
-def second_draw() -> list[RealBug]:
-    """Returns the entrants of the second draw, theme by theme; those that are right come last."""
-    return _of_modules(2, SECOND_DRAW)
-
-
-def third_draw() -> list[RealBug]:
-    """Returns the entrants of the third draw, in the same order."""
-    return _of_modules(3, THIRD_DRAW)
-
-
-def fourth_draw() -> list[RealBug]:
-    """Returns the entrants of the fourth draw, in the same order."""
-    return _of_modules(4, FOURTH_DRAW)
-
-
-def _of_modules(draw: int, prefix: str) -> list[RealBug]:
+def later_draw(name: str) -> list[RealBug]:
+    """Returns the entrants of a draw after the first, theme by theme; those that are right come last."""
     for part in ("scaler", "step", "layers", "resume"):
-        import_module(f"planted.real.{prefix}_{part}")
-    return _of_draw(draw, (*THEMES, CORRECT))
+        import_module(f"planted.real.{name}_{part}")
+    return _of_draw(LATER_DRAWS[name], (*THEMES, CORRECT))
 
 
 def _of_draw(draw: int, themes: Iterable[str]) -> list[RealBug]:

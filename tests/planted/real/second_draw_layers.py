@@ -1,6 +1,7 @@
 """Real bugs of the second draw in layers: norms, their statistics, activations and attention; and three attentions that
 look wrong and are right."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,21 @@ from torch import Tensor, nn
 
 NORMS, BUFFERS = Theme("norms", draw=2), Theme("buffers", draw=2)
 PRECISION, RIGHT = Theme("precision", draw=2), Theme(CORRECT, draw=2)
+
+
+def moves_statistics(norm: Any, move: Callable[[Any, dict[str, Tensor], Tensor], None]) -> None:
+    """Lets ``move`` write to a norm's running statistics when a batch has moved them; it is given the norm, what they
+    were before, and the batch. It writes through ``.data``: autograd takes note of a write to what it keeps."""
+    right = norm.forward
+
+    def forward(x: Tensor) -> Tensor:
+        before = {name: getattr(norm, name).clone() for name in ("running_mean", "running_var")}
+        output: Tensor = right(x)
+        if norm.training:
+            move(norm, before, x)
+        return output
+
+    norm.forward = forward
 
 
 def batch_norm_of(model: Any) -> nn.BatchNorm1d:
@@ -110,17 +126,10 @@ class BiasedVariance(layers.Patched):
     """The running variance is that of the batch, divided by n and not by n - 1."""
 
     def patch(self, model: Any) -> None:
-        norm: Any = batch_norm_of(model)
-        right = norm.forward
+        def move(norm: Any, before: dict[str, Tensor], x: Tensor) -> None:
+            norm.running_var.data.sub_((norm.running_var - before["running_var"] * (1 - norm.momentum)) / len(x))
 
-        def forward(x: Tensor) -> Tensor:
-            before = norm.running_var.clone()
-            output = right(x)
-            if norm.training:  # through .data: autograd takes note of a write to what it keeps
-                norm.running_var.data.sub_((norm.running_var - before * (1 - norm.momentum)) / len(x))
-            return output  # type: ignore[no-any-return]
-
-        norm.forward = forward
+        moves_statistics(batch_norm_of(model), move)
 
 
 class _Tanh(torch.autograd.Function):

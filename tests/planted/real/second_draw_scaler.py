@@ -4,12 +4,12 @@ import torch
 from planted.real.registry import Theme
 from planted.real.second_draw_settings import MLP_ADAMW_COSINE_SKIPS, REGRESSION_HUGE
 from planted.real.settings import GPT, MLP_ADAMW, MLP_MOMENTUM
+from planted.real.wholly import Rounds
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.master_weights import MasterWeights
 from mpcompare.backends.torch_model import set_lr
-from mpcompare.contract import State
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, any_non_finite
 from mpcompare.tasks.task import Task
 
@@ -92,21 +92,9 @@ class AutocastWithoutScaler(Amp):
 
 
 @MASTERS.plants("PaddlePaddle/Paddle/pull/38991", GPT, "fp16", fair="no master weights, precision")
-class NoMastersBesideFp32(MasterWeights):
+class NoMastersBesideFp32(Rounds, MasterWeights):
     """The momentum of many tensors at once turns masters off when it meets an fp32 parameter, and the fp16 parameters
     that follow have none. Here these are all but norms and embeddings."""
-
-    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        super().__init__(model, task, precision, loss_scale)
-        self.round()
-
-    def step(self, lr: float | Tensor) -> None:
-        super().step(lr)
-        self.round()
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self.round()
 
     def round(self) -> None:
         with torch.no_grad():

@@ -34,6 +34,9 @@ from mpcompare.tasks.task import Params, Task
 ACCUMULATION, OPTIMIZER = Theme("accumulation", draw=3), Theme("optimizer", draw=3)
 LOSS, RIGHT = Theme("loss", draw=3), Theme(CORRECT, draw=3)
 
+BY_NAMES = "transformers#4360, unsloth-zoo#684, mt-dnn#37"  # further threads on groups that are made by names
+RATES = "DeepSpeed#7969, pytorch-cosine-annealing-with-warmup#14"  # and on rates of groups
+
 
 @ACCUMULATION.plants(
     "meta-pytorch/torchtune/pull/1875", MASKED_ACCUMULATE, "bf16", fair="accumulation, loss", also="open-instruct#1161"
@@ -128,11 +131,7 @@ class HeadUpdatedApart(Amp):
 
 
 @OPTIMIZER.plants(
-    "deepspeedai/DeepSpeedExamples/pull/755",
-    GPT_NO_DECAY,
-    "bf16",
-    fair="parameter groups, weight decay",
-    also="transformers#4360, unsloth-zoo#684, mt-dnn#37",
+    "deepspeedai/DeepSpeedExamples/pull/755", GPT_NO_DECAY, "bf16", fair="parameter groups, weight decay", also=BY_NAMES
 )
 class NormsDecay(Amp):
     """Parameters without decay are found by their names, "bias" and "LayerNorm.weight": gains of norms that have
@@ -145,11 +144,7 @@ class NormsDecay(Amp):
 
 
 @OPTIMIZER.plants(
-    "deepspeedai/DeepSpeed/pull/8171",
-    MLP_TWO_RATES,
-    "bf16",
-    fair="parameter groups, schedule, optimizer",
-    also="DeepSpeed#7969, pytorch-cosine-annealing-with-warmup#14",
+    "deepspeedai/DeepSpeed/pull/8171", MLP_TWO_RATES, "bf16", fair="parameter groups, schedule, optimizer", also=RATES
 )
 class RateOfTheFirstGroup(Amp):
     """The warm-up takes the learning rate of the first group for that of all groups."""

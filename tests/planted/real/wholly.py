@@ -36,6 +36,25 @@ class All16Bits(Amp):
         load_optimizer_state(self.optimizer, dict(self.model.named_parameters()), state["optimizer"])
 
 
+class Rounds:
+    """A backend that rounds something of its own whenever it has changed."""
+
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        super().__init__(model, task, precision, loss_scale)  # type: ignore[call-arg]
+        self.round()
+
+    def step(self, lr: float | Tensor) -> None:
+        super().step(lr)  # type: ignore[misc]
+        self.round()
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)  # type: ignore[misc]
+        self.round()
+
+    def round(self) -> None:
+        raise NotImplementedError
+
+
 def stochastically_rounded(values: Tensor) -> Tensor:
     """Returns fp32 numbers rounded to bf16, up or down with the probability that keeps their mean."""
     bits = values.contiguous().view(torch.int32)

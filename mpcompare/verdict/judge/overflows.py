@@ -29,7 +29,8 @@ def checks(case: Case) -> Iterator[Check]:
         run, reference = (each.findings.drives.get(where) for each in (case.run, case.reference))
         if not (run and reference and run.steps and reference.steps):
             continue  # without loss scaling there is no pass overflow, and with it no pass infinite input
-        counts = [sum(not step.finite for step in drive.steps) for drive in (run, reference)]
+        found = [[step.finite for step in drive.steps[: _comparable(reference, case)]] for drive in (run, reference)]
+        counts = [finite.count(False) for finite in found]
         because = f"{counts[0]} steps of pass {where} overflow, of {case.reference.name} {counts[1]}"
         if where == "first" and counts[0] < counts[1]:
             scales = f"at a loss scale of {run.first_scale:g}, of {case.reference.name} at {reference.first_scale:g}"
@@ -38,8 +39,16 @@ def checks(case: Case) -> Iterator[Check]:
         elif where == "first":
             yield Check(f"overflows of pass {where}", counts[0] - counts[1], 1, "overflow", because)
         else:
-            differ = [step.finite for step in run.steps] != [step.finite for step in reference.steps]
-            yield Check(f"overflows of pass {where}", float(differ), 0, "overflow", because)
+            yield Check(f"overflows of pass {where}", float(found[0] != found[1]), 0, "overflow", because)
+
+
+def _comparable(drive: Drive, case: Case) -> int:
+    """Returns the number of steps in which a pass can be compared: all, or those up to the first update where updates
+    have no bound, so that the weights after it may be anything."""
+    every = len(drive.steps)
+    if case.reference.findings.recipe.bounded:
+        return every
+    return next((number for number, step in enumerate(drive.steps, start=1) if step.finite), every)
 
 
 def _in_training(case: Case) -> Check:

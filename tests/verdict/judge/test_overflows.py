@@ -1,5 +1,7 @@
 """Overflows of a backend that computes its batches in parts, and of one that hides them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.backends import BACKENDS
@@ -56,3 +58,21 @@ def test_gradients_that_never_overflow_are_found_at_any_scale():
     assert verdict.word == "differs", verdict
     assert {check.kind for check in verdict.checks if not check.passed} >= {"overflows"}
     assert torch.isfinite(torch.tensor(run.overflow.first_scale))
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_after_an_update_without_a_bound_overflows_are_not_compared(bounded):
+    amp = examined("amp", BACKENDS["amp"], TASK, DATA, "fp16", steps=4, noise=2)
+
+    def overflows(findings):
+        recipe = replace(findings.recipe, bounded=bounded)
+        own, reference = (replace(amp, findings=replace(each, recipe=recipe)) for each in (findings, amp.findings))
+        checks = judge_run(replace(own, name="other"), reference).checks
+        return next(check for check in checks if check.name == "overflows of pass overflow")
+
+    steps = amp.findings.overflow.steps
+    taken = next(number for number, step in enumerate(steps) if step.finite)
+    for number, passes in ((taken, False), (taken + 1, not bounded)):
+        other = [replace(step, finite=step.finite ^ (at == number)) for at, step in enumerate(steps)]
+        drive = replace(amp.findings.overflow, steps=other)
+        assert overflows(replace(amp.findings, overflow=drive)).passed is passes

@@ -19,7 +19,7 @@ from mpcompare.tasks.optimizers import AdamW
 from mpcompare.tasks.schedules import Cosine
 
 NAMES = sorted(path.stem for path in (CONF / "backend" / "real").glob("*.yaml"))
-BASES = {"Amp", "MasterWeights", "OwnAdamW", "OwnScheduler"}
+BASES = {"Amp", "MasterWeights", "OwnAdamW", "OwnRule", "OwnScheduler"}
 
 
 def chosen(name):

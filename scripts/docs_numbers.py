@@ -163,10 +163,10 @@ def peers(file: Path) -> str:
         scales = dict.fromkeys((seen["first_scale"], seen["last_scale"]))
         timed = {"ms a step": "", "x `amp`": "", "peak MB": ""}
         if seen["ms"]:
-            ms, x, low, high = (float(seen[name]) for name in ("ms", "x_amp", "x_low", "x_high"))
-            ratio = f"{x:.2f} ({low:.2f} to {high:.2f})"
+            ms, x, *interval = (f"{float(seen[name] or 'nan'):.2f}" for name in ("ms", "x_amp", "x_low", "x_high"))
+            ratio = f"{x} ({' to '.join(interval)})" if "nan" not in interval else x
             peak = f"{float(seen['peak_bytes']) / MB:.4g}"
-            timed = {"ms a step": f"{ms:.2f}", "x `amp`": ratio, "peak MB": peak}
+            timed = {"ms a step": ms, "x `amp`": ratio, "peak MB": peak}
         rows.append(
             {
                 "backend": f"`{name}`, `{options}`" if options else f"`{name}`",

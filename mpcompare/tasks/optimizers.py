@@ -237,8 +237,8 @@ class _AdamOrAdamW:
 
     @property
     def bounded(self) -> bool:
-        """Where v forgets a large gradient before m does, m / sqrt(v) has no bound, and an element whose gradient is
-        next to 0 may move by any distance: beta1 < sqrt(beta2) prevents it (Reddi, Kale and Kumar, ICLR 2018)."""
+        """Whether beta1 < sqrt(beta2) (Reddi, Kale and Kumar, ICLR 2018): else v forgets a large gradient before m
+        does, m / sqrt(v) has no bound, and an element whose gradient is next to 0 may move by any distance."""
         beta1, beta2 = self.betas
         return beta1 == 0 or beta1**2 < beta2
 

@@ -28,7 +28,7 @@ def norm_of(tensors: list[Tensor]) -> Tensor:
 
 @CLIP.plants("sanchit-gandhi/seq2seq-speech/pull/7", MLP_ADAMW_CLIP, "bf16", fair="clip, optimizer")
 class ClipsTheUpdate(Amp):
-    """What is clipped is the update of the optimizer, and not the gradient that it is made from."""
+    """The update of the optimizer is clipped, and not the gradient that it is made from."""
 
     def clip(self) -> None:
         self.grad_norm = norm_of(list(self.grads().values()))

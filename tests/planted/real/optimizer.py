@@ -75,8 +75,7 @@ class AdamOf16Bits(All16Bits):
             for p in self.model.parameters():
                 state = self.optimizer.state[p]
                 if not state:
-                    like = torch.zeros_like(p)
-                    state.update({"exp_avg": like, "exp_avg_sq": like.clone(), "step": torch.zeros(())})
+                    state.update(self.task.optimizer.initial_state(p))
                 assert p.grad is not None
                 self.rule(p, p.grad, state, float(lr))
 

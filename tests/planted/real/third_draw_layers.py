@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from planted import layers
 from planted.real.norms import WRONG, norms_of
 from planted.real.registry import CORRECT, Theme
-from planted.real.second_draw_layers import OwnAttention, batch_norm_of
+from planted.real.second_draw_layers import OwnAttention, batch_norm_of, moves_statistics
 from planted.real.second_draw_settings import BATCH_NORM_BF16
 from planted.real.settings import LLAMA, MLP
 from planted.real.third_draw_settings import BATCH_NORM_EPS, CONV, GPT_DROPOUT, GPT_QUICK, QuickGelu
@@ -104,16 +104,7 @@ class EpsInTheStatistics(layers.Patched):
     """eps is added to the variance before that goes into the running one."""
 
     def patch(self, model: Any) -> None:
-        norm: Any = batch_norm_of(model)
-        right = norm.forward
-
-        def forward(x: Tensor) -> Tensor:
-            output = right(x)
-            if norm.training:  # through .data: autograd takes note of a write to what it keeps
-                norm.running_var.data.add_(norm.momentum * norm.eps)
-            return output  # type: ignore[no-any-return]
-
-        norm.forward = forward
+        moves_statistics(batch_norm_of(model), lambda norm, *_: norm.running_var.data.add_(norm.momentum * norm.eps))
 
 
 @PRECISION.plants(

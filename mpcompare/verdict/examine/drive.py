@@ -76,17 +76,15 @@ def by_rows(tensors: Mapping[str, Tensor]) -> Params:
 
 def beside(loss: float, grads: Params, exact: Exact) -> Gradients:
     """Returns loss and gradients beside the oracle's; ``grads`` is empty where none are shown."""
+    of_batches = {name: g for name, g in grads.items() if any(name in share for share in exact.shares)}
+    sketches = numerics.sketch(of_batches)
     return Gradients(
         loss=loss,
         exact_loss=exact.loss,
         loss_noise=exact.loss_noise,
         gradients=gradient_errors(grads, exact.grads) if grads else {},
-        micro_batches=micro_batches(grads, exact.shares, exact.weights) if grads and exact.shares else None,
-        of_tensors={
-            name: micro_batches({name: g}, exact.shares, exact.weights)
-            for name, g in grads.items()
-            if any(name in share for share in exact.shares)
-        },
+        micro_batches=micro_batches(sketches, exact.shares, exact.weights) if sketches else None,
+        of_tensors={name: micro_batches({name: s}, exact.shares, exact.weights) for name, s in sketches.items()},
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpcompare.tasks.optimizers import Replay
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.numerics import SKETCH, chunks, clip_factor, sketch, total_norm
+from mpcompare.verdict.examine.numerics import SKETCH, chunks, clip_factor, total_norm
 from mpcompare.verdict.findings import Clip, ClipFactor, Errors, GradientError, MicroBatches, UpdateError
 
 UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, relatively
@@ -171,18 +171,18 @@ def clip_errors(
 
 
 def micro_batches(
-    grads: Mapping[str, Tensor], shares: Sequence[Mapping[str, Sequence[float]]], weights: Sequence[float] = ()
+    grads: Mapping[str, Sequence[float]], shares: Sequence[Mapping[str, Sequence[float]]], weights: Sequence[float] = ()
 ) -> MicroBatches:
     """Returns how often each micro-batch counts in the gradients: by least squares on sketches, which are linear.
 
     Args:
+        grads: as ``numerics.sketch``.
         shares: ``Exact.shares``: each is right if it counts once.
         weights: ``Exact.weights``.
     """
     names = [name for name in dict.fromkeys(name for share in shares for name in share) if name in grads]
     none = [0.0] * SKETCH  # of a parameter on which a micro-batch does not depend
-    short = sketch({name: grads[name] for name in names})
-    target = torch.tensor([short[name] for name in names], dtype=torch.float64).flatten()
+    target = torch.tensor([grads[name] for name in names], dtype=torch.float64).flatten()
     columns = [
         torch.tensor([share.get(name, none) for name in names], dtype=torch.float64).flatten() for share in shares
     ]

@@ -127,9 +127,10 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
         return lambda update: optimizer.lr * schedule.factor(max(count(update), 0))
 
     if schedule.length:
+        late = at(lambda update: update.number - 1)
         rates = {
-            "schedule late": at(lambda update: update.number - 1),
-            "schedule late from 0": lambda update: bool(update.number) * at(lambda u: u.number - 1)(update),
+            "schedule late": late,
+            "schedule late from 0": lambda update: late(update) if update.number else 0.0,
             "schedule early": at(lambda update: update.number + 1),
             "schedule counts skipped steps": at(lambda update: update.steps),
             "schedule left out": lambda update: optimizer.lr,
@@ -157,7 +158,7 @@ def _mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[tuple[str, Mis
             coupled = Adam(optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay)
             yield "decay in the gradient", _by(coupled.replay())
             yield "decay after the update", _decayed_after(without.replay(), decay)
-            yield "bias correction in the rate", _corrected_rate(optimizer, replace(optimizer, weight_decay=0.0))
+            yield "bias correction in the rate", _corrected_rate(optimizer)
         else:
             yield "decay beside the gradient", _decayed(without.replay(), lambda update: update.lr * decay)
             yield "decay times the loss scale", _decayed_by(without.replay(), lambda update: decay * update.scale)
@@ -217,7 +218,7 @@ def _decayed_by(replay: Replay, decay: Callable[[Update], float]) -> Mistake:
     return decayed
 
 
-def _corrected_rate(optimizer: AdamW, without: AdamW) -> Mistake:
+def _corrected_rate(optimizer: AdamW) -> Mistake:
     """``w -= lr sqrt(c2) / c1 (m / (sqrt(v) + eps) + weight_decay w)``."""
     beta1, beta2 = optimizer.betas
 
@@ -225,7 +226,7 @@ def _corrected_rate(optimizer: AdamW, without: AdamW) -> Mistake:
         t = max(update.remembered.updates, update.number) + 1
         return update.lr * math.sqrt(1 - beta2**t) / (1 - beta1**t) * optimizer.weight_decay
 
-    return _decayed(EpsBefore(without, True), share)
+    return _decayed(EpsBefore(replace(optimizer, weight_decay=0.0), True), share)
 
 
 def _sgd_mistakes(optimizer: Sgd) -> Iterator[tuple[str, Mistake]]:

@@ -43,7 +43,6 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
     again, grads = gradients_of(walk)
     without = idle(subject.model, subject.task.loss_fn, batches[1], grads, start)
     update = trained_update(subject, walk, begin, grads, without)
-    walk.finish()
     ends = [{**backend.master_params(), **backend.buffers()} for backend in (first, loaded)]
     return Reload(
         expected=AfterLoad(loss, float(first.loss_scale())),

@@ -70,15 +70,15 @@ def _products(case: Case) -> Iterator[Check]:
 def _others(case: Case) -> Iterator[Check]:
     """Yields a check of each other layer: a 16-bit format that is not the precision's holds other numbers, and stands
     nowhere unless the reference computes in it there, too."""
-    computed, of_case = PRECISIONS[case.run.precision].storage.name, (case.run, case.reference)
-    short = {name for name, precision in PRECISIONS.items() if precision.is_16_bit} - {computed}
-    for name in case.reference.layers:
-        rows = [run.layers.get(name) for run in of_case]
-        if rows[0] is None or rows[1] is None or PRODUCTS.match(rows[1]["kind"]):
+    short = {name for name, precision in PRECISIONS.items() if precision.is_16_bit}
+    short.discard(PRECISIONS[case.run.precision].storage.name)
+    for name, expected in case.reference.layers.items():
+        row = case.run.layers.get(name)
+        if row is None or PRODUCTS.match(expected["kind"]):
             continue
-        found, expected = ({*_formats_of(row, "computes"), *_formats_of(row, "backward")} for row in rows if row)
-        foreign = " and ".join(sorted(short & found - expected))
-        because = f"{name} ({rows[1]['kind']}) computes in {foreign} in training with {case.run.precision}"
+        own, right = ({*_formats_of(of, "computes"), *_formats_of(of, "backward")} for of in (row, expected))
+        foreign = " and ".join(sorted(short & own - right))
+        because = f"{name} ({row['kind']}) computes in {foreign} in training with {case.run.precision}"
         detail = f"asked for {case.run.precision}, {name} in {foreign}"
         yield Check(f"other formats in {name}", float(bool(foreign)), 0, "precision", because, detail=detail)
 

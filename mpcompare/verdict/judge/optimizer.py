@@ -89,10 +89,8 @@ def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
                 yield Check(f"update {number} of pass {where}, {name}", e.excess, 1, why, because, tight=True)
         for number, step in enumerate(drive.steps, start=1):
             if not step.should_skip and not step.skipped:
-                why, because = (
-                    cause or "update left out",
-                    f"step {number} of pass {where} leaves all weights as they are",
-                )
+                because = f"step {number} of pass {where} leaves all weights as they are"
+                why = cause or "update left out"
                 yield Check(f"weights in step {number} of pass {where}", float(not step.moved), 0, why, because)
 
 

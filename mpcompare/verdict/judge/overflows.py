@@ -29,7 +29,8 @@ def checks(case: Case) -> Iterator[Check]:
         run, reference = (each.findings.drives.get(where) for each in (case.run, case.reference))
         if not (run and reference and run.steps and reference.steps):
             continue  # without loss scaling there is no pass overflow, and with it no pass infinite input
-        found = [[step.finite for step in drive.steps[: _comparable(reference, case)]] for drive in (run, reference)]
+        steps = _comparable(reference, case)
+        found = [[step.finite for step in drive.steps[:steps]] for drive in (run, reference)]
         counts = [finite.count(False) for finite in found]
         because = f"{counts[0]} steps of pass {where} overflow, of {case.reference.name} {counts[1]}"
         if where == "first" and counts[0] < counts[1]:

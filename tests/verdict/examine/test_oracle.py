@@ -16,6 +16,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.data.text import ALPHABET
 from mpcompare.tasks.losses import cross_entropy
 from mpcompare.tasks.task import params_of
+from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.errors import gradient_errors, micro_batches
 from mpcompare.verdict.examine.oracle import exact_step, oracle, outputs_of
 from mpcompare.verdict.examine.rounding import rounding_errors
@@ -88,7 +89,7 @@ def test_the_oracle_adds_what_its_micro_batches_make():
     parts = [exact_step(model, task.loss_fn, [part], PRECISIONS["bf16"]).grads for part in task.micro_batches(x, y)]
     assert exact.largest == pytest.approx(max(g.abs().max().item() for part in parts for g in part.values()) / 3)
     mixed = {name: sum(c * part[name] for c, part in zip((2, 0, 1), parts, strict=True)) / 3 for name in parts[0]}
-    found = micro_batches(mixed, exact.shares)
+    found = micro_batches(numerics.sketch(mixed), exact.shares)
     assert found.counts == pytest.approx([2, 0, 1])
     assert found.rest < 1e-12
 

@@ -70,8 +70,8 @@ def dropouts_of(model: nn.Module) -> list[nn.Dropout]:
 
 @PRECISION.plants("kaldi-asr/kaldi/issues/2814", GPT_DROPOUT, "bf16", fair="dropout, forward pass", also="kaldi#2815")
 class DividesByThePartDropped(layers.Patched):
-    """Dropout divides the numbers that it keeps by p, and not by 1 - p. Here it is the dropout of the blocks: if that of
-    the embedding were so, too, norms would make it the same."""
+    """Dropout divides the numbers that it keeps by p, and not by 1 - p. Here it is the dropout of the blocks: if that
+    of the embedding were so, too, norms would make it the same."""
 
     def patch(self, model: Any) -> None:
         for module in dropouts_of(model.blocks):

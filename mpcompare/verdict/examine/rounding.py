@@ -33,7 +33,8 @@ SAMPLES = 8
 SEEDS = 32  # elements of a tensor on which its error depends
 ROWS = 256  # of a large batch whose rows do not depend on each other
 ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated in how many dimensions its errors vary
-EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}  # its bits
+WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # its bits as a number, and its digits
+SQUARES = 1e-25, 1e30  # sums of squares in fp32 from which nothing that counts is missing
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d}
 # Functions whose results are some of the numbers that they are given: nothing is rounded there.
 SELECTING = {
@@ -103,13 +104,15 @@ class Roundings(TorchFunctionMode):
             out: a contiguous tensor for the result; None: a new one.
         """
         factor = 2 ** self._at_random(value)
-        bits, exponent = EXPONENT[value.dtype]
+        bits, digits = WHOLE[value.dtype]
+        cut = digits + round(math.log2(self.u))  # the last digits, which go: u = 2^-(those that stay)
         rounded = torch.empty_like(value, memory_format=torch.contiguous_format) if out is None else out
         for result, part in chunks(rounded, value.detach()):
-            scaled = part * factor
-            gap = (scaled.view(bits) & exponent).view(value.dtype).mul_(2 * self.u)  # 2^floor(log2 |scaled|) 2 u
-            gap[gap == 0] = 1.0  # of 0
-            torch.div(scaled.div_(gap).round_().mul_(gap), factor, out=result)
+            scaled = torch.mul(part, factor, out=result)
+            # Half a unit of the last digit that stays is added, and what is below that digit is cut off; a carry runs
+            # on into the exponent, as it should.
+            scaled.view(bits).add_(1 << (cut - 1)).bitwise_and_(-1 << cut)
+            scaled.div_(factor)
         return rounded
 
     def _at_random(self, value: Tensor) -> float:
@@ -138,7 +141,7 @@ class Roundings(TorchFunctionMode):
         stored = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
 
         def result(value: object) -> object:
-            if not isinstance(value, Tensor) or value.dtype not in EXPONENT:
+            if not isinstance(value, Tensor) or value.dtype not in WHOLE:
                 return value
             if not value.requires_grad and self.calls[-1:] != [False]:
                 return value
@@ -197,8 +200,8 @@ def rounding_errors(
     without_masks(network)  # so that its roundings are seen
     step = _Step(network, loss_fn, batches)
     exact = step.take()
-    squares, of_some = (torch.zeros(len(step.names), dtype=torch.float64) for _ in range(2))
-    alongs = torch.zeros_like(squares)
+    norms = _products(exact, exact).sqrt_().clamp_(min=1e-300)
+    squares, of_some, alongs = (torch.zeros(len(step.names), dtype=torch.float64) for _ in range(3))
     sketches: dict[str, list[list[float]]] = {name: [] for name in step.names}
     gradients = len(step.named)
     room = [torch.empty_like(e, memory_format=torch.contiguous_format) for e in exact[:gradients]]
@@ -207,10 +210,10 @@ def rounding_errors(
             again = step.take()
         again[:gradients] = map(roundings.error, again, room)  # gradients may be stored in 16 bits, too
         errors = [a.sub_(e) for a, e in zip(again, exact, strict=True)]
-        squares += _squares(errors) / number
-        alongs += _along(errors, exact).square() / number
+        squares += _products(errors, errors) / number
+        alongs += (_products(errors, exact) / norms).square() / number
         some = [e.flatten()[:: max(1, -(-e.numel() // ELEMENTS))] for e in errors]
-        of_some += _squares(some) / number
+        of_some += _products(some, some) / number
         for name, short in sketch(dict(zip(step.names, some, strict=True))).items():
             sketches[name].append(short)
     numbers = zip(step.names, squares.tolist(), of_some.tolist(), alongs.tolist(), strict=True)
@@ -274,16 +277,20 @@ class _Step:
         return sums + buffers
 
 
-def _squares(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns ``||t||^2`` of each tensor, summed in float64."""
-    norms = [[torch.linalg.vector_norm(part, dtype=torch.float64) for (part,) in chunks(t)] for t in tensors]
-    return torch.stack([torch.stack(parts).square().sum() for parts in norms]).cpu()
+def _products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Returns the scalar product of each pair of tensors, float64."""
+    return torch.tensor([_product(a, b) for a, b in zip(some, others, strict=True)], dtype=torch.float64)
 
 
-def _along(errors: Sequence[Tensor], exact: Sequence[Tensor]) -> Tensor:
-    """Returns the part of each error in the direction of what it is an error of, 0 where that is 0."""
-    products = [
-        torch.stack([torch.dot(e.double(), t.double()) for e, t in chunks(error, true)]).sum()
-        for error, true in zip(errors, exact, strict=True)
-    ]
-    return torch.stack(products).cpu() / _squares(exact).sqrt().clamp(min=1e-300)
+def _product(a: Tensor, b: Tensor) -> float:
+    """Returns the scalar product of two tensors: sums of pieces in their own dtype, added up in float64. A piece whose
+    squares may be too small or too large for fp32 is summed in float64, too."""
+    total = 0.0
+    for x, y in chunks(a, b):
+        squares = [torch.dot(x, x).item()] if a is b else [torch.dot(z, z).item() for z in (x, y)]
+        safe = all(SQUARES[0] < square < SQUARES[1] for square in squares)
+        if a is b and safe:
+            total += squares[0]
+        else:
+            total += (torch.dot(x, y) if safe else torch.dot(x.double(), y.double())).item()
+    return total

@@ -7,7 +7,7 @@ beforehand, and each is taken as turned if the gradients of its own layer are ne
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +23,7 @@ from mpcompare.verdict.findings import Errors
 
 DEVIATIONS = 4  # by which an input of a unit may be off: as many as the loss may, in 16000 cases one is off by more
 MANY = 4096  # units of a layer, from which on the errors that they make are those of many, as the reference's are
+ROWS = 1024  # of a batch, which are looked at first: often so few have as many such units
 
 
 def as_turned(subject: Subject, batches: Batches, exact: Exact, grads: Params, errors: Errors) -> Exact:
@@ -40,9 +41,15 @@ def as_turned(subject: Subject, batches: Batches, exact: Exact, grads: Params, e
     units = _Units.of(subject, plain_mlp(subject.examined, subject.task), batches)
     if units is None:
         return exact
-    turned = units.turned({name: g.clone() for name, g in exact.grads.items()}, grads)
-    halved = _relative(turned, grads) <= _relative(exact.grads, grads) / 2
-    return replace(exact, grads=turned) if halved else exact
+    before = {name: e.error / (e.norm or math.inf) for name, e in errors.items() if e is not None}
+    changed = units.changed()
+    others = {name: e for name, e in before.items() if name not in changed}
+    if math.hypot(*others.values()) > math.hypot(*before.values()) / 2:
+        return exact
+    turned = units.turned({name: exact.grads[name].clone() for name in changed}, grads)
+    after = others | {name: numerics.distance({name: e}, {name: grads[name]}) / _norm(e) for name, e in turned.items()}
+    halved = math.hypot(*after.values()) <= math.hypot(*before.values()) / 2
+    return replace(exact, grads={**exact.grads, **turned}) if halved else exact
 
 
 @dataclass(frozen=True)
@@ -68,34 +75,30 @@ class _Units:
     @classmethod
     def of(cls, subject: Subject, mlp: PlainMlp, batches: Batches) -> "_Units | None":
         """Computes them in fp32, whose errors are small beside those of 16 bits. None where no layer has units that may
-        turn, and few of them.
-
-        A relative error uniform in +- u has the variance u^2 / 3. The products may be rounded, then their sum with the
-        bias, and the errors of a layer's inputs add up in the next one.
-        """
-        u2 = subject.precision.unit_roundoff**2 / 3
+        turn, and few of them."""
         params = dict(rounded(subject.examined, subject.precision).named_parameters())
-        weights = [params[f"{name}.weight"].detach() for name in mlp.layers]
+        layers = [(params[f"{name}.weight"].detach(), params[f"{name}.bias"].detach()) for name in mlp.layers]
         rows = [rounded_batch(x, y, subject.precision, torch.float32) for x, y in batches]
-        z, y = torch.cat([x for x, _ in rows]).flatten(1), torch.cat([y for _, y in rows])
-        inputs, on, near, variance = [z], [], [], torch.zeros_like(z)
-        for name, weight in zip(mlp.layers[:-1], weights[:-1], strict=True):
-            product = z @ weight.t()
-            a = product + params[f"{name}.bias"].detach()
-            variance = variance @ weight.square().t() + u2 * product.square()
-            on.append(a > 0)
-            near.append(a.square() <= DEVIATIONS**2 * variance)
-            z, variance = a.relu(), (variance + u2 * a.square()) * on[-1]
-            inputs.append(z)
+        x, y = torch.cat([x for x, _ in rows]).flatten(1), torch.cat([y for _, y in rows])
+        if len(x) > ROWS and all(_many(near) for near in _hidden(subject, layers, x[:ROWS])[2]):
+            return None
+        inputs, on, near = _hidden(subject, layers, x)
         if not any(_few(turning) for turning in near):
             return None
-        output = (z @ weights[-1].t() + params[f"{mlp.layers[-1]}.bias"].detach()).requires_grad_()
+        weights, bias = [weight for weight, _ in layers], layers[-1][1]
+        output = (inputs[-1] @ weights[-1].t() + bias).requires_grad_()
         (back,) = torch.autograd.grad(subject.task.loss_fn(output, y), output)
         passed: list[Tensor] = []
         for layer in range(len(on) - 1, -1, -1):
             passed.insert(0, back @ weights[layer + 1])
             back = passed[0] * on[layer]
         return cls(mlp.layers, weights, inputs, on, near, passed)
+
+    def changed(self) -> list[str]:
+        """Returns the parameters whose gradients change if units are turned: those of the last layer with few that may
+        turn, and of all below."""
+        last = max(layer for layer, near in enumerate(self.near) if _few(near))
+        return [f"{name}.{part}" for name in self.names[: last + 1] for part in ("weight", "bias")]
 
     def turned(self, exact: Params, grads: Mapping[str, Tensor]) -> Params:
         """Returns the gradients ``exact`` with units turned, from the last hidden layer down: turning one changes the
@@ -141,13 +144,36 @@ class _Units:
         return chosen
 
 
+def _hidden(
+    subject: Subject, layers: Sequence[tuple[Tensor, Tensor]], z: Tensor
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Returns ``inputs``, ``on`` and ``near`` of :class:`_Units` for some rows.
+
+    A relative error uniform in +- u has the variance u^2 / 3. The products may be rounded, then their sum with the
+    bias, and the errors of a layer's inputs add up in the next one.
+
+    Args:
+        layers: weight and bias of each.
+    """
+    u2 = subject.precision.unit_roundoff**2 / 3
+    inputs, on, near, variance = [z], [], [], torch.zeros_like(z)
+    for weight, bias in layers[:-1]:
+        product = z @ weight.t()
+        a = product + bias
+        variance = variance @ weight.square().t() + u2 * product.square()
+        on.append(a > 0)
+        near.append(a.square() <= DEVIATIONS**2 * variance)
+        z, variance = a.relu(), (variance + u2 * a.square()) * on[-1]
+        inputs.append(z)
+    return inputs, on, near
+
+
 def _few(near: Tensor) -> bool:
-    return 0 < int(near.count_nonzero()) <= MANY
+    return bool(near.any()) and not _many(near)
 
 
-def _relative(exact: Params, grads: Params) -> float:
-    """Returns the errors of gradients, each relative to its tensor, together."""
-    return math.hypot(*(numerics.distance({name: e}, {name: grads[name]}) / _norm(e) for name, e in exact.items()))
+def _many(near: Tensor) -> bool:
+    return int(near.count_nonzero()) > MANY
 
 
 def _norm(tensor: Tensor) -> float:

@@ -15,9 +15,9 @@ from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.data import batches
 from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.verdict.examine import drive, turned
+from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.oracle import exact_step
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import GradientError
 
 TASK = make_task(in_features=784, hidden=[64], out_features=10, batch_size=128, samples=128 * 8)
 FP16 = PRECISIONS["fp16"]
@@ -71,16 +71,13 @@ def with_unit_turned(subject, batch, exact, row, unit):
     return grads, bool(units.near[0][row, unit])
 
 
-WRONG = {"layer1.weight": GradientError(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1)}
-
-
 def test_the_unit_that_was_turned_is_found():
     subject, batch, exact = step()
     near = turned._Units.of(subject, plain_mlp(subject.model, TASK), batch).near[0].nonzero()
     assert 0 < len(near) < 20
     for row, unit in near[:3].tolist():
         grads, _ = with_unit_turned(subject, batch, exact, row, unit)
-        found = turned.as_turned(subject, batch, exact, grads, WRONG)
+        found = turned.as_turned(subject, batch, exact, grads, gradient_errors(grads, exact.grads))
         torch.testing.assert_close(found.grads, grads, rtol=1e-5, atol=1e-9)
 
 
@@ -88,12 +85,14 @@ def test_a_unit_far_from_0_is_not_excused():
     subject, batch, exact = step()
     grads, near = with_unit_turned(subject, batch, exact, 0, 0)
     assert not near
-    assert turned.as_turned(subject, batch, exact, grads, WRONG) is exact
+    assert turned.as_turned(subject, batch, exact, grads, gradient_errors(grads, exact.grads)) is exact
 
 
 def test_gradients_that_are_right_and_networks_with_a_twin_are_left_alone():
     subject, batch, exact = step()
-    right = {"layer1.weight": replace(WRONG["layer1.weight"], error=1e-4)}
+    right = gradient_errors({name: g * (1 + 1e-4) for name, g in exact.grads.items()}, exact.grads)
     assert turned.as_turned(subject, batch, exact, exact.grads, right) is exact
+    grads, _ = with_unit_turned(subject, batch, exact, 0, 0)
+    wrong = gradient_errors(grads, exact.grads)
     twin = replace(subject, twin=nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.GELU(), nn.Linear(64, 10)))
-    assert turned.as_turned(twin, batch, exact, exact.grads, WRONG) is exact
+    assert turned.as_turned(twin, batch, exact, grads, wrong) is exact

@@ -10,6 +10,7 @@ them, with their oracle and the error of one rounding of each result there.
 import copy
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from mpcompare.precision import Precision
 from mpcompare.tasks.task import Params, params_of, with_values
 from mpcompare.verdict.examine.drive import RETRIES, beside, by_rows, own_factor
 from mpcompare.verdict.examine.ground import Ground
-from mpcompare.verdict.examine.kinks import beside_turned_units
+from mpcompare.verdict.examine.kinks import Kinks, beside_turned_units
 from mpcompare.verdict.examine.oracle import Exact, exact_step, rows_are_independent
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject
@@ -51,7 +52,7 @@ def sharp(subject: Subject, batch: Batches) -> Sharp | None:
         return None
     network = with_values(subject.examined, values["params"], {})
     exact = Exact(values["loss"], values["grads"], {}, values["loss_noise"])
-    x, y = few_rows(subject.ground(batch))
+    x, y = (t[: values["rows"]] for t in batch[0])
     few = [(_repeated(x, len(each)), _repeated(y, len(each))) for each, _ in batch]
     backend: Any = subject.make_backend(network, subject.scaling)
     lr = float(subject.task.new_rates().now)
@@ -86,24 +87,33 @@ def _repeated(rows: Tensor, number: int) -> Tensor:
 
 def _sharp_values(ground: Ground, precision: Precision) -> dict[str, Any]:
     x, y = few_rows(ground)
-    params = sharpened(ground.network, x, precision)
-    network = with_values(ground.network, params, {})
-    u = precision.unit_roundoff
-    exact, kinks = beside_turned_units(lambda: exact_step(network, ground.loss_fn, [(x, y)], precision), u)
-    most = {name: math.sqrt(u) * g.norm().item() for name, g in exact.grads.items()}  # of what is judged
-    if exact.drawn or _tell(kinks, most):
+    with Kinks() as kinks:
+        params = sharpened(ground.network, x, precision)
+    network, u = with_values(ground.network, params, {}), precision.unit_roundoff
+    step = partial(exact_step, network, ground.loss_fn, [(x, y)], precision)
+    if kinks.of_relu or kinks.others:  # in fp32 a step costs a quarter, and mostly it is enough to see that they tell
+        exact, turned = beside_turned_units(partial(step, dtype=torch.float32), u)
+        if _tell(turned, _judged(exact, u)):
+            return {}
+    exact, turned = beside_turned_units(step, u)
+    if exact.drawn or _tell(turned, _judged(exact, u)):
         return {}
     errors = rounding_errors(network, ground.loss_fn, [(x, y)], precision, SAMPLES)
-    if _tell(kinks, {name: error.error for name, error in errors.items()}):
+    if _tell(turned, {name: error.error for name, error in errors.items()}):
         return {}
     rounding = {name: vars(error) for name, error in errors.items()}
-    numbers = {"loss": exact.loss, "loss_noise": exact.loss_noise}
+    numbers = {"rows": len(x), "loss": exact.loss, "loss_noise": exact.loss_noise}
     return {**numbers, "grads": exact.grads, "params": params, "rounding": rounding}
 
 
-def _tell(kinks: Mapping[str, float], rounding: Mapping[str, float]) -> bool:
+def _judged(exact: Exact, u: float) -> dict[str, float]:
+    """Returns the largest error of each gradient that is judged."""
+    return {name: math.sqrt(u) * g.norm().item() for name, g in exact.grads.items()}
+
+
+def _tell(turned: Mapping[str, float], rounding: Mapping[str, float]) -> bool:
     """Returns whether errors at kinks are no small part of those of rounding."""
-    return any(not error <= SHARE * rounding[name] for name, error in kinks.items() if name in rounding)
+    return any(not error <= SHARE * rounding[name] for name, error in turned.items() if name in rounding)
 
 
 def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:
@@ -119,15 +129,14 @@ def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:
         for module in network.modules():
             if isinstance(module, (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)):
                 _spread_by_size(module)
-        network.double()
         hook = _spread_by_output(done, generator)
         for module in network.modules():
             if isinstance(module, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)):
                 module.register_forward_hook(hook)
-        network(x.double() if x.is_floating_point() else x)
+        network(x)
         if done:
             done[-1].weight.mul_(OF_LOGITS / SPREAD)  # type: ignore[operator]
-    return {name: rounded_to(p.float(), precision.storage) for name, p in params_of(network).items()}
+    return {name: rounded_to(p, precision.storage) for name, p in params_of(network).items()}
 
 
 def _spread_by_output(done: list[nn.Module], generator: torch.Generator) -> Callable[..., Any]:

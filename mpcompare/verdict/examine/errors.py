@@ -26,13 +26,14 @@ def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:
     zeros = nonzeros = 0
     for g, true in chunks(grad, exact):
         g, true = g.double(), true.double()
-        nonzero = true != 0
+        apart = g - true
         product += torch.dot(g, true).item()
         norm2 += torch.dot(true, true).item()
-        error2 += (g - true).square().sum().item()
-        largest = max(largest, true.abs().max().item())
-        zeros += int(((g == 0) & nonzero).sum())
-        nonzeros += int(nonzero.sum())
+        error2 += torch.dot(apart, apart).item()
+        largest = max(largest, *(abs(end.item()) for end in true.aminmax()))
+        nonzeros += int(true.count_nonzero())
+        if zeros_of(g):
+            zeros += int(((g == 0) & (true != 0)).sum())
     slope = product / norm2 if norm2 else 1.0
     transposed = None
     if grad.dim() == 2 and grad.shape[0] == grad.shape[1] > 1 and 100 * error2 > norm2:
@@ -109,21 +110,22 @@ def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.
     kept = change.remembered.of(name)
     tensors = (change.before[name], change.after[name], change.grads[name], *kept.values())
     for number, (w, new, g, *pieces) in enumerate(chunks(*tensors)):
-        w, new = w.double(), new.double()
+        short += zeros_of(new.to(short_dtype) - new)
+        stored, w, new = w, w.double(), new.double()
         if kept:
             loaded = {kind: piece.double() for kind, piece in zip(kept, pieces, strict=True)}
             replay.remember(f"{name} {number}", loaded, change.remembered.updates, change.remembered.at_once)
         # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
         s, m = replay.step(f"{name} {number}", g.double(), w, change.lr)
-        changed, right = new - w, w + s
+        changed = new - w
         excess = max(excess, update_error(w, new, s, m, coarse=coarse))
         product += torch.dot(changed, s).item()
         norm2 += torch.dot(s, s).item()
-        moving = s != 0
-        moves += int(moving.sum())
-        lost += int(((changed == 0) & moving).sum())
-        lost_in_fp32 += int(((right.float() == w) & moving).sum())
-        short += int((new.to(short_dtype).float() == new).sum())
+        moves += int(s.count_nonzero())
+        if zeros_of(changed):
+            lost += int(((changed == 0) & (s != 0)).sum())
+        if zeros_of(rounded := (w + s).float().sub_(stored)):
+            lost_in_fp32 += int(((rounded == 0) & (s != 0)).sum())
     return UpdateError(
         excess=excess,
         slope=product / norm2 if norm2 else 1.0,
@@ -141,7 +143,8 @@ def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor,
         coarse: the most by which the new weight is rounded, in units of what fp32 rounds it by.
     """
     before, after = before.double(), after.double()
-    bound = (before + step).abs_().mul_(coarse).add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)
+    bound = (before + step).abs_()
+    bound = (bound if coarse == 1 else bound.mul_(coarse)).add_(magnitude).mul_(UNIT_ROUNDOFF).add_(2.0**-149)
     return largest((after - before).sub_(step).abs_().div_(bound))
 
 
@@ -190,6 +193,11 @@ def micro_batches(
     counts = torch.linalg.lstsq(matrix, target[:, None]).solution[:, 0]
     rest, smallest = (target - matrix @ counts).norm().item(), torch.linalg.svdvals(matrix)[-1].item()
     return MicroBatches(counts.tolist(), rest, smallest, list(weights))
+
+
+def zeros_of(values: Tensor) -> int:
+    """Returns the number of zeros, without a tensor of truth values, which would take twice as long."""
+    return values.numel() - int(values.count_nonzero())
 
 
 def largest(values: Tensor) -> float:

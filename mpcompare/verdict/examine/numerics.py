@@ -10,7 +10,7 @@ from torch import Tensor
 from mpcompare.clipping import factor_of_norm
 from mpcompare.verdict.findings import HIGHEST, LOWEST
 
-CHUNK = 1 << 18  # elements at a time: float64 copies of so many stay in the cache
+CHUNK = 1 << 16  # elements at a time: some float64 copies of so many stay in the cache
 
 
 def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -40,15 +40,21 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     ones too, such as those of a mask that is a buffer."""
 
     def square(x: Tensor, y: Tensor) -> float:
-        return (x.double() - y.double()).masked_fill_(x == y, 0).square_().sum().item()
+        apart = x.double() - y.double()
+        total = torch.dot(apart, apart).item()
+        return total if math.isfinite(total) else apart.masked_fill_(x == y, 0).square_().sum().item()
 
     return math.sqrt(sum(square(x, y) for name in a for x, y in chunks(a[name], b[name])))
 
 
 def finite_norm(tensors: Mapping[str, Tensor]) -> float:
     """Returns the norm of the finite numbers of all tensors as one vector, in float64."""
-    parts = (x.double() for t in tensors.values() for (x,) in chunks(t.detach()))
-    return math.sqrt(sum(x.masked_fill_(~x.isfinite(), 0).square_().sum().item() for x in parts))
+
+    def square(x: Tensor) -> float:
+        total = torch.dot(x, x).item()
+        return total if math.isfinite(total) else x.masked_fill_(~x.isfinite(), 0).square_().sum().item()
+
+    return math.sqrt(sum(square(x.double()) for t in tensors.values() for (x,) in chunks(t.detach())))
 
 
 def total_norm(grads: Mapping[str, Tensor], norm_type: float) -> float:
@@ -77,7 +83,7 @@ def exponents(values: Tensor) -> Tensor:
     return count
 
 
-SPREAD = 1 << 16
+SPREAD = CHUNK
 
 
 def spread(tensor: Tensor) -> Tensor:

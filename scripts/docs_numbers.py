@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+from real_bug_tables import bugs, draws, since, themes, unnamed
 from summaries import MB, markdown, times_baseline
 
 from mpcompare.paths import CONF
@@ -138,20 +139,6 @@ def power(folder: Path) -> str:
     return markdown(pd.DataFrame(rows, columns=["family", "bugs", "visible rows", "flagged", "named"]))
 
 
-def draws(folder: Path) -> str:
-    """Returns a row for each draw of real bugs: how many of them the verdict that was frozen before it flags and names,
-    and how many of the entrants that are right it accuses."""
-    rows = []
-    for file in [folder / "first.csv", *(folder / f"{name}_draw.csv" for name in ("second", "third", "fourth"))]:
-        table = pd.read_csv(file, keep_default_na=False)
-        right, bugs = (table[(table["theme"] == "correct") == correct] for correct in (True, False))
-        flagged, named = ((bugs[column] == "yes").sum() for column in ("flagged", "named"))
-        accused = f"{(right['flagged'] == 'yes').sum()} of {len(right)}"
-        rows.append((file.stem.partition("_")[0], len(bugs), f"{flagged} ({flagged / len(bugs):.0%})", named, accused))
-    columns = ["draw", "bugs", "flagged", "with a fair cause", "right ones accused"]
-    return markdown(pd.DataFrame(rows, columns=columns))
-
-
 def peers(file: Path) -> str:
     """Returns a row for each peer and precision, from the table of ``peers.py``: the verdicts, what was seen, and the
     times, where they were measured."""
@@ -195,10 +182,9 @@ def table(file: Path) -> str:
     return markdown(pd.read_csv(file, dtype=str))
 
 
-NUMBERS: dict[str, Callable[[Path], str]] = {
-    each.__name__: each
-    for each in (output, runs, phases, inference, speed, products, planted, power, draws, peers, table)
-}
+OF_PAGES = (output, runs, phases, inference, speed, products, planted, power, peers, table)
+OF_REAL_BUGS = (draws, themes, unnamed, since, bugs)
+NUMBERS: dict[str, Callable[[Path], str]] = {each.__name__: each for each in (*OF_PAGES, *OF_REAL_BUGS)}
 
 
 def _names(summary: pd.DataFrame) -> list[str]:

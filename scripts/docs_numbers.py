@@ -42,6 +42,11 @@ def output(file: Path) -> str:
     return f"```\n{file.read_text().rstrip()}\n```"
 
 
+def text(file: Path) -> str:
+    """Returns lines of Markdown as they are kept."""
+    return file.read_text().rstrip()
+
+
 def runs(file: Path) -> str:
     """Returns a row for each run of a sweep, from its summary: the three answers."""
     summary = pd.read_csv(file)
@@ -179,10 +184,10 @@ def _said(row: "pd.Series[str]") -> str:
 
 def table(file: Path) -> str:
     """Returns a table as it is kept."""
-    return markdown(pd.read_csv(file, dtype=str))
+    return markdown(pd.read_csv(file, dtype=str, keep_default_na=False))
 
 
-OF_PAGES = (output, runs, phases, inference, speed, products, planted, power, peers, table)
+OF_PAGES = (output, runs, text, phases, inference, speed, products, planted, power, peers, table)
 OF_REAL_BUGS = (draws, themes, unnamed, since, bugs)
 NUMBERS: dict[str, Callable[[Path], str]] = {each.__name__: each for each in (*OF_PAGES, *OF_REAL_BUGS)}
 

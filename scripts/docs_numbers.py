@@ -4,7 +4,9 @@
 
 A place for numbers is ``<!-- numbers: NAME FILE -->``, lines that are written by this program, ``<!-- end -->``. NAME
 is one of ``NUMBERS``, and FILE the file or the folder in docs/ that it is made from. With ``--check`` nothing is
-written, and the exit code is 1 if a page does not show what its files say.
+written, and the exit code is 1 if a page does not show what its files say, or if a number that looks measured stands
+outside of its places: a percentage, a time, a size in bytes, or "N of M". A limit or a setting is said in words, as a
+fraction or as code, so that a number with a unit is always one that a file holds.
 """
 
 import argparse
@@ -22,6 +24,11 @@ from mpcompare.verdict.judge.kinds import KINDS
 
 ROOT = CONF.parent
 PLACE = re.compile(r"(<!-- numbers: (\w+)(?: ([\w./]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+UNREAD = re.compile(
+    r"<!-- numbers: .*?<!-- end -->|<!--.*?-->|^ *```.*?^ *```|`[^`\n]+`|\]\([^)\n]*\)", re.DOTALL | re.MULTILINE
+)
+UNITS = "%|[nuµm]s|s|seconds?|minutes?|hours?|[kKMGT]i?B|bytes"
+MEASURED = re.compile(rf"(?!95 %)\b\d[\d.,]*(?: ?(?:{UNITS})(?!\w)| of (?:the |all )?\d)")  # intervals are of 95 %
 DISTANCE = "max_abs_loss_diff_vs_baseline"
 FAMILIES = {
     "mlp": "MLP, fp16 and bf16",
@@ -208,6 +215,12 @@ def written(text: str, docs: Path) -> str:
     return PLACE.sub(fill, text)
 
 
+def measured(text: str) -> list[str]:
+    """Returns the numbers in the prose of a page that look measured, each with its line."""
+    prose = UNREAD.sub(lambda unread: re.sub(r"[^\n]", "~", unread.group()), text)
+    return [f"line {prose.count(chr(10), 0, found.start()) + 1}: {found.group()}" for found in MEASURED.finditer(prose)]
+
+
 def pages() -> list[Path]:
     """Returns the README and the pages in docs/."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -217,7 +230,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
-    old = []
+    old: list[str] = []
+    found: list[str] = []
     for page in pages():
         text = page.read_text()
         try:
@@ -228,8 +242,11 @@ def main() -> None:
             old.append(page.name)
             if not check:
                 page.write_text(new)
+        found += [f"{page.name}, {number}" for number in measured(text)]
     print(f"{'differ' if check else 'written'}: {', '.join(old) or 'no page'}")
-    sys.exit(1 if check and old else 0)
+    for number in found:
+        print(f"{number}: measured? expected a place that a file fills, or words")
+    sys.exit(1 if check and old + found else 0)
 
 
 if __name__ == "__main__":

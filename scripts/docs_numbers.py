@@ -19,10 +19,9 @@ import pandas as pd
 from real_bug_tables import bugs, draws, since, themes, unnamed
 from summaries import MB, markdown, times_baseline
 
-from mpcompare.paths import CONF
 from mpcompare.verdict.judge.kinds import KINDS
 
-ROOT = CONF.parent
+ROOT = Path(__file__).parents[1]  # the tree of this file, whichever mpcompare is installed
 PLACE = re.compile(r"(<!-- numbers: (\w+)(?: ([\w./]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 UNREAD = re.compile(
     r"<!-- numbers: .*?<!-- end -->|<!--.*?-->|^ *```.*?^ *```|`[^`\n]+`|\]\([^)\n]*\)", re.DOTALL | re.MULTILINE

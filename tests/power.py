@@ -14,9 +14,11 @@
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
     python tests/power.py networks --compiled        networks that others wrote, kept as docs/power/networks.csv
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
-    python tests/power.py real --table first_mended  the same, kept as docs/real_bugs/first_mended.csv
-    python tests/power.py real --table second_draw   those of the second draw instead; so with third_draw, fourth_draw,
-                                                     and with second_draw_mended, which is taken later
+    python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv, a new file
+    python tests/power.py real --table second_draw   those of the second draw instead; so with third_draw, fourth_draw
+
+A draw is judged once. The name of a table that is taken after the verdict was mended ends in ``_mended``, as
+``first_mended`` and ``second_draw_mended``; it takes the place of an older one, which is removed beforehand.
 
 ``planted --csv FOLDER`` also writes each table into FOLDER as planted_FAMILY.csv, with the cause that each bug was
 planted for, and why a check cannot see it. ``correct --csv FOLDER`` writes a row for each backend and precision into

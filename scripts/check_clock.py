@@ -8,10 +8,6 @@
 Options: --sweeps 20, and overrides for the sweeps. Without overrides, ``planted`` races the default task on digits, a
 step of half a second, and the others take data=digits task.batch_size=512 task.model.hidden=[1024], a step of some
 milliseconds. Nothing else should run on the machine. The exit code is 1 if a bar is missed.
-
-On 2 cores of an AMD EPYC (Zen 5), ``same`` had 1 in the 95 % interval in 19 of 20 sweeps (median ratio 0.9999,
-farthest 1.0175). ``planted`` was found 4.1 to 6.2 % slower in 6 of 6 sweeps (median 5.1). The ``overhead`` was 0.8 % of
-a step of 451 ms, and 13 us of one of 0.33 ms. In ``kill`` 22 of 22 sweeps ended in a report of the others.
 """
 
 import argparse
@@ -50,9 +46,9 @@ WASTE = 0.05
 class Slow(Amp):
     """The backend ``amp``, with a sleep of 5 % at the end of each step.
 
-    The planted 5 % are exact for long steps only: a sleep takes a tenth of a millisecond more than it should, and the
-    threads that compute fall asleep meanwhile. A step of 2.5 ms takes 6 to 10 % longer, by a sleep or by a busy wait,
-    also within one process.
+    The planted 5 % are exact for long steps only: a sleep takes a little more than it should, and the threads that
+    compute fall asleep meanwhile. A step of some milliseconds takes longer by more, by a sleep or by a busy wait, also
+    within one process.
     """
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

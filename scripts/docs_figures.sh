@@ -4,9 +4,11 @@
 #
 #     scripts/docs_figures.sh [PART...] [OVERRIDES...]     all parts, or those that are named
 #
-# Parts: pitfalls, footprint, scalers, first_look, default, speed, bench, power. OVERRIDES, as measure.budget_s=300, go to every
-# sweep. Two things are not made anew: docs/power/correct.csv, whose thousands of runs take a day (tests/power.py
-# correct), and what the pages say in words.
+# Parts: pitfalls, footprint, scalers, first_look, default, speed, bench, as_published, power. OVERRIDES, as
+# measure.budget_s=300, go to every sweep. Not made anew: docs/power/correct.csv, whose thousands of runs take a day
+# (tests/power.py correct), docs/real_bugs (tests/power.py real), and docs/peers (scripts/peers.py).
+#
+# What scalers prints is of the libraries' own code where pip install -e '.[scalers]' has brought them.
 #
 # Environment: DOCS, the folder to write into (docs); PYTHON, the interpreter (python).
 set -euo pipefail
@@ -18,7 +20,7 @@ parts=() overrides=()
 for argument; do
   if [[ $argument == *=* ]]; then overrides+=("$argument"); else parts+=("$argument"); fi
 done
-((${#parts[@]})) || parts=(pitfalls footprint scalers first_look default speed bench power)
+((${#parts[@]})) || parts=(pitfalls footprint scalers first_look default speed bench as_published power)
 sweeps=$(mktemp -d)
 trap 'rm -rf "$sweeps"' EXIT
 
@@ -36,7 +38,9 @@ footprint() {
 }
 
 scalers() {
-  "$python" -m mpcompare.scalers --thresholds docs/scalers/thresholds.txt --interval 50 --out "$docs/scalers/scalers.png"
+  "$python" -m mpcompare.scalers ..x....xx.. --interval 4 | sed 's/ *$//' >"$docs/scalers/pattern.txt"
+  "$python" -m mpcompare.scalers --thresholds docs/scalers/thresholds.txt --interval 50 \
+    --out "$docs/scalers/scalers.png" | grep -v '^[Ww]r' | sed 's/ *$//; /start  *end/,$!d' >"$docs/scalers/ends_with.txt"
 }
 
 first_look() { # its table, and the line that names the page
@@ -73,13 +77,24 @@ bench() {
   "$python" scripts/bench_ops.py --only products --csv "$docs/bench/ops.csv"
 }
 
+as_published() { # its verdicts in words, and the first losses of amp and of the scaler that doubles
+  local folder=$sweeps/as_published
+  "$python" -m mpcompare +experiment=as_published data=digits "${overrides[@]}" hydra.sweep.dir="$folder"
+  grep '^- \*\*' "$folder/report/summary.md" >"$docs/as_published/verdicts.txt"
+  paste -d, "$folder"/{0,2}/steps.csv | awk -F, 'NR == 1 {print "step,loss of `amp`,loss of the mistake,its loss scale"}
+    NR > 1 && NR < 10 {printf "%d,%.5f,%s,%d\n", $1, $3, $16 + 0 == $16 ? sprintf("%.5f", $16) : "nan", $18}' \
+    >"$docs/as_published/losses.csv"
+}
+
 power() {
   "$python" tests/power.py planted --family all --csv "$docs/power" >/dev/null
 }
 
 for part in "${parts[@]}"; do
-  [[ " pitfalls footprint scalers first_look default speed bench power " == *" $part "* ]] ||
-    { echo "$part: expected pitfalls, footprint, scalers, first_look, default, speed, bench or power" >&2 && exit 2; }
+  [[ " pitfalls footprint scalers first_look default speed bench as_published power " == *" $part "* ]] || {
+    echo "$part: expected pitfalls, footprint, scalers, first_look, default, speed, bench, as_published or power" >&2
+    exit 2
+  }
 done
 for part in "${parts[@]}"; do
   mkdir -p "$docs/$part"

@@ -4,7 +4,9 @@
 
 A place for numbers is ``<!-- numbers: NAME FILE -->``, lines that are written by this program, ``<!-- end -->``. NAME
 is one of ``NUMBERS``, and FILE the file or the folder in docs/ that it is made from. With ``--check`` nothing is
-written, and the exit code is 1 if a page does not show what its files say.
+written, and the exit code is 1 if a page does not show what its files say, or if a number that looks measured stands
+outside of its places: a percentage, a time, a size in bytes, or "N of M". A limit or a setting is said in words, as a
+fraction or as code, so that a number with a unit is always one that a file holds.
 """
 
 import argparse
@@ -14,13 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+from real_bug_tables import bugs, draws, since, themes, unnamed
 from summaries import MB, markdown, times_baseline
 
-from mpcompare.paths import CONF
 from mpcompare.verdict.judge.kinds import KINDS
 
-ROOT = CONF.parent
+ROOT = Path(__file__).parents[1]  # the tree of this file, whichever mpcompare is installed
 PLACE = re.compile(r"(<!-- numbers: (\w+)(?: ([\w./]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+UNREAD = re.compile(
+    r"<!-- numbers: .*?<!-- end -->|<!--.*?-->|^ *```.*?^ *```|`[^`\n]+`|\]\([^)\n]*\)", re.DOTALL | re.MULTILINE
+)
+UNITS = "%|[nuµm]s|s|seconds?|minutes?|hours?|[kKMGT]i?B|bytes"
+MEASURED = re.compile(rf"(?!95 %)\b\d[\d.,]*(?: ?(?:{UNITS})(?!\w)| of (?:the |all )?\d)")  # intervals are of 95 %
 DISTANCE = "max_abs_loss_diff_vs_baseline"
 FAMILIES = {
     "mlp": "MLP, fp16 and bf16",
@@ -39,6 +46,11 @@ FAMILIES = {
 def output(file: Path) -> str:
     """Returns what a program printed."""
     return f"```\n{file.read_text().rstrip()}\n```"
+
+
+def text(file: Path) -> str:
+    """Returns lines of Markdown as they are kept."""
+    return file.read_text().rstrip()
 
 
 def runs(file: Path) -> str:
@@ -138,20 +150,6 @@ def power(folder: Path) -> str:
     return markdown(pd.DataFrame(rows, columns=["family", "bugs", "visible rows", "flagged", "named"]))
 
 
-def draws(folder: Path) -> str:
-    """Returns a row for each draw of real bugs: how many of them the verdict that was frozen before it flags and names,
-    and how many of the entrants that are right it accuses."""
-    rows = []
-    for file in [folder / "first.csv", *(folder / f"{name}_draw.csv" for name in ("second", "third", "fourth"))]:
-        table = pd.read_csv(file, keep_default_na=False)
-        right, bugs = (table[(table["theme"] == "correct") == correct] for correct in (True, False))
-        flagged, named = ((bugs[column] == "yes").sum() for column in ("flagged", "named"))
-        accused = f"{(right['flagged'] == 'yes').sum()} of {len(right)}"
-        rows.append((file.stem.partition("_")[0], len(bugs), f"{flagged} ({flagged / len(bugs):.0%})", named, accused))
-    columns = ["draw", "bugs", "flagged", "with a fair cause", "right ones accused"]
-    return markdown(pd.DataFrame(rows, columns=columns))
-
-
 def peers(file: Path) -> str:
     """Returns a row for each peer and precision, from the table of ``peers.py``: the verdicts, what was seen, and the
     times, where they were measured."""
@@ -192,13 +190,12 @@ def _said(row: "pd.Series[str]") -> str:
 
 def table(file: Path) -> str:
     """Returns a table as it is kept."""
-    return markdown(pd.read_csv(file, dtype=str))
+    return markdown(pd.read_csv(file, dtype=str, keep_default_na=False))
 
 
-NUMBERS: dict[str, Callable[[Path], str]] = {
-    each.__name__: each
-    for each in (output, runs, phases, inference, speed, products, planted, power, draws, peers, table)
-}
+OF_PAGES = (output, runs, text, phases, inference, speed, products, planted, power, peers, table)
+OF_REAL_BUGS = (draws, themes, unnamed, since, bugs)
+NUMBERS: dict[str, Callable[[Path], str]] = {each.__name__: each for each in (*OF_PAGES, *OF_REAL_BUGS)}
 
 
 def _names(summary: pd.DataFrame) -> list[str]:
@@ -217,6 +214,12 @@ def written(text: str, docs: Path) -> str:
     return PLACE.sub(fill, text)
 
 
+def measured(text: str) -> list[str]:
+    """Returns the numbers in the prose of a page that look measured, each with its line."""
+    prose = UNREAD.sub(lambda unread: re.sub(r"[^\n]", "~", unread.group()), text)
+    return [f"line {prose.count(chr(10), 0, found.start()) + 1}: {found.group()}" for found in MEASURED.finditer(prose)]
+
+
 def pages() -> list[Path]:
     """Returns the README and the pages in docs/."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -226,7 +229,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
-    old = []
+    old: list[str] = []
+    found: list[str] = []
     for page in pages():
         text = page.read_text()
         try:
@@ -237,8 +241,11 @@ def main() -> None:
             old.append(page.name)
             if not check:
                 page.write_text(new)
+        found += [f"{page.name}, {number}" for number in measured(text)]
     print(f"{'differ' if check else 'written'}: {', '.join(old) or 'no page'}")
-    sys.exit(1 if check and old else 0)
+    for number in found:
+        print(f"{number}: measured? expected a place that a file fills, or words")
+    sys.exit(1 if check and old + found else 0)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,16 @@
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
     python tests/power.py networks --compiled        networks that others wrote, kept as docs/power/networks.csv
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
-    python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv and shown on the page
+    python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv, a new file
     python tests/power.py real --table second_draw   those of the second draw instead; so with third_draw, fourth_draw
+
+A draw is judged once. The name of a table that is taken after the verdict was mended ends in ``_mended``, as
+``first_mended`` and ``second_draw_mended``; it takes the place of an older one, which is removed beforehand.
 
 ``planted --csv FOLDER`` also writes each table into FOLDER as planted_FAMILY.csv, with the cause that each bug was
 planted for, and why a check cannot see it. ``correct --csv FOLDER`` writes a row for each backend and precision into
-FOLDER as correct_FAMILY.csv. The exit code is 1 if a bug is missed that should be seen, or if a correct
-run is accused; bugs of other libraries may be missed.
+FOLDER as correct_FAMILY.csv. ``scripts/docs_numbers.py`` puts the tables on their pages. The exit code is 1 if a bug is
+missed that should be seen, or if a correct run is accused; bugs of other libraries may be missed.
 """
 
 import argparse
@@ -177,10 +180,9 @@ def real(table: str) -> bool:
         rows.append(row := real_table.row_of(bug, real_judged.judged(bug), at))
         print(f"{row['theme']}, {row['id']}, {row['precision']}: {row['verdict']} {row['cause']} ", end="")
         print(f"({row['worst']} of its limit; fair: {row['fair'] or 'same'})", flush=True)
-    print("\n".join(real_table.totals(rows)))
+    print(real_table.counted(rows))
     if table:
         real_table.write(rows, table)
-        real_table.show(table)
     return not any(row["theme"] == CORRECT and row["flagged"] == "yes" for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""The table of real bugs: a row a bug, kept as a file beside the page that shows it."""
+"""The table of real bugs: a row a bug, kept as a file, which ``scripts/docs_numbers.py`` shows on its pages."""
 
 import csv
 import math
@@ -6,12 +6,11 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from planted.real.registry import CORRECT, THEMES, RealBug
+from planted.real.registry import CORRECT, RealBug
 
 from mpcompare.verdict.judge.verdict import Verdict
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "real_bugs.md"
 FIELDS = (
     "id", "link", "theme", "setting", "precision", "what", "fair", "verdict", "cause", "flagged", "named", "worst",
     "because", "read", "also", "commit",
@@ -20,7 +19,7 @@ Row = dict[str, str]
 
 
 def file_of(table: str) -> Path:
-    """Returns the file of a table: ``first``, or one that was taken later."""
+    """Returns the file of a table: ``first``, ``second_draw`` and so on, or ``first_mended``, taken later."""
     return ROOT / "docs" / "real_bugs" / f"{table}.csv"
 
 
@@ -87,51 +86,9 @@ def read(table: str) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def show(table: str) -> None:
-    """Puts a table that is kept in a file onto the page, between its marks."""
-    page, rows = PAGE.read_text(), read(table)
-    for part, lines in (("totals", totals(rows)), ("rows", markdown(rows))):
-        begin, end = marks(table, part)
-        before, rest = page.split(begin)
-        page = "\n\n".join([before + begin, "\n".join(lines), end + rest.split(end)[1]])
-    PAGE.write_text(page)
-
-
-def shown(table: str, part: str) -> list[str]:
-    """Returns the lines of a table's part that stand on the page."""
-    begin, end = marks(table, part)
-    return PAGE.read_text().split(begin)[1].split(end)[0].strip().split("\n")
-
-
-def marks(table: str, part: str) -> tuple[str, str]:
-    """Returns the comments between which a part of a table stands on the page."""
-    return f"<!-- {table} {part}: begin -->", f"<!-- {table} {part}: end -->"
-
-
-def markdown(rows: Sequence[Row]) -> list[str]:
-    """Returns the lines of the table of all bugs, theme by theme."""
-    lines = ["| bug | what happens | training | verdict | worst | fair |", "|" + " --- |" * 6]
-    for row in rows:
-        verdict = f"differs: {row['cause']}" if row["flagged"] == "yes" else f"**{row['verdict']}**"
-        if row["theme"] == CORRECT:
-            fair = "right" if row["flagged"] == "no" else "**accused**"
-            verdict = verdict.replace("*", "")
-        else:
-            fair = "yes" if row["named"] == "yes" else f"no: {row['fair']}"
-        training = f"{row['setting']}, {row['precision']}"
-        name = row["id"].removesuffix(", its defaults")
-        cells = (f"[{name}]({row['link']})", row["what"], training, verdict, row["worst"], fair)
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def totals(rows: Sequence[Row]) -> list[str]:
-    """Returns the lines of the table of totals by theme."""
-    lines = ["| theme | bugs | flagged | with a fair cause |", "|" + " --- |" * 4]
-    for theme in (*THEMES, ""):
-        of_theme = [row for row in rows if row["theme"] == theme or (not theme and row["theme"] != CORRECT)]
-        if not of_theme:
-            continue
-        counts = [sum(row[field] == "yes" for row in of_theme) for field in ("flagged", "named")]
-        lines.append(f"| {theme or 'all'} | {len(of_theme)} | {counts[0]} | {counts[1]} |")
-    return lines
+def counted(rows: Sequence[Row]) -> str:
+    """Returns in a line how many bugs are flagged and named, and how many entrants that are right are accused."""
+    right, bugs = ([row for row in rows if (row["theme"] == CORRECT) == correct] for correct in (True, False))
+    flagged, named = (sum(row[field] == "yes" for row in bugs) for field in ("flagged", "named"))
+    accused = f"{sum(row['flagged'] == 'yes' for row in right)} of {len(right)} right ones accused"
+    return f"{len(bugs)} bugs: {flagged} flagged, {named} with a fair cause; {accused}"

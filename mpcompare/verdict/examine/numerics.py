@@ -13,15 +13,15 @@ from mpcompare.verdict.findings import HIGHEST, LOWEST
 CHUNK = 1 << 16  # elements at a time: some float64 copies of so many stay in the cache
 
 
-def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yields the tensors side by side, piece by piece.
+def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
+    """Yields the tensors side by side, piece by piece, each of ``size`` elements at most.
 
     One alone comes row by row. Several come column by column where the first of them lies so in memory, as the weights
     of a backend that keeps them transposed: what is asked of single elements does not depend on their order.
     """
     if len(tensors) > 1 and tensors[0].dim() == 2 and tensors[0].t().is_contiguous():
         tensors = tuple(t.t() for t in tensors)
-    return zip(*(t.reshape(-1).split(CHUNK) for t in tensors), strict=True)
+    return zip(*(t.reshape(-1).split(size) for t in tensors), strict=True)
 
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes

@@ -34,6 +34,7 @@ SEEDS = 32  # elements of a tensor on which its error depends
 ROWS = 256  # of a large batch whose rows do not depend on each other
 ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated in how many dimensions its errors vary
 WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # its bits as a number, and its digits
+PIECE = 1 << 18  # elements that are rounded at a time: they alone stay in the cache
 SQUARES = 1e-25, 1e30  # sums of squares in fp32 from which nothing that counts is missing
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d}
 # Functions whose results are some of the numbers that they are given: nothing is rounded there.
@@ -107,7 +108,7 @@ class Roundings(TorchFunctionMode):
         bits, digits = WHOLE[value.dtype]
         cut = digits + round(math.log2(self.u))  # the last digits, which go: u = 2^-(those that stay)
         rounded = torch.empty_like(value, memory_format=torch.contiguous_format) if out is None else out
-        for result, part in chunks(rounded, value.detach()):
+        for result, part in chunks(rounded, value.detach(), size=PIECE):
             scaled = torch.mul(part, factor, out=result)
             # Half a unit of the last digit that stays is added, and what is below that digit is cut off; a carry runs
             # on into the exponent, as it should.

@@ -343,6 +343,21 @@ class Sharp:
 
 
 @dataclass(frozen=True)
+class Padding:
+    """A step at weights and inputs of 0.
+
+    Attributes:
+        loss: as the backend says.
+        exact_loss: of a few rows in fp32, a finite number.
+        finite: by tensor, of the gradients that are finite in fp32, whether the backend's is.
+    """
+
+    loss: float
+    exact_loss: float
+    finite: dict[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Layer:
     """The owner of a tensor.
 
@@ -587,6 +602,7 @@ class Findings:
         aged: a step from a state as it is after long training; None where it depends on no count.
         trained: the update of the step after training; None where it was skipped, or could not be followed.
         sharp: a step at weights at which nothing is nearly linear; None in old records, and of a network with dropout.
+        padding: a step at weights and inputs of 0; None in old records, and of a network that divides by nothing.
         reload: a state that was saved and loaded.
         draws: None where a step draws no random numbers.
         wrong_scale: None where the loss scale of each training step is right.
@@ -616,6 +632,7 @@ class Findings:
     aged: Aged | None = None
     trained: TrainedUpdate | None = None
     sharp: Sharp | None = None
+    padding: Padding | None = None
     reload: Reload | None = None
     draws: Draws | None = None
     wrong_scale: WrongScale | None = None

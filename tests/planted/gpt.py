@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from planted import layers
-from planted.registry import BF16, Family
+from planted.registry import BF16, BOTH, Family
 from support.tasks import part
 from torch import Tensor
 
@@ -163,6 +163,32 @@ class NormWeightsSummedIn16Bits(Amp):
     def backward(self) -> None:
         super().backward()
         self.model.norm.weight.grad.copy_(self.total)
+
+
+@GPT.plants("normalization", precisions=BOTH)
+class NormsWithoutEps(layers.Patched):
+    """The norms divide by the root of the variance alone, which only a row of padding shows."""
+
+    def patch(self, model: Any) -> None:
+        for norm in (model.norm, *(block.norm1 for block in model.blocks)):
+            norm.eps = 0.0
+
+
+@GPT.plants("normalization", precisions=BOTH)
+class NormGradientDividesByZero(layers.Patched):
+    """The last norm adds eps outside of the root of the variance, so much that it is the same function but in a row of
+    padding, where the derivative of the root is 1 / 0."""
+
+    def patch(self, model: Any) -> None:
+        norm = model.norm
+
+        def forward(x: Tensor) -> Tensor:
+            x = x.float()
+            centred = x - x.mean(-1, keepdim=True)
+            root = centred.square().mean(-1, keepdim=True).sqrt()
+            return centred / (root + norm.eps / (2 * root.detach().clamp(min=norm.eps))) * norm.weight + norm.bias
+
+        norm.forward = forward
 
 
 GPT.plants("forward pass")(layers.variant(layers.WrongEps, norm="norm"))

@@ -5,6 +5,7 @@ aged        the same from a state as it is after long training, in the step befo
 last        the trained backend's next step: its gradients beside those of a new one that starts from its weights, and
             its update beside the optimizer's from the state that it has
 sharp       gradients at weights at which nothing is nearly linear, beside the oracle there
+padding     a step in which every number is 0, as in a row of padding: is all of it finite?
 overflow    from the initial weights with a loss scale that is too large, and with an infinite input; without a loss
             scale the infinite input alone
 reload      a new backend that loaded the state of another, beside that other, step by step
@@ -44,6 +45,7 @@ from mpcompare.verdict.examine.lent import written
 from mpcompare.verdict.examine.noise import train_again
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
+from mpcompare.verdict.examine.padding import padding
 from mpcompare.verdict.examine.reload import reload
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.scale import first_wrong_scale
@@ -142,6 +144,7 @@ def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, la
         "aged": late.take("aged", lambda: aged(subject, driver, batch, exact), None),
         "infinite": late.take("infinite input", lambda: infinite_input(subject, driver, batch), None),
         "sharp": late.take("sharp", lambda: sharp(subject, batch), None),
+        "padding": late.take("padding", lambda: padding(subject, driver.backend, batch), None),
         "draws": draws_of(subject, driver.draws_alike, batch),
     }
 

@@ -1,0 +1,94 @@
+"""The pass ``padding``: a step in which every number is 0, as in a row of padding.
+
+A norm that sees such a row divides by the root of its eps alone. Where eps is left out, or is 0 in 16 bits, as 1e-12 is
+in fp16, 0 / 0 is NaN; on rows that have a variance the same mistake is smaller than one rounding. With weights and
+inputs of 0 each norm of the network sees a variance of 0, and nothing can overflow, since all gradients but those of
+the last bias are 0. So whatever is finite in fp32 is finite in any format: no tolerance is needed.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpcompare.contract import Batches, State, Walk
+from mpcompare.tasks.draws import EXAMINED, seed_step
+from mpcompare.tasks.losses import Loss
+from mpcompare.tasks.task import Params, buffers_of, params_of, with_values
+from mpcompare.verdict.examine.ground import Ground
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import Padding
+
+ROWS = 8  # of the first batch, from which is told what is finite in fp32
+DIVIDES = ("norm", "sqrt", "var", "std", "div", "reciprocal")  # parts of the names of operators that may divide by 0
+
+
+def padding(subject: Subject, backend: Any, batch: Batches) -> Padding | None:
+    """Takes such a step with the first batch up to its gradients; None of a network that divides by nothing, and of one
+    whose loss is no finite number there in fp32.
+
+    Args:
+        backend: one that nobody needs any more; it loads these weights.
+    """
+    exact = subject.exactly.once("padding", subject.ground(batch), _exact_values)
+    if not exact:
+        return None
+    state: State = backend.state_dict()
+    scale = {**state["loss_scale"], "scale": 1.0} if "scale" in state["loss_scale"] else state["loss_scale"]
+    values = {"params": _zeros(subject.examined), "buffers": buffers_of(subject.examined)}
+    backend.load_state_dict({**state, **values, "optimizer": {}, "loss_scale": scale})
+    seed_step(EXAMINED)
+    walk = Walk(backend, [(_zero(x), y) for x, y in batch], 0.0)
+    walk.through("unscale")
+    shown = backend.grads()
+    finite = {name: bool(shown[name].isfinite().all()) for name in exact["finite"] if name in shown}
+    return Padding(float(walk.loss), exact["loss"], finite)
+
+
+def _exact_values(ground: Ground) -> dict[str, Any]:
+    """Returns the loss of a few rows in fp32, and the names of the gradients that are finite; nothing where the network
+    cannot be called with such numbers."""
+    network = with_values(ground.network, _zeros(ground.network), {})
+    x, y = ground.batch[0]
+    try:
+        loss = _loss(network, ground.loss_fn, _zero(x[:ROWS]), y[:ROWS])
+    except (ArithmeticError, ValueError, LookupError, RuntimeError):
+        return {}
+    if not math.isfinite(loss):
+        return {}
+    finite = [n for n, p in network.named_parameters() if p.grad is not None and bool(p.grad.isfinite().all())]
+    return {"loss": loss, "finite": finite}
+
+
+def _loss(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> float:
+    """Returns the loss of a step whose gradients the network gets; NaN where the network divides by nothing."""
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.enable_grad():
+        seed_step(EXAMINED)
+        with _Divides() as divides:
+            output = network(x)
+        if not divides.found:
+            return math.nan
+        loss = loss_fn(output, y)
+        loss.backward()
+    return loss.item()
+
+
+def _zero(x: Tensor) -> Tensor:
+    """Returns inputs of 0; whole numbers are no quantities, and stay as they are."""
+    return torch.zeros_like(x) if x.is_floating_point() else x
+
+
+def _zeros(network: nn.Module) -> Params:
+    return {name: torch.zeros_like(p) for name, p in params_of(network).items()}
+
+
+class _Divides(TorchDispatchMode):
+    """Tells whether an operator that may divide by 0 is called while it is entered."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= any(part in func.name() for part in DIVIDES)
+        return func(*args, **(kwargs or {}))

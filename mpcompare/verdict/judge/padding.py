@@ -1,0 +1,23 @@
+"""A step in which every number is 0: whatever is finite in fp32, and in the reference's, is finite."""
+
+import math
+from collections.abc import Iterator
+
+from mpcompare.verdict.judge.check import Case, Check
+
+WHERE = "where weights and inputs are 0, as in a row of padding"
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields a check of the loss, and of each gradient."""
+    run, reference = case.run.findings.padding, case.reference.findings.padding
+    if case.is_reference or run is None or reference is None:
+        return
+    if math.isfinite(reference.loss):
+        because = f"{WHERE}, the loss is {run.loss:.6g}, and {run.exact_loss:.6g} in fp32: 0 / 0, as of a norm without "
+        because += "its eps, or with one that is 0 in 16 bits"
+        yield Check("loss of padding", float(not math.isfinite(run.loss)), 0, "normalization", because)
+    for name, finite in run.finite.items():
+        if reference.finite.get(name):
+            because = f"{WHERE}, the gradient of {name} holds inf or NaN, and none in fp32: 0 / 0 in backward"
+            yield Check(f"gradient of padding, {name}", float(not finite), 0, "normalization", because)

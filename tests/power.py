@@ -139,7 +139,7 @@ class Tally:
         return {"correct runs": len(runs), "accused": self.accused, **worst, "parted": int(runs["parted"].sum())}
 
 
-TIGHT = ("optimizer", "resume", "aged", "trained")  # right updates come to their bounds
+TIGHT = ("optimizer", "resume", "aged", "trained", "midway")  # right updates come to their bounds
 
 
 def _shares(verdict: Verdict) -> dict[str, float]:

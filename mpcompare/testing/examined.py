@@ -23,6 +23,7 @@ from mpcompare.testing.candidate import Candidate
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.examine import examine
 from mpcompare.verdict.examine.lent import of_batch, of_network
+from mpcompare.verdict.examine.midway import Midway
 from mpcompare.verdict.examine.moves import Digest
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import from_document, to_document
@@ -57,7 +58,7 @@ def examined_run(
         return (task.micro_batches(x, y) for x, y in batches(candidate.dataset, task.batch_size))
 
     lent = {**of_network(model), **of_batch(next(stream()))}
-    stepper = Stepper(backend := candidate.make(model, scaling), task.new_rates())
+    stepper = Midway(Stepper(backend := candidate.make(model, scaling), task.new_rates()), task.schedule, 0, steps)
     rows, digest = [], Digest(backend, torch_dtype(PRECISIONS[candidate.precision].storage))
     for number, batch in enumerate(islice(stream(), steps), start=1):
         scale = float(backend.loss_scale())

@@ -601,6 +601,8 @@ class Findings:
         infinite: a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``.
         aged: a step from a state as it is after long training; None where it depends on no count.
         trained: the update of the step after training; None where it was skipped, or could not be followed.
+        midway: an update in the middle of training; None without a schedule, where it could not be followed, and in old
+            records.
         sharp: a step at weights at which nothing is nearly linear; None in old records, and of a network with dropout.
         padding: a step at weights and inputs of 0; None in old records, and of a network that divides by nothing.
         reload: a state that was saved and loaded.
@@ -631,6 +633,7 @@ class Findings:
     infinite: Drive | None = None
     aged: Aged | None = None
     trained: TrainedUpdate | None = None
+    midway: Drive | None = None
     sharp: Sharp | None = None
     padding: Padding | None = None
     reload: Reload | None = None

@@ -16,6 +16,7 @@ from mpcompare.entrant.training import Trained, train
 from mpcompare.instruments import meter
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.midway import Midway
 from mpcompare.verdict.examine.moves import Digest
 
 
@@ -50,7 +51,10 @@ def take(entrant: Entrant) -> Pass[Part]:
     """Needs ``setup`` and ``start``. Leaves ``stepper`` and ``trained``."""
     plan, setup, start, recorder = entrant.plan, entrant.setup, entrant.start, entrant.recorder
     rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
-    stepper = entrant.stepper = start.new_stepper()
+    stepper = start.new_stepper()
+    if plan.verdict.enabled:
+        stepper = Midway(stepper, setup.task.schedule, start.step, plan.train.last_step)
+    entrant.stepper = stepper
     digest = Digest(stepper.backend, torch_dtype(PRECISIONS[setup.precision].storage)) if plan.verdict.enabled else None
     rows = Rows(recorder, setup.clock, setup.task.clip_norm, plan.train.warmup_steps, start.step, plan.seed, digest)
     monitor = Monitor(setup.task, PRECISIONS[setup.precision].storage, setup.clock, plan.monitor.every)

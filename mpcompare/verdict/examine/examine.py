@@ -4,6 +4,7 @@ first       from the initial weights: loss and gradients beside the float64 orac
 aged        the same from a state as it is after long training, in the step before the loss scale grows
 last        the trained backend's next step: its gradients beside those of a new one that starts from its weights, and
             its update beside the optimizer's from the state that it has
+midway      an update in the middle of training, beside the optimizer's, where a schedule changes the learning rate
 sharp       gradients at weights at which nothing is nearly linear, beside the oracle there
 padding     a step in which every number is 0, as in a row of padding: is all of it finite?
 overflow    from the initial weights with a loss scale that is too large, and with an infinite input; without a loss
@@ -42,6 +43,7 @@ from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.last import last
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
+from mpcompare.verdict.examine.midway import midway
 from mpcompare.verdict.examine.noise import train_again
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
@@ -167,7 +169,8 @@ def _at_the_end(
     buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
     found = late.take("last", lambda: last(subject, stepper, rows, network, batch), UNKNOWN)
     of_step = dict(zip(("last", "last_buffers", "trained"), found, strict=True))
-    return {"buffers": buffers, "held_out": held_out, **of_step}
+    middle = late.take("midway", lambda: midway(subject, stepper), None)
+    return {"buffers": buffers, "held_out": held_out, "midway": middle, **of_step}
 
 
 def _noise_runs(

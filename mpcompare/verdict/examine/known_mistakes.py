@@ -85,7 +85,10 @@ def known_mistakes(
     if not wrong:
         return {}
     errors = {}
-    for name, mistake in _mistakes(task, compute_dtype):
+    mistakes = list(_mistakes(task, compute_dtype))
+    if task.schedule.length and all(update.number for update in updates):  # a wrong first update is no sign of it
+        mistakes.append(("another rate", _at_another_rate(task.optimizer)))
+    for name, mistake in mistakes:
         worst = excess(mistake)
         errors[name] = max(worst[tensor] for tensor in wrong)
     for name, other, factor in others:
@@ -178,6 +181,28 @@ def _clipped(replay: Replay, norm: float) -> Mistake:
 
 def _times(factor: float, update: Update) -> float:
     return factor * update.lr
+
+
+def _at_another_rate(optimizer: Optimizer) -> Mistake:
+    """Multiplies each update by the one number that fits all of its tensors best: updates are linear in their rate."""
+    plain, fitted = _by(optimizer.replay()), _by(optimizer.replay())
+    factors: dict[int, float] = {}  # by the number of the update
+
+    def fit(update: Update) -> float:
+        product = square = 0.0
+        for name in update.clipped:
+            change, _ = fitted(name, update)
+            moved = update.after[name].double() - update.before[name].double()
+            product, square = product + torch.dot(moved, change).item(), square + change.square().sum().item()
+        return product / square if square else 1.0
+
+    def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
+        if update.number not in factors:
+            factors[update.number] = fit(update)
+        factor, (change, magnitude) = factors[update.number], plain(name, update)
+        return factor * change, max(1.0, abs(factor)) * magnitude
+
+    return mistake
 
 
 def _rounded_rate(dtype: torch.dtype, update: Update) -> float:

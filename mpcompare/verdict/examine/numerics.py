@@ -86,9 +86,10 @@ def exponents(values: Tensor) -> Tensor:
 SPREAD = CHUNK
 
 
-def spread(tensor: Tensor) -> Tensor:
-    """Returns a copy of at most ``SPREAD`` elements of a tensor, in one row, the same ones in any layout."""
-    t, at = tensor.detach(), places(tensor, SPREAD)
+def spread(tensor: Tensor, most: int | None = None) -> Tensor:
+    """Returns a copy of at most so many elements of a tensor, else ``SPREAD``, in one row, the same ones in any
+    layout."""
+    t, at = tensor.detach(), places(tensor, most or SPREAD)
     return t.flatten().clone() if at is None else t[at]
 
 

@@ -6,7 +6,7 @@ element, and some elements of a large tensor tell what is made of all.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,12 +56,23 @@ class Start:
         return Remembered(tensors, int(self.counts[name]) if name in self.counts else 0)
 
 
-def start_of(backend: Any, lr: float, updates: int, steps: int) -> Start:
-    """Returns what the next update of a backend starts from; the other arguments are the attributes of these names."""
+def _some(tensors: Mapping[str, Tensor]) -> Params:
+    return {name: spread(t) for name, t in tensors.items()}
+
+
+def start_of(
+    backend: Any,
+    lr: float,
+    updates: int,
+    steps: int,
+    some: Callable[[Mapping[str, Tensor]], Params] = _some,
+) -> Start:
+    """Returns what the next update of a backend starts from, ``some`` elements of each tensor; the other arguments are
+    the attributes of these names."""
     kinds = backend.state_dict()["optimizer"]
     return Start(
-        weights=_some(backend.master_params()),
-        optimizer={kind: _some(tensors) for kind, tensors in kinds.items() if kind != "step"},
+        weights=some(backend.master_params()),
+        optimizer={kind: some(tensors) for kind, tensors in kinds.items() if kind != "step"},
         counts={name: count.detach().clone() for name, count in kinds.get("step", {}).items()},
         scale=float(backend.loss_scale()),
         lr=lr,
@@ -99,16 +110,21 @@ def trained_update(
     walk.through("step")
     after, skipped = _some(backend.master_params()), bool(backend.skipped)
     walk.finish()
-    known = set(task.optimizer.initial_state(torch.zeros(()))) - {"step"}
-    followed = start.updates == 0 or known <= set(start.optimizer)
+    followed = remembers_all(subject, start)
     if skipped or not followed or not grads or not all(bool(g.isfinite().all()) for g in clipped.values()):
         return None
     kinds = backend.state_dict()["optimizer"]
-    drive, moments = _replayed(subject, backend, start, (_some(grads), clipped, after), kinds)
+    drive, moments = replayed(subject, backend, start, (_some(grads), clipped, after), kinds)
     return TrainedUpdate(replace(drive, clips=clips), moments, _counts(start, kinds.get("step", {}), clipped))
 
 
-def _replayed(
+def remembers_all(subject: Subject, start: Start) -> bool:
+    """Returns whether a backend remembers what the optimizer does, so that its update can be followed."""
+    known = set(subject.task.optimizer.initial_state(torch.zeros(()))) - {"step"}
+    return start.updates == 0 or known <= set(start.optimizer)
+
+
+def replayed(
     subject: Subject, backend: Any, start: Start, seen: tuple[Params, Params, Params], kinds: Mapping[str, Params]
 ) -> tuple[Drive, dict[str, dict[str, float]]]:
     """Returns the update beside the replay's, and by kind and tensor the largest error over its bound of what the
@@ -116,7 +132,7 @@ def _replayed(
 
     Args:
         seen: the gradients before and after they were clipped, and the weights after the step.
-        kinds: the optimizer's tensors after the step.
+        kinds: the optimizer's tensors after the step; empty where only the update is asked for.
     """
     (_, clipped, after), promises, optimizer = seen, promises_of(backend), subject.task.optimizer
     coarse = Coarse(promises.coarse_weights, promises.coarse_moments) if promises.coarse else IN_FP32
@@ -144,7 +160,7 @@ def _replayed(
 
 
 def _update(start: Start, seen: tuple[Params, Params, Params]) -> Update:
-    """Returns the update as known mistakes are held beside it; the arguments are those of ``_replayed``."""
+    """Returns the update as known mistakes are held beside it; the arguments are those of ``replayed``."""
     grads, clipped, after = seen
     counts = max((int(count) for count in start.counts.values()), default=start.updates)
     kept = {kind: some_of(tensors) for kind, tensors in start.optimizer.items()}
@@ -185,7 +201,3 @@ def _counts(start: Start, after: Mapping[str, Tensor], moved: Params) -> dict[st
         for name, count in after.items()
         if name in moved
     }
-
-
-def _some(tensors: Mapping[str, Tensor]) -> Params:
-    return {name: spread(t) for name, t in tensors.items()}

@@ -8,6 +8,7 @@ from mpcompare.verdict.findings import Drive
 from mpcompare.verdict.judge.check import Case, Check, Examined
 
 LAST = "last"  # the pass in which the trained backend takes its next step
+MIDWAY = "midway"  # an update in the middle of training
 
 # By name in verdict/examine/known_mistakes.py: the cause, and how the updates are made.
 KNOWN_MISTAKES = {
@@ -63,6 +64,7 @@ KNOWN_MISTAKES = {
     "rate of no group": ("parameter groups", "at the learning rate of parameters that are in no group"),
     "groups left out": ("parameter groups", "as if there were no parameter groups"),
     "values of another group": ("parameter groups", "with the values of another parameter group"),
+    "another rate": ("schedule", "at another learning rate than that of the schedule, right apart from that"),
 }
 
 

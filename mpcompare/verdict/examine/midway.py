@@ -1,0 +1,112 @@
+"""One update in the middle of training, replayed: a schedule is at work there.
+
+The first updates are those of its warm-up, and after training a cosine has come to a rate of 0, at which an update says
+nothing. So a step between the end of the warm-up and that of training is taken as any other, and some elements of what
+its update is made of are kept.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mpcompare.contract import Batches, Stepper, Walk
+from mpcompare.phases import WHOLE_STEP
+from mpcompare.tasks.schedules import Schedule
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.examine.trained import Start, remembers_all, replayed, start_of
+from mpcompare.verdict.findings import Drive
+
+ELEMENTS = 1 << 12  # of each tensor
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one update is made of, some elements of each tensor.
+
+    Attributes:
+        start: the backend before it.
+        grads, clipped: the gradients before and after they were clipped; of a step in one piece, after.
+        after: the weights after it.
+    """
+
+    start: Start
+    grads: Params
+    clipped: Params
+    after: Params
+
+
+class Midway(Stepper):
+    """A stepper that keeps an update in the middle of training, the first one from there on that is taken. It copies
+    some elements; the step is the same, bit for bit.
+
+    Attributes:
+        kept: that update; None before it was taken, and of a task without a schedule.
+    """
+
+    def __init__(self, stepper: Stepper, schedule: Schedule, begun: int, last_step: int) -> None:
+        """``begun`` is the number of steps that were taken before training begins here, ``last_step`` that of its last
+        one."""
+        super().__init__(stepper.backend, stepper.rates)
+        self.taken, self.number = begun, middle(schedule, begun, last_step)
+        self.kept: Kept | None = None
+
+    def walk(self, batches: Batches) -> Walk:
+        self.taken += 1
+        if self.number is None or self.kept is not None or self.taken < self.number:
+            return super().walk(batches)
+        return _KeptWalk(self, batches)
+
+
+class _KeptWalk(Walk):
+    """A step of which is kept what its update is made of."""
+
+    def __init__(self, stepper: Midway, batches: Batches) -> None:
+        backend, rates = stepper.backend, stepper.rates
+        lr = float(rates.now)
+        self.stepper, self.start = stepper, start_of(backend, lr, int(rates.updates), stepper.taken - 1, _some)
+        self.grads: Params = {}
+        self.clipped: Params = {}
+        super().__init__(backend, batches, rates.now, lambda: rates.count(backend.skipped))
+
+    def __iter__(self) -> Iterator[str]:
+        for phase in super().__iter__():
+            if phase == "unscale":
+                self.grads = _some(self.backend.grads())
+            if phase in ("clip", WHOLE_STEP):
+                self.clipped = _some(self.backend.grads())
+            if phase in ("step", WHOLE_STEP) and not bool(self.backend.skipped):
+                after = _some(self.backend.master_params())
+                self.stepper.kept = Kept(self.start, self.grads or self.clipped, self.clipped, after)
+            yield phase
+
+
+def middle(schedule: Schedule, begun: int, last_step: int) -> int | None:
+    """Returns the number of the step in the middle between the first one at the largest learning rate, where a warm-up
+    ends, and the last one; None where the rate never changes."""
+    if not schedule.length:
+        return None
+    peak = max(range(begun, last_step), key=schedule.factor, default=begun)
+    return (peak + last_step) // 2 + 1
+
+
+def midway(subject: Subject, stepper: Stepper) -> Drive | None:
+    """Returns the update that was kept beside the optimizer's; None where there is none that can be followed.
+
+    Args:
+        stepper: that of training.
+    """
+    kept = stepper.kept if isinstance(stepper, Midway) else None
+    if kept is None or not remembers_all(subject, kept.start):
+        return None
+    if not kept.clipped or not all(bool(g.isfinite().all()) for g in kept.clipped.values()):
+        return None
+    # A gradient of 0 may be that of a parameter that has none, and stays as it is.
+    clipped = {name: g for name, g in kept.clipped.items() if bool(g.any())}
+    return replayed(subject, stepper.backend, kept.start, (kept.grads, clipped, kept.after), {})[0]
+
+
+def _some(tensors: Mapping[str, Tensor]) -> Params:
+    return {name: spread(t, ELEMENTS) for name, t in tensors.items()}

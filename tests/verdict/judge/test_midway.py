@@ -1,0 +1,39 @@
+"""An update in the middle of training is judged as others are, and names the rate."""
+
+from types import SimpleNamespace
+
+from mpcompare.promises import Promises
+from mpcompare.verdict.findings import Drive, Step, UpdateError
+from mpcompare.verdict.judge.midway import checks
+
+
+def drive(excess, **known_mistakes):
+    step = Step(True, False, False, True, 1.0, 1.0)
+    return Drive([step], [{"a": UpdateError(excess, 1.02, 0.0, 0.0, 0.0)}], [0.1], [], None, None, {}, known_mistakes)
+
+
+def found(midway):
+    findings = SimpleNamespace(midway=midway, precision="bf16", promises=Promises())
+    return list(checks(SimpleNamespace(run=SimpleNamespace(findings=findings))))
+
+
+def test_an_update_within_its_roundings_passes():
+    assert [(check.name, check.passed) for check in found(drive(0.9))] == [
+        ("update 1 of pass midway, a", True),
+        ("weights in step 1 of pass midway", True),
+    ]
+
+
+def test_another_rate_is_a_wrong_schedule():
+    failed = [check for check in found(drive(30.0, **{"another rate": 0.9, "no decay": 20.0})) if not check.passed]
+    assert [check.cause for check in failed] == ["schedule"]
+    assert failed[0].because.endswith("at another learning rate than that of the schedule, right apart from that")
+
+
+def test_a_mistake_with_a_name_of_its_own_is_named_first():
+    assert found(drive(30.0, **{"another rate": 0.9, "no decay": 0.8}))[0].cause == "weight decay"
+    assert found(drive(30.0, **{"another rate": 9.0}))[0].cause == "optimizer"
+
+
+def test_old_records_say_nothing_of_it():
+    assert found(None) == []

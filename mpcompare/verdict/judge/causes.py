@@ -14,6 +14,10 @@ from mpcompare.verdict.findings import Drive, FiniteStep, GradientError, Gradien
 from mpcompare.verdict.judge.accumulation import wrong_sum
 from mpcompare.verdict.judge.check import Examined
 from mpcompare.verdict.judge.clipping import clip_mistake, scales
+from mpcompare.verdict.judge.limits import K
+
+LOST = 0.001  # the share of zeros that are no chance
+APART = K**2  # of two errors over their limits, either of which may be K times as wide as it need be
 
 
 @dataclass(frozen=True)
@@ -211,9 +215,13 @@ def _transposed(s: Symptoms) -> Explanation | None:
 
 
 def _underflow(s: Symptoms) -> Explanation | None:
+    """Zeros that should not be there, unless they follow from another function: what underflows is small, and makes
+    the last layer, which has no zeros, no more than a bit wrong."""
     most = max(s.failed, key=lambda name: s.errors[name].zeros)
     share, small = s.errors[most].zeros, too_small(s.run, s.own, s.reference)
-    if _underflows(s.run) and share > 0.001:
+    lost_in_last = max(s.errors[name].zeros for name in s.of_last)
+    follows = not small and lost_in_last <= LOST and max(s.errors[name].relative for name in s.of_last) > s.near
+    if _underflows(s.run) and share > LOST and not follows:
         return "underflow", f"{100 * share:.2g} % of the gradient of {most} is 0 and should not be{small}"
     return ("underflow", f"{s.off}{small}") if small else None
 
@@ -276,9 +284,30 @@ def _statistics(s: Symptoms) -> Explanation | None:
     return None
 
 
+def _deep_inside(s: Symptoms) -> Explanation | None:
+    """Other layers are much more wrong than the last one. A wrong gradient of the loss is passed on to all alike; where
+    another function is computed the gradients are others altogether, and elsewhere only what they are made of."""
+    worst = max(s.failed, key=lambda name: s.errors[name].excess)
+    if s.errors[worst].excess > APART * max(s.errors[name].excess for name in s.of_last):
+        return "forward pass", f"wrong from the last layer on ({s.some}), most of all {s.off}: another function there"
+    return None
+
+
+def _input_of_the_last_layer(s: Symptoms) -> Explanation | None:
+    """The last layer's bias is right and its weight is not: it is the input that is wrong, by which the gradient of the
+    loss is multiplied."""
+    biases = [name for name in s.of_last if s.layers[name].part.startswith("bias")]
+    others = [s.errors[name] for name in s.of_last if name not in biases]
+    if not biases or any(s.errors[name].failed for name in biases) or not any(e.failed for e in others):
+        return None
+    if max(e.excess for e in others) <= APART * max(s.errors[name].excess for name in biases):
+        return None
+    return "forward pass", f"wrong from the last layer's weights on ({s.some}), {s.off}: their input is wrong"
+
+
 def _from_the_last_layer_on(s: Symptoms) -> Explanation:
     furthest = max(s.errors[name].relative for name in s.of_last)
-    if furthest > math.sqrt(s.run.unit_roundoff):
+    if furthest > s.near:
         return "forward pass", f"wrong from the last layer on ({s.some}), by up to {furthest:.1e}: another function"
     return "loss", f"wrong from the loss's gradient on ({s.some}), {s.off}: softmax, or the forward pass"
 
@@ -295,6 +324,8 @@ EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
     _below_the_last_layer,
     _products,
     _statistics,
+    _deep_inside,
+    _input_of_the_last_layer,
     _from_the_last_layer_on,
 )
 

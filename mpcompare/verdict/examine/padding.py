@@ -40,7 +40,7 @@ def padding(subject: Subject, backend: Any, batch: Batches) -> Padding | None:
     values = {"params": _zeros(subject.examined), "buffers": buffers_of(subject.examined)}
     backend.load_state_dict({**state, **values, "optimizer": {}, "loss_scale": scale})
     seed_step(EXAMINED)
-    walk = Walk(backend, [(_zero(x), y) for x, y in batch], 0.0)
+    walk = Walk(backend, [(_zero(x), y) for x, y in batch], float(subject.task.new_rates().now))
     walk.through("unscale")
     shown = backend.grads()
     finite = {name: bool(shown[name].isfinite().all()) for name in exact["finite"] if name in shown}

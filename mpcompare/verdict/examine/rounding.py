@@ -111,8 +111,10 @@ class Roundings(TorchFunctionMode):
         for result, part in chunks(rounded, value.detach(), size=PIECE):
             scaled = torch.mul(part, factor, out=result)
             # Half a unit of the last digit that stays is added, and what is below that digit is cut off; a carry runs
-            # on into the exponent, as it should.
-            scaled.view(bits).add_(1 << (cut - 1)).bitwise_and_(-1 << cut)
+            # on into the exponent, as it should. An fp32 number in a network in float64 has no more digits than stay:
+            # the product and the quotient round it.
+            if cut > 0:
+                scaled.view(bits).add_(1 << (cut - 1)).bitwise_and_(-1 << cut)
             scaled.div_(factor)
         return rounded
 

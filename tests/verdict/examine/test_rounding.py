@@ -15,7 +15,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.data.text import ALPHABET
 from mpcompare.tasks.losses import cross_entropy
 from mpcompare.tasks.task import params_of
-from mpcompare.verdict.examine.rounding import attention_in_pieces, rounding_errors
+from mpcompare.verdict.examine.rounding import Roundings, attention_in_pieces, rounding_errors
 
 
 def test_what_one_rounding_does_is_what_amp_does():
@@ -89,3 +89,20 @@ def test_the_bias_of_a_key_has_no_gradient_but_roundings_within_the_attention():
     F.mse_loss(weights(x.bfloat16()).float(), y).backward()
     error = weights.k.bias.grad.float().norm().item()
     assert 0.3 < error / found["k.bias"].error < 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("u", [2.0**-8, 2.0**-11, 2.0**-24])
+def test_a_number_is_rounded_to_nearest_on_a_stretched_grid(u, dtype):
+    x = torch.randn(1000, dtype=dtype) * torch.logspace(-20, 20, 1000, dtype=dtype)
+    x[:2] = torch.tensor([0.0, torch.inf])
+    for sample in range(4):
+        roundings = Roundings(u)
+        roundings.sample = sample
+        rounded = roundings.error(x)
+        assert rounded[0] == 0 and rounded[1] == torch.inf
+        errors = (rounded[2:].double() - x[2:].double()) / x[2:].double()
+        own = 2.0**-24 if dtype is torch.float32 else 2.0**-53  # of the product and of the quotient
+        assert errors.abs().max() <= u + 2 * own
+        assert errors.abs().max() > 0.5 * u
+        assert errors.mean().abs() < 5 * u / 1000**0.5

@@ -100,7 +100,8 @@ def test_a_number_is_rounded_to_nearest_on_a_stretched_grid(u, dtype):
         roundings = Roundings(u)
         roundings.sample = sample
         rounded = roundings.error(x)
-        assert rounded[0] == 0 and rounded[1] == torch.inf
+        assert rounded[0] == 0
+        assert rounded[1] == torch.inf
         errors = (rounded[2:].double() - x[2:].double()) / x[2:].double()
         own = 2.0**-24 if dtype is torch.float32 else 2.0**-53  # of the product and of the quotient
         assert errors.abs().max() <= u + 2 * own

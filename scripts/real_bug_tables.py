@@ -5,6 +5,7 @@ the verdict that was mended since. ``reasons.csv`` says in words, by the table a
 has another name there, and in a mended table what finds it.
 """
 
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -122,8 +123,13 @@ def _link(name: str, row: "pd.Series[str]") -> str:
     return f"[{name}]({row['link']})"
 
 
+@cache
+def _reasons(file: Path) -> "pd.Series[str]":
+    return pd.read_csv(file, dtype=str).set_index(["table", "id"])["reason"]
+
+
 def _reason(file: Path, bug: str) -> str:
-    reasons = pd.read_csv(file.with_name("reasons.csv"), dtype=str).set_index(["table", "id"])["reason"]
+    reasons = _reasons(file.with_name("reasons.csv"))
     if (file.stem, bug) not in reasons:
         raise ValueError(f"reasons.csv: {file.stem}, {bug}: expected a reason")
     return str(reasons[file.stem, bug])

@@ -106,7 +106,7 @@ class LogitsSoftCapped(layers.Patched):
 
 @GPT.plants("forward pass")
 class ActivationsSaturate(layers.Patched):
-    """What the first block's wide layer makes is cut off at 6."""
+    """The output of the first block's wide layer is cut off at 6."""
 
     def patch(self, model: Any) -> None:
         model.blocks[0].up.register_forward_hook(lambda _, __, output: output.clamp(max=6))

@@ -24,7 +24,7 @@ ELEMENTS = 1 << 12  # of each tensor
 
 @dataclass(frozen=True)
 class Kept:
-    """What one update is made of, some elements of each tensor.
+    """The parts of one update, some elements of each tensor.
 
     Attributes:
         start: the backend before it.
@@ -61,7 +61,7 @@ class Midway(Stepper):
 
 
 class _KeptWalk(Walk):
-    """A step of which is kept what its update is made of."""
+    """A step that keeps the parts of its update."""
 
     def __init__(self, stepper: Midway, batches: Batches) -> None:
         backend, rates = stepper.backend, stepper.rates

@@ -6,6 +6,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch loads OpenMP
 
 import signal
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,19 +26,32 @@ hypothesis.settings.load_profile("mpcompare")
 
 # Small tests, and the processes that they start, are quickest on one thread: two wait for each other in every small
 # step, and for long if other programs compute too.
-torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C, which tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="0/1", metavar="K/N", help="of all tests the part K, from 0, of N equal parts")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests of ``--part``. A name tells the part, so that all parts together are all tests."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    left = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == part]
+    if len(left) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
+        items[:] = left
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """Lets torch compute on two threads, for tests of operators that split their work between them."""
+    before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
-    torch.set_num_threads(1)
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["cpu", CUDA])

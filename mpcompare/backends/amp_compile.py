@@ -77,6 +77,11 @@ class AmpCompile(Amp):
         # On CUDA inductor runs a compiled function once as it is, and captures it in the next call.
         self.warmup_steps = 2 if device_type == "cuda" else 0
 
+    @property
+    def called_module(self) -> None:
+        """None: the layers of a compiled step call no hooks."""
+        return None
+
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # the last step's loss and gradients may go
         self.loss, output = self.forward_and_loss(

@@ -52,6 +52,11 @@ class AmpGraph(TorchModel):
         self.graph = graph.StepGraph(self._whole_step)
         self.skipped: bool | Tensor = False
 
+    @property
+    def called_module(self) -> None:
+        """None: a graph that is replayed calls no hooks."""
+        return None
+
     def _whole_step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)  # not at the end: until here grads() shows them
         total: Any = 0.0

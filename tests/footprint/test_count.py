@@ -1,4 +1,4 @@
-"""The count beside the peak that the memory meter sees in real steps, for networks of four kinds."""
+"""The count compared with the peak that the memory meter sees in real steps, for networks of four kinds."""
 
 import itertools
 from functools import partial
@@ -68,10 +68,13 @@ def test_count_is_what_is_measured(case):
 
 @pytest.mark.parametrize("optimizer", [Sgd(), Sgd(momentum=0.9)], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("name", ["fp32", "amp", "master_weights"])
-def test_count_without_kernels_is_exact_where_they_take_nothing(name, optimizer):
+def test_count_of_an_mlp_is_exact(name, optimizer):
+    """Products in bf16 take memory of their own on some CPUs. Products in fp32 take none on any."""
     task, batch = task_of("mlp", optimizer)
-    footprint = count(BY_NAME[name], task.new_model(0, CPU), task, batch)
+    without = count(BY_NAME[name], task.new_model(0, CPU), task, batch)
+    footprint = count(BY_NAME[name], task.new_model(0, CPU), task, batch, MeasuredKernels())
     assert footprint.bytes == pytest.approx(measured(BY_NAME[name], task, batch), rel=1e-4)
+    assert without.bytes == footprint.bytes or (name != "fp32" and without.bytes < footprint.bytes)
 
 
 @pytest.mark.parametrize("name", ["fp32", "amp", "master_weights"])

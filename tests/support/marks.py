@@ -4,10 +4,15 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from torch import nn
+
+from mpcompare.backends.torch_model import has_kernel
+from mpcompare.precision import BF16
 
 CUDA = pytest.param(
     "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 )
+BF16_LSTM = pytest.mark.skipif(not has_kernel(nn.LSTM, BF16), reason="torch's LSTM has no bf16 on this CPU")
 
 
 def slow_after(few: int, values: Iterable[object]) -> list[object]:

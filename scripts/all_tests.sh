@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Runs every test in the environment of .venv, which has the extras test, peers, scalers and networks. Takes about an
+# hour on two cores; .ci/run takes a part of the slow tests by turns.
+set -euxo pipefail
+cd "$(dirname "$0")/.."
+.venv/bin/python -m pytest
+.venv/bin/python -m pytest -m slow
+.venv/bin/python -m pytest -m quiet -n 0

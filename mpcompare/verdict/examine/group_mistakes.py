@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from mpcompare.tasks.groups import in_group
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine import known_mistakes as of_one_group
-from mpcompare.verdict.examine.known_mistakes import Update
+from mpcompare.verdict.examine.updates import Mistake, Update, by
 
 Values = tuple[Any, float]  # the optimizer of a group, and the factor of its learning rate
 
@@ -25,7 +26,10 @@ def known_mistakes(task: Task, updates: Sequence[Update], compute_dtype: torch.d
     found = []
     for (optimizer, factor), names in groups.items():
         own = [_of_group(update, names, factor) for update in updates]
-        others = list(_mistaken_for(task.optimizer, (optimizer, factor), groups))
+        others = [*_mistaken_for(task.optimizer, (optimizer, factor), groups)]
+        if factor != 1:  # schedules at the group's own rate; without that, at the rate of all
+            at_its_rate = replace(task, optimizer=replace(optimizer, lr=factor * optimizer.lr))
+            others += of_one_group.mistakes(at_its_rate, compute_dtype)
         errors = of_one_group.known_mistakes(replace(task, optimizer=optimizer), own, compute_dtype, others)
         if errors:
             found.append(errors)
@@ -39,13 +43,16 @@ def _of_group(update: Update, names: Sequence[str], factor: float) -> Update:
     return replace(update, clipped=clipped, lr=factor * update.lr)
 
 
-def _mistaken_for(optimizer: Any, own: Values, groups: Iterable[Values]) -> Iterator[tuple[str, Any, float]]:
+def _mistaken_for(optimizer: Any, own: Values, groups: Iterable[Values]) -> Iterator[tuple[str, Mistake]]:
     """Yields the mistakes of updating a group as if it were none, or another."""
-    of_group, factor = own
-    plain = replace(optimizer, groups=())
-    yield "decay of no group", replace(of_group, weight_decay=plain.weight_decay), 1.0
-    yield "rate of no group", of_group, 1 / factor
-    yield "groups left out", plain, 1 / factor
-    for other, other_factor in groups:
-        if (other, other_factor) != own:
-            yield "values of another group", other, other_factor / factor
+    (of_group, factor), plain = own, replace(optimizer, groups=())
+    yield "decay of no group", by(replace(of_group, weight_decay=plain.weight_decay).replay())
+    yield "rate of no group", by(of_group.replay(), lambda update: update.lr / factor)
+    yield "groups left out", by(plain.replay(), lambda update: update.lr / factor)
+    for other in groups:
+        if other != own:
+            yield "values of another group", by(other[0].replay(), partial(_at, other[1] / factor))
+
+
+def _at(factor: float, update: Update) -> float:
+    return factor * update.lr

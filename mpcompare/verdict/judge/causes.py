@@ -12,7 +12,7 @@ from functools import cached_property
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.findings import Drive, FiniteStep, GradientError, Gradients, Layer
 from mpcompare.verdict.judge.accumulation import wrong_sum
-from mpcompare.verdict.judge.check import Examined
+from mpcompare.verdict.judge.check import Examined, listed
 from mpcompare.verdict.judge.clipping import clip_mistake, scales
 from mpcompare.verdict.judge.limits import K
 
@@ -96,14 +96,19 @@ class Symptoms:
     reference: Pass
     loss_is_right: bool
 
+    @property
+    def drive(self) -> Drive:
+        """The driven backend of the pass, or else of the first one, which had a like loss scale."""
+        return self.own.drive or self.run.findings.first
+
     @cached_property
     def failed(self) -> list[str]:
         return [name for name, e in self.errors.items() if e.failed]
 
     @cached_property
     def some(self) -> str:
-        """The names of the tensors that failed."""
-        return ", ".join(self.failed)
+        """The names of the tensors that failed, two at most."""
+        return listed(self.failed)
 
     @cached_property
     def off(self) -> str:
@@ -177,9 +182,7 @@ def _rounded_to_one_side(s: Symptoms) -> Explanation | None:
     if not (min(slopes) > 1 or max(slopes) < 1) or max(abs(slope - 1) for slope in slopes) > s.near:
         return None
     furthest = max(slopes, key=lambda slope: abs(slope - 1))
-    because = (
-        f"the gradients of {', '.join(beyond)} are up to {furthest:.4g} times what they should be, and right apart"
-    )
+    because = f"the gradients of {listed(beyond)} are up to {furthest:.4g} times what they should be, and right apart"
     return "rounding", f"{because} from that: errors of one sign, as of numbers that are cut off"
 
 
@@ -191,7 +194,7 @@ def _scaled(s: Symptoms) -> Explanation | None:
         factor = _factor(some) if some and s.loss_is_right else None
         because = f"the gradients of {s.some} are {factor or 1:.4g} times what they should be"
         return ("gradient scaled", because) if factor else None
-    if mistake := clip_mistake(factor, s.run.findings, s.own.drive, s.reference.step):
+    if mistake := clip_mistake(factor, s.run.findings, s.drive, s.own.step):
         return "clip", f"every gradient is {factor:.4g} times what it should be{mistake}"
     u, loss, exact = s.run.unit_roundoff, s.own.step.loss, s.own.step.exact_loss
     known = _known(factor, s)
@@ -234,8 +237,8 @@ def _one_role(s: Symptoms) -> Explanation | None:
     normed = {layer.after for layer in s.layers.values() if role(layer) == "normalization"}
     before = [name for name in s.failed if s.vanishes(name) and s.layers[name].layer in normed]
     if before and all(name in before or role(s.layers[name]) == "normalization" for name in s.failed):
-        zeros = ", ".join(before)
-        return "normalization", f"the gradients of {zeros} are 0 before a norm, and it passes down something else"
+        because = f"the gradients of {listed(before)} are 0 before a norm, and it passes down something else"
+        return "normalization", because
     return None
 
 
@@ -256,9 +259,11 @@ def _below_the_last_layer(s: Symptoms) -> Explanation | None:
     right_above = [layer for layer in place if place[layer] > place[top] and layer not in wrong]
     above = min(right_above, key=place.__getitem__)
     where = f"({s.some}), {s.off}"
-    if wrong == {top} and place[top] > min(place.values()):
-        return role(one[top]) or "products", f"only {top} is wrong {where}"
-    because = f"right in {above} and wrong from {top} on {where}"
+    lowest = min(at for at in place.values() if at >= 0)  # a layer that is not called has no place
+    right_beside = any(s.layers[name].layer == top and not e.failed for name, e in s.errors.items())
+    if wrong == {top} and (place[top] != lowest or right_beside):
+        return role(one[top]) or "products", f"only gradients of {s.some} are wrong, {s.off}"
+    because = f"right in {_called(above)} and wrong from {_called(top)} on {where}"
     if role(one[top]) == "recurrent layer":
         return "recurrent layer", f"{because}: what is passed back in time, or down"
     if role(one[top]) == role(one[above]) == "attention" and _parent(top) == _parent(above):
@@ -279,7 +284,7 @@ def _statistics(s: Symptoms) -> Explanation | None:
     buffers = s.own.drive.buffers if s.own.drive else {}
     still = [name for name, e in buffers.items() if e and e.zeros == 1]
     if still:
-        because = f"gradients are wrong from the last layer on, and {', '.join(still)} did not move"
+        because = f"gradients are wrong from the last layer on, and {listed(still)} did not move"
         return "normalization", f"{because}: statistics that are not the batch's?"
     return None
 
@@ -341,6 +346,10 @@ def role(layer: Layer) -> str:
     return "attention" if any("Attention" in name for name in (layer.kind, *layer.inside)) else ""
 
 
+def _called(layer: str) -> str:
+    return layer or "the outermost module"
+
+
 def _parent(layer: str) -> str:
     return layer.rpartition(".")[0]
 
@@ -366,17 +375,18 @@ def _underflows(run: Examined) -> bool:
 def _factor(errors: Mapping[str, Errors]) -> float | None:
     """Returns the one factor by which every gradient is off, if that is all."""
     known = [(e.of, e) for e in errors.values() if e.of and e.of.norm]
-    slopes = [of.slope for of, _ in known]
-    if not slopes or min(slopes) <= 0 or not any(e.failed for _, e in known):
+    if not known or min(of.slope for of, _ in known) <= 0 or not any(e.failed for _, e in known):
         return None
+    best, exactly = min(known, key=lambda pair: pair[1].limit / pair[0].norm)  # its factor is known the best
+    unknown = exactly.limit / best.norm
     alone = all(of.residual <= max(1, of.slope) * e.limit for of, e in known)
-    spread = all(abs(of.slope / slopes[0] - 1) <= 2 * (e.limit / of.norm) + 1e-6 for of, e in known)
-    return slopes[0] if alone and spread else None
+    spread = all(abs(of.slope / best.slope - 1) <= 2 * (e.limit / of.norm + unknown) + 1e-6 for of, e in known)
+    return best.slope if alone and spread else None
 
 
 def _known(factor: float, s: Symptoms) -> str:
     """Returns a clause that names the number by which gradients were multiplied by mistake, if it is known."""
-    known = {f"the loss scale {scale:g}": scale for scale in (scales(s.own.drive) if s.own.drive else [])}
+    known = {f"the loss scale {scale:g}": scale for scale in scales(s.drive)}
     known["the batch size"] = s.run.findings.recipe.batch_size
     for name, value in known.items():
         if math.isclose(factor, value, rel_tol=0.01):

@@ -94,31 +94,30 @@ def _known_norm(ratio: float, scales: Sequence[float]) -> str:
     return ""
 
 
-def clip_mistake(factor: float, findings: Findings, drive: Drive | None, reference: Gradients) -> str:
+def clip_mistake(factor: float, findings: Findings, drive: Drive, step: Gradients) -> str:
     """Returns a clause, if gradients that are all ``factor`` times too large are so by clipping (1 % off at most: norms
     are known within the rounding errors of gradients): because the norm of scaled ones was clipped, or because ones
     that are said to be clipped, and were divided by their factor, are not; or because they are clipped to a usual norm
     and should not be.
 
     Args:
-        drive: the pass of the run; None after training.
-        reference: the reference's gradients in that pass.
+        drive: the pass of the run, or the first one.
+        step: the gradients of the run in that pass.
     """
-    recipe, errors = findings.recipe, [e for e in reference.gradients.values() if e]
-    if recipe.clip_norm is None and factor < 0.99:
-        norm = factor * math.hypot(*(e.norm for e in errors))
-        usual = next((usual for usual in USUAL_NORMS if math.isclose(norm, usual, rel_tol=0.01)), None)
-        return f": their norm is {usual:g}, to which nobody asked to clip them" if usual else ""
-    if recipe.clip_norm is None or drive is None:
-        return ""
-    largest = recipe.clip_norm_type == math.inf
+    recipe, errors = findings.recipe, [e for e in step.gradients.values() if e]
+    largest = recipe.clip_norm is not None and recipe.clip_norm_type == math.inf
     norm = max(e.largest for e in errors) if largest else math.hypot(*(e.norm for e in errors))
+    if recipe.clip_norm is None:
+        usual = min(USUAL_NORMS, key=lambda usual: abs(math.log(factor * norm / usual)))
+        power = 2.0 ** round(math.log2(factor))  # gradients are multiplied by it on purpose, too: the nearer one counts
+        off = abs(factor * norm / usual - 1)
+        known = factor < 0.99 and off < 0.01 and off < abs(factor / power - 1)
+        return f": their norm is {usual:g}, to which nobody asked to clip them" if known else ""
     for scale in scales(drive):
         if factor < 0.99 and math.isclose(factor, recipe.clip_norm / (norm * scale + 1e-6), rel_tol=0.01):
             return f": clip_norm over their norm times the loss scale {scale:g}, clipped before they are unscaled"
-    unseen = [clip for clip in drive.clips if clip.should_norm is None]
-    if unseen and factor > 1.01 and math.isclose(factor, (unseen[0].norm + 1e-6) / recipe.clip_norm, rel_tol=0.01):
-        return f": their norm {unseen[0].norm:.6g} over clip_norm, they are not clipped"
+    if factor > 1.01 and math.isclose(factor, (norm + 1e-6) / recipe.clip_norm, rel_tol=0.01):
+        return f": their norm {norm:.6g} over clip_norm, they are not clipped"
     return ""
 
 

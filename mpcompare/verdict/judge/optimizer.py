@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from mpcompare.clipping import USUAL_NORMS
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.findings import Drive
-from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.check import Case, Check, Examined, listed
 
 LAST = "last"  # the pass in which the trained backend takes its next step
 MIDWAY = "midway"  # an update in the middle of training
@@ -15,6 +15,7 @@ KNOWN_MISTAKES = {
     "schedule late": ("schedule", "at the learning rate of the update before"),
     "schedule late from 0": ("schedule", "at the learning rate of the update before, and the first one at 0"),
     "schedule early": ("schedule", "at the learning rate of the next update"),
+    "schedule of the first update": ("schedule", "at the learning rate of the first update"),
     "schedule counts skipped steps": ("schedule", "at a learning rate that skipped steps advance, too"),
     "schedule left out": ("schedule", "at the optimizer's learning rate, whatever the schedule"),
     "schedule counts micro-batches": ("schedule", "at a learning rate that every micro-batch advances"),
@@ -23,6 +24,8 @@ KNOWN_MISTAKES = {
         f"clipped to {norm:g}": ("clip", f"from gradients that are clipped to a norm of {norm:g}, as nobody asked for")
         for norm in USUAL_NORMS
     },
+    "gradients over the loss scale": ("gradient scaled", "from gradients that are divided by the loss scale once more"),
+    "gradients times the loss scale": ("gradient scaled", "from gradients that are multiplied by the loss scale"),
     "lr in fp16": ("optimizer", "at a learning rate that is rounded to fp16"),
     "lr in bf16": ("optimizer", "at a learning rate that is rounded to bf16"),
     "no momentum": ("momentum", "without momentum"),
@@ -36,6 +39,7 @@ KNOWN_MISTAKES = {
     "no bias correction": ("bias correction", "without bias correction"),
     "no bias correction of m": ("bias correction", "without bias correction of m"),
     "no bias correction of v": ("bias correction", "without bias correction of v"),
+    "bias correction of the first update": ("bias correction", "with the bias correction of the first update"),
     "bias correction counts skipped steps": ("bias correction", "with a bias correction that counts skipped steps"),
     "bias correction counts updates without a gradient": (
         "bias correction",
@@ -53,6 +57,8 @@ KNOWN_MISTAKES = {
     "decay times the loss scale": ("weight decay", "with a decay that is multiplied by the loss scale"),
     "decay over the loss scale": ("weight decay", "with a decay that is divided by the loss scale"),
     "betas swapped": ("optimizer", "with its betas swapped"),
+    "moments of this gradient": ("moments", "from this gradient alone: m or v, or both, forget the gradients before"),
+    "gradients times a power of two": ("gradient scaled", "from gradients that are multiplied by a power of two"),
     "no decay": ("weight decay", "without weight decay"),
     "decay of the 16-bit weights": ("weight decay", "with a decay of the 16-bit weights"),
     "decay not times lr": ("weight decay", "with a decay that is not multiplied by the learning rate"),
@@ -79,9 +85,10 @@ def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
     digits_tell = PRECISIONS[run.findings.precision].is_16_bit and not run.findings.promises.coarse
     for where, drive in drives.items():
         for number, update in enumerate(drive.updates, start=1):
+            left_out = any(e.left > 0.5 for e in update.values())  # so may a 1.0 be
             for name, e in update.items():
                 why, because = "optimizer", f"the update of {name} is {e.slope:.6g} times what its gradients make"
-                if e.short > 0.5 and digits_tell:
+                if e.short > 0.5 and digits_tell and not (left_out and e.lost == 1):
                     why = "no master weights"
                     because = f"{name} has the digits of a 16-bit number; {e.lost:.1%} of its updates are lost"
                 elif cause:
@@ -106,12 +113,12 @@ def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:
             return cause, f"it is made {made}"
     for drive in wrong:
         if drive.early:
-            kinds = ", ".join(drive.early)
-            return "moments", f"{kinds} held other numbers than 0 after skipped steps, before the first update"
+            because = "held other numbers than 0 after skipped steps, before the first update"
+            return "moments", f"{listed(drive.early)} {because}"
     for where, drive in drives.items():
         later = len(drive.updates) > 1 or where == LAST  # a momentum begins as a gradient, with no more digits than it
         digits = {kind: share for kind, share in drive.digits.items() if later or kind != "momentum_buffer"}
         short = [kind for kind, share in digits.items() if share > 0.5 and drive.known_mistakes]
         if short:
-            return "moments", f"what is remembered of it ({', '.join(short)}) has the digits of 16-bit numbers"
+            return "moments", f"what is remembered of it ({listed(short)}) has the digits of 16-bit numbers"
     return "", ""

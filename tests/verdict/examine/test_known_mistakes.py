@@ -7,7 +7,8 @@ from support.tasks import make_task
 
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Warmup
-from mpcompare.verdict.examine.known_mistakes import ELEMENTS, Update, known_mistakes, some_of
+from mpcompare.verdict.examine.known_mistakes import known_mistakes
+from mpcompare.verdict.examine.updates import ELEMENTS, Update, some_of
 from mpcompare.verdict.judge.optimizer import KNOWN_MISTAKES
 
 

@@ -11,7 +11,7 @@ several. Nothing is pickled.
 """
 
 from mpcompare.checkpoints.checkpoint import Checkpoint as Checkpoint
-from mpcompare.checkpoints.folder import CHECKPOINTS as CHECKPOINTS
 from mpcompare.checkpoints.folder import load as load
 from mpcompare.checkpoints.folder import newest as newest
 from mpcompare.checkpoints.folder import save as save
+from mpcompare.records import CHECKPOINTS as CHECKPOINTS

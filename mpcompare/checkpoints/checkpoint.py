@@ -6,9 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from mpcompare.errors import check_whole
 from mpcompare.records import finite, numbers
+from mpcompare.typed import check_type
 
 OPTIMIZER = "optimizer/"
+OWN_GENERATORS = "own_generators"
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no == that is True or False
@@ -16,8 +19,8 @@ class Checkpoint:
     """A point in training.
 
     Attributes:
-        state: a backend's ``state_dict()``, as the contract has it: tensors of any shape under ``params``, ``buffers``
-            and each kind of ``optimizer``, numbers under ``loss_scale``.
+        state: a backend's ``state_dict()``, as the contract has it: tensors of any shape under ``params``, ``buffers``,
+            each kind of ``optimizer``, and ``generators``, which may be missing; numbers under ``loss_scale``.
         step: number of steps that were taken, skipped ones included.
         updates: number of them that changed the parameters.
         position: number of batches that were served, from the first of the data on.
@@ -41,7 +44,7 @@ def take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any
         ValueError: the state is none of the contract's: its unknown parts would be lost.
     """
     state = checkpoint.state
-    if set(state) != {"params", "buffers", "optimizer", "loss_scale"}:
+    if {*state, "generators"} != {"params", "buffers", "optimizer", "loss_scale", "generators"}:
         raise ValueError(f"a state holds params, buffers, optimizer and loss_scale, this one {', '.join(state)}")
     if kind := next((kind for kind in state["optimizer"] if "/" in kind), None):  # two names could be one path
         raise ValueError(f"a kind of optimizer state is a word without '/', not {kind}")
@@ -50,6 +53,7 @@ def take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any
         "buffers": state["buffers"],
         **{OPTIMIZER + kind: tensors for kind, tensors in state["optimizer"].items()},
         "generators": checkpoint.generators,
+        **({OWN_GENERATORS: state["generators"]} if "generators" in state else {}),
     }
     tensors = {f"{group}/{name}": tensor for group, named in members.items() for name, tensor in named.items()}
     content = {
@@ -76,10 +80,12 @@ def put_together(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> C
         "buffers": named.pop("buffers"),
         "optimizer": {g.removeprefix(OPTIMIZER): named.pop(g) for g in list(named) if g.startswith(OPTIMIZER)},
         "loss_scale": numbers(dict(content["loss_scale"])),
+        **({"generators": named.pop(OWN_GENERATORS)} if OWN_GENERATORS in named else {}),
     }
     counts = {name: content[name] for name in ("step", "updates", "position")}
-    if any(type(count) is not int for count in counts.values()):
-        raise TypeError(f"expected whole numbers, found {counts}")
+    for name, count in counts.items():
+        check_whole(name, count, at_least=0, at_most=2**53)
+    check_type("loss_scale", state["loss_scale"], dict[str, float])
     what_is_trained = dict(content["identity"])
     checkpoint = Checkpoint(state, **counts, what_is_trained=what_is_trained, generators=named.pop("generators"))
     if named or len(tensors) != sum(map(len, groups.values())):

@@ -8,6 +8,7 @@ anybody can write a checkpoint by hand.
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from mpcompare.checkpoints.checkpoint import Checkpoint, put_together, take_apart
 from mpcompare.errors import InputError
+from mpcompare.foreign import parsed, read_bytes
 
 TENSORS, CONTENT = "state.safetensors", "checkpoint.json"
 FORMAT, VERSION = "mpcompare checkpoint", 1
@@ -88,14 +90,16 @@ def read(folder: Path) -> Checkpoint:
 def _read_content(file: Path) -> dict[str, Any]:
     """Returns the content of ``checkpoint.json``, verified."""
     try:
-        raw = file.read_bytes()
+        raw = read_bytes(file)
     except FileNotFoundError as error:
         raise Unreadable(f"there is no {CONTENT}") from error
     except OSError as error:
         raise Unreadable(f"{CONTENT} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise Unreadable(str(error)) from error
     try:
-        content = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        content = parsed(raw)
+    except ValueError as error:
         raise Unreadable(f"{CONTENT} is no JSON, or is cut off ({error})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise Unreadable(f"{CONTENT} is none of mpcompare's")
@@ -110,11 +114,15 @@ def _read_content(file: Path) -> dict[str, Any]:
 def _check_tensors(file: Path, size: int, digest: str) -> None:
     """Raises Unreadable unless the file is the one whose size and digest were noted."""
     try:
-        found_size = file.stat().st_size
+        status = file.stat()
     except FileNotFoundError as error:
         raise Unreadable(f"there is no {TENSORS}") from error
-    if found_size != size:
-        raise Unreadable(f"{TENSORS} has {found_size} bytes, and {CONTENT} says {size}")
+    if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for ever
+        raise Unreadable(f"{TENSORS} is no regular file")
+    if status.st_size != size:
+        raise Unreadable(f"{TENSORS} has {status.st_size} bytes, and {CONTENT} says {size}")
+    if size > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        raise Unreadable(f"{TENSORS} has {size} bytes, and this machine has {memory} bytes of memory")
     if (found := _digest(file)) != digest:
         raise Unreadable(f"{TENSORS} has SHA-256 {found[:16]}..., and {CONTENT} says {digest[:16]}...")
 

@@ -6,6 +6,7 @@ end. A checkpoint that is being written or deleted has a name that starts with a
 """
 
 import logging
+import math
 import os
 import re
 import shutil
@@ -17,10 +18,10 @@ from safetensors import SafetensorError
 from mpcompare.checkpoints.checkpoint import Checkpoint
 from mpcompare.checkpoints.files import CONTENT, TENSORS, Unreadable, flush, read, write
 from mpcompare.errors import InputError, check_whole
+from mpcompare.records import CHECKPOINTS
 
 log = logging.getLogger(__name__)
 
-CHECKPOINTS = "checkpoints"  # the folder of this name in that of a run
 REPLACED = ".replaced"
 _NAME = re.compile(rf"step-(\d{{6,}})({re.escape(REPLACED)})?")
 
@@ -65,27 +66,27 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
     return path
 
 
-def newest(folder: Path) -> Path:
-    """Returns the newest checkpoint of ``folder``, not yet verified.
-
-    Raises:
-        InputError: there is none.
-    """
-    return _candidates(folder)[0]
+def newest(folder: Path, before: float = math.inf) -> Path | None:
+    """Returns the newest checkpoint of ``folder`` of a step before this one, not yet verified; None: there is none."""
+    return next((path for path in _all(folder) if _step(path) < before), None)
 
 
-def load(path: Path, older: bool = False) -> Checkpoint:
+def load(path: Path, older: bool = False, before: float = math.inf) -> Checkpoint:
     """Reads and verifies a checkpoint.
 
     Args:
         path: one checkpoint; or a folder of them, or that of a run, whose newest is meant.
         older: whether one before it will do if it is damaged. A warning then says which one was taken, and why.
+        before: of several, those of this step and later ones are left out, unless there is no other.
 
     Raises:
         InputError: there is no checkpoint, or a file of it is damaged. The field is ``resume``.
     """
     faults: list[str] = []
-    for candidate in _candidates(path):
+    candidates = _candidates(path)
+    if path not in candidates:
+        candidates = [candidate for candidate in candidates if _step(candidate) < before] or candidates
+    for candidate in candidates:
         try:
             checkpoint = _load(candidate)
         except Unreadable as error:

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpcompare.errors import InputError
+from mpcompare.foreign import parsed
+
 
 def states(device: torch.device) -> dict[str, Tensor]:
     """Returns the state of each generator by name, uint8 ``[bytes]``.
@@ -27,7 +30,17 @@ def restore(named: Mapping[str, Tensor], device: torch.device) -> None:
     """Sets each generator to its state from :func:`states`.
 
     A generator without a state, such as a GPU's after training on a CPU, stays as it is.
+
+    Raises:
+        InputError: a state is none of such a generator.
     """
+    try:
+        _restore(named, device)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        raise InputError("resume", "generators", f"expected states of torch, Python and numpy ({error})") from error
+
+
+def _restore(named: Mapping[str, Tensor], device: torch.device) -> None:
     if "cpu" in named:
         torch.set_rng_state(named["cpu"])
     if "python" in named:
@@ -45,4 +58,4 @@ def _as_bytes(state: object) -> Tensor:
 
 
 def _from_bytes(state: Tensor) -> Any:
-    return json.loads(bytes(state.tolist()))
+    return parsed(bytes(state.tolist()))

@@ -12,7 +12,7 @@ from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.start import Start
 from mpcompare.entrant.timing import Trial
 from mpcompare.entrant.training import Trained
-from mpcompare.race.turns import Order, Progress, Turn
+from mpcompare.race.orders import Order, Progress, Turn
 from mpcompare.records import Recorder
 from mpcompare.shared import Shared
 
@@ -33,6 +33,7 @@ class Entrant:
         shared: values that the entrants of a race compute once: the data set, the float64 oracle.
         apart: a process in which no backend has been, for the oracle; None: there is none.
         checkpoint: the one that training continues from, as it was saved; None: training begins anew.
+        taken: whether the run was trained and examined before, and that is taken as it is.
         setup: everything that is made once.
         start: the point where training begins.
         stepper: the backend that was trained, and is never loaded. One that is examined takes a timed block in the end,
@@ -46,6 +47,7 @@ class Entrant:
     shared: Shared
     apart: Apart | None
     checkpoint: Checkpoint | None = field(init=False)
+    taken: bool = field(init=False)
     setup: Setup = field(init=False)
     start: Start = field(init=False)
     stepper: Stepper = field(init=False)

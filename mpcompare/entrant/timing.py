@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from mpcompare.contract import Stepper, warmup_steps
-from mpcompare.entrant.beside import Ended, kinds_of
+from mpcompare.entrant.beside import Ended, Sample
 from mpcompare.entrant.reading import Lines
 from mpcompare.entrant.setup import Setup, Stream
 from mpcompare.entrant.training import Trained
 from mpcompare.instruments import meter
 from mpcompare.instruments.bystanders import Bystanders, Rest
 from mpcompare.instruments.clock import Clock, settle
-from mpcompare.race.turns import Finish, Order, Progress, Time, Turn
+from mpcompare.race.orders import Conclude, Finish, Order, Prepare, Progress, Time, Turn
 from mpcompare.records import Recorder
 
 
@@ -65,9 +65,9 @@ class Timed:
     lines: Lines
     read: Tensor
 
-    def still(self, clock: Clock) -> bool:
-        """Whether the weights are as they were read when the clock stopped."""
-        return torch.equal(self.lines.read(clock).nan_to_num(), self.read.nan_to_num())
+    def still(self, weights: Mapping[str, Tensor]) -> bool:
+        """Whether ``weights`` are as they were read when the clock stopped."""
+        return torch.equal(self.lines.of(weights).nan_to_num(), self.read.nan_to_num())
 
 
 @dataclass(frozen=True)
@@ -78,64 +78,79 @@ class Blocks:
         finish: the order that ended them.
         step_ms: milliseconds a step of each block.
         unfinished: the number of blocks whose weights went on changing after the clock had stopped.
-        last: the end of the last of them, where that was to be kept. No entrant knows of a block that it is the last.
+        ends: the end of each block, by its round, where the run was examined: any may be the one that is compared.
     """
 
     finish: Finish
     step_ms: list[float]
     unfinished: int
-    last: Ended | None
+    ends: dict[int, Ended]
 
 
 def take_turns(
     setup: Setup, trained: Trained, trial: Trial, recorder: Recorder, text: str, kept: bool
 ) -> Generator[Progress | Turn, Order | None, Blocks]:
-    """Times a block of steps a turn, as long as the race orders it; ``text`` is said at the end of the turn before.
+    """Times a block of steps whenever the race orders it; ``text`` is said at the end of the turn before.
 
     Args:
         trained: the state in which every block begins.
-        kept: whether the state that the last block left is to be returned.
+        kept: whether the ends of blocks are to be returned.
     """
-    step_ms, unfinished, last, rest = [], 0, None, Rest()
+    step_ms, unfinished, ends, rest = [], 0, {}, Rest()
     order = yield Turn(text=text)
-    while isinstance(order, Time):
+    while isinstance(order, Prepare):
         waited = rest.stop()
-        last = None  # frees its tensors
-        row, last = _block(setup, trained, trial, order, kept)
+        row, end = yield from _block(setup, trained, trial, order, kept)
         meter.release()
         recorder.block({**row, **waited, "settled": settle()})
         step_ms.append(row["step_ms"])
         unfinished += not row["finished"]
+        if end:
+            ends[row["round"]] = end
         rest.start()
-        order = yield Turn(row["step_ms"])
+        order = yield Turn()
     assert isinstance(order, Finish)
-    return Blocks(order, step_ms, unfinished, last)
+    return Blocks(order, step_ms, unfinished, ends)
 
 
 def _block(
-    setup: Setup, trained: Trained, trial: Trial, order: Time, kept: bool
-) -> tuple[dict[str, Any], Ended | None]:
+    setup: Setup, trained: Trained, trial: Trial, order: Prepare, kept: bool
+) -> Generator[Turn, Order | None, tuple[dict[str, Any], Ended | None]]:
     """Times one block. Returns its row of ``blocks.csv``, and its end, if that is to be ``kept``."""
     torch.manual_seed(order.seed)  # for a backend that draws numbers: the trained one will draw the same
     bystanders, padding, stepper = Bystanders(setup.device), _padding(setup.device), fresh(setup, trained)
-    stream = setup.drawn_batches(order.seed)
-    first = float(stepper.step(next(stream)))
-    time_block(stepper, stream, trial.untimed - 1, setup.clock)
+    untimed = setup.drawn_batches(order.seed)
+    first = float(stepper.step(next(untimed)))
+    time_block(stepper, untimed, trial.untimed - 1, setup.clock)
+    lines = Lines(stepper.backend)
     bystanders.start()
-    timed = time_block(stepper, stream, trial.steps, setup.clock)
+    now = yield Turn()
+    assert isinstance(now, Time)
+    stream = setup.drawn_batches(now.seed)
+    yield Turn(goes_on=True)
+    timed = time_block(stepper, stream, trial.steps, setup.clock, lines)
+    over = yield Turn(timed.step_ms)
+    assert isinstance(over, Conclude)
     load = bystanders.stop()
     settle()
+    setup.clock.wait()
+    weights = stepper.backend.master_params()
     row = {
-        "round": order.round,
+        "round": now.round,
         "steps": trial.steps,
         "step_ms": timed.step_ms,
         "wall_ms": timed.wall_ms,
+        "seen_s": over.seen_s,
+        "late_s": over.late_s,
         "read_ms": timed.read_ms,
-        "finished": timed.still(setup.clock),
+        "finished": timed.still(weights),
         **load,
     }
     del padding  # it shifted all that lies above it
-    return row, Ended(order.seed, (first, timed.loss), kinds_of(stepper.backend)) if kept else None
+    if not kept:
+        return row, None
+    sample = Sample(setup.model)
+    return row, Ended((order.seed, now.seed), (first, timed.loss), sample, sample.of(stepper.backend, weights))
 
 
 def fresh(setup: Setup, trained: Trained) -> Stepper:
@@ -159,10 +174,10 @@ def _padding(device: torch.device) -> Tensor:
     return torch.empty(random.randrange(1 << 12, 1 << 22), dtype=torch.uint8, device=device)
 
 
-def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock) -> Timed:
+def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock, lines: Lines | None = None) -> Timed:
     """Takes ``steps`` bare steps: nothing is read or written between them. The block ends when the loss of the last one
-    and a line of every weight have been read."""
-    lines = Lines(stepper.backend)
+    and a line of every weight (``lines``, or others) have been read."""
+    lines = lines or Lines(stepper.backend)
     loss: Any = float("nan")
     start = time.perf_counter()
     clock.mark()

@@ -4,8 +4,6 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import torch
 
 from mpcompare.errors import InputError, check_choice
+from mpcompare.instruments import fp32_products
 from mpcompare.instruments.bystanders import nvidia_smi
 
 
@@ -38,23 +37,6 @@ def device_name(device: torch.device) -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def set_tf32(allowed: bool) -> None:
-    """Allows TF32 for fp32 matrix products on CUDA, or not. It is a precision of its own, so off unless asked for."""
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    torch.backends.cudnn.allow_tf32 = allowed
-
-
-@contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    """Allows TF32, or not, until the end of the block."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    set_tf32(allowed)
-    try:
-        yield
-    finally:
-        set_tf32(before)
 
 
 def set_deterministic(only: bool) -> None:
@@ -119,13 +101,18 @@ def provenance(device: torch.device) -> Provenance:
         cuda=torch.version.cuda if on_gpu else None,
         driver=", ".join(nvidia_smi(device, "driver_version")) or None if on_gpu else None,
         flags={
-            "tf32": torch.backends.cuda.matmul.allow_tf32,
+            "tf32": fp32_products.precisions()["cuda.matmul"] == "tf32",
+            **{f"fp32_precision {name}": value for name, value in fp32_products.precisions().items()},
             "fp16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
             "bf16_reduced_precision_reduction": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
             "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         },
-        environment={name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ENVIRONMENT)},
+        environment={
+            name: os.environ[name]
+            for name in sorted(os.environ)
+            if name.startswith(_ENVIRONMENT) and name != "TORCHINDUCTOR_CACHE_DIR"  # a place, and often ours
+        },
         commit=_commit(),
     )
 

@@ -4,8 +4,9 @@ import time
 from collections.abc import Sequence
 
 from mpcompare.race.course import Course, Stage
+from mpcompare.race.orders import Order, Progress, Turn, Turns
 from mpcompare.race.progress import Board
-from mpcompare.race.turns import Display, Order, Progress, Rules, Turn, Turns, race
+from mpcompare.race.turns import Display, Rules, race
 
 
 def alone(turns: Turns, rules: Rules, stages: Sequence[Stage]) -> None:

@@ -20,8 +20,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mpcompare.foreign import printable
 from mpcompare.race.course import EXAMINATION, NOISE, SET_UP, TRAINING, Course
-from mpcompare.race.turns import Progress
+from mpcompare.race.orders import Progress
 
 LINE_EVERY_S = 10  # where there is no terminal
 DRAW_EVERY_S = 0.1
@@ -98,7 +99,7 @@ class Board:
     def line(self, text: str) -> None:
         """Writes a line above the stages."""
         if self.lines:
-            self.console.print(Text(text), soft_wrap=True)
+            self.console.print(Text(printable(text)), soft_wrap=True)
             self.refresh(at_once=True)
 
     def refresh(self, at_once: bool = False) -> None:

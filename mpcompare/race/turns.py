@@ -1,25 +1,22 @@
 """The turns of a race: at any moment one of its entrants computes. Nothing here knows processes or backends.
 
-An entrant is a program that stops at the end of each of its turns and goes on when it is told to: a generator that
-yields ``Turn`` and is sent an ``Order`` (``entrant/``), here or in a process of its own (``command/process.py``).
-
-    order       the entrant's turn
-    (start)     imports its libraries; all may do this at once
-    Train       makes its backend, loads the data, trains, evaluates, is examined
-    Time        times one block of steps; once a round, in an order that rotates from round to round
-    Finish      times the phases, and measures memory and inference
+each entrant            (start), Train
+each entrant, a round   Prepare, Time, Conclude
+each entrant            Finish
 """
 
 import itertools
 import math
 import random
+import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from mpcompare.errors import check_number
 from mpcompare.race.course import TIMING
+from mpcompare.race.orders import Conclude, Finish, Order, Prepare, Progress, Time, Train, Turn
 
 
 @dataclass(frozen=True)
@@ -42,86 +39,14 @@ class Rules:
         check_number("measure.block_s", self.block_s, above=0)
 
 
-@dataclass(frozen=True)
-class Train:
-    pass
-
-
-@dataclass(frozen=True)
-class Time:
-    """A block is to be timed.
-
-    Attributes:
-        round: its number, from 1.
-        seed: that of its batches, the same for every entrant of the round. The race draws it as the round begins, so
-            that no entrant knows before its turn what it will compute.
-    """
-
-    round: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Timing is over.
-
-    Attributes:
-        rounds: their number.
-        stopped: ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out).
-        half_width: relative half width of the widest interval: of a ratio between two entrants; of the step time, if
-            there was one entrant.
-        seconds: duration of timing.
-        race: a name shared by those that took turns to the end; None for one alone.
-    """
-
-    rounds: int
-    stopped: str
-    half_width: float
-    seconds: float
-    race: str | None
-
-
-Order = Train | Time | Finish
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A step of progress to show; the turn goes on.
-
-    Attributes:
-        done, total: the part of the stage that is done, and all of it.
-        stage: the stage of the entrant (``race/course.py``); empty: the one that it is in already.
-    """
-
-    done: float
-    total: float
-    text: str
-    stage: str = ""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """The end of a turn.
-
-    Attributes:
-        step_ms: milliseconds a step, where a block was timed.
-        text: a line to show.
-    """
-
-    step_ms: float = math.nan
-    text: str = ""
-
-
-Turns = Generator[Progress | Turn, Order | None, None]
-
-
 class Entrant(Protocol):
     """An entrant, as its race sees it."""
 
     name: str
 
     def turn(self, order: Order | None) -> Turn | None:
-        """Takes one turn, from ``order`` (None: the start) to its end; returns None if the entrant has ended."""
+        """Takes one turn, from ``order`` (None: the start, or the rest of a turn that goes on) to its end; returns None
+        if the entrant has ended."""
 
 
 class Display(Protocol):
@@ -139,6 +64,8 @@ class Display(Protocol):
 
 # The first look is taken after so many: from fewer rounds the spread, which plans the next look, is hardly known.
 MIN_ROUNDS = 10
+
+NAP_S = 0.001  # enough for a core to be given to others
 
 _UNFORESEEN = random.SystemRandom()  # a generator with a seed could be run ahead
 
@@ -163,9 +90,9 @@ def race(
             display.line(f"{entrant.name}: {turn.text}")
             able.append(entrant)
             trained(entrant.name)
-    racing, finish = _time(able, rules, display, name)
-    for entrant in racing:
-        _turn(entrant, finish, display)
+    blocks, finish = _time(able, rules, display, name)
+    for entrant, step_ms in blocks:
+        _turn(entrant, replace(finish, compared=_drawn(step_ms)), display)
 
 
 def _turn(entrant: Entrant, order: Order | None, display: Display) -> Turn | None:
@@ -174,8 +101,42 @@ def _turn(entrant: Entrant, order: Order | None, display: Display) -> Turn | Non
     return turn
 
 
-def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | None) -> tuple[list[Entrant], Finish]:
-    """Times rounds of blocks until the rules say that it is enough; returns the entrants that are left."""
+def _block(entrant: Entrant, untimed: int, order: Time, display: Display) -> Turn | None:
+    """Lets an entrant time one block, and holds the clock of the race beside it; returns None if the entrant is gone.
+
+    Args:
+        untimed: the seed of the steps before it.
+    """
+    if not _turn(entrant, Prepare(untimed), display):
+        return None
+    late = _late_s()
+    if not _turn(entrant, order, display):  # its clock starts
+        return None
+    start = time.monotonic()
+    turn = _turn(entrant, None, display)
+    over = Conclude(time.monotonic() - start, max(late, _late_s()))
+    return turn if turn and _turn(entrant, over, display) else None
+
+
+def _late_s() -> float:
+    """Returns how late this process wakes up now: other programs may hold its core."""
+    start = time.monotonic()
+    time.sleep(NAP_S)
+    return time.monotonic() - start - NAP_S
+
+
+def _drawn(step_ms: Sequence[float]) -> int:
+    """Returns the round of the block that is compared with the examined backend's, drawn from the faster half: whoever
+    gains by computing something else does so in more than half of the blocks, for the median is what is reported."""
+    median = statistics.median(step_ms)
+    return _UNFORESEEN.choice([number for number, ms in enumerate(step_ms, start=1) if ms <= median])
+
+
+def _time(
+    racing: list[Entrant], rules: Rules, display: Display, name: str | None
+) -> tuple[list[tuple[Entrant, list[float]]], Finish]:
+    """Times rounds of blocks until the rules say that it is enough; returns the entrants that are left, with the
+    milliseconds a step of each of their blocks."""
     _show(racing, 0, math.inf, 0.0, rules, display)
     from mpcompare.race import intervals  # scipy is slow to import, and --help imports this file
 
@@ -190,9 +151,9 @@ def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | Non
 
     look, half_width = MIN_ROUNDS, math.inf
     for rounds in itertools.count(1):
-        order = Time(rounds, _UNFORESEEN.getrandbits(32))
+        untimed, seed = (_UNFORESEEN.getrandbits(32) for _ in range(2))
         for entrant in _order(racing, rounds):
-            if turn := _turn(entrant, order, display):
+            if turn := _block(entrant, untimed, Time(rounds, seed), display):
                 blocks[id(entrant)].append(turn.step_ms)
             else:
                 racing = [other for other in racing if other is not entrant]
@@ -205,11 +166,11 @@ def _time(racing: list[Entrant], rules: Rules, display: Display, name: str | Non
         _show(racing, rounds, half_width, seconds, rules, display)
         if done:
             stopped = "rel_ci" if half_width <= rules.rel_ci and rounds >= MIN_ROUNDS else "budget"
-            finish = Finish(rounds, stopped, half_width, seconds, name if len(racing) > 1 else None)
+            finish = Finish(rounds, stopped, half_width, seconds, name if len(racing) > 1 else None, compared=0)
             break
     if racing:
         display.line(describe_timing(asdict(finish)))
-    return racing, finish
+    return [(entrant, blocks[id(entrant)]) for entrant in racing], finish
 
 
 def _order(racing: Sequence[Entrant], rounds: int) -> list[Entrant]:

@@ -1,5 +1,5 @@
-"""Signs that a step time is not what it seems: work outside of turns, steps that return early, phases that do not add
-up to a step."""
+"""Signs that a step time is not what it seems: work outside of turns, a clock that goes wrong, steps that return early,
+phases that do not add up to a step."""
 
 import math
 
@@ -7,6 +7,7 @@ import numpy as np
 from scipy import special  # scipy.stats takes half a second to import
 
 from mpcompare.report.comparison import Entry
+from mpcompare.verdict.judge.block_clock import clock_because, clocks_apart
 
 # Cores. Ratios are known within 2 % (measure.rel_ci), and that much of a core can shift them by as much. An entrant
 # that waits uses 0.0004, and 0.002 where its blocks take 10 ms: the messages between two turns.
@@ -40,7 +41,13 @@ def out_of_turn(entry: Entry) -> float:
 
 def doubts(entry: Entry) -> list[str]:
     """Returns a line for each sign that the blocks of an entrant and its steps do not fit together."""
-    return [f"{entry.label}: {text}" for text in (_reading(entry), _phases(entry)) if text]
+    return [f"{entry.label}: {text}" for text in (_clock(entry), _reading(entry), _phases(entry)) if text]
+
+
+def _clock(entry: Entry) -> str:
+    """Says so where the clock of a run goes wrong that was not examined; else its verdict does."""
+    apart = None if entry.run.findings else clocks_apart(entry.run.blocks)
+    return clock_because(entry.run.blocks) if apart and abs(apart[0]) > apart[1] else ""
 
 
 def _reading(entry: Entry) -> str:

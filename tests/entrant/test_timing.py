@@ -133,11 +133,12 @@ class Late(Phases):
 
 def test_a_block_ends_when_its_loss_and_its_weights_have_been_read():
     clock = SaidClock()
-    timed = time_block(stepper(Late(clock)), BATCHES, 10, clock)
+    backend = Late(clock)
+    timed = time_block(stepper(backend), BATCHES, 10, clock)
     assert timed.step_ms == (4 + 5 * 10) / 10
     assert timed.loss == 0.5
     assert timed.read.tolist() == [2.0] * 3  # a line of the weight, and what it is at the end
-    assert not timed.still(clock)
+    assert not timed.still(backend.master_params())
 
 
 def test_lines_are_drawn_from_every_weight_that_holds_a_number():

@@ -1,5 +1,6 @@
 """The clock, waiting for a machine that is quiet, and percentiles."""
 
+import hashlib
 import threading
 import time
 
@@ -47,6 +48,16 @@ def test_settle_waits_for_threads_that_spin():
     finally:
         done.set()
         thread.join()
+
+
+def test_settle_waits_for_threads_that_others_keep_from_a_core(monkeypatch):
+    """Such a thread uses no time of a core, and yet it is not done."""
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)
+    thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 1_000_000))  # without the GIL
+    thread.start()
+    assert not clock.settle(limit_s=0.05)
+    thread.join()
+    assert clock.settle()
 
 
 def test_percentiles_keep_every_step():

@@ -8,7 +8,7 @@ import rich.console
 
 from mpcompare.race import course, progress
 from mpcompare.race.course import Course, stages
-from mpcompare.race.turns import Progress
+from mpcompare.race.orders import Progress
 
 NAMES = ("0-amp", "1-fp32")
 

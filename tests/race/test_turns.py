@@ -2,12 +2,15 @@
 
 import itertools
 import math
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mpcompare.errors import InputError
-from mpcompare.race.turns import Finish, Rules, Time, Train, Turn, describe_timing, race
+from mpcompare.race.orders import Conclude, Finish, Prepare, Time, Train, Turn
+from mpcompare.race.turns import Rules, _drawn, describe_timing, race
 
 
 class Board:
@@ -29,9 +32,16 @@ class Pretender:
 
     def __init__(self, name, log, step_ms=lambda round_: 1.0, gone="never"):
         self.name, self.log, self.step_ms, self.gone = name, log, step_ms, gone
-        self.finish = None
+        self.finish, self.order, self.told = None, None, []
 
     def turn(self, order):
+        if isinstance(order, (Prepare, Conclude)):
+            self.told.append([order, None])
+            return Turn()
+        if isinstance(order, Time):
+            self.order, self.told[-1][1] = order, order.seed
+            return Turn(goes_on=True)
+        order = order or self.order
         self.log.append((self.name, order.round if isinstance(order, Time) else type(order).__name__))
         if self.gone in (type(order), getattr(order, "round", 0)):
             return None
@@ -54,9 +64,42 @@ def test_turns_rotate_so_that_nobody_always_follows_the_same_one():
     for one, other in itertools.permutations("abc", 2):
         assert sum(order.index(one) < order.index(other) for order in rounds[:6]) == 3
     assert log[-3:] == [(n, "Finish") for n in "abc"]
-    assert entrants[0].finish == entrants[2].finish
+    assert replace(entrants[0].finish, compared=0) == replace(entrants[2].finish, compared=0)
     assert (entrants[0].finish.rounds, entrants[0].finish.stopped) == (10, "rel_ci")  # ten equal ratios are enough
     assert entrants[0].finish.half_width == 0
+
+
+def test_the_batches_of_a_round_are_drawn_anew_and_said_when_the_block_begins():
+    entrants = [Pretender(name, []) for name in "ab"]
+    race(entrants, RULES, Board(), "r")
+    prepared, timed = zip(
+        *((order, seed) for order, seed in entrants[0].told if isinstance(order, Prepare)), strict=True
+    )
+    assert timed == tuple(seed for order, seed in entrants[1].told if isinstance(order, Prepare))
+    assert len({*timed, *(order.seed for order in prepared)}) == 20
+
+
+def test_the_race_looks_at_its_own_clock_while_a_block_runs():
+    class Sleeper(Pretender):
+        def turn(self, order):
+            if order is None:
+                time.sleep(0.02)
+            if isinstance(order, (Prepare, Time, Conclude)):
+                time.sleep(0.05)  # before the clock starts, and after it has stopped
+            return super().turn(order)
+
+    sleeper = Sleeper("a", [])
+    race([sleeper], RULES, Board())
+    seen = [order.seen_s for order, _ in sleeper.told if isinstance(order, Conclude)]
+    assert len(seen) == 10
+    assert 0.02 <= min(seen) < 0.05
+    assert all(order.late_s >= 0 for order, _ in sleeper.told if isinstance(order, Conclude))
+
+
+def test_the_compared_block_is_drawn_from_the_faster_half():
+    times = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert {_drawn(times) for _ in range(200)} == {2, 4, 5}
+    assert {_drawn([1.0] * 3) for _ in range(200)} == {1, 2, 3}
 
 
 def test_timing_goes_on_until_the_widest_interval_is_narrow():

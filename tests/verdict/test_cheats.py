@@ -1,5 +1,7 @@
 """Backends that compute something else once they were loaded: timed backends compute as the examined ones did."""
 
+import itertools
+import multiprocessing
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
+from support.entrants import Local, Unseen
 from support.judging import dataset_of, examined
 from support.plans import SMALL_PLAN, replan
 from support.tasks import make_task
@@ -15,10 +19,11 @@ from mpcompare.backends.amp import Amp
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.passes import trial
 from mpcompare.entrant.timing import Trial
-from mpcompare.race.turns import Finish, Progress, Time, Train
+from mpcompare.race.turns import Rules, race
 from mpcompare.records import Recorder
 from mpcompare.report.runs import read_run
 from mpcompare.report.verdicts import judge_run
+from mpcompare.tasks.data import drawn_batches
 from mpcompare.tasks.optimizers import AdamW, Sgd
 
 TASK = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
@@ -69,10 +74,13 @@ def test_what_was_loaded_goes_on_as_what_was_not(backend, precision):
     assert (verdict.word, verdict.cause) == ("differs", "resume")
 
 
+TEN_ROUNDS = Rules(rel_ci=0.999, budget_s=600, block_s=0.01)  # the first look finds any interval narrow enough
+
+
 @pytest.fixture
 def timed(tmp_path, monkeypatch):
-    """Returns a function that takes every turn of a run, whose blocks have 12 steps, the first 3 of them not timed. It
-    returns the run as its record is read back."""
+    """Returns a function that takes every turn of a race of one, whose blocks have 12 steps, the first 3 of them not
+    timed. It returns the run as its record is read back."""
     monkeypatch.setattr(trial, "try_block", lambda *_: Trial(steps=9, untimed=3))
     return partial(run_of, tmp_path / "run")
 
@@ -85,19 +93,7 @@ def run_of(folder, backend, task=TASK):
     config = {"task": {}, "train": {"steps": 4, "warmup_steps": 1}}
     at_start = {"backend": "amp", "task": "small", "batch_size": 64, "seed": 0, "config": config}
     folder.mkdir()
-    turns = compete(plan, Recorder(folder, at_start))
-
-    def turn(order):
-        event = turns.send(order)
-        while isinstance(event, Progress):
-            event = next(turns)
-
-    turn(None)
-    turn(Train())
-    for number in (1, 2, 3):
-        turn(Time(number, seed=number))
-    with pytest.raises(StopIteration):
-        turn(Finish(rounds=3, stopped="budget", half_width=0.5, seconds=1.0, race=None))
+    race([Local(compete(plan, Recorder(folder, at_start)))], TEN_ROUNDS, Unseen())
     return read_run(folder)
 
 
@@ -218,6 +214,103 @@ def test_losses_that_are_replayed_are_found(timed, backend):
     assert "weights after timed steps" in failed
 
 
+class HonestAtTimes(Replays):
+    """Computes nothing in timed steps, but in blocks of some numbers: it knows how many rounds there are."""
+
+    honest = ()
+    numbers = None
+    number = None
+
+    def forward(self, x, y):
+        if self.steps == 4:
+            self.number = next(self.numbers)
+        self.replayed = self.is_timed and self.number not in self.honest
+        if self.replayed:
+            self.steps += 1
+            return self.left
+        if self.number in self.honest:
+            time.sleep(0.02)  # a step of a real network, which no other program's load can hide
+        self.left = SinceItWasLoaded.forward(self, x, y)
+        return self.left
+
+
+@pytest.mark.parametrize("honest", [(1, 10), pytest.param((1, 3, 5, 10), marks=pytest.mark.slow)])
+def test_a_block_of_those_that_make_the_median_is_compared(timed, honest):
+    HonestAtTimes.honest, HonestAtTimes.numbers = honest, itertools.count(1)
+    run = timed(HonestAtTimes)
+    step_ms = run.blocks.set_index("round")["step_ms"]
+    assert step_ms.drop(list(honest)).median() < min(step_ms[list(honest)])
+    assert run.result["timing"]["compared"] not in honest
+    verdict, failed = judged(run)
+    assert (verdict.word, verdict.cause) == ("differs", "timed steps")
+    assert "weights after timed steps" in failed
+
+
+class WorksAhead(Replays):
+    """Takes the timed steps before the clock starts, on the batches that the seed of torch's generators foretells."""
+
+    ahead = None
+
+    def forward(self, x, y):
+        self.replayed = bool(self.ahead)
+        return self.ahead.pop(0) if self.ahead else SinceItWasLoaded.forward(self, x, y)
+
+    def update(self):
+        super().update()
+        if self.steps == 3 and self.ahead is None:  # the last step that is not timed
+            foretold = drawn_batches(dataset_of(self.task), self.task.batch_size, torch.initial_seed())
+            self.ahead = [self.taken(x, y) for x, y in itertools.islice(foretold, 9)]
+
+    def taken(self, x, y):
+        loss = Amp.forward(self, x, y)
+        for phase in (Amp.backward, Amp.unscale, Amp.clip):
+            phase(self)
+        Amp.step(self, self.task.optimizer.lr)
+        Amp.update(self)
+        return loss.clone()
+
+
+def test_no_seed_that_a_backend_can_see_foretells_its_timed_batches(timed):
+    verdict, failed = judged(timed(WorksAhead))
+    assert (verdict.word, verdict.cause) == ("differs", "timed steps")
+    assert {"loss of timed steps", "weights after timed steps"} <= failed
+
+
+class ComputesWhenAsked(SinceItWasLoaded):
+    """Leaves out the updates of timed steps, of which losses tell nothing at a small learning rate, and makes up for
+    them when it is asked for its weights for the third time."""
+
+    asked, later = 0, ()
+
+    def step(self, lr):
+        if not self.is_timed:
+            super().step(lr)
+            return
+        self.asked = 0
+        self.later = [*self.later, ({name: p.grad.clone() for name, p in self.model.named_parameters()}, lr)]
+
+    def master_params(self):
+        if not self.is_timed:
+            return super().master_params()
+        self.asked += 1
+        if self.asked == 3:
+            self.make_up()
+        return {name: p.clone() for name, p in super().master_params().items()}
+
+    def make_up(self):
+        for grads, lr in self.later:
+            for name, p in self.model.named_parameters():
+                p.grad = grads[name]
+            Amp.step(self, lr)
+        self.later = ()
+
+
+def test_weights_that_are_computed_after_the_clock_has_stopped_are_none(timed):
+    verdict, failed = judged(timed(ComputesWhenAsked, replace(TASK, optimizer=Sgd(lr=1e-5))))
+    assert (verdict.word, verdict.cause) == ("differs", "timed steps")
+    assert failed == {"weights after timed steps"}
+
+
 class Late:
     """A loss that waits for its step where it is read."""
 
@@ -285,6 +378,46 @@ def test_a_thread_that_still_computes_when_its_step_returns_gains_nothing(timed)
     blocks = run.blocks
     assert (blocks["step_ms"] >= STEP_S * 1e3).all()  # the step returns in a hundredth of that
     assert (blocks["read_ms"] > STEP_S * 1e3).all()
+
+
+class SlowClock(Amp):
+    """Lets the clock of its process go at a twentieth of its rate."""
+
+    true = staticmethod(time.perf_counter_ns)
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        time.perf_counter_ns = lambda: SlowClock.true() // 20
+
+    def forward(self, x, y):
+        time.sleep(0.02)
+        return super().forward(x, y)
+
+
+def test_a_clock_that_goes_slow_is_named(timed, monkeypatch):
+    monkeypatch.setattr(time, "perf_counter_ns", time.perf_counter_ns)  # what is put back after the test
+    verdict, failed = judged(timed(SlowClock))
+    assert (verdict.word, verdict.cause, failed) == ("differs", "clock", {"clock of timed blocks"})
+    assert verdict.because == "the clock of its process says 0.05 of the time that the race saw its blocks take"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [Amp, InBackground])
+def test_other_load_on_the_machine_accuses_nobody(timed, backend):
+    others = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(6)]
+    for other in others:
+        other.start()
+    try:
+        verdict, failed = judged(timed(backend))
+    finally:
+        for other in others:
+            other.kill()
+    assert (verdict.word, failed) == ("reference", set())
+
+
+def burn():
+    while True:
+        pass
 
 
 class NotWaitedFor(SinceItWasLoaded):

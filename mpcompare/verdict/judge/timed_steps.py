@@ -1,22 +1,25 @@
-"""Timed blocks are finished when the clock stops, and the last one ends as the examined backend's does."""
+"""Timed blocks are finished when the clock stops, and one that is drawn ends as the examined backend's does."""
 
 import math
 from collections.abc import Iterator
 
 from mpcompare.precision import PRECISIONS
+from mpcompare.verdict.judge import block_clock
 from mpcompare.verdict.judge.check import Case, Check, Timed
 from mpcompare.verdict.judge.limits import FP32, reordered_loss, stored_coarsely
 from mpcompare.verdict.judge.trajectories import common_steps
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields checks where anything was timed: weights did not change once they had been read, exactly; and of a backend
-    that rounds the same way every time, the loss and the state at the end of a block are the examined backend's."""
+    """Yields checks where anything was timed: weights did not change once they had been read, exactly; its times are
+    true; and of a backend that rounds the same way every time, the loss and the state at the end of a block are the
+    examined backend's."""
     run, timed = case.run, case.run.timed
     if timed is None:
         return
     because = f"weights went on changing after the clock had stopped, in {timed.unfinished} timed blocks"
     yield Check("weights after the clock stopped", timed.unfinished, 0, "unfinished steps", because)
+    yield from block_clock.checks(timed)
     if run.findings.promises.rounding == "stochastic":
         return
     if math.isfinite(timed.loss):

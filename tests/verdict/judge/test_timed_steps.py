@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from support.judging import dataset_of, examined
 from support.tasks import make_task
@@ -64,6 +65,42 @@ def test_a_record_of_before_has_losses_alone(run):
     names = [check.name for check in verdict.checks if check.kind == "timed steps"]
     assert names == ["weights after the clock stopped", "loss of timed steps"]
     assert verdict.word == "reference"
+
+
+def clocked(run, own_ms, seen_ms, late_ms=0.1, compared=1):
+    """Returns the checks of blocks of one step that took so long by the two clocks."""
+    own_ms = [own_ms] * 8 if isinstance(own_ms, float) else own_ms
+    rows = [
+        {"round": number, "steps": 1, "step_ms": ms, "seen_s": seen_ms / 1e3, "late_s": late_ms / 1e3}
+        for number, ms in enumerate(own_ms, start=1)
+    ]
+    timed = replace(run, blocks=pd.DataFrame(rows))
+    return checks(timed, timing={"race": "r", "compared": compared})
+
+
+def test_the_clock_of_a_process_is_held_against_that_of_the_race(run):
+    check = clocked(run, own_ms=100.0, seen_ms=102.0)["clock of timed blocks"]
+    assert (check.value, check.limit) == (pytest.approx(2.0), pytest.approx(0.02 * 102 + 10 * 0.1 + 1))
+    assert check.passed
+    for seen_ms, rate in ((196.0, "0.51"), (50.0, "2.00")):
+        failed = clocked(run, own_ms=100.0, seen_ms=seen_ms)["clock of timed blocks"]
+        assert (failed.passed, failed.cause) == (False, "clock")
+        assert f"says {rate} of the time that the race saw" in failed.because
+    late = clocked(run, own_ms=100.0, seen_ms=130.0, late_ms=5.0)["clock of timed blocks"]
+    assert late.passed  # on a full machine messages come late
+
+
+def test_a_clock_that_goes_wrong_in_most_blocks_is_found_and_few_blocks_tell_nothing(run):
+    assert not clocked(run, own_ms=[100.0] * 3 + [50.0] * 5, seen_ms=100.0)["clock of timed blocks"].passed
+    assert "clock of timed blocks" not in clocked(run, own_ms=[50.0] * 5, seen_ms=100.0)
+
+
+def test_the_block_that_was_compared_is_not_a_slow_one(run):
+    times = [1.0, 2.0, 3.0, 4.0]
+    found = [clocked(run, times, 1.0, compared=number)["time of the compared block"] for number in (1, 2, 3)]
+    assert [check.value for check in found] == [0.4, 0.8, 1.2]
+    assert [check.passed for check in found] == [True, True, False]
+    assert found[2].cause == "timed steps"
 
 
 def test_nothing_is_said_where_two_correct_runs_may_part(run):

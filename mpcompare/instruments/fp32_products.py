@@ -1,0 +1,59 @@
+"""The precision of torch's own products in fp32, on every device: flags of the process, in an old style and a new one.
+
+The old ones are ``torch.set_float32_matmul_precision`` and ``allow_tf32``, the new ones ``fp32_precision`` of torch, of
+a library and of an operation, where a narrower one counts before a wider one. torch refuses to read an old one that
+does not fit the new ones, so nothing here does, and both are set alike.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+_MKLDNN: Any = torch.backends.mkldnn  # torch's types know nothing of the operations
+_CUDNN: Any = torch.backends.cudnn
+# From wide to narrow.
+_FLAGS: Mapping[str, Any] = {
+    "torch": torch.backends,
+    "mkldnn": _MKLDNN,
+    "cudnn": _CUDNN,
+    "cuda.matmul": torch.backends.cuda.matmul,
+    "cudnn.conv": _CUDNN.conv,
+    "cudnn.rnn": _CUDNN.rnn,
+    "mkldnn.matmul": _MKLDNN.matmul,
+    "mkldnn.conv": _MKLDNN.conv,
+    "mkldnn.rnn": _MKLDNN.rnn,
+}
+
+
+def precisions() -> dict[str, str]:
+    """Returns the precision of each library's products in fp32: ``ieee``, ``tf32``, ``bf16``, or ``none``, which is
+    ``ieee``."""
+    return {name: str(flag.fp32_precision) for name, flag in _FLAGS.items() if "." in name}
+
+
+def set_tf32(allowed: bool) -> None:
+    """Allows TF32 for fp32 products on CUDA, or lets all be IEEE's, as they are on a CPU. TF32 is a precision of its
+    own: off unless asked for."""
+    for flag in _FLAGS.values():
+        flag.fp32_precision = "ieee"
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+    _MKLDNN.matmul.fp32_precision = "ieee"  # "high" allows it there, too
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Allows TF32, or not, until the end of the block; then every flag is as it was, whatever has set it meanwhile."""
+    before, old_style = {name: flag.fp32_precision for name, flag in _FLAGS.items()}, None
+    with suppress(RuntimeError):
+        old_style = torch.get_float32_matmul_precision()
+    set_tf32(allowed)
+    try:
+        yield
+    finally:
+        if old_style is not None:
+            torch.set_float32_matmul_precision(old_style)
+        for name, flag in _FLAGS.items():
+            flag.fp32_precision = before[name]

@@ -1,0 +1,119 @@
+"""What a race and its entrants tell each other. Nothing here knows processes or backends.
+
+An entrant is a program that stops at the end of each of its turns and goes on when it is told to: a generator that
+yields ``Turn`` and is sent an ``Order`` (``entrant/``), here or in a process of its own (``command/process.py``).
+
+    order       the entrant's turn
+    (start)     imports its libraries; all may do this at once
+    Train       makes its backend, loads the data, trains, evaluates, is examined
+    Prepare     makes a fresh backend, which takes its untimed steps
+    Time        times one block of steps; once a round, in an order that rotates from round to round
+    Conclude    looks at what the block left, and waits until its threads are idle
+    Finish      times the phases, and measures memory and inference
+"""
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Train:
+    pass
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """A block is to be prepared.
+
+    Attributes:
+        seed: that of the untimed batches, and of torch's generators.
+    """
+
+    seed: int
+
+
+@dataclass(frozen=True)
+class Time:
+    """A block is to be timed.
+
+    Attributes:
+        round: its number, from 1.
+        seed: that of its batches, the same for every entrant of the round. The race draws it as the round begins, and
+            says it as the block begins, so that no entrant can compute anything of a block before its clock runs.
+    """
+
+    round: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Conclude:
+    """A block is over.
+
+    Attributes:
+        seen_s: seconds of the block by the clock of the race.
+        late_s: the seconds by which the race's own process woke up late before the block or after it, the larger.
+    """
+
+    seen_s: float
+    late_s: float
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Timing is over.
+
+    Attributes:
+        rounds: their number.
+        stopped: ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out).
+        half_width: relative half width of the widest interval: of a ratio between two entrants; of the step time, if
+            there was one entrant.
+        seconds: duration of timing.
+        race: a name shared by those that took turns to the end; None for one alone.
+        compared: the round of the block that is compared with the examined backend's, drawn for each entrant.
+    """
+
+    rounds: int
+    stopped: str
+    half_width: float
+    seconds: float
+    race: str | None
+    compared: int
+
+
+Order = Train | Prepare | Time | Conclude | Finish
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A step of progress to show; the turn goes on.
+
+    Attributes:
+        done, total: the part of the stage that is done, and all of it.
+        stage: the stage of the entrant (``race/course.py``); empty: the one that it is in already.
+    """
+
+    done: float
+    total: float
+    text: str
+    stage: str = ""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The end of a turn.
+
+    Attributes:
+        step_ms: milliseconds a step, where a block was timed.
+        text: a line to show.
+        goes_on: whether this is the moment in which the clock of a block starts: the entrant waits for no order, and
+            the race looks at its own clock.
+    """
+
+    step_ms: float = math.nan
+    text: str = ""
+    goes_on: bool = False
+
+
+Turns = Generator[Progress | Turn, Order | None, None]

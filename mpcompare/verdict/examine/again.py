@@ -1,0 +1,51 @@
+"""The pass ``again``: one step, taken twice from one state. Noise that a backend adds is seen in the bits alone.
+
+Every other step is taken with the same numbers from torch's generators, so noise that is drawn from them is the same
+each time. Here they are other ones the second time, unless the network itself draws from them.
+"""
+
+import copy
+from typing import Any
+
+from torch import Tensor
+
+from mpcompare.contract import Batches, State, Walk
+from mpcompare.tasks.draws import EXAMINED, draws, seed_step
+from mpcompare.tasks.task import Params, buffers_of, params_of
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import Again
+
+
+def again(subject: Subject, backend: Any, batch: Batches) -> Again:
+    """Takes the first step twice, and returns how far its gradients are apart where their bits differ.
+
+    Args:
+        backend: one that nobody needs any more; it loads the initial weights.
+    """
+    own: State = copy.deepcopy(backend.state_dict())
+    scale = {**own["loss_scale"], "scale": 1.0} if "scale" in own["loss_scale"] else own["loss_scale"]
+    values = {"params": params_of(subject.examined), "buffers": buffers_of(subject.examined)}
+    state: State = {**own, **values, "optimizer": {}, "loss_scale": scale}  # type: ignore[typeddict-item]
+    network, x = copy.deepcopy(subject.examined), batch[0][0]
+    other = EXAMINED if draws(lambda: network(x), x.device) else EXAMINED + 1
+    first, second = (_gradients(backend, state, subject, batch, number) for number in (EXAMINED, other))
+    apart = {name: _apart(g, second[name]) for name, g in first.items() if not numerics.same_bits(g, second[name])}
+    return Again(list(first), apart)
+
+
+def _gradients(backend: Any, state: State, subject: Subject, batch: Batches, number: int) -> Params:
+    """Returns copies of the loss and the gradients of a step; the step is finished."""
+    backend.load_state_dict(state)
+    seed_step(number)
+    walk = Walk(backend, batch, float(subject.task.new_rates().now))
+    walk.through("unscale")
+    found = {"loss": walk.loss, **backend.grads()}
+    copies = {name: g.detach().clone() for name, g in found.items() if isinstance(g, Tensor)}
+    walk.finish()
+    return copies
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    """Returns the distance of two tensors, relative to the first."""
+    return numerics.distance({"": a}, {"": b}) / max(numerics.finite_norm({"": a}), 1e-300)

@@ -1,0 +1,24 @@
+"""A step that is taken twice from one state gives the same numbers, unless the backend says that it does not."""
+
+from collections.abc import Iterator
+
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.limits import K, sum_error
+from mpcompare.verdict.judge.trajectories import draws_alike
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields a check of the loss and all gradients together. They may differ by fp32 sums in another order, each of the
+    two by one, since a GPU may take them in any. Those that differ in the reference, too, are left out. A backend with
+    masks of its own has other ones."""
+    run, reference = case.run.findings.again, case.reference.findings.again
+    if case.is_reference or run is None or reference is None or not case.run.findings.promises.repeats:
+        return
+    if not draws_alike(case.run, case.reference):
+        return
+    apart = {name: distance for name, distance in run.apart.items() if name not in reference.apart}
+    worst = max(apart, key=lambda name: apart[name], default="")
+    value = apart.get(worst, 0.0)
+    because = f"a step that is taken twice from one state gives other numbers, and {case.reference.name}'s does not: "
+    because += f"{worst} is {value:.1e} of its norm away"
+    yield Check("one step twice", value, K * sum_error(case.run), "noise", because)

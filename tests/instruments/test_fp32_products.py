@@ -1,0 +1,54 @@
+"""The flags of torch's products in fp32, in both styles."""
+
+import pytest
+import torch
+
+from mpcompare.instruments import fp32_products
+from mpcompare.instruments.fp32_products import precisions, set_tf32, tf32
+
+MESSES = {
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "all in tf32": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "mkldnn in bf16": lambda: setattr(torch.backends.mkldnn, "fp32_precision", "bf16"),
+    "matmul in bf16": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    "old style": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "conv": lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "tf32"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    with tf32(False):
+        for flag in fp32_products._FLAGS.values():
+            flag.fp32_precision = "none"
+        yield
+
+
+@pytest.mark.parametrize("mess", MESSES)
+def test_every_flag_of_either_style_is_set(mess):
+    MESSES[mess]()
+    assert set(precisions().values()) - {"ieee", "none"}
+    set_tf32(False)
+    assert set(precisions().values()) <= {"ieee", "none"}
+    assert torch.get_float32_matmul_precision() == "highest"  # torch refuses to read it where the styles differ
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, False)
+
+
+@pytest.mark.parametrize("mess", MESSES)
+def test_a_block_leaves_the_flags_as_they_were(mess):
+    MESSES[mess]()
+    before = precisions()
+    with tf32(False):
+        torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+    assert precisions() == before
+
+
+def test_tf32_is_allowed_on_cuda_alone_and_can_be_read_in_the_old_style():
+    set_tf32(True)
+    on = precisions()
+    assert {name for name, value in on.items() if value == "tf32"} == {"cuda.matmul", "cudnn.conv", "cudnn.rnn"}
+    assert torch.backends.cuda.matmul.allow_tf32
+    with tf32(False):
+        assert "tf32" not in precisions().values()
+    assert precisions() == on
+    assert torch.backends.cuda.matmul.allow_tf32

@@ -42,6 +42,7 @@ from typing import Any, ClassVar, Protocol, TypedDict, cast
 from torch import Tensor, nn
 
 from mpcompare.errors import BackendUnavailable as BackendUnavailable
+from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.phases import PHASES as PHASES
 from mpcompare.phases import WHOLE_STEP
@@ -49,13 +50,26 @@ from mpcompare.promises import NOTHING, Promises
 from mpcompare.tasks.losses import shares
 from mpcompare.tasks.rates import Rates
 from mpcompare.tasks.task import Params, Task
+from mpcompare.typed import check_type
 
 MemoryModel = dict[str, dict[str, int]]
 ModuleDtypes = dict[str, dict[str, str]]
 Batches = Sequence[tuple[Tensor, Tensor]]  # the micro-batches of one step, inputs and targets
 
 
-class State(TypedDict):
+class Generators(TypedDict, total=False):
+    """The part of a :class:`State` that few backends have.
+
+    Attributes:
+        generators: states of the backend's own random generators, uint8 ``[bytes]`` (``torch.Generator.get_state``), by
+            names of its choice; a state from another backend has none, and this backend's then stay as they are.
+            torch's own generators are the harness's, which saves them.
+    """
+
+    generators: dict[str, Tensor]
+
+
+class State(Generators):
     """Everything that the next step depends on, in a form that all backends share: one loads what another has saved.
 
     Attributes:
@@ -85,8 +99,8 @@ class Backend(Protocol):
         grad_norm: norm of the last step's unscaled gradients, all of them together, before it was clipped: a number, or
             a 0-d tensor on the device; None where nothing is clipped.
 
-    A backend may leave out three more members; :func:`warmup_steps`, :func:`workspaces` and :func:`promises_of` ask for
-    them.
+    A backend may leave out four more members; :func:`warmup_steps`, :func:`workspaces`, :func:`promises_of` and
+    :func:`called_module` ask for them.
 
         warmup_steps: an int, how many first steps of a new backend run in another way than all later ones, such as
             those before a graph is captured. No step is timed before they and one more are over. 0 where left out.
@@ -95,6 +109,9 @@ class Backend(Protocol):
             where left out.
         promises: a :class:`mpcompare.promises.Promises`, the differences from ``amp`` that the backend declares for its
             precision and task. The verdict holds it beside them, and beside ``amp`` in all else. None where left out.
+        called_module: the torch module that a step calls, with the names of ``model``. Hooks on its layers let the
+            verdict see what each layer is given and what it returns. None where left out, as by a step that is compiled
+            or captured, whose layers call no hooks.
     """
 
     PRECISIONS: ClassVar[tuple[str, ...]]
@@ -344,17 +361,36 @@ def show_gradients(backend: Any, batches: Batches, lr: float | Tensor) -> tuple[
 
 def warmup_steps(backend: Any) -> int:
     """Returns how many first steps of a new backend run in another way than all later ones; 0 where it does not say."""
-    return getattr(backend, "warmup_steps", 0)
+    return _answer("warmup_steps", getattr(backend, "warmup_steps", 0), int)
 
 
 def workspaces(backend: Any) -> dict[str, int]:
     """Returns the bytes beside tensors in which a backend's products compute, by name; empty where it does not say."""
-    return backend.workspaces() if hasattr(backend, "workspaces") else {}
+    return _answer("workspaces()", backend.workspaces(), dict[str, int]) if hasattr(backend, "workspaces") else {}
 
 
 def promises_of(backend: Any) -> Promises:
     """Returns the differences from ``amp`` that a backend declares; none where it does not say."""
-    return getattr(backend, "promises", NOTHING)
+    if not isinstance(promises := getattr(backend, "promises", NOTHING), Promises):
+        raise InputError("promises", promises, "expected a mpcompare.promises.Promises from the backend")
+    return promises
+
+
+def memory_model_of(backend: Any) -> MemoryModel:
+    """Returns a backend's memory model. Raises InputError if it is none."""
+    return _answer("memory_model()", backend.memory_model(), MemoryModel)
+
+
+def _answer(name: str, value: Any, expected: Any) -> Any:
+    """Returns what a backend answers. Raises InputError if it is not of its type."""
+    check_type(f"the backend's {name}", value, expected)
+    return value
+
+
+def called_module(backend: Any) -> nn.Module | None:
+    """Returns the torch module that a step of a backend calls, whose layers call hooks; None where it does not say."""
+    module: nn.Module | None = getattr(backend, "called_module", None)
+    return module
 
 
 def idle_phases(backend: Any, task: Task) -> tuple[str, ...]:

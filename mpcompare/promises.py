@@ -27,6 +27,7 @@ class Promises:
         loss_scale: the settings of a dynamic loss scale that are the backend's own, whatever was asked for, under the
             names of ``mpcompare.loss_scale.DynamicLossScale``.
         skips_without_scale: whether a step whose gradients hold inf or NaN is skipped although the loss is not scaled.
+        repeats: whether a step gives the same bits each time that it is taken from one state.
 
     Raises:
         InputError: an attribute has another value.
@@ -38,6 +39,7 @@ class Promises:
     clip_norm: float | None = None
     loss_scale: Mapping[str, float] = field(default_factory=dict)
     skips_without_scale: bool = False
+    repeats: bool = True
 
     def __post_init__(self) -> None:
         check_choice("promises.weights", self.weights, FORMATS)

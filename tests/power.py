@@ -103,7 +103,7 @@ class Tally:
             self.parted += parted
             self.rows.append({"backend": name, "precision": precision, "accused": verdict.word != "same"})
             self.rows[-1] |= {"parted": parted, **_shares(verdict)}
-        if verdict.word not in ("same", "reference"):
+        if verdict.word not in ("same", "not seen", "reference"):
             self.accused += 1
             print(f"{where}{task}: {verdict}: {verdict.because}", flush=True)
         for check in verdict.checks:

@@ -98,6 +98,10 @@ class MasterWeights:
 
     # The harness asks for the following outside of the step.
 
+    @property
+    def called_module(self) -> nn.Module:
+        return self.model
+
     def master_params(self) -> Params:
         return {name: master.detach() for name, master in self.masters.items()}
 

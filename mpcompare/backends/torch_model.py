@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.contract import BackendUnavailable, ModuleDtypes, State, take_step
-from mpcompare.dtypes import dtype_name
-from mpcompare.precision import FP16, PRECISIONS
+from mpcompare.dtypes import dtype_name, torch_dtype
+from mpcompare.precision import BF16, FP16, PRECISIONS, Format
 from mpcompare.tasks.task import Params, Task, buffers_of, params_of
 
 
@@ -31,6 +31,10 @@ class TorchModel:
     observed: dict[str, torch.dtype]
     grad_norm: Tensor | None = None
     share: Tensor | None = None
+
+    @property
+    def called_module(self) -> nn.Module | None:
+        return self.model
 
     def master_params(self) -> Params:
         return params_of(self.model)
@@ -181,12 +185,29 @@ def observed_dtypes(
 
 
 def require_kernels(model: nn.Module, device_type: str, precision: str, backend: str) -> None:
-    """Raises BackendUnavailable where torch has no kernel: its recurrent layers have none in fp16 on a CPU (torch 2.15:
-    "could not create a primitive descriptor for the LSTM forward propagation primitive")."""
-    if device_type == "cpu" and PRECISIONS[precision].storage == FP16:
-        for name, module in model.named_modules():
-            if isinstance(module, nn.RNNBase):
-                raise BackendUnavailable(
-                    f"backend={backend} precision={precision}: torch's CPU {type(module).__name__} has no fp16 "
-                    f"(layer {name or 'itself'}); bf16 and fp32 work"
-                )
+    """Raises BackendUnavailable where torch has no kernel for a recurrent layer: for none in fp16 on a CPU, and for an
+    LSTM in bf16 only on a CPU with AVX-512 (torch 2.15)."""
+    if device_type != "cpu" or not PRECISIONS[precision].is_16_bit:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase) and not has_kernel(type(module), PRECISIONS[precision].storage):
+            works = "bf16 and fp32 work" if has_kernel(type(module), BF16) else "fp32 works"
+            raise BackendUnavailable(
+                f"backend={backend} precision={precision}: torch's CPU {type(module).__name__} has no {precision} "
+                f"(layer {name or 'itself'}); {works}"
+            )
+
+
+def has_kernel(layer: Callable[..., nn.Module], number_format: Format) -> bool:
+    """Returns whether torch computes such a recurrent layer in a 16-bit format on this CPU, which a small one tells."""
+    if number_format == FP16:
+        return False
+    small = layer(1, 1, device="meta").to_empty(device="cpu")  # draws no weights
+    try:
+        with torch.autocast("cpu", dtype=torch_dtype(number_format)):
+            small(torch.zeros(1, 1, 1))
+    except RuntimeError as error:
+        if "could not create a primitive" not in str(error):  # "... descriptor for the LSTM forward propagation"
+            raise
+        return False
+    return True

@@ -142,6 +142,10 @@ class UpdateError:
         lost: the share of elements that should have moved and did not.
         lost_in_fp32: the share of them that fp32 rounds away.
         short: the share of the new elements that have no more digits than the compute dtype.
+        left: the share of elements that should have moved and did not, though the compute dtype would not round their
+            moves away; 0 in old records.
+        far, should_far: of weights that are kept in bf16, the number of new elements that are beyond half a gap of it
+            from the right ones, and the number of them that rounding at random leaves there on average.
     """
 
     excess: float
@@ -149,6 +153,9 @@ class UpdateError:
     lost: float
     lost_in_fp32: float
     short: float
+    left: float = 0.0
+    far: int = 0
+    should_far: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -321,25 +328,68 @@ class RoundingError:
         dimensions: the number of dimensions in which ``g - exact`` varies.
         samples: the number of samples from which these are estimated.
         along: root mean square of the part of ``g - exact`` in the direction of ``exact``; None in old records.
+        terms: the size of what is summed, which may cancel; 0 where it is not known.
     """
 
     error: float
     dimensions: float
     samples: int
     along: float | None = None
+    terms: float = 0.0
 
 
 @dataclass(frozen=True)
-class Sharp:
-    """A step at weights at which nothing is nearly linear.
+class PlaceError:
+    """The error at one place of a layer beside the forced replay: of what arrives there, of its output, or of the
+    gradient that arrives at its output.
 
     Attributes:
-        step: its loss and gradients beside the oracle at these weights.
-        rounding: the error that one rounding of each result makes there.
+        error: ``||recorded - exact||`` (Frobenius).
+        norm: ``||exact||``.
+        rounding, dimensions, samples, terms: as those of :class:`RoundingError`.
     """
 
-    step: Gradients
+    error: float
+    norm: float
+    rounding: float
+    dimensions: float
+    samples: int
+    terms: float = 0.0
+
+    @property
+    def far(self) -> float:
+        """The error in units of what roundings make."""
+        return self.error / max(self.rounding, 2.0**-24 * self.norm, 1e-300)
+
+
+@dataclass(frozen=True)
+class Layers(Gradients):
+    """A step beside its forced replay, which goes on at each layer from what the backend had there.
+
+    Attributes:
+        gradients: of the parameters, beside those that follow from the recorded operands.
+        places: by ``input LAYER``, ``output LAYER`` and ``gradient LAYER`` the error there; of several calls that of
+            the furthest one.
+        rounding: the error that one rounding of each result makes in each gradient.
+        detached: the layers that pass no gradient back from an output, and should.
+    """
+
+    places: dict[str, PlaceError] = field(default_factory=dict)
     rounding: dict[str, RoundingError] = field(default_factory=dict)
+    detached: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Again:
+    """A step that was taken twice from one state.
+
+    Attributes:
+        seen: the names of what was looked at, ``loss`` and the gradients that are shown.
+        apart: by name the distance between both, relative to the first, where any bit differs.
+    """
+
+    seen: list[str]
+    apart: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -603,8 +653,10 @@ class Findings:
         trained: the update of the step after training; None where it was skipped, or could not be followed.
         midway: an update in the middle of training; None without a schedule, where it could not be followed, and in old
             records.
-        sharp: a step at weights at which nothing is nearly linear; None in old records, and of a network with dropout.
+        replays: steps beside their forced replays, by name: ``first``, ``sharp`` (at weights at which nothing is nearly
+            linear), ``last`` (the step after training); empty where the backend does not show its layers.
         padding: a step at weights and inputs of 0; None in old records, and of a network that divides by nothing.
+        again: a step that was taken twice; None in old records.
         reload: a state that was saved and loaded.
         draws: None where a step draws no random numbers.
         wrong_scale: None where the loss scale of each training step is right.
@@ -634,8 +686,9 @@ class Findings:
     aged: Aged | None = None
     trained: TrainedUpdate | None = None
     midway: Drive | None = None
-    sharp: Sharp | None = None
+    replays: dict[str, Layers] = field(default_factory=dict)
     padding: Padding | None = None
+    again: Again | None = None
     reload: Reload | None = None
     draws: Draws | None = None
     wrong_scale: WrongScale | None = None

@@ -98,7 +98,7 @@ def row_of(network: Network, compiled: bool = False) -> dict[str, str]:
         for precision in (*network.precisions, "fp32")
         for name, verdict in judged(network, precision, compiled and not why_not and precision == "bf16")
     }
-    accused = {key: v for key, v in found.items() if v.word not in ("same", "reference")}
+    accused = {key: v for key, v in found.items() if v.word not in ("same", "not seen", "reference")}
     backends: dict[str, list[str]] = {}
     for name, precision in found:
         backends.setdefault(precision, []).append(name)

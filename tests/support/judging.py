@@ -67,4 +67,4 @@ def judged_case(case: Case) -> Iterator[tuple[str, Verdict]]:
 def accused(case: Case) -> list[str]:
     """Returns a line for each correct run of the case that the verdict does not find to be the same."""
     verdicts = judged_case(case)
-    return [f"{name}: {v}: {v.because}" for name, v in verdicts if v.word not in ("same", "reference")]
+    return [f"{name}: {v}: {v.because}" for name, v in verdicts if v.word not in ("same", "not seen", "reference")]

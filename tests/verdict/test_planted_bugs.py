@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from planted.judged import judged
 from planted.registry import FAMILIES, bugs_of
-from support.marks import slow_after
+from support.marks import BF16_LSTM, slow_after
 
 
 def parameters():
@@ -35,6 +35,7 @@ QUICK = {
     "branches": ("GradientsStay", "ZerosForNone", "OneCountForAll"),
     "masked": ("MeanOfMeans",),
 }
+FAMILY = [pytest.param("lstm", marks=BF16_LSTM) if name == "lstm" else name for name in QUICK]
 
 
 # Flagged for another cause than the one planted, or not at all. The reasons stand in docs/verdict.md.
@@ -54,7 +55,7 @@ def test_a_planted_bug_is_found_and_named(bug, precision):
         assert verdict.because
 
 
-@pytest.mark.parametrize("family", slow_after(2, QUICK))
+@pytest.mark.parametrize("family", slow_after(2, FAMILY))
 def test_planted_bugs_of_a_family_are_named(family):
     bugs = [bug for bug in bugs_of(family) if bug.name in QUICK[family]]
     assert len(bugs) == len(QUICK[family])
@@ -64,7 +65,7 @@ def test_planted_bugs_of_a_family_are_named(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", QUICK)
+@pytest.mark.parametrize("family", FAMILY)
 def test_all_planted_bugs_of_a_family(family):
     verdicts = {bug: judged(bug, "bf16") for bug in bugs_of(family) if not bug.invisible}
     unseen = {bug.name for bug, verdict in verdicts.items() if verdict.word != "differs"}

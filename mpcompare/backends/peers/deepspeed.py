@@ -102,6 +102,10 @@ class DeepSpeedRow:
 
     # The harness asks for the following outside of the step.
 
+    @property
+    def called_module(self) -> nn.Module:
+        return self.model
+
     def master_params(self) -> Params:
         frozen = {name: p.detach().float() for name, p in self.model.named_parameters() if name not in self.masters}
         return {**{name: master.detach() for name, master in self.masters.items()}, **frozen}

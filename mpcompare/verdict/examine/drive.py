@@ -34,10 +34,10 @@ from mpcompare.verdict.examine.errors import (
 )
 from mpcompare.verdict.examine.group_mistakes import known_mistakes
 from mpcompare.verdict.examine.idle import idle, moved
-from mpcompare.verdict.examine.known_mistakes import Update, some_of
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, promised_scaling, promised_task
 from mpcompare.verdict.examine.turned import as_turned
+from mpcompare.verdict.examine.updates import Update, some_of
 from mpcompare.verdict.findings import (
     Clip,
     Drive,
@@ -319,8 +319,8 @@ def digits(state: Mapping[str, Params]) -> dict[str, float]:
     """Returns, of each kind of what the optimizer remembers, the share of nonzero numbers that have no more digits than
     fp16 or bf16."""
     shares = {}
-    for kind, tensors in state.items():
-        values = torch.cat([t.detach().flatten() for t in tensors.values() if t.dim()] or [torch.zeros(0)])
+    for kind, tensors in _moments(state).items():
+        values = torch.cat([t.detach().flatten() for t in tensors.values()] or [torch.zeros(0)])
         if len(values := values[values != 0]):
             exact = [(values.to(dtype).float() == values).double().mean() for dtype in (torch.float16, torch.bfloat16)]
             shares[kind] = float(max(exact))
@@ -330,7 +330,12 @@ def digits(state: Mapping[str, Params]) -> dict[str, float]:
 def early(state: Mapping[str, Params]) -> list[str]:
     """Returns the kinds of the optimizer's tensors that hold another number than 0, which none may before the first
     update."""
-    return [kind for kind, tensors in state.items() if any(t.dim() and bool((t != 0).any()) for t in tensors.values())]
+    return [kind for kind, tensors in _moments(state).items() if any(bool((t != 0).any()) for t in tensors.values())]
+
+
+def _moments(state: Mapping[str, Params]) -> dict[str, Params]:
+    """Returns everything that the optimizer remembers, but for the count of updates, which is a whole number."""
+    return {kind: tensors for kind, tensors in state.items() if kind != "step"}
 
 
 def _finite(tensors: Mapping[str, Tensor]) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mpcompare.tasks.optimizers import Replay
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.at_random import far_from
 from mpcompare.verdict.examine.numerics import SKETCH, chunks, clip_factor, total_norm
 from mpcompare.verdict.findings import Clip, ClipFactor, Errors, GradientError, MicroBatches, UpdateError
 
@@ -105,8 +106,8 @@ def update_errors(
 
 
 def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.dtype, coarse: float) -> UpdateError:
-    excess = product = norm2 = 0.0
-    moves = lost = lost_in_fp32 = short = 0
+    excess = product = norm2 = should_far = 0.0
+    moves = lost = lost_in_fp32 = short = left = far = 0
     kept = change.remembered.of(name)
     tensors = (change.before[name], change.after[name], change.grads[name], *kept.values())
     for number, (w, new, g, *pieces) in enumerate(chunks(*tensors)):
@@ -119,11 +120,16 @@ def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.
         s, m = replay.step(f"{name} {number}", g.double(), w, change.lr)
         changed = new - w
         excess = max(excess, update_error(w, new, s, m, coarse=coarse))
+        if coarse > 1:
+            beyond, expected = far_from(w + s, new)
+            far, should_far = far + beyond, should_far + expected
         product += torch.dot(changed, s).item()
         norm2 += torch.dot(s, s).item()
         moves += int(s.count_nonzero())
         if zeros_of(changed):
-            lost += int(((changed == 0) & (s != 0)).sum())
+            stay = (changed == 0) & (s != 0)
+            lost += int(stay.sum())
+            left += int((stay & ((w + s).to(short_dtype).double() != w)).sum())
         if zeros_of(rounded := (w + s).float().sub_(stored)):
             lost_in_fp32 += int(((rounded == 0) & (s != 0)).sum())
     return UpdateError(
@@ -132,6 +138,9 @@ def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.
         lost=lost / max(moves, 1),
         lost_in_fp32=lost_in_fp32 / max(moves, 1),
         short=short / max(change.before[name].numel(), 1),
+        left=left / max(moves, 1),
+        far=far,
+        should_far=should_far,
     )
 
 

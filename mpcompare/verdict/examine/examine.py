@@ -5,8 +5,10 @@ aged        the same from a state as it is after long training, in the step befo
 last        the trained backend's next step: its gradients beside those of a new one that starts from its weights, and
             its update beside the optimizer's from the state that it has
 midway      an update in the middle of training, beside the optimizer's, where a schedule changes the learning rate
-sharp       gradients at weights at which nothing is nearly linear, beside the oracle there
+layers      the first step beside its forced replay: what arrives at each layer, its output, and the gradients there
+sharp       the same at weights at which nothing is nearly linear
 padding     a step in which every number is 0, as in a row of padding: is all of it finite?
+again       one step, taken twice from one state: are its bits the same?
 overflow    from the initial weights with a loss scale that is too large, and with an infinite input; without a loss
             scale the infinite input alone
 reload      a new backend that loaded the state of another, beside that other, step by step
@@ -15,8 +17,8 @@ noise       trained again under changes that must not matter: how far apart may 
 draws       the random numbers of a step, such as dropout's masks: are they those that the network asks for?
 lent        whether a backend wrote into the network or the batch, which all of this is computed from
 
-Each is a file here. What one finds stands where a later one stops with an error. The passes ``first``, ``aged``,
-``sharp`` and ``overflow`` are taken at the network's smooth twin where it has one (tasks/twin.py). verdict/judge says
+Each is a file here. What one finds stands where a later one stops with an error. The passes ``first``, ``aged``
+and ``overflow`` are taken at the network's smooth twin where it has one (tasks/twin.py). verdict/judge says
 what the numbers mean.
 """
 
@@ -31,14 +33,16 @@ from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.precision import Precision
 from mpcompare.race.course import NOISE
-from mpcompare.race.turns import Progress
+from mpcompare.race.orders import Progress
 from mpcompare.tasks.task import Task, with_values
+from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import aged
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.draws import draws_of
 from mpcompare.verdict.examine.exponents import exponents_of
 from mpcompare.verdict.examine.first import first
+from mpcompare.verdict.examine.forced.passes import layers_at_sharp_weights, layers_at_the_start
 from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.last import last
 from mpcompare.verdict.examine.layers import layers, longest_sum
@@ -51,13 +55,13 @@ from mpcompare.verdict.examine.padding import padding
 from mpcompare.verdict.examine.reload import reload
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.scale import first_wrong_scale
-from mpcompare.verdict.examine.sharp import sharp
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.findings import (
     Counts,
     Errors,
     Findings,
     Gradients,
+    Layers,
     Moves,
     NoiseRun,
     Recipe,
@@ -67,7 +71,9 @@ from mpcompare.verdict.findings import (
 )
 
 # What the pass ``last`` finds where it stops.
-UNKNOWN: tuple[Gradients, Errors, TrainedUpdate | None] = (Gradients(math.nan, math.nan, math.nan), {}, None)
+UNKNOWN: tuple[Gradients, Errors, TrainedUpdate | None, Layers | None] = (
+    Gradients(math.nan, math.nan, math.nan), {}, None, None,
+)  # fmt: skip
 
 
 def examine(
@@ -95,14 +101,16 @@ def examine(
     exact = oracle(subject, batches[0], subject.precision)
     late = Attempts()
     at_the_start = _at_the_start(subject, batches, exact, late)
+    yield Progress(0, 1, "each layer")
+    replays = _replays(subject, batches[0], late)
 
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
     network = with_values(subject.model, trained.master_params(), trained.buffers())
     at_the_end = _at_the_end(subject, stepper, rows, network, after, late)
-    exponents: dict[str, Counts] = {}
-    if noise:
-        exponents = late.take("exponents", lambda: exponents_of(subject, exact, network, after), exponents)
+    replays["last"] = at_the_end.pop("replay")
+    none: dict[str, Counts] = {}
+    exponents = late.take("exponents", lambda: exponents_of(subject, exact, network, after), none) if noise else none
 
     if not isinstance(subject.scaling, NoLossScale):
         yield Progress(0, 1, "overflow")
@@ -113,10 +121,7 @@ def examine(
     return Findings(
         precision=subject.precision.name,
         recipe=recipe(promised_task(subject.task, promises)),
-        longest_sum=longest_sum(subject.model, batches[0][0][0], subject.task.batch_size),
-        layers=layers(subject.examined, exact.order, batches[0][0][0][:4]),
-        rounding=_rounding(subject, batches[0]),
-        twin={name: Replacement(kink.kinked, kink.smooth) for name, kink in subject.kinks.items()},
+        **_of_network(subject, batches[0], exact),
         overflow=overflowed,
         reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
@@ -124,6 +129,7 @@ def examine(
         moves=moves,
         noise=runs,
         exponents=exponents,
+        replays={name: found for name, found in replays.items() if found},
         promises=promises,
         written=written(subject.lent, subject.model, batches[0]) if subject.lent else None,
         stopped=late.stopped,
@@ -145,9 +151,28 @@ def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, la
         "first": driver.result(),
         "aged": late.take("aged", lambda: aged(subject, driver, batch, exact), None),
         "infinite": late.take("infinite input", lambda: infinite_input(subject, driver, batch), None),
-        "sharp": late.take("sharp", lambda: sharp(subject, batch), None),
+        "again": late.take("again", lambda: again(subject, driver.backend, batch), None),
         "padding": late.take("padding", lambda: padding(subject, driver.backend, batch), None),
         "draws": draws_of(subject, driver.draws_alike, batch),
+    }
+
+
+def _of_network(subject: Subject, batch: Batches, exact: Exact) -> dict[str, Any]:
+    """Returns the findings, by their names, that do not depend on the backend."""
+    x = batch[0][0]
+    return {
+        "longest_sum": longest_sum(subject.model, x, subject.task.batch_size),
+        "layers": layers(subject.examined, exact.order, x[:4]),
+        "rounding": _rounding(subject, batch),
+        "twin": {name: Replacement(kink.kinked, kink.smooth) for name, kink in subject.kinks.items()},
+    }
+
+
+def _replays(subject: Subject, batch: Batches, late: Attempts) -> dict[str, Layers | None]:
+    """Returns the steps of new backends beside their forced replays, by name."""
+    return {
+        "first": late.take("layers", lambda: layers_at_the_start(subject, batch), None),
+        "sharp": late.take("sharp", lambda: layers_at_sharp_weights(subject, batch), None),
     }
 
 
@@ -168,7 +193,7 @@ def _at_the_end(
     """
     buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
     found = late.take("last", lambda: last(subject, stepper, rows, network, batch), UNKNOWN)
-    of_step = dict(zip(("last", "last_buffers", "trained"), found, strict=True))
+    of_step = dict(zip(("last", "last_buffers", "trained", "replay"), found, strict=True))
     middle = late.take("midway", lambda: midway(subject, stepper), None)
     return {"buffers": buffers, "held_out": held_out, "midway": middle, **of_step}
 

@@ -11,18 +11,20 @@ from mpcompare.contract import Batches, Stepper, Walk
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.drive import beside, by_rows
+from mpcompare.verdict.examine.forced.passes import layers_of, recorded_layers
+from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, at_scale
 from mpcompare.verdict.examine.trained import gradients_of, start_of, trained_update
-from mpcompare.verdict.findings import Errors, Gradients, TrainedUpdate
+from mpcompare.verdict.findings import Errors, Gradients, Layers, TrainedUpdate
 
 
 def last(
     subject: Subject, stepper: Stepper, rows: Sequence[Mapping[str, Any]], trained: nn.Module, batch: Batches
-) -> tuple[Gradients, Errors, TrainedUpdate | None]:
+) -> tuple[Gradients, Errors, TrainedUpdate | None, Layers | None]:
     """Returns loss and gradients of the trained backend beside those of a new one at the same loss scale, its buffers
-    after the step likewise, and its update.
+    after the step likewise, its update, and the step layer by layer.
 
     Both round alike, so they are equal but for the order of sums, unless the trained one computes with anything else
     than its weights. Beside the oracle a unit next to 0 could make up for all of the error.
@@ -37,8 +39,11 @@ def last(
     new = subject.make_backend(trained, at_scale(subject.scaling, float(backend.loss_scale())))
     before = 0 if subject.start is None else subject.start.updates
     start = start_of(backend, lr, before + sum(not row["skipped"] for row in rows), rows[-1]["step"])
-    walk = Walk(backend, batch, lr)
-    loss, grads = gradients_of(walk)
+    scale, walk = float(backend.loss_scale()), Walk(backend, batch, lr)
+    with recorded_layers(backend) as record:
+        loss, grads = gradients_of(walk)
+    step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale)
+    layers = layers_of(subject, backend, step, walk.in_one_piece)
     weights = params_of(trained)
     without = idle(trained, subject.task.loss_fn, batch, grads, weights)
     update = trained_update(subject, walk, start, grads, without)
@@ -51,4 +56,4 @@ def last(
     if new.buffers():
         walk.finish()
         buffers = step_errors(backend.buffers(), new.buffers())
-    return beside(loss, grads, Exact(new_loss, new_grads, {}, 0.0)), buffers, update
+    return beside(loss, grads, Exact(new_loss, new_grads, {}, 0.0)), buffers, update, layers

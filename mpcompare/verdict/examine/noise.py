@@ -12,7 +12,7 @@ from mpcompare.contract import State, Stepper
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.race.course import NOISE
-from mpcompare.race.turns import Progress
+from mpcompare.race.orders import Progress
 from mpcompare.tasks.draws import seed_step, state
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, params_of, with_values

@@ -75,5 +75,7 @@ def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[st
         for kind, tensors in state["optimizer"].items()
         if not equal(tensors, loaded["optimizer"].get(kind, {}))
     ]
+    if not equal(state.get("generators", {}), loaded.get("generators", {})):
+        lost.append("generators")
     scales = state["loss_scale"].items()
     return [*lost, *(f"loss_scale.{name}" for name, value in scales if loaded["loss_scale"].get(name) != value)]

@@ -1,119 +1,39 @@
-"""The pass ``sharp``: gradients at weights at which nothing is nearly linear.
+"""Weights at which nothing is nearly linear.
 
-At the initial weights attention is nearly uniform and units stay near 0, so a soft cap, a saturation or positions that
-are rounded change hardly anything. Here the weights of every layer of products are multiplied until its output has a
-spread of several units, biases and the factors of norms are moved, and all of it is rounded to the precision, so that
-every implementation holds the same weights. They follow from the initial weights and the first batch: entrants share
-them, with their oracle and the error of one rounding of each result there.
+The weights of every layer of products are multiplied until its output has a spread of several units, biases and the
+factors of norms are moved, and all of it is rounded to the precision, so that every implementation holds the same
+weights. They follow from the initial weights and the first batch: all entrants of a race share them.
 """
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mpcompare.contract import Batches, Walk
+from mpcompare.contract import Batches
 from mpcompare.dtypes import rounded_to
-from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.precision import Precision
-from mpcompare.tasks.task import Params, params_of, with_values
-from mpcompare.verdict.examine.drive import RETRIES, beside, by_rows, own_factor
+from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.examine.ground import Ground
-from mpcompare.verdict.examine.kinks import Kinks, beside_turned_units
-from mpcompare.verdict.examine.oracle import Exact, exact_step, rows_are_independent
-from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import RoundingError, Sharp
 
 SPREAD, OF_LOGITS = 3.0, 8.0  # standard deviations of the outputs of layers of products, and of the last one
 MOVED = 0.25  # biases and factors of norms, which begin at 0 and 1, are moved by so much
 RECURRENT = {"weight_hh": 1.0}  # and 2 of all other weights of layers that are no single product
-ROWS = range(8, 33)  # of the batch that are taken if they do not depend on each other
-SAMPLES = 4
-SHARE = 0.5  # of the error of one rounding of each result that kinks may add: an eighth of it, in squares
 
 
-def sharp(subject: Subject, batch: Batches) -> Sharp | None:
-    """Takes a step of a new backend at these weights up to its gradients; None where none are finite. None, too, of a
-    network that draws random numbers, whose masks are not those of other rows, and of one with kinks that tell, as
-    those of plain MLPs do.
-
-    Args:
-        batch: the first one, whose first rows are repeated to fill it.
-    """
-    values = subject.exactly.once(
-        f"sharp-{subject.precision.name}", subject.ground(batch), _sharp_values, subject.precision
-    )
-    if not values:
-        return None
-    network = with_values(subject.examined, values["params"], {})
-    exact = Exact(values["loss"], values["grads"], {}, values["loss_noise"])
-    x, y = (t[: values["rows"]] for t in batch[0])
-    few = [(_repeated(x, len(each)), _repeated(y, len(each))) for each, _ in batch]
-    backend: Any = subject.make_backend(network, subject.scaling)
-    lr = float(subject.task.new_rates().now)
-    for _ in range(RETRIES if isinstance(subject.scaling, DynamicLossScale) else 1):
-        walk = Walk(backend, few, lr)
-        walk.through("unscale")
-        factor = own_factor(backend, subject.task) if walk.in_one_piece else 1.0
-        grads = {name: g.div_(factor) for name, g in by_rows(backend.grads()).items()}
-        if all(bool(g.isfinite().all()) for g in grads.values()):
-            rounding = {name: RoundingError(**error) for name, error in values["rounding"].items()}
-            return Sharp(beside(float(walk.loss), grads, exact), rounding)
-        walk.finish()
-    return None
+def sharp_weights(subject: Subject, batch: Batches) -> Params:
+    """Returns these weights; ``batch`` is the first one."""
+    name, precision = f"sharp-{subject.precision.name}", subject.precision
+    weights: Params = subject.exactly.once(name, subject.ground(batch), _sharp_weights, precision)
+    return weights
 
 
-def few_rows(ground: Ground) -> tuple[Tensor, Tensor]:
-    """Returns the first rows of a micro-batch, so many that they fill it if they are repeated; all of it where rows
-    depend on each other."""
-    x, y = ground.batch[0]
-    parts = [n for n in ROWS if len(x) % n == 0 and n < len(x)]
-    if not parts:
-        return x, y
-    exact = [t[:8].double() if t.is_floating_point() else t[:8] for t in (x, y)]
-    if not rows_are_independent(copy.deepcopy(ground.network).double(), ground.loss_fn, *exact):
-        return x, y
-    return x[: parts[-1]], y[: parts[-1]]
-
-
-def _repeated(rows: Tensor, number: int) -> Tensor:
-    return rows.repeat(number // len(rows), *[1] * (rows.dim() - 1))
-
-
-def _sharp_values(ground: Ground, precision: Precision) -> dict[str, Any]:
-    x, y = few_rows(ground)
-    with Kinks() as kinks:
-        params = sharpened(ground.network, x, precision)
-    network, u = with_values(ground.network, params, {}), precision.unit_roundoff
-    step = partial(exact_step, network, ground.loss_fn, [(x, y)], precision)
-    if kinks.of_relu or kinks.others:  # in fp32 a step costs a quarter, and mostly it is enough to see that they tell
-        exact, turned = beside_turned_units(partial(step, dtype=torch.float32), u)
-        if _tell(turned, _judged(exact, u)):
-            return {}
-    exact, turned = beside_turned_units(step, u)
-    if exact.drawn or _tell(turned, _judged(exact, u)):
-        return {}
-    errors = rounding_errors(network, ground.loss_fn, [(x, y)], precision, SAMPLES)
-    if _tell(turned, {name: error.error for name, error in errors.items()}):
-        return {}
-    rounding = {name: vars(error) for name, error in errors.items()}
-    numbers = {"rows": len(x), "loss": exact.loss, "loss_noise": exact.loss_noise}
-    return {**numbers, "grads": exact.grads, "params": params, "rounding": rounding}
-
-
-def _judged(exact: Exact, u: float) -> dict[str, float]:
-    """Returns the largest error of each gradient that is judged."""
-    return {name: math.sqrt(u) * g.norm().item() for name, g in exact.grads.items()}
-
-
-def _tell(turned: Mapping[str, float], rounding: Mapping[str, float]) -> bool:
-    """Returns whether errors at kinks are no small part of those of rounding."""
-    return any(not error <= SHARE * rounding[name] for name, error in turned.items() if name in rounding)
+def _sharp_weights(ground: Ground, precision: Precision) -> Params:
+    return sharpened(ground.network, ground.batch[0][0], precision)
 
 
 def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:

@@ -23,9 +23,9 @@ from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.drive import digits
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Change, Remembered, clip_errors, largest, update_errors
 from mpcompare.verdict.examine.group_mistakes import known_mistakes
-from mpcompare.verdict.examine.known_mistakes import Update, some_of
 from mpcompare.verdict.examine.numerics import spread, total_norm
 from mpcompare.verdict.examine.subject import Subject, promised_task
+from mpcompare.verdict.examine.updates import Update, some_of
 from mpcompare.verdict.findings import Clip, Count, Drive, Step, TrainedUpdate, UpdateError
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.findings import Buffers
 from mpcompare.verdict.judge.causes import Errors, role
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, listed
 from mpcompare.verdict.judge.limits import K, stored_coarsely, tensor_limit
 
 IN_16_BITS = "buffers in 16 bits"
@@ -60,7 +60,7 @@ def _digits(case: Case) -> Iterator[Check]:
     def short(buffers: Buffers) -> float:
         return sum(buffers[name].short * buffers[name].elements for name in names)
 
-    worst = ", ".join(name for name in names if run[name].short > max(0.5, reference[name].short))
+    worst = listed(name for name in names if run[name].short > max(0.5, reference[name].short))
     because = f"{short(run):.0f} numbers of buffers have the digits of 16-bit numbers ({worst}), of the reference's "
     because += f"{short(reference):.0f}"
     yield Check("digits of buffers", short(run), K * short(reference) + 9, IN_16_BITS, because)

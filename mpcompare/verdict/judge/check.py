@@ -1,12 +1,13 @@
 """A check, and the case that it looks at."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import pandas as pd
 
 from mpcompare.precision import PRECISIONS
+from mpcompare.records import BLOCK_FIELDS
 from mpcompare.verdict.findings import Findings
 
 
@@ -40,9 +41,15 @@ class Check:
         return self.value <= self.limit
 
 
+def listed(names: Iterable[str]) -> str:
+    """Returns the first two names, and the number of the others: a sentence has a point to come to."""
+    some = list(names)
+    return ", ".join(some[:2]) + (f" and {len(some) - 2} more" if len(some) > 2 else "")
+
+
 @dataclass(frozen=True)
 class Timed:
-    """The timed blocks of a run, the last of them beside the one that the examined backend takes.
+    """The timed blocks of a run, one of them beside the one that the examined backend takes.
 
     Attributes:
         loss: the examined backend's, in the last step.
@@ -51,6 +58,8 @@ class Timed:
             at the end), ``moved`` (from the start to the end) and ``norm``; empty in older records.
         steps: the number of steps of the block.
         unfinished: the number of blocks whose weights went on changing after the clock had stopped.
+        blocks: the rows of ``blocks.csv``.
+        compared: the round of the block that was compared; None in older records.
     """
 
     loss: float
@@ -58,6 +67,8 @@ class Timed:
     state: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     steps: int = 0
     unfinished: int = 0
+    blocks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(BLOCK_FIELDS)))
+    compared: int | None = None
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ TECHNIQUES = {
     "loss": "loss",
     "optimizer": "moments",
 }  # the cause where another dtype is one of these
+LOSS = "(loss)"  # the row of all that lies between the network's output and its gradient
 # The classes of layers whose work is products, which autocast computes in the precision's format.
 PRODUCTS = re.compile(r"(Bi)?Linear$|(Lazy)?Conv(Transpose)?[123]d$|(RNN|LSTM|GRU)(Cell)?$")
 
 
 def checks(case: Case) -> Iterator[Check]:
     """Yields a check of the layers, one for each dtype, one for the precision that the gradients show, and those of
-    each layer's products.
+    each layer's products and of the loss.
 
     A network whose output is not a product's may end in another dtype than it computes in: there the reference's is as
     good.
@@ -39,6 +40,7 @@ def checks(case: Case) -> Iterator[Check]:
     value = float(effective != precision)
     yield Check("effective precision", value, 0, "precision", because, detail=elsewhere)
     yield from _products(case)
+    yield from _loss(case)
     yield from _others(case)
 
 
@@ -67,14 +69,30 @@ def _products(case: Case) -> Iterator[Check]:
             yield Check(f"{words} of {name}", float(wrong), 0, "precision", because + computed, detail=detail)
 
 
+def _loss(case: Case) -> Iterator[Check]:
+    """Yields a check of the softmax and the loss, forward and backward: whatever the precision, no 16-bit format stands
+    there unless the reference computes in it, too. Its errors may be hidden among those of the products before it."""
+    own, right = (of.layers.get(LOSS) for of in (case.run, case.reference))
+    if own is None or right is None:
+        return
+    for what, words in (("computes", "forward"), ("backward", "backward")):
+        short = sorted(_short() & {*_formats_of(own, what)} - {*_formats_of(right, what)})
+        because = f"{words} of softmax and loss computes in {' and '.join(short)}, where {case.reference.name} does in "
+        because += " and ".join(_formats_of(right, what))
+        yield Check(f"{words} of {LOSS}", float(bool(short)), 0, "loss", because)
+
+
+def _short() -> set[str]:
+    return {name for name, precision in PRECISIONS.items() if precision.is_16_bit}
+
+
 def _others(case: Case) -> Iterator[Check]:
     """Yields a check of each other layer: a 16-bit format that is not the precision's holds other numbers, and stands
     nowhere unless the reference computes in it there, too."""
-    short = {name for name, precision in PRECISIONS.items() if precision.is_16_bit}
-    short.discard(PRECISIONS[case.run.precision].storage.name)
+    short = _short() - {PRECISIONS[case.run.precision].storage.name}
     for name, expected in case.reference.layers.items():
         row = case.run.layers.get(name)
-        if row is None or PRODUCTS.match(expected["kind"]):
+        if row is None or name == LOSS or PRODUCTS.match(expected["kind"]):
             continue
         own, right = ({*_formats_of(of, "computes"), *_formats_of(of, "backward")} for of in (row, expected))
         foreign = " and ".join(sorted(short & own - right))

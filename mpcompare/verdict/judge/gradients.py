@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
-from mpcompare.verdict.findings import Drive, GradientError, Gradients, RoundingError
+from mpcompare.verdict.findings import Drive, Gradients, RoundingError
 from mpcompare.verdict.judge.causes import Errors, Pass, explain, too_small
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import K, signed_limit, sum_error, tensor_limit
@@ -32,27 +31,11 @@ def from_an_aged_state(case: Case) -> Iterator[Check]:
         yield from _of_drives(case, where, (run.drive, reference.drive), "")
 
 
-def at_sharp_weights(case: Case) -> Iterator[Check]:
-    """Yields checks of the pass ``sharp``, of the gradients that keep half of their digits there: where one rounding of
-    each result costs more, errors are no longer small, and do not vary as they are believed to."""
-    run, reference = case.run.findings.sharp, case.reference.findings.sharp
-    if case.is_reference or not (run and reference and run.step.gradients):
-        return
-    most = math.sqrt(case.run.unit_roundoff)
-    kept: dict[str, GradientError | None] = {
-        name: e
-        for name, e in reference.step.gradients.items()
-        if e and name in reference.rounding and reference.rounding[name].error <= most * e.norm
-    }
-    passes = Pass(run.step), Pass(replace(reference.step, gradients=kept))
-    yield from _checks(case, "at sharp weights", passes, reference.rounding, "")
-
-
 def later_steps(case: Case) -> Iterator[Check]:
     """Yields checks of the pass ``last``."""
     run, reference = case.run.findings.last, case.reference.findings.last
     if not case.is_reference and run.gradients and reference.gradients:
-        yield from _checks(case, AFTER_TRAINING, (Pass(run), Pass(reference)), {}, "later steps")
+        yield from gradient_checks(case, AFTER_TRAINING, (Pass(run), Pass(reference)), {}, "later steps")
 
 
 def not_finite(gradients: Gradients) -> list[str]:
@@ -70,13 +53,13 @@ def _of_drives(case: Case, where: str, drives: tuple[Drive | None, Drive | None]
     assert run.finite is not None
     assert reference.finite is not None
     passes = Pass(run.finite, run), Pass(reference.finite, reference)
-    yield from _checks(case, where, passes, case.reference.findings.rounding, cause)
+    yield from gradient_checks(case, where, passes, case.reference.findings.rounding, cause)
 
 
-def _checks(
+def gradient_checks(
     case: Case, where: str, passes: tuple[Pass, Pass], roundings: dict[str, RoundingError], cause: str
 ) -> Iterator[Check]:
-    """Yields the checks of one pass.
+    """Yields the checks of the gradients and the loss of one pass.
 
     The loss is one number, which may be right by luck: 4 standard deviations beside K times the reference's error.
 
@@ -86,7 +69,7 @@ def _checks(
         cause: that of all checks that fail; empty where the errors tell it.
     """
     run, reference = (each.step for each in passes)
-    errors = _errors(case, where, passes, roundings)
+    errors = errors_of(case, where, passes, roundings)
     exact = reference.exact_loss
     loss_error = abs(run.loss - run.exact_loss)
     loss_limit = K * abs(reference.loss - exact) + 4 * reference.loss_noise + sum_error(case.run) * abs(exact)
@@ -97,7 +80,7 @@ def _checks(
         because = f"those of the first step are right, and {where} {because}"
     for name, e in errors.items():
         yield Check(f"gradient {where}, {name}", e.error, e.limit, cause or explained, because)
-    real = [name for name in errors if not _vanishes(name, reference, roundings)]
+    real = [name for name in errors if not vanishes(name, reference, roundings)]
     yield from _zeros(case, where, passes, real)
     yield from _signed({name: errors[name] for name in real}, where, cause or explained, because)
     if where == AFTER_TRAINING and not math.isfinite(run.exact_loss):
@@ -119,7 +102,7 @@ def _signed(errors: Mapping[str, Errors], where: str, cause: str, because: str) 
         yield Check(f"signed error {where}, {name}", part, e.signed_limit, cause or "rounding", because or alone)
 
 
-def _errors(
+def errors_of(
     case: Case, where: str, passes: tuple[Pass, Pass], roundings: dict[str, RoundingError]
 ) -> dict[str, Errors]:
     """Returns the error and the limit of each gradient; a reference that diverged is no measure."""
@@ -134,7 +117,7 @@ def _errors(
     return errors
 
 
-def _vanishes(name: str, reference: Gradients, roundings: dict[str, RoundingError]) -> bool:
+def vanishes(name: str, reference: Gradients, roundings: dict[str, RoundingError]) -> bool:
     """Returns whether a gradient is 0 but for rounding errors, like that of a bias before a batch norm."""
     e, rounding = reference.gradients[name], roundings.get(name)
     return e is not None and e.norm <= (rounding.error if rounding else 0.0)

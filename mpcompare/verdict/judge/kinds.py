@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from mpcompare.verdict.judge import (
+    again,
     aged,
     buffers,
     clipping,
@@ -17,6 +18,7 @@ from mpcompare.verdict.judge import (
     gradients,
     held_out,
     idle,
+    layers,
     lent,
     loss_scale,
     midway,
@@ -40,7 +42,9 @@ KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
     "promises": promises.checks,
     "dtypes": dtypes.checks,
     "policy": loss_scale.checks,
+    "again": again.checks,
     "gradients": gradients.in_the_first_step,
+    "layers": layers.in_the_first_step,
     "masks": draws.checks,
     "buffers": buffers.checks,
     "clip": clipping.checks,
@@ -49,9 +53,10 @@ KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
     "optimizer": optimizer.checks,
     "first change": first_change.checks,
     "later steps": gradients.later_steps,
+    "trained layers": layers.after_training,
     "overflows": overflows.checks,
     "after a skip": gradients.after_a_skip,
-    "sharp": gradients.at_sharp_weights,
+    "sharp": layers.at_sharp_weights,
     "padding": padding.checks,
     "resume": resume.checks,
     "aged": aged.checks,

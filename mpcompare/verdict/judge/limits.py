@@ -28,7 +28,8 @@ def tensor_limit(run: Examined, reference: GradientError | FirstUpdate, rounding
         rounding: the rounding error of this tensor; None if it is not known.
     """
     u, once = run.unit_roundoff, rounding.error if rounding else 0.0
-    sums = sum_error(run) * max(reference.norm, once / u)  # relative to what is summed, which may cancel
+    # Relative to what is summed, which may cancel.
+    sums = sum_error(run) * max(reference.norm, once / u, rounding.terms if rounding else 0.0)
     if rounding and once:
         dimensions = rounding.dimensions
         once *= math.sqrt(float(special.fdtri(dimensions, rounding.samples * dimensions, 1 - RARE)))
@@ -50,7 +51,7 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     if rounding is None or rounding.along is None or not reference.norm or not PRECISIONS[run.precision].is_16_bit:
         return None
     t = float(special.stdtrit(rounding.samples, 1 - RARE / 2))
-    once = max(1.0, rounding.error / run.unit_roundoff / reference.norm)
+    once = max(1.0, max(rounding.error / run.unit_roundoff, rounding.terms) / reference.norm)
     return K * max(abs(reference.slope - 1), t * rounding.along / reference.norm) + sum_error(run) * once
 
 

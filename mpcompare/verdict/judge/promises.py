@@ -1,11 +1,13 @@
 """The promises of a backend: each in words, and whether it is seen to be kept."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpcompare.verdict.findings import Findings
 from mpcompare.verdict.judge.check import Case, Check
 
+SIGMAS = 4  # standard deviations
 ROUNDED = {"nearest": "", "stochastic": ", rounded at random", "compensated": ", with a compensation"}
 
 
@@ -68,6 +70,9 @@ def promises_of(findings: Findings) -> list[Promise]:
         made.append(_loss_scale(findings))
     if promises.skips_without_scale:
         made.append(_skips(findings))
+    if not promises.repeats:
+        differ = findings.again is not None and bool(findings.again.apart)
+        made.append(Promise("gives other bits each time", True if differ else None, changes_training=False))
     return made
 
 
@@ -76,7 +81,19 @@ def _weights(findings: Findings) -> Promise:
     short = [e.short for update in findings.first.updates for e in update.values()]
     longer = 1 - min(short, default=1.0)
     because = f"{longer:.1%} of a weight's elements have more digits than {findings.promises.weights}"
+    if longer == 0 and findings.promises.rounding == "stochastic":
+        return _at_random(findings, words)
     return Promise(words, longer == 0 if short else None, because)
+
+
+def _at_random(findings: Findings, words: str) -> Promise:
+    """Rounding at random takes the farther neighbour as often as it is near, so such elements can be counted. Their
+    number varies by less than its root; of few of them nothing is known."""
+    errors = [error for update in findings.first.updates for error in update.values()]
+    far, should_far = sum(e.far for e in errors), sum(e.should_far for e in errors)
+    reach = SIGMAS * math.sqrt(should_far)
+    because = f"{far} weights are rounded to the farther neighbour, where it does so with about {should_far:.0f}"
+    return Promise(words, abs(far - should_far) <= reach if should_far > reach else None, because)
 
 
 def _moments(findings: Findings) -> Promise:

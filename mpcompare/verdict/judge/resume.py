@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from mpcompare.verdict.judge import optimizer, resume_tensors
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, listed
 from mpcompare.verdict.judge.limits import FP32, reordered_loss
 
 
@@ -22,7 +22,7 @@ def checks(case: Case) -> Iterator[Check]:
     if reload is None:
         return
     if reload.lost is not None:
-        because = f"a backend that loads a state has another one then: {', '.join(reload.lost)}"
+        because = f"a backend that loads a state has another one then: {listed(reload.lost)}"
         yield Check("state after a reload", float(len(reload.lost)), 0, "resume", because)
     expected, after = reload.expected, reload.found
     because = f"loss scale {after.loss_scale:g} after a reload and a step, {expected.loss_scale:g} without the reload"

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mpcompare.verdict.judge import promises
-from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.check import Case, Check, Examined, listed
 from mpcompare.verdict.judge.gradients import not_finite
 from mpcompare.verdict.judge.kinds import all_checks
+from mpcompare.verdict.judge.layers import doubt
+from mpcompare.verdict.judge.sight import Sight, sight
 from mpcompare.verdict.judge.trajectories import common_steps, draws_alike
 
 GRADIENTS = "gradients in the first step"
@@ -20,15 +22,18 @@ class Verdict:
     """A verdict on one run.
 
     Attributes:
-        word: ``same``; ``within noise`` (its gradients cannot be seen, the run cannot be told from its reference's);
+        word: ``same``; ``not seen`` (no check failed, and the checks would not have found a large error);
+            ``within noise`` (its gradients cannot be seen, the run cannot be told from its reference's);
             ``differs``; ``differs as declared`` (in what the backend promises, and in nothing else); ``reference``
             (others are compared with it; it passed what needs no other); ``not comparable``; ``not examined``
             (it or its reference: ``verdict.enabled=false``; or a pass stopped with an error, and no check failed).
         cause: of ``differs``, that of the first check that failed; of ``differs as declared``, the promises that are
-            seen to be kept; of ``not comparable``, the field; of ``not examined``, the passes that stopped.
-        because: the cause in a sentence.
+            seen to be kept; of ``not seen``, the layers and tensors; of ``not comparable``, the field; of ``not
+            examined``, the passes that stopped.
+        because: the cause in a sentence; of ``reference``, the place where it is itself beyond roundings, if any.
         unchecked: the parts that could not be looked at.
         detail: a few words that belong to the cause, such as the precision in which a run computes; may be empty.
+        sees: a sentence on the smallest error that would have been found; may be empty.
     """
 
     word: str
@@ -38,6 +43,7 @@ class Verdict:
     checks: list[Check] = field(default_factory=list, repr=False)  # dozens
     unchecked: list[str] = field(default_factory=list)
     detail: str = ""
+    sees: str = ""
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
@@ -55,8 +61,12 @@ def judge(run: Examined, reference: Examined) -> Verdict:
     if stopped := run.findings.stopped:
         because = "; ".join(f"the pass {each} stopped with {error}" for each, error in stopped.items())
         return Verdict("not examined", ", ".join(stopped), because, name, checks, unchecked)
+    seen = sight(case)
+    sees = f"finds errors of a gradient from {100 * seen.resolution:.1g} % on" if seen else ""
     if case.is_reference:
-        return Verdict("reference", reference=name, checks=checks)
+        return Verdict("reference", because=doubt(run), reference=name, checks=checks, sees=sees)
+    if seen and not seen.enough:
+        return Verdict("not seen", *_blind(seen), name, checks, unchecked, sees=sees)
     kept = promises.kept(case.run.findings)
     if GRADIENTS in unchecked:
         if TRAINING in unchecked or kept:
@@ -66,8 +76,16 @@ def judge(run: Examined, reference: Examined) -> Verdict:
             return Verdict("not comparable", "resume", because, name, checks)
         return Verdict("within noise", "", "", name, checks, unchecked)
     if kept:
-        return Verdict("differs as declared", ", ".join(kept), "", name, checks, unchecked)
-    return Verdict("same", "", "", name, checks, unchecked)
+        return Verdict("differs as declared", ", ".join(kept), "", name, checks, unchecked, sees=sees)
+    return Verdict("same", "", "", name, checks, unchecked, sees=sees)
+
+
+def _blind(seen: Sight) -> tuple[str, str]:
+    """Returns what is not seen, and a sentence on it."""
+    every = [*seen.layers, *seen.unseen]
+    cause = ", ".join(every[:2]) + (f" and {len(every) - 2} more" if len(every) > 2 else "")
+    share = f"{100 * seen.share:.3g} % of the numbers of the gradients are seen"
+    return cause, f"one rounding of each result, or the reference's own error, is over 10 % there; {share}"
 
 
 def _unchecked(case: Case) -> list[str]:
@@ -86,7 +104,7 @@ def _unchecked(case: Case) -> list[str]:
     if not run.recipe.linear:
         missing.append("first change of the weights (the optimizer is not linear in the gradients)")
     if overflowed := not_finite(run.last):
-        missing.append(f"gradients after training that overflow ({', '.join(overflowed)})")
+        missing.append(f"gradients after training that overflow ({listed(overflowed)})")
     if reference.twin:
         kinds = sorted({(replaced.smooth, replaced.kinked) for replaced in reference.twin.values()})
         smooth = _and(dict.fromkeys(each for each, _ in kinds))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from support.backends import BACKENDS
 from support.cases import CASES
 from support.judging import examined
+from support.marks import BF16_LSTM
 from support.networks import DroppingGpt
 from torch import nn
 
@@ -18,6 +19,7 @@ from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.rounding import Roundings, attention_in_pieces, rounding_errors
 
 
+@BF16_LSTM
 def test_what_one_rounding_does_is_what_amp_does():
     """Beside the oracle, amp's gradients are as far away as one rounding of each result makes them."""
     case = CASES["lstm"](1, "bf16")

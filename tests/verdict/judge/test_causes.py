@@ -37,6 +37,7 @@ def test_errors_that_are_alike_in_all_layers_are_of_the_loss():
 def test_errors_that_are_much_larger_deep_inside_are_of_another_function_there():
     found, because = cause({**ALL, "attention.weight": 40.0})
     assert found == "forward pass"
+    assert "(embedding.weight, attention.weight and 3 more)" in because
     assert "most of all attention.weight is off by 4.0e-01 of its norm" in because
 
 

@@ -1,11 +1,12 @@
-"""The error of a norm in fp32."""
+"""The error of a norm in fp32, and gradients that clipping made too small."""
 
 import math
+from types import SimpleNamespace
 
 import torch
 
-from mpcompare.verdict.findings import Clip
-from mpcompare.verdict.judge.clipping import norm_error
+from mpcompare.verdict.findings import Clip, GradientError, Gradients
+from mpcompare.verdict.judge.clipping import clip_mistake, norm_error
 
 
 def clip(elements, norm_type):
@@ -23,3 +24,17 @@ def test_a_norm_in_fp32_is_within_its_error():
         squares = g.square().cumsum(0, dtype=torch.float32)[-1] if elements <= 10_000 else g.square().sum()
         error, _ = norm_error(clip(elements, 2.0))
         assert abs(squares.sqrt().item() - exact) <= error * exact
+
+
+def clause(factor, norm):
+    findings = SimpleNamespace(recipe=SimpleNamespace(clip_norm=None))
+    step = Gradients(1.0, 1.0, 0.0, {"a": GradientError(0.0, norm, norm, factor, 0.0, 0.0, 100)})
+    return clip_mistake(factor, findings, SimpleNamespace(steps=[]), step)
+
+
+def test_of_a_usual_norm_and_a_power_of_two_the_nearer_one_is_the_reason():
+    assert clause(0.3, 3.334) == ": their norm is 1, to which nobody asked to clip them"
+    assert clause(0.5001, 1.9996) == ": their norm is 1, to which nobody asked to clip them"
+    assert clause(0.5, 1.99) == ""  # halved, and a norm of 0.995
+    assert clause(0.3, 3.0) == ""
+    assert clause(2.0, 0.5) == ""

@@ -8,6 +8,8 @@ from support.judging import beside_amp, dataset_of
 from support.tasks import make_task
 from torch import nn
 
+from mpcompare.backends.amp import Amp
+
 TASK = make_task(samples=32 * 12)
 DATA = dataset_of(TASK)
 
@@ -76,6 +78,43 @@ def judged(backend):
 def test_a_product_in_another_format_is_another_precision(backend, words):
     verdict = judged(backend)
     assert (verdict.word, verdict.cause, verdict.because) == ("differs", "precision", words)
+
+
+class InBf16(torch.autograd.Function):
+    """A loss that is computed in fp32, and whose gradient is multiplied in bf16."""
+
+    @staticmethod
+    def forward(ctx, output, y):
+        with torch.enable_grad():
+            ctx.leaf = output.detach().float().requires_grad_()
+            ctx.loss = F.cross_entropy(ctx.leaf, y)
+        return ctx.loss.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (found,) = torch.autograd.grad(ctx.loss, ctx.leaf)
+        return found.bfloat16() * grad.bfloat16().expand(len(found), 1), None
+
+
+class BackwardOfLossIn16Bits(Amp):
+    def forward(self, x, y):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = self.model(x)
+        self.loss = InBf16.apply(output, y)
+        self.observed = {"activations": output.dtype, "loss": self.loss.dtype}
+        return self.loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        (layers.LossIn16Bits, "forward of softmax and loss computes in bf16, where amp does in fp32"),
+        (BackwardOfLossIn16Bits, "backward of softmax and loss computes in bf16, where amp does in fp32"),
+    ],
+)
+def test_a_loss_in_16_bits_is_found_by_its_dtype(backend, words):
+    verdict = judged(backend)
+    assert (verdict.word, verdict.cause, verdict.because) == ("differs", "loss", words)
 
 
 @pytest.mark.parametrize("backend", [Patched, BiasInFp32])

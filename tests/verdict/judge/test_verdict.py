@@ -49,8 +49,11 @@ def test_what_was_not_examined_or_not_the_same_task_is_not_judged():
     task, dataset, amp = reference(MLP, "bf16")
     run = examined("scratch", Scratch, task, dataset, "bf16", steps=2)
     assert str(judge_run(replace(run, findings=None), amp)) == "not examined"
-    other = replace(run, result={**run.result, "seed": 1, "config": {"task": {"optimizer": {"lr": 0.1}}}})
-    assert str(judge_run(other, amp)) == "not comparable: task.optimizer.lr"
+    one, other = (
+        replace(each, result={**each.result, "config": {"task": {"optimizer": {"lr": lr}}}})
+        for each, lr in ((amp, 0.2), (run, 0.1))
+    )
+    assert str(judge_run(other, one)) == "not comparable: task.optimizer.lr"
 
 
 def test_gradients_that_overflow_in_a_new_backend_too_are_not_held_against_the_trained_one():

@@ -1,0 +1,86 @@
+"""The forced replay of steps that show what the others do not: the first one, and one at sharp weights.
+
+At the initial weights attention is nearly uniform and units stay near 0, so a soft cap, a saturation or positions that
+are rounded change hardly anything. At sharp weights they do (:func:`mpcompare.verdict.examine.sharp.sharpened`). All
+entrants of a race share those.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from mpcompare.contract import Batches, Walk, called_module, promises_of
+from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.tasks.draws import EXAMINED, seed_step
+from mpcompare.tasks.task import with_values
+from mpcompare.verdict.examine.drive import RETRIES, by_rows, own_factor
+from mpcompare.verdict.examine.forced.random_numbers import OtherNumbersError
+from mpcompare.verdict.examine.forced.record import Record, recorded
+from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
+from mpcompare.verdict.examine.sharp import sharp_weights
+from mpcompare.verdict.examine.subject import Subject, promised_task
+from mpcompare.verdict.findings import Layers
+
+
+def layers_at_the_start(subject: Subject, batch: Batches) -> Layers | None:
+    """Returns the first step whose gradients are finite, layer by layer; None where there is none, or the backend does
+    not show its layers."""
+    return _layers(subject, subject.model, batch)
+
+
+def layers_at_sharp_weights(subject: Subject, batch: Batches) -> Layers | None:
+    """Returns the same at weights at which nothing is nearly linear."""
+    return _layers(subject, with_values(subject.model, sharp_weights(subject, batch), {}), batch)
+
+
+def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool) -> Layers | None:
+    """Returns a recorded step, layer by layer; None where it overflows, where the backend does not show its layers, and
+    where it drew random numbers that are not the network's.
+
+    Args:
+        in_one_piece: whether its gradients are clipped.
+    """
+    if not step.record.calls or not all(bool(g.isfinite().all()) for g in step.grads.values()):
+        return None
+    task = promised_task(subject.task, promises_of(backend))
+    factor = own_factor(backend, task) if in_one_piece else 1.0
+    if factor != 1:
+        step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
+    try:
+        return beside_the_replay(step, subject.precision)
+    except OtherNumbersError:
+        return None
+
+
+@contextmanager
+def recorded_layers(backend: Any) -> Iterator[Record]:
+    """Yields the record of a backend's step that is taken while it is entered, which stays empty where the backend
+    does not show its layers."""
+    module = called_module(backend)
+    if module is None:
+        yield Record()
+        return
+    with recorded(module) as record:
+        yield record
+
+
+def _layers(subject: Subject, network: nn.Module, batch: Batches) -> Layers | None:
+    backend: Any = subject.make_backend(network, subject.scaling)
+    if called_module(backend) is None:
+        return None
+    lr = float(subject.task.new_rates().now)
+    for _ in range(RETRIES if isinstance(subject.scaling, DynamicLossScale) else 1):
+        before, scale = with_values(network, {}, backend.buffers()), float(backend.loss_scale())
+        walk = Walk(backend, batch, lr)
+        seed_step(EXAMINED)
+        with recorded_layers(backend) as record:
+            walk.through("unscale")
+        loss, grads = float(walk.loss), by_rows(backend.grads())
+        step = Recorded(record, before, subject.task.loss_fn, batch, loss, grads, scale)
+        if found := layers_of(subject, backend, step, walk.in_one_piece):
+            return found
+        walk.finish()
+    return None

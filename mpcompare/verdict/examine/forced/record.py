@@ -1,0 +1,160 @@
+"""The record of one step: of each call of each layer its inputs, its outputs, and the gradients that reached them.
+
+A layer is a module that calls no other module. Everything else that a network computes is work between layers: it
+begins at recorded outputs and ends at recorded inputs. The output of the network stands in the record as one more
+layer, ``(output)``, that hands on its input: above it is the loss.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted
+
+OUTPUT = "(output)"
+
+
+def is_real(value: object) -> bool:
+    """Returns whether a value is a tensor of real numbers."""
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def in_backward() -> bool:
+    """Returns whether autograd is at work: a checkpoint calls layers once more there."""
+    return torch._C._current_graph_task_id() != -1
+
+
+@dataclass
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        inputs, outputs: the arguments and the result as flat lists; tensors are copies.
+        arguments, spec: the nests of the arguments and of the result.
+        gradients: of the scaled loss with respect to each output; None where none arrived.
+        tracked: whether an input, or a parameter, requires a gradient.
+        passes: of each output, whether it requires one.
+        marks: the identity of each tensor that was given, and how often it had been written to.
+        held: by name the dtypes of the layer's parameters in this call.
+    """
+
+    inputs: list[Any]
+    outputs: list[Any] = field(default_factory=list)
+    spec: TreeSpec | None = None
+    gradients: list[Tensor | None] = field(default_factory=list)
+    held: dict[str, torch.dtype] = field(default_factory=dict)
+    tracked: bool = False
+    passes: list[bool] = field(default_factory=list)
+    marks: set[tuple[int, int]] = field(default_factory=set)
+    arguments: TreeSpec | None = None
+
+
+@dataclass
+class Record:
+    """A recorded step.
+
+    Attributes:
+        calls: by name of the layer, in the order of its calls.
+        drawn: the random numbers that the step drew.
+    """
+
+    calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    drawn: Drawn = field(default_factory=dict)
+
+
+@contextmanager
+def recorded(network: nn.Module) -> Iterator[Record]:
+    """Yields the record of the step that is taken while it is entered. The step computes the same bits as without."""
+    recorder = _Recorder()
+    handles = []
+    for name, module in network.named_modules():
+        handles.append(module.register_forward_pre_hook(partial(recorder.called, name), with_kwargs=True))
+        handles.append(module.register_forward_hook(partial(recorder.returned, name), with_kwargs=True))
+    try:
+        with Noted(recorder.record.drawn):
+            yield recorder.record
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.record = Record()
+        self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
+        self.whole: list[Call] = []  # the calls of the network that are under way
+        self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
+
+    def called(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.open:
+            self.open[-1] = None
+        given, own = tree_flatten((args, kwargs))[0], dict(module.named_parameters())
+        tracked = any(isinstance(t, Tensor) and t.requires_grad for t in (*given, *own.values()))
+        held = {name: p.dtype for name, p in own.items()}
+        marks = {(id(t), t._version) for t in given if isinstance(t, Tensor)}
+        call = Call([_copy(value) for value in given], held=held, tracked=tracked, marks=marks)
+        call.arguments = tree_flatten((args, kwargs))[1]
+        self.open.append(call)
+        if not name and not in_backward():
+            self.whole.append(replace(call))
+            self.before = {each: len(calls) for each, calls in self.record.calls.items()}
+
+    def returned(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        call = self.open.pop()
+        if call is not None and not _hands_on(call, result):
+            result = self._keep(name, call, result)
+        if not name and not in_backward():
+            result = self._keep(OUTPUT, self.whole.pop(), result)
+            if not any(self.record.calls[OUTPUT][-1].passes):  # a look at the network, and no part of the step
+                for each, calls in self.record.calls.items():
+                    del calls[self.before.get(each, 0) :]
+        return result
+
+    def _keep(self, name: str, call: Call, result: Any) -> Any:
+        """Keeps the outputs of a call, and returns them. Of several each is a copy, since one may be made of another
+        within the layer: what arrives at the copy comes from outside."""
+        values, call.spec = tree_flatten(result)
+        if sum(map(is_real, values)) > 1:
+            values = [v.clone() if is_real(v) else v for v in values]
+            result = tree_unflatten(values, call.spec)
+        call.outputs = [_copy(value) for value in values]
+        call.gradients = [None] * len(values)
+        call.passes = [is_real(value) and value.requires_grad for value in values]
+        if in_backward():
+            call = self._first_run(name, call)
+        else:
+            self.record.calls[name].append(call)
+        for place, value in enumerate(values):
+            if is_real(value) and value.requires_grad:
+                value.register_hook(partial(_put, call.gradients, place))
+        return result
+
+    def _first_run(self, name: str, again: Call) -> Call:
+        """Returns the call that a checkpoint repeats: that of the same inputs. It may have been without gradients."""
+        for call in self.record.calls[name]:
+            pairs = zip(call.inputs, again.inputs, strict=False)
+            if all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)):
+                call.passes = again.passes
+                return call
+        return again
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _put(gradients: list[Tensor | None], place: int, gradient: Tensor) -> None:
+    gradients[place] = gradient.detach().clone()
+
+
+def _hands_on(call: Call, result: Any) -> bool:
+    """Returns whether a module hands on one of its arguments as it is, like ``nn.Identity``: what is recorded of the
+    one is recorded of the other."""
+    return any(isinstance(v, Tensor) and (id(v), v._version) in call.marks for v in tree_flatten(result)[0])

@@ -1,0 +1,318 @@
+"""The forced replay: a step in float64 that goes on, at each layer, from what the backend had there.
+
+The network is called once. At a layer the input that arrives is compared with the recorded one: that is the work
+between layers. The layer is computed from the recorded input, its output is compared with the recorded one, and the
+recorded one is passed on. Backward does the same with gradients, and the gradients of a layer's parameters follow from
+the recorded input and the recorded gradient. So no error travels, in any network, and by induction every operation of
+the step is compared, each with the operands that the backend had.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from mpcompare.contract import Batches
+from mpcompare.tasks.cast import STAY_IN_FP32
+from mpcompare.tasks.draws import EXAMINED, seed_step
+from mpcompare.tasks.losses import Loss
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.random_numbers import Fed
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
+from mpcompare.verdict.examine.oracle import MULTIPLY, shares_of
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Point(NamedTuple):
+    """A place at which a replay is compared: ``kind`` is ``input``, ``output``, ``gradient`` (that arrives at the
+    output), or ``parameter``; ``layer`` is a parameter's name there."""
+
+    kind: str
+    layer: str
+    call: int = 0
+    place: int = 0
+
+
+# Is given a point, the recorded tensor, the exact one, and the dtype in which the first was seen.
+Compare = Callable[[Point, Tensor, Tensor, torch.dtype], None]
+
+
+@dataclass
+class Replay:
+    """A replay of one recorded step.
+
+    Attributes:
+        network: a copy, with the parameters and buffers that the step began with, in the dtype of the replay.
+        scale: the loss scale of the record, by which its gradients are divided.
+        compare: is called at each point.
+        passing: is told which part of a micro-batch begins: ``forward``, ``loss``, ``backward`` of the network;
+            and of a layer that computes ``constant`` numbers.
+        operand: is given each operand of a layer, and returns the one that is taken.
+    """
+
+    network: nn.Module
+    record: Record
+    loss_fn: Loss
+    batches: Batches
+    scale: float
+    compare: Compare
+    passing: Callable[[str], None] = lambda _: None
+    operand: Callable[[Tensor], Tensor] = lambda operand: operand
+
+    def run(self) -> tuple[float | None, Params]:
+        """Returns the loss, and the gradients of the parameters by name. The loss is None where the network was called
+        with other rows than those of the batches, as by a backend that splits them: the gradients of its outputs are
+        then those that were recorded.
+
+        Raises:
+            OtherNumbersError: the network draws random numbers that the step did not draw.
+        """
+        parameter = next(self.network.parameters())
+        self.dtype, self.names = parameter.dtype, {id(p): n for n, p in self.network.named_parameters()}
+        self.grads: Params = {}
+        self.sources: dict[str, set[str]] = {}  # by parameter the layers that its gradient comes from
+        self.arrived: dict[str, list[float]] = {}
+        self.in_fp32: dict[str, float] = {}  # by parameter of a norm or an embedding held in fp32, the terms of its sum
+        self.detached: list[str] = []  # layers whose output passes no gradient back, and should
+        self.zero = torch.zeros((), dtype=self.dtype, device=parameter.device)
+        calls, targets = self.record.calls[OUTPUT], [y for _, y in self.batches]
+        loss = 0.0 if self._as_given(calls) else None
+        shares = shares_of(self.loss_fn, targets)
+        seed_step(EXAMINED)
+        with self._forcing(), Fed(self.record.drawn), default_dtype(self.dtype):
+            for number, call in enumerate(calls):
+                assert call.arguments is not None
+                given = [v.to(self.dtype) if is_real(v) else v for v in call.inputs]
+                args, kwargs = tree_unflatten(given, call.arguments)
+                self.passing("forward")
+                output = self.network(*args, **kwargs)
+                if loss is None:
+                    self._backward(call, output)
+                    continue
+                y = targets[number]
+                part = self.loss_fn(output, y.to(self.dtype) if y.is_floating_point() else y) * shares[number]
+                loss += part.item()
+                part.backward()
+        for name, p in self.network.named_parameters():  # of those that no layer owns, such as a class token
+            if p.grad is not None:
+                self._add(name, p.grad)
+                p.grad = None
+        return loss, self.grads
+
+    def _as_given(self, calls: list[Call]) -> bool:
+        """Returns whether the network was called once for each micro-batch, with its inputs but for a rounding."""
+        if len(calls) != len(self.batches):
+            return False
+        for call, (x, _) in zip(calls, self.batches, strict=True):
+            given = next((v for v in call.inputs if isinstance(v, Tensor)), None)
+            if given is None or given.shape != x.shape:
+                return False
+            same = torch.isclose(given.double(), x.double(), rtol=2.0**-8, atol=2.0**-24, equal_nan=True)
+            if not bool(same.all()):
+                return False
+        return True
+
+    def _backward(self, call: Call, output: Any) -> None:
+        """Passes the gradients back that were recorded at the output of the network."""
+        pairs = zip(tree_flatten(output)[0], call.gradients, strict=True)
+        ends = [(y, g.to(self.dtype) / self.scale) for y, g in pairs if g is not None and y.requires_grad]
+        if ends:
+            torch.autograd.backward([y for y, _ in ends], [g for _, g in ends])
+
+    def _add(self, name: str, grad: Tensor, of: str = "") -> None:
+        """Adds a part to the gradient of a parameter, that of the layer ``of``."""
+        self.sources.setdefault(name, set()).add(of)
+        self.grads[name] = self.grads[name] + grad if name in self.grads else grad
+
+    @contextmanager
+    def _forcing(self) -> Iterator[None]:
+        """Puts a forced forward in the place of that of each recorded layer, and of the network."""
+        originals = {}
+        for name, module in self.network.named_modules():
+            if hasattr(module, "inplace"):
+                module.inplace = False  # a layer that writes into its input would write into the record
+            if name in self.record.calls:
+                originals[module] = module.forward
+                module.forward = self._forced(name, module)
+        whole = self.network.forward
+        originals.setdefault(self.network, whole)
+        self.network.forward = lambda *args, **kwargs: self._output(whole(*args, **kwargs))
+        try:
+            yield
+        finally:
+            for module in originals:
+                del module.forward
+
+    def _output(self, result: Any) -> Any:
+        values, spec = tree_flatten(result)
+        number, call = self._next(OUTPUT, values)
+        if call is None:
+            return result
+        self.passing("loss")
+        return tree_unflatten(list(_Forced.apply(self._token(values), _At(self, OUTPUT, number, call), *values)), spec)
+
+    def _token(self, values: list[Any], module: nn.Module | None = None) -> Tensor:
+        """Returns a number that requires a gradient where a layer does: its inputs may require none."""
+        trained = module is not None and any(p.requires_grad for p in module.parameters())
+        requires = trained or any(isinstance(v, Tensor) and v.requires_grad for v in values)
+        return self.zero.detach().requires_grad_(requires)
+
+    def _forced(self, name: str, module: nn.Module) -> Callable[..., Any]:
+        original = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            flat, spec = tree_flatten((args, kwargs))
+            number, call = self._next(name, flat)
+            if call is None:
+                return original(*args, **kwargs)
+
+            def layer(values: list[Any], params: Params) -> list[Any]:
+                # Copies, because a layer may write into its inputs.
+                again, named = tree_unflatten([v.clone() if is_real(v) else v for v in values], spec)
+                forced, module.forward = module.forward, original
+                try:
+                    return tree_flatten(functional_call(module, params, again, named))[0]
+                finally:
+                    module.forward = forced
+
+            assert call.spec is not None
+            body = _Layer(module, layer)
+            token = self._token(flat, module)
+            return tree_unflatten(list(_Forced.apply(token, _At(self, name, number, call, body), *flat)), call.spec)
+
+        return forward
+
+    def _next(self, name: str, arriving: list[Any]) -> tuple[int, Call | None]:
+        """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers."""
+        mark = sum(float(t.detach().double().sum()) for t in arriving if is_real(t))
+        marks = self.arrived.setdefault(name, [])
+        if in_backward() and mark in marks:
+            number = marks.index(mark)
+        else:
+            number = len(marks)
+            marks.append(mark)
+        calls = self.record.calls.get(name, [])
+        return number, calls[number] if number < len(calls) else None
+
+
+@dataclass
+class _Layer:
+    """A layer, and its own forward as a function of flat inputs and parameters."""
+
+    module: nn.Module
+    forward: Callable[[list[Any], Params], list[Any]]
+
+    def operands(self, call: Call, replay: Replay) -> tuple[list[Any], dict[str, Tensor]]:
+        """Returns the operands of a call: the recorded inputs, and the parameters as they were held. A
+        layer of products whose output has 16 bits rounds both to them first."""
+        results = [t.dtype for t in call.outputs if is_real(t)]
+        half = next((d for d in results if d in HALF), None) if isinstance(self.module, MULTIPLY) else None
+
+        def rounded(t: Tensor, held: torch.dtype) -> Tensor:
+            return replay.operand(t.detach().to(half or held).to(replay.dtype))
+
+        values = [rounded(v, v.dtype).requires_grad_() if is_real(v) else v for v in call.inputs]
+        params = {}
+        for name, p in self.module.named_parameters():
+            params[name] = rounded(p, call.held.get(name, p.dtype)).requires_grad_(p.requires_grad)
+        return values, params
+
+
+@dataclass
+class _At:
+    """The place of one forced call: that of a layer, or of the output of the network, whose layer is None."""
+
+    replay: Replay
+    name: str
+    number: int
+    call: Call
+    layer: _Layer | None = None
+
+
+class _Forced(torch.autograd.Function):
+    """Compares what arrives at a call, and passes on what was recorded of it, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, at: "_At", *xs: Any):  # type: ignore[no-untyped-def]
+        ctx.set_materialize_grads(False)
+        ctx.at, replay, name, number, call, layer = at, at.replay, at.name, at.number, at.call, at.layer
+        if layer is None:
+            ctx.values, ctx.params, ctx.results = list(xs), {}, list(xs)
+        else:
+            for place, (x, recorded) in enumerate(zip(xs, call.inputs, strict=False)):
+                if is_real(recorded) and is_real(x):
+                    replay.compare(Point("input", name, number, place), recorded, x, recorded.dtype)
+            ctx.values, ctx.params = layer.operands(call, replay)
+            if not any(call.passes):  # positions and masks are no quantities that a precision rounds
+                replay.passing("constant")
+            with torch.enable_grad():
+                ctx.results = layer.forward(ctx.values, ctx.params)
+            replay.passing("backward" if in_backward() else "forward")
+        for place, (recorded, y) in enumerate(zip(call.outputs, ctx.results, strict=False)):
+            if is_real(recorded) and is_real(y):
+                if y.requires_grad and call.tracked and not call.passes[place]:
+                    replay.detached.append(name)
+                replay.compare(Point("output", name, number, place), recorded, y.detach(), recorded.dtype)
+        passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
+        untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
+        if layer is not None:
+            ctx.mark_non_differentiable(*untracked)
+        return tuple(passed)
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Any):  # type: ignore[no-untyped-def]
+        replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at.layer
+        if layer is None:
+            replay.passing("backward")
+        ends, grads = [], []
+        for place, (y, g, recorded) in enumerate(zip(ctx.results, arriving, call.gradients, strict=False)):
+            if not is_real(y) or (g is None and recorded is None):
+                continue
+            zero = torch.zeros_like(y)
+            with _disable_current_modes():  # an operand is what it is: nothing rounds it
+                seen = zero if recorded is None else recorded.detach().to(replay.dtype) / replay.scale
+                taken = replay.operand(seen)
+            stored = call.outputs[place].dtype
+            replay.compare(Point("gradient", ctx.at.name, ctx.at.number, place), seen, zero if g is None else g, stored)
+            if y.requires_grad or layer is None:
+                ends.append(y)
+                grads.append(taken)
+        if layer is None:
+            given = {id(y): g for y, g in zip(ends, grads, strict=True)}
+            return (None,) * 2 + tuple(given.get(id(value)) for value in ctx.values)
+        numbers = [v for v in ctx.values if is_real(v)]
+        params = [p for p in ctx.params.values() if p.requires_grad]
+        wanted = numbers + params
+        found = iter(torch.autograd.grad(ends, wanted, grads, allow_unused=True) if ends else ())
+        back = tuple(next(found, None) if is_real(v) else None for v in ctx.values)
+        owned = dict(layer.module.named_parameters())
+        for name, p in ctx.params.items():
+            if p.requires_grad and (grad := next(found, None)) is not None:
+                replay._add(full := replay.names[id(owned[name])], grad, ctx.at.name)
+                if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
+                    terms = sum(y.numel() for y in ends) / max(p.numel(), 1)
+                    replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
+        ctx.results = ctx.values = ctx.params = None
+        return (None,) * 2 + back
+
+
+def _as(recorded: Any, dtype: torch.dtype) -> Any:
+    return recorded.to(dtype, copy=True) if is_real(recorded) else recorded
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Numbers that a network makes on its way are of this dtype while it is entered."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,92 @@
+"""One rounding of each result: the least error that an implementation of a precision may have.
+
+While the mode is entered, the result of every operator is rounded, forward and backward, to the digits of the precision
+on a grid that is stretched at random, so that several samples have several errors (in the spirit of Parker, "Monte
+Carlo Arithmetic", UCLA CSD-970002, 1997). Where terms cancel, these errors are all that is left of a result.
+"""
+
+import math
+import random
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpcompare.precision import FP16, Precision
+from mpcompare.verdict.examine.numerics import chunks
+
+SEEDS = 32  # elements of a tensor on which its error depends
+WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # its bits as a number, and its digits
+PIECE = 1 << 18  # elements that are rounded at a time: they alone stay in the cache
+# Operators whose results are some of the numbers that they are given, or none that is rounded.
+SELECTING = {
+    "relu", "relu_", "threshold_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices", "cat", "stack", "index", "index_select", "gather", "embedding", "where", "masked_fill",
+    "masked_fill_", "copy_", "_to_copy", "clone", "zeros", "ones", "full", "arange", "zeros_like", "ones_like",
+    "full_like", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "new_zeros", "new_ones",
+    "new_full", "fill_", "zero_", "neg", "abs", "sign", "flip", "roll", "constant_pad_nd", "slice_backward",
+    "select_backward", "slice_scatter", "select_scatter", "lift_fresh", "bernoulli_", "bernoulli", "rand", "randn",
+    "rand_like", "randn_like", "normal_", "uniform_", "index_put_", "_index_put_impl_", "detach", "detach_",
+    "scalar_tensor", "eye", "linspace", "tril", "triu", "maximum", "minimum", "max", "min", "amax", "amin", "clamp",
+    "clamp_", "hardtanh", "hardtanh_", "sort", "topk", "repeat",
+}  # fmt: skip
+
+
+class Roundings(TorchDispatchMode):
+    """Rounds the result of every operator while it is entered and ``on``.
+
+    Attributes:
+        sample: its number; another one has other errors.
+        scale: the loss scale, by which gradients are larger where fp16 rounds them.
+    """
+
+    def __init__(self, precision: Precision, scale: float = 1.0) -> None:
+        super().__init__()
+        self.u, self.sample, self.on, self.backward = precision.unit_roundoff, 0, False, False
+        self.smallest = FP16.smallest_subnormal if precision.storage == FP16 else 0.0
+        self.scale = scale
+
+    def passing(self, part: str) -> None:
+        """Is told which part of a step begins: ``forward``, ``backward``, or one in which nothing is rounded."""
+        self.on, self.backward = part in ("forward", "backward"), part == "backward"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self.on or func.is_view or func._schema.name.partition("::")[2] in SELECTING:
+            return result
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        name = func._schema.name
+        alone = ("norm" in name or "attention" in name) and not name.endswith("_backward")
+        for value in results[:1] if alone else results:  # the others are statistics, which are kept in fp32
+            if isinstance(value, Tensor) and value.dtype in WHOLE:
+                self.round_(value)
+        return result
+
+    def round_(self, value: Tensor) -> Tensor:
+        """Rounds ``value`` in place to 1 / factor times the numbers of the precision, with a factor for each tensor:
+        equal numbers, such as those of an image's background, have equal errors, and these add up."""
+        if not value.numel():
+            return value
+        in_row = value.is_contiguous()
+        target = value.view(-1) if in_row else value.flatten()
+        factor = 2 ** self._at_random(target)
+        bits, digits = WHOLE[value.dtype]
+        cut = digits + round(math.log2(self.u))  # the last digits, which go: u = 2^-(those that stay)
+        gap = self.smallest / (self.scale if self.backward else 1.0) * factor
+        for (piece,) in chunks(target, size=PIECE):
+            piece.mul_(factor)
+            if gap:
+                piece.div_(gap).round_().mul_(gap)
+            # Half a unit of the last digit that stays is added, and what is below that digit is cut off; a carry runs
+            # on into the exponent, as it should.
+            if cut > 0:
+                piece.view(bits).add_(1 << (cut - 1)).bitwise_and_(-1 << cut)
+            piece.div_(factor)
+        return value if in_row else value.copy_(target.view(value.shape))
+
+    def _at_random(self, value: Tensor) -> float:
+        """Returns a number from 0 to 1 that depends on the sample, and on some of the elements of ``value``."""
+        some = value[:: max(1, value.numel() // SEEDS)].contiguous().cpu().numpy().tobytes()
+        return random.Random(zlib.crc32(some, self.sample)).random()

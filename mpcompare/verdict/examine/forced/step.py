@@ -1,0 +1,214 @@
+"""A recorded step beside its forced replay: the error at each place of each layer, and what roundings alone make there.
+
+The replay is taken once in float64, whose differences from the record are the errors. It is taken some more times with
+each result rounded: their differences from the first replay are the errors that a right step may have. Some elements of
+a large tensor tell how large these are.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.contract import Batches
+from mpcompare.dtypes import torch_dtype
+from mpcompare.precision import Precision
+from mpcompare.tasks.losses import Loss
+from mpcompare.tasks.task import with_values
+from mpcompare.verdict.examine.errors import gradient_errors
+from mpcompare.verdict.examine.forced.record import OUTPUT, Record
+from mpcompare.verdict.examine.forced.replay import HALF, Point, Replay
+from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings
+from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.findings import Layers, PlaceError, RoundingError
+
+SAMPLES, MOST = 4, 12  # of roundings: more where a few do not tell them from the tensor
+BLIND = 0.02  # of the norm of a tensor, which roundings must be below for a few samples to be enough
+ELEMENTS = {"parameter": 1 << 16}  # of a tensor that tell how large roundings are
+FEW = 1 << 12  # of any other
+FP32 = 2.0**-24
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded step, and everything that it was computed from.
+
+    Attributes:
+        network: in the state that the step began with, fp32.
+        loss: as the backend says.
+        grads: unscaled and not clipped, by parameter.
+        scale: the loss scale.
+    """
+
+    record: Record
+    network: nn.Module
+    loss_fn: Loss
+    batches: Batches
+    loss: float
+    grads: Mapping[str, Tensor]
+    scale: float
+
+
+class _Errors:
+    """The errors of the record, and the roundings' at each point."""
+
+    def __init__(self, recorded: Recorded, precision: Precision) -> None:
+        self.recorded, self.precision = recorded, precision
+        self.errors: dict[Point, tuple[float, float, torch.dtype]] = {}
+        self.exact: dict[Point, Tensor] = {}
+        self.samples: dict[Point, list[Tensor]] = {}
+        self.terms: dict[Point, float] = {}
+        self.elements: dict[Point, int] = {}
+        self.loss_noise = 0.0
+        self.output: dict[int, Tensor] = {}
+
+    def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+        """Writes down how far a recorded tensor is from the exact one."""
+        exact = exact.detach()
+        seen = seen.to(exact.dtype)
+        self.errors[point] = _norm(seen - exact, seen != exact), _norm(exact, exact.isfinite()), dtype
+        self.exact[point], self.elements[point] = self._some(point, exact), exact.numel()
+        if point.layer == OUTPUT and point.kind == "output":
+            self.output[point.call] = seen
+        elif point.layer == OUTPUT:
+            z = self.output.pop(point.call)
+            self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / len(self.recorded.batches))
+
+    def sample(self, roundings: Roundings, point: Point, exact: Tensor) -> None:
+        """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored."""
+        if point not in self.exact:
+            return
+        with torch.utils._python_dispatch._disable_current_modes():
+            some = self._some(point, exact.detach())
+            moved = some.double() - self.exact[point]
+            # Gradients are summed before they are stored. What an operator selected is rounded as it is stored.
+            summed = point.kind in ("gradient", "parameter")
+            if self.errors[point][2] in HALF and (summed or not moved.any()):
+                moved = roundings.round_(some).double() - self.exact[point]
+            self.samples.setdefault(point, []).append(moved.nan_to_num_(0.0, 0.0, 0.0))
+
+    def summed(self, point: Point, exact: Tensor, u: float) -> None:
+        """Writes down how large the terms of sums are, from how far the exact tensor is moved if each operand is
+        rounded: a relative error uniform in +- u has the variance u^2 / 3."""
+        if point in self.exact:
+            moved = (self._some(point, exact.detach()).double() - self.exact[point]).nan_to_num_(0.0, 0.0, 0.0)
+            part = math.sqrt(self.elements[point] / max(moved.numel(), 1))
+            self.terms[point] = part * float(moved.norm()) * math.sqrt(3) / u
+
+    def _some(self, point: Point, exact: Tensor) -> Tensor:
+        return spread(exact, ELEMENTS.get(point.kind, FEW))
+
+    def blind(self) -> bool:
+        """Returns whether roundings are a large part of some gradient or output that they do not make alone."""
+        parts = [(self.rounding(point).error, norm) for point, (_, norm, _) in self.errors.items()]
+        return any(BLIND * norm < error < norm for error, norm in parts)
+
+    def rounding(self, point: Point) -> RoundingError:
+        """Returns the error that roundings make at a point, from the samples."""
+        vectors, exact = self.samples.get(point, []), self.exact[point].double().flatten()
+        if not vectors:
+            return RoundingError(0.0, 1.0, 1, 0.0, self.terms.get(point, 0.0))
+        stacked = torch.stack(vectors)
+        square = float(stacked.square().sum()) / len(vectors)
+        products = torch.triu(stacked @ stacked.T, diagonal=1).square().sum().item() / math.comb(len(vectors), 2)
+        norm = float(exact.norm())
+        along = float((stacked @ exact).square().mean().sqrt()) / norm if norm else 0.0
+        part = math.sqrt(self.elements[point] / max(len(exact), 1))
+        dimensions = max(square**2 / products, 1.0) if products else 1.0
+        terms = self.terms.get(point, 0.0)
+        return RoundingError(part * math.sqrt(square), dimensions, len(vectors), along, terms)
+
+
+def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
+    """Returns the errors of a recorded step at all places of all layers, and of its gradients."""
+    errors = _Errors(recorded, precision)
+    replay = _replay(recorded, torch.float64, errors.compare)
+    exact_loss, exact = replay.run()
+    gradient = torch_dtype(precision.storage)
+    for name, g in exact.items():
+        errors.compare(Point("parameter", name), recorded.grads.get(name, torch.zeros_like(g)), g, gradient)
+    roundings, u = Roundings(precision, recorded.scale), precision.unit_roundoff
+    dtype = torch.float32 if precision.is_16_bit else torch.float64
+    for roundings.sample in range(MOST):
+        if roundings.sample == SAMPLES and not errors.blind():
+            break
+
+        def compare(point: Point, _: Tensor, exact: Tensor, __: torch.dtype) -> None:
+            errors.sample(roundings, point, exact)
+
+        again = _replay(recorded, dtype, compare, roundings.passing)
+        with roundings, _in_operations(recorded.network):
+            again.run()
+        for name, g in again.grads.items():
+            errors.sample(roundings, Point("parameter", name), g)
+    terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
+    terms.operand = lambda operand: roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
+    for name, g in terms.run()[1].items():
+        errors.summed(Point("parameter", name), g, u)
+    points = [point for point in errors.errors if point.kind != "parameter"]
+    return Layers(
+        loss=recorded.loss,
+        exact_loss=recorded.loss if exact_loss is None else exact_loss,
+        loss_noise=errors.loss_noise,
+        gradients=gradient_errors(recorded.grads, exact),
+        places=_worst({point: _place(errors, point) for point in points}),
+        detached=list(dict.fromkeys(replay.detached)),
+        rounding={name: _of_gradient(errors, replay, name) for name in exact},
+    )
+
+
+def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any = lambda _: None) -> Replay:
+    network = with_values(recorded.network, {}, {}).to(dtype)
+    batches, loss_fn = recorded.batches, recorded.loss_fn
+    return Replay(network, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
+
+
+@contextmanager
+def _in_operations(network: nn.Module) -> Iterator[None]:
+    """Recurrent layers are computed operation by operation while it is entered, so that each result is rounded."""
+    libraries: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
+    before = [library.enabled for library in libraries]
+    if any(isinstance(module, nn.RNNBase) for module in network.modules()):
+        for library in libraries:
+            library.enabled = False
+    try:
+        yield
+    finally:
+        for library, enabled in zip(libraries, before, strict=True):
+            library.enabled = enabled
+
+
+def _of_gradient(errors: _Errors, replay: Replay, name: str) -> RoundingError:
+    """Returns the error that roundings make in a gradient. That of a norm or an embedding held in fp32 is a sum in fp32
+    of terms that are known: its error is 2^-24, by the root of their number, of what is summed."""
+    rounding = errors.rounding(Point("parameter", name))
+    if name not in replay.in_fp32 or len(replay.sources[name]) > 1:
+        return rounding
+    part = min(FP32 / errors.precision.unit_roundoff * math.sqrt(replay.in_fp32[name]), 1.0)
+    return replace(rounding, error=part * rounding.error, along=part * (rounding.along or 0.0))
+
+
+def _norm(values: Tensor, where: Tensor) -> float:
+    """Returns the norm of some values; masks hold infinities, which are equal."""
+    norm = float(values.norm())
+    return norm if math.isfinite(norm) else float(values[where].norm())
+
+
+def _place(errors: _Errors, point: Point) -> PlaceError:
+    error, norm, _ = errors.errors[point]
+    rounding = errors.rounding(point)
+    return PlaceError(error, norm, rounding.error, rounding.dimensions, rounding.samples, rounding.terms)
+
+
+def _worst(places: Mapping[Point, PlaceError]) -> dict[str, PlaceError]:
+    """Returns by ``KIND LAYER`` the place of its calls that is the furthest off, in units of what roundings make."""
+    worst: dict[str, PlaceError] = {}
+    for point, place in places.items():
+        name = f"{point.kind} {point.layer}"
+        if name not in worst or not place.far < worst[name].far:
+            worst[name] = place
+    return worst

@@ -1,0 +1,159 @@
+"""Each layer of a step beside the forced replay: what arrives at it, its output, and the gradient that arrives there.
+
+No error travels in that replay, so a layer that is off is itself wrong, or the work just before it, and is named.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from scipy import special
+
+from mpcompare.verdict.findings import GradientError, Layers, PlaceError
+from mpcompare.verdict.judge.causes import Pass, role
+from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.gradients import gradient_checks
+from mpcompare.verdict.judge.limits import RARE, K, sum_error
+
+OUTPUT = "(output)"  # the output of the network, above which there is the loss
+WHERE = {"first": "in the first step", "sharp": "at sharp weights", "last": "after training"}
+KINDS = ("input", "output", "gradient")
+
+
+def in_the_first_step(case: Case) -> Iterator[Check]:
+    """Yields checks of the first step."""
+    yield from _checks(case, "first")
+
+
+def at_sharp_weights(case: Case) -> Iterator[Check]:
+    """Yields checks of a step at weights at which nothing is nearly linear."""
+    yield from _checks(case, "sharp")
+
+
+def after_training(case: Case) -> Iterator[Check]:
+    """Yields checks of the step that follows on training."""
+    yield from _checks(case, "last")
+
+
+def place_limit(run: Examined, place: PlaceError, reference: PlaceError | None) -> float:
+    """Returns the limit of the error at one place: K times what one rounding of each result makes there, as it is known
+    from a few samples, or K times the reference's own error, relative to its norm; and fp32 sums in another order."""
+    once = roundings(run, place)
+    own = reference.error / reference.norm * place.norm if reference and reference.norm else 0.0
+    return max(once, K * own)
+
+
+def roundings(run: Examined, place: PlaceError) -> float:
+    """Returns the largest error that roundings alone may make at a place."""
+    quantile = math.sqrt(float(special.fdtri(place.dimensions, place.samples * place.dimensions, 1 - RARE)))
+    summed = max(place.norm, place.rounding / run.unit_roundoff, place.terms)
+    return K * quantile * place.rounding + sum_error(run) * summed
+
+
+def doubt(run: Examined) -> str:
+    """Returns a sentence on the place at which a reference itself is the furthest beyond what roundings make; empty
+    where there is none."""
+    for name, layers in run.findings.replays.items():
+        excess = {at: place.error / max(roundings(run, place), 1e-300) for at, place in layers.places.items()}
+        for tensor, e in layers.gradients.items():
+            if e and tensor in layers.rounding:
+                excess[f"parameter {tensor}"] = e.error / max(roundings(run, _as_place(e, layers, tensor)), 1e-300)
+        worst = max(excess, key=excess.__getitem__, default="")
+        if worst and excess[worst] > K:
+            kind, _, layer = worst.partition(" ")
+            place = layers.places[worst] if kind in KINDS else _as_place(_known(layers.gradients[layer]), layers, layer)
+            return f"{_said(kind, layer, WHERE[name])} is itself {_percent(place)} off, beyond what roundings make"
+    return ""
+
+
+def _known(error: GradientError | None) -> GradientError:
+    assert error is not None
+    return error
+
+
+def _as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:
+    rounding = layers.rounding[tensor]
+    return PlaceError(e.error, e.norm, rounding.error, rounding.dimensions, rounding.samples, rounding.terms)
+
+
+def _checks(case: Case, name: str) -> Iterator[Check]:
+    run, reference = (each.findings.replays.get(name) for each in (case.run, case.reference))
+    if case.is_reference or run is None:
+        return
+    if run.detached:
+        because = f"no gradient passes back from the output of {run.detached[0]} {WHERE[name]}"
+        yield Check(f"gradients pass {WHERE[name]}", len(run.detached), 0, "gradient missing", because)
+    others = reference.places if reference else {}
+    limits = {at: place_limit(case.run, place, others.get(at)) for at, place in run.places.items()}
+    failed = [at for at, place in run.places.items() if not place.error <= limits[at]]
+    cause, because = _explained(case, run, failed, WHERE[name])
+    for kind in KINDS:
+        at = [at for at in run.places if at.startswith(f"{kind} ")]
+        if not at:
+            continue
+        worst = max(at, key=lambda each: run.places[each].error / max(limits[each], 1e-300))
+        said = _said(kind, worst.partition(" ")[2], WHERE[name])
+        failing = [each for each in failed if each in at]
+        yield Check(said, run.places[worst].error, limits[worst], cause if failing else "", because if failing else "")
+    yield from gradient_checks(
+        case, f"{WHERE[name]}, from the operands of its layer", passes(run, reference), run.rounding, cause
+    )
+
+
+def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
+    """Returns the run's pass and its reference's, whose errors are taken relative to their tensors: the operands of the
+    two are others."""
+    known = reference.gradients if reference else {}
+    scaled: dict[str, GradientError | None] = {}
+    for name, e in run.gradients.items():
+        if e is None:
+            continue
+        other = known.get(name)
+        share = other.error / other.norm if other and other.norm else 0.0
+        zeros, slope = (other.zeros, other.slope) if other else (0.0, 1.0)
+        # Roundings of few elements are known from samples: the largest of them says no more.
+        scaled[name] = replace(e, error=share * e.norm, largest=0.0, zeros=zeros, slope=slope)
+    return Pass(run), Pass(replace(run, loss=run.exact_loss, gradients=scaled))
+
+
+def _explained(case: Case, run: Layers, failed: list[str], where: str) -> tuple[str, str]:
+    """Returns the cause and its sentence, from the first place that is wrong: forward in the order of the calls, then
+    backward against it. Both are empty where none is."""
+    forward = [at for at in failed if not at.startswith("gradient ")]
+    if not failed:
+        return "", ""
+    at = forward[0] if forward else failed[-1]
+    kind, _, layer = at.partition(" ")
+    place = run.places[at]
+    because = f"{_said(kind, layer, where)} is {_percent(place)} off, beyond what its roundings make"
+    if kind == "gradient" and layer != OUTPUT and (above := _above(run, failed, layer)):
+        because += f": what {above} passes down"
+    if kind == "gradient" and layer == OUTPUT:
+        return "loss", because
+    if forward:
+        found = _role(case, layer) if kind == "output" else ""
+        return found or "forward pass", because
+    below = [each.layer for each in case.run.findings.layers.values() if each.after == layer]
+    return next(filter(None, (_role(case, each) for each in below)), "") or "input gradient", because
+
+
+def _above(run: Layers, failed: list[str], layer: str) -> str:
+    """Returns the layer that is called next, and at whose output the gradient is right; empty where there is none."""
+    order = [at.partition(" ")[2] for at in run.places if at.startswith("output ")]
+    after = order[order.index(layer) + 1 :] if layer in order else []
+    return next((each for each in after if f"gradient {each}" not in failed and each != OUTPUT), "")
+
+
+def _role(case: Case, layer: str) -> str:
+    return next((role(each) for each in case.run.findings.layers.values() if each.layer == layer), "")
+
+
+def _said(kind: str, layer: str, where: str) -> str:
+    what = {"input": "what arrives at", "output": "the output of", "gradient": "the gradient that arrives at"}.get(
+        kind, "the gradient of"
+    )
+    return f"{what} {layer if layer != OUTPUT else 'the network' if kind == 'output' else 'the output'} {where}"
+
+
+def _percent(place: PlaceError) -> str:
+    return f"{100 * place.error / place.norm:.2g} %" if place.norm else "wholly"

@@ -1,0 +1,80 @@
+"""The sight of an examination: the smallest relative error of a gradient that it would have found.
+
+A check finds what is larger than its limit. Where one rounding of each result, or the reference's own error, is as
+large as a tensor, nothing can be seen of it, and a verdict must not be green.
+"""
+
+from dataclasses import dataclass
+
+from mpcompare.verdict.findings import Layers
+from mpcompare.verdict.judge.causes import Pass
+from mpcompare.verdict.judge.check import Case
+from mpcompare.verdict.judge.gradients import FIRST, errors_of, vanishes
+from mpcompare.verdict.judge.layers import passes, place_limit, roundings
+
+COARSEST = 0.1  # the relative error of a tensor that must be found for it to be seen
+ENOUGH = 0.95  # the share of the numbers of the parameters that must be seen
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The sight of the examination of a first step.
+
+    Attributes:
+        share: of the numbers of the parameters, those whose gradients are seen.
+        unseen: the parameters that are not.
+        layers: the layers that are not.
+        resolution: the relative error that is found in at least half of the gradients.
+    """
+
+    share: float
+    unseen: list[str]
+    layers: list[str]
+    resolution: float
+
+    @property
+    def enough(self) -> bool:
+        """Whether a verdict may be ``same``."""
+        return self.share >= ENOUGH and not self.layers
+
+
+def sight(case: Case) -> Sight | None:
+    """Returns how far the examination of a run sees; None where it shows no gradients."""
+    run, reference = (each.findings.replays.get("first") for each in (case.run, case.reference))
+    if run is not None:
+        known = passes(run, reference)
+        blind = _unseen_layers(case, run, reference)
+        rounding = run.rounding
+    else:
+        steps = case.run.findings.first, case.reference.findings.first
+        if not all(step.gradients and step.finite for step in steps):
+            return None
+        known = tuple(Pass(step.finite, step) for step in steps if step.finite)  # type: ignore[assignment]
+        blind, rounding = [], case.reference.findings.rounding
+    errors = errors_of(case, FIRST, known, rounding)
+    finest, seen, numbers = {}, 0, 0
+    for name, e in errors.items():
+        exact = known[1].step.gradients[name]
+        assert exact is not None
+        elements = max(exact.elements, 1)
+        numbers += elements
+        if vanishes(name, known[1].step, rounding):  # 0 but for roundings, and held to those
+            seen += elements
+            continue
+        finest[name] = e.limit / exact.norm if exact.norm else 0.0
+        seen += elements if finest[name] <= COARSEST else 0
+    unseen = [name for name, each in finest.items() if not each <= COARSEST]
+    middle = sorted(finest.values())[len(finest) // 2] if finest else 0.0
+    return Sight(seen / max(numbers, 1), unseen, blind, middle)
+
+
+def _unseen_layers(case: Case, run: Layers, reference: Layers | None) -> list[str]:
+    """Returns the layers whose output, or the gradient there, is not seen."""
+    others = reference.places if reference else {}
+    unseen: dict[str, None] = {}
+    for at, place in run.places.items():
+        kind, _, layer = at.partition(" ")
+        blind = place_limit(case.run, place, others.get(at)) > COARSEST * place.norm
+        if kind != "input" and blind and place.norm > roundings(case.run, place):
+            unseen[layer] = None
+    return list(unseen)

@@ -1,0 +1,167 @@
+"""Mutations of a correct step in any network: which of them does the forced replay see, and does it name the layer?"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from support.foreign import Network
+from torch import Tensor, nn
+
+from mpcompare.backends.amp import Amp
+from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.precision import PRECISIONS
+from mpcompare.verdict.examine.forced.passes import layers_at_the_start
+from mpcompare.verdict.examine.layers import layers, longest_sum
+from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.findings import Drive, Findings, Gradients, Layers, Recipe
+from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.dtypes import checks as dtype_checks
+from mpcompare.verdict.judge.layers import in_the_first_step
+
+PLACES = 5  # of each mutation in each network
+SEEN = 0.5  # of the norm of a tensor that roundings may make: below it a mutation is no larger than they are
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A change of one tensor's gradient (``spoil``), or of one layer (``patch``).
+
+    Attributes:
+        fits: whether it can be made of a layer.
+    """
+
+    name: str
+    spoil: Callable[[Tensor], Tensor] | None = None
+    patch: Callable[[nn.Module, torch.dtype], None] | None = None
+    fits: Callable[[nn.Module], bool] = lambda _: True
+
+
+def _other_format(layer: nn.Module, dtype: torch.dtype) -> None:
+    forward, other = layer.forward, torch.float16 if dtype is torch.bfloat16 else torch.bfloat16
+
+    def changed(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=other):
+            return forward(x).to(dtype)
+
+    layer.forward = changed
+
+
+def _norm_in_16_bits(layer: Any, dtype: torch.dtype) -> None:
+    batch = isinstance(layer, nn.modules.batchnorm._NormBase)
+
+    def changed(x: Tensor) -> Tensor:
+        wanted, x = x.dtype, x.to(dtype)
+        over = [d for d in range(x.dim()) if d != 1] if batch else [-1]
+        centred = x - x.mean(over, keepdim=True)
+        y = centred / (centred.square().mean(over, keepdim=True) + layer.eps).sqrt()
+        shape = [1, -1, *[1] * (x.dim() - 2)] if batch else [-1]
+        y = y * layer.weight.to(dtype).view(shape) + layer.bias.to(dtype).view(shape)
+        return y.to(wanted)
+
+    layer.forward = changed
+
+
+def _detached(layer: nn.Module, _: torch.dtype) -> None:
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: forward(*args, **kwargs).detach()
+
+
+def _dropped(layer: nn.Module, _: torch.dtype) -> None:
+    forward = layer.forward
+    layer.forward = lambda x, *args, **kwargs: forward(x.detach(), *args, **kwargs)
+
+
+NORMS = (nn.BatchNorm2d, nn.LayerNorm)
+
+
+def _multiplies(layer: nn.Module) -> bool:
+    return isinstance(layer, (nn.Linear, nn.Conv2d))
+
+
+MUTATIONS = (
+    Mutation("negated", spoil=lambda g: -g),
+    Mutation("halved", spoil=lambda g: 0.5 * g),
+    Mutation("swapped", spoil=lambda g: g.flatten().flip(0).view(g.shape)),
+    Mutation("zero", spoil=torch.zeros_like),
+    Mutation("other 16-bit format", patch=_other_format, fits=_multiplies),
+    Mutation("norm in 16 bits", patch=_norm_in_16_bits, fits=lambda layer: isinstance(layer, NORMS)),
+    Mutation("detached output", patch=_detached, fits=_multiplies),
+    Mutation("dropped input gradient", patch=_dropped, fits=_multiplies),
+)  # fmt: skip
+
+
+class Mutated(Amp):
+    """``amp`` with a mutation at one place."""
+
+    def __init__(self, *args: Any, mutation: Mutation, place: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.mutation, self.place = mutation, place
+        if mutation.patch:
+            mutation.patch(self.model.get_submodule(place), self.compute_dtype)
+
+    def unscale(self) -> None:
+        super().unscale()
+        if self.mutation.spoil:
+            p = dict(self.model.named_parameters())[self.place]
+            p.grad = self.mutation.spoil(p.grad)
+
+
+def subject_of(network: Network, precision: str, make: Callable[..., Any]) -> Subject:
+    task, data = network.task, network.dataset
+    model = task.new_model(0, torch.device("cpu"))
+    rows = slice(0, task.batch_size)
+    scaling: LossScale = DynamicLossScale() if precision == "fp16" else NoLossScale()
+    batches = [[(data.x_train[rows], data.y_train[rows])]]
+    return Subject(
+        make_backend=lambda model, scaling: make(model, task, precision, scaling), model=model, scaling=scaling,
+        precision=PRECISIONS[precision], task=task, batches=lambda: iter(batches),
+    )  # fmt: skip
+
+
+def layers_of(subject: Subject, name: str) -> Examined:
+    """Returns the step of a subject, as far as the forced replay and the observed dtypes tell."""
+    batch = next(subject.batches())
+    found = layers_at_the_start(subject, batch)
+    assert found is not None
+    x, y = batch[0]
+    backend: Any = subject.make_backend(subject.model, subject.scaling)
+    dtypes = backend.module_dtypes(x, y)
+    order = list(dict.fromkeys(at.partition(" ")[2] for at in found.places))
+    findings = Findings(
+        precision=subject.precision.name, recipe=Recipe(len(x)), longest_sum=longest_sum(subject.model, x, len(x)),
+        layers=layers(subject.model, order, x[:4]), first=Drive([], [], [], [], None),
+        last=Gradients(0.0, 0.0, 0.0), replays={"first": found},
+    )  # fmt: skip
+    return Examined(name, subject.precision.name, backend.dtypes(), findings, None, layers=dtypes)  # type: ignore[arg-type]
+
+
+def mutated(network: Network, precision: str, seed: int = 0) -> Iterator[tuple[str, str, list[Check]]]:
+    """Yields of each mutation its name, its place and the checks that fail."""
+    chosen = random.Random(f"{seed} {network.name} {precision}")
+    right = layers_of(subject_of(network, precision, Amp), "amp")
+    found = right.findings.replays["first"]
+    model = network.task.new_model(0, torch.device("cpu"))
+    tensors = [
+        n for n, e in found.gradients.items() if e and found.rounding[n].error < SEEN * e.norm and e.elements > 1
+    ]
+    for mutation in MUTATIONS:
+        places = tensors if mutation.spoil else [
+            n for n, m in model.named_modules() if mutation.fits(m) and _seen(found, n)
+        ]  # fmt: skip
+        if mutation.name == "detached output":
+            places = places[:-1]  # behind the last one there would be nothing to go back from
+        if mutation.name == "dropped input gradient":
+            places = places[1:]  # the input of the first one needs none
+        for place in chosen.sample(places, min(PLACES, len(places))):
+            make = lambda *args, m=mutation, p=place: Mutated(*args, mutation=m, place=p)  # noqa: E731
+            run = layers_of(subject_of(network, precision, make), mutation.name)
+            case = Case(run, right)
+            checks = [*in_the_first_step(case), *dtype_checks(case)]
+            yield mutation.name, place, [check for check in checks if not check.passed]
+
+
+def _seen(found: Layers, layer: str) -> bool:
+    place = found.places.get(f"gradient {layer}")
+    return place is not None and place.rounding < SEEN * place.norm

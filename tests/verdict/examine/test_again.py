@@ -1,0 +1,63 @@
+"""Noise in the gradients of a backend, which is smaller than the roundings that it may have."""
+
+import pytest
+import torch
+from support.judging import beside_amp, dataset_of, examined
+from support.tasks import make_task
+
+from mpcompare.backends.amp import Amp
+from mpcompare.promises import Promises
+
+TASK = make_task(samples=32 * 12)
+DATA = dataset_of(TASK)
+
+
+class Noisy(Amp):
+    """Adds noise to its gradients, of a hundredth of a rounding to bf16."""
+
+    def noise(self, like):
+        return torch.randn(like.shape)
+
+    def unscale(self):
+        super().unscale()
+        for p in self.model.parameters():
+            p.grad.mul_(1 + 2**-15 * self.noise(p))
+
+
+class NoisyByItself(Noisy):
+    """Draws the noise from a generator of its own."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def noise(self, like):
+        return torch.randn(like.shape, generator=self.generator)
+
+
+class SaysSo(NoisyByItself):
+    promises = Promises(repeats=False)
+
+
+def judged(backend):
+    return beside_amp(backend, TASK, DATA, "bf16", steps=3)
+
+
+@pytest.mark.parametrize("backend", [Noisy, NoisyByItself])
+def test_noise_in_gradients_is_seen_in_their_bits(backend):
+    verdict = judged(backend)
+    assert (verdict.word, verdict.cause) == ("differs", "noise")
+    assert [check.name for check in verdict.checks if not check.passed] == ["one step twice"]
+    assert "gives other numbers, and amp's does not" in verdict.because
+
+
+def test_who_says_so_differs_as_declared():
+    verdict = judged(SaysSo)
+    assert str(verdict) == "differs as declared: gives other bits each time"
+
+
+def test_amp_gives_the_same_bits_twice_also_with_masks_that_are_drawn():
+    run = examined("amp", Amp, TASK, DATA, "fp16", steps=3)
+    assert run.findings.again.seen[0] == "loss"
+    assert set(run.findings.again.seen[1:]) == set(run.findings.first.finite.gradients)
+    assert run.findings.again.apart == {}

@@ -1,0 +1,165 @@
+"""Recorded steps and their forced replays."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from support.backends import BACKENDS
+from support.foreign import Network, ids, images
+from support.marks import BF16_LSTM
+from support.mutations import layers_of, subject_of
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mpcompare.backends.amp import Amp
+from mpcompare.contract import Walk
+from mpcompare.tasks.draws import seed_step
+from mpcompare.tasks.images import MnistCnn
+from mpcompare.tasks.text import CharGpt, CharLstm
+from mpcompare.verdict.examine.forced.record import OUTPUT, recorded
+from mpcompare.verdict.judge.check import Case
+from mpcompare.verdict.judge.layers import doubt, in_the_first_step
+from mpcompare.verdict.judge.sight import sight
+
+
+class Branches(nn.Module):
+    """A residual branch, a layer that is called twice and returns a tuple, a parameter of no layer, dropout in a layer
+    and in a function, relu in place, a mask of infinities, and a constant."""
+
+    class Split(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(width, width) / width**0.5)
+
+        def forward(self, x):
+            y = x @ self.weight
+            return y, y.tanh()  # the second is made of the first
+
+    class Positions(nn.Module):
+        @torch.no_grad()
+        def forward(self, x):
+            return (torch.arange(x.shape[1]).float() * 0.3).cos().to(x.dtype)
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.first, self.split, self.last = nn.Linear(784, width), self.Split(width), nn.Linear(width, 10)
+        self.relu, self.dropout, self.positions = nn.ReLU(inplace=True), nn.Dropout(0.2), self.Positions()
+        self.gain = nn.Parameter(torch.ones(width))
+        self.norm, self.same = nn.LayerNorm(width), nn.Identity()
+
+    def forward(self, x):
+        x = self.relu(self.first(x.flatten(1))) * self.gain
+        a, b = self.split(x)
+        x = self.norm(x + a * 0.5 + b) + self.positions(x)
+        c, _ = self.split(self.dropout(self.same(x)))
+        scores = (x @ c.mT / 6).masked_fill(torch.eye(len(x), dtype=torch.bool), -torch.inf)
+        return self.last(F.dropout(x, 0.1) + scores.softmax(-1) @ x)
+
+
+class Recomputed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant, self.first, self.last = reentrant, nn.Linear(784, 32), nn.Linear(32, 10)
+        self.block = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 32))
+
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        for _ in range(2):
+            x = x + checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return self.last(x)
+
+
+def gray(samples):
+    return images(28, 1, samples)
+
+
+BOTH = ("bf16", "fp16")
+NETWORKS = [
+    Network("branches", "here", Branches, gray, BOTH),
+    Network("recomputed", "here", lambda: Recomputed(False), gray, BOTH),
+    Network("recomputed, reentrant", "here", lambda: Recomputed(True), gray, BOTH),
+    Network("cnn", "here", lambda: MnistCnn(4), gray, ("bf16",)),
+    Network("lstm", "here", lambda: CharLstm(64, 12), ids, ("bf16",)),
+    Network("gpt", "here", lambda: CharGpt(64, 24, 32, 2, 2), ids, BOTH),
+]
+
+
+def marks_of(network, precision="bf16"):
+    return [BF16_LSTM] if (network.name, precision) == ("lstm", "bf16") else []
+
+
+CASES = [
+    pytest.param(n, p, id=f"{n.name} {p}", marks=marks_of(n, p)) for n in NETWORKS for p in (*n.precisions, "fp32")
+]
+EVERY = [pytest.param(n, id=n.name, marks=marks_of(n)) for n in NETWORKS]
+
+
+def backend_of(precision):
+    return BACKENDS["fp32" if precision == "fp32" else "amp"]
+
+
+@pytest.mark.parametrize("network", EVERY)
+def test_recording_changes_no_bit(network):
+    subject = subject_of(network, "bf16", Amp)
+    batch, found = next(subject.batches()), []
+    for record in (False, True):
+        backend = subject.make_backend(subject.model, subject.scaling)
+        seed_step(1)
+        walk = Walk(backend, batch, 0.1)
+        if record:
+            with recorded(backend.model) as calls:
+                walk.through("unscale")
+        else:
+            walk.through("unscale")
+        found.append((walk.loss, copy.deepcopy(backend.grads())))
+    (loss, grads), (again, same) = found
+    assert torch.equal(loss, again)
+    assert grads.keys() == same.keys()
+    assert all(torch.equal(g, same[name]) for name, g in grads.items())
+    assert len(calls.calls[OUTPUT]) == 1
+    assert not any(handles for m in backend.model.modules() for handles in (m._forward_hooks, m._forward_pre_hooks))
+
+
+@pytest.mark.parametrize(("network", "precision"), CASES)
+def test_a_right_step_is_within_its_roundings_everywhere(network, precision):
+    run = layers_of(subject_of(network, precision, backend_of(precision)), "run")
+    found = run.findings.replays["first"]
+    names = {at.partition(" ")[2] for at in found.places}
+    called = {n for n, m in network.make().named_modules() if n and not any(True for _ in m.children())}
+    assert called - names <= {"same"}  # what hands its input on as it is, is no layer
+    assert found.gradients.keys() == dict(network.make().named_parameters()).keys()
+    case = Case(run, replace(run, name="reference"))
+    checks = list(in_the_first_step(case))
+    assert len(checks) > len(found.gradients)
+    # Compared with itself a run is at half of its limit at most; here it is held to roundings alone.
+    alone = replace(run, name="none", findings=replace(run.findings, replays={}))
+    assert doubt(run) == ""
+    if network.name != "cnn" and precision != "fp32":  # how a convolution sums its terms depends on the CPU
+        for check in in_the_first_step(Case(run, alone)):
+            assert check.value <= 0.8 * check.limit, check
+    seen = sight(case)
+    assert seen is not None
+    assert seen.enough, seen
+
+
+def test_masks_are_fed_to_the_replay():
+    run = layers_of(subject_of(NETWORKS[0], "bf16", Amp), "run")
+    place = run.findings.replays["first"].places["output dropout"]
+    assert place.error <= 2.0**-8 * place.norm  # with another mask it were as large as the output
+
+
+def test_no_gradients_are_lost_behind_layers_that_detach():
+    class Detaches(Amp):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            forward = self.model.norm.forward
+            self.model.norm.forward = lambda x: forward(x).detach()
+
+    run = layers_of(subject_of(NETWORKS[0], "bf16", Detaches), "run")
+    assert run.findings.replays["first"].detached == ["norm"]
+    right = layers_of(subject_of(NETWORKS[0], "bf16", Amp), "amp")
+    failed = [check for check in in_the_first_step(Case(run, right)) if not check.passed]
+    assert failed[0].cause == "gradient missing"
+    assert "norm" in failed[0].because

@@ -1,0 +1,79 @@
+"""Layers that are wrong are flagged and named, and a verdict is not green where nothing can be seen."""
+
+from dataclasses import replace
+
+import pytest
+from support.foreign import NETWORKS
+from support.judging import dataset_of, examined
+from support.mutations import mutated
+from support.tasks import make_task
+from torch import nn
+
+from mpcompare.backends.amp import Amp
+from mpcompare.report.verdicts import judge_run
+
+MLP = make_task(in_features=20, hidden=[64], out_features=5, batch_size=64, samples=64 * 4)
+TASK = replace(MLP, model=lambda: nn.Sequential(nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 5)))
+DATA = dataset_of(MLP)
+
+
+class Capped(Amp):
+    """Bends the logits to stay within 30."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.model.register_forward_hook(lambda _, __, output: 30 * (output / 30).tanh())
+
+
+@pytest.fixture(scope="module")
+def amp():
+    return examined("amp", Amp, TASK, DATA, "bf16", steps=3, noise=2)
+
+
+def test_only_sharp_weights_show_a_soft_cap(amp):
+    verdict = judge_run(examined("capped", Capped, TASK, DATA, "bf16", steps=3), amp)
+    assert (verdict.word, verdict.cause) == ("differs", "forward pass"), verdict.because
+    assert "the output of the network at sharp weights" in verdict.because
+    assert {check.kind for check in verdict.checks if not check.passed} == {"sharp"}
+
+
+def with_first(run, **changes):
+    findings = run.findings
+    first = replace(findings.replays["first"], **changes)
+    return replace(run, findings=replace(findings, replays={**findings.replays, "first": first}))
+
+
+def test_a_verdict_is_not_green_where_nothing_is_seen(amp):
+    same = judge_run(replace(amp, name="run"), amp)
+    assert same.word == "same"
+    assert same.sees.startswith("finds errors of a gradient from 0.")
+    rounding = amp.findings.replays["first"].rounding
+    coarse = {name: replace(e, error=30 * e.error) for name, e in rounding.items()}
+    blind = judge_run(with_first(replace(amp, name="run"), rounding=coarse), amp)
+    assert (blind.word, blind.cause) == ("not seen", "2.weight, 2.bias and 2 more")
+    assert "0 % of the numbers of the gradients are seen" in blind.because
+    one = judge_run(with_first(replace(amp, name="run"), rounding={**rounding, "2.bias": coarse["2.bias"]}), amp)
+    assert one.word == "same"  # 5 numbers of 1669
+
+
+def test_a_reference_whose_own_error_is_large_is_named(amp):
+    assert judge_run(amp, amp).because == ""
+    gradients = amp.findings.replays["first"].gradients
+    worse = {**gradients, "0.bias": replace(gradients["0.bias"], error=0.3 * gradients["0.bias"].norm)}
+    verdict = judge_run(wrong := with_first(amp, gradients=worse), wrong)
+    assert verdict.word == "reference"
+    assert verdict.because == "the gradient of 0.bias in the first step is itself 30 % off, beyond what roundings make"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_tiny", "gpt2, tied"])
+def test_mutations_of_real_networks_are_flagged_and_named(name):
+    network = next(network for network in NETWORKS if network.name == name)
+    if network.library in ("timm", "transformers"):
+        pytest.importorskip(network.library, reason=f"needs {network.library}: pip install '.[networks]'")
+    found = list(mutated(network, "bf16"))
+    assert len(found) >= 25
+    missed = [(what, place) for what, place, failed in found if not failed]
+    named = [any(place in f"{check.name} {check.because}" for check in failed) for _, place, failed in found]
+    assert len(missed) <= 0.01 * len(found), missed
+    assert sum(named) >= 0.95 * len(found)

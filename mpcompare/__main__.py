@@ -3,23 +3,33 @@
 import os
 import sys
 import traceback
+from pathlib import Path
 
 import hydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
 from mpcompare.command import entry_points
+from mpcompare.command.faults import known_fault
 from mpcompare.command.job import run
 from mpcompare.errors import InputError, fail
+from mpcompare.interrupt import sigterm_is_ctrl_c
 from mpcompare.paths import CONF
+from mpcompare.streams import lasting
 
 
+@lasting()
 def main() -> None:
     """The command line: what a user got wrong is one line, and only a fault of ours is a traceback."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors up instead of printing them
     try:
+        Path.cwd()
+    except OSError as error:
+        fail(f"the working directory cannot be used ({error.strerror}): change into another")
+    try:
         entry_points.register()
-        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(run)()
+        with sigterm_is_ctrl_c():
+            hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(run)()
     except KeyboardInterrupt:
         print("mpcompare: interrupted; what was finished is written", file=sys.stderr)
         sys.exit(130)
@@ -31,6 +41,10 @@ def main() -> None:
         fail(f"{override + ': ' if override else ''}{error} {error.__cause__ or ''}")
     except InputError as error:
         fail(str(error))
+    except OSError as error:
+        if not (known := known_fault(error)):
+            raise
+        fail(known)
     except ValueError as error:
         innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
         if not innermost.f_globals["__name__"].startswith("hydra"):

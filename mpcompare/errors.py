@@ -11,7 +11,7 @@ class InputError(ValueError):
     """A value, file or tool that the user can change. The message is one line and complete without a traceback."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
-        super().__init__(" ".join(f"{field}={value}: {expected}".split()))
+        super().__init__(one_line(f"{field}={value}: {expected}"))
 
     @classmethod
     def of(cls, line: str) -> "InputError":
@@ -21,13 +21,19 @@ class InputError(ValueError):
         return error
 
 
+def one_line(text: str) -> str:
+    """Returns a text as one line, and any character that is not printed as its escape: an ESC steers a terminal."""
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
 class BackendUnavailable(Exception):  # noqa: N818 - it is a cell of the table, not a fault
     """A backend cannot be had here, or cannot train this kind of network. The reason is one line."""
 
 
 def fail(message: str) -> NoReturn:
     """Ends the program with one line on stderr and exit code 2."""
-    print(f"mpcompare: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"mpcompare: error: {one_line(message)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -29,3 +29,16 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, signal.default_int_handler)
         if arrived:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def sigterm_is_ctrl_c() -> Iterator[None]:
+    """SIGTERM, which ends a job of a batch system, raises KeyboardInterrupt; nothing changes in another thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

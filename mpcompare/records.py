@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from mpcompare.errors import InputError
+from mpcompare.fields import check_field
+from mpcompare.foreign import read_json
 
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
-END_OF_BLOCK = ("read_ms", "finished", "s_between_turns", "cpu_s_between_turns")  # older records lack them
+END_OF_BLOCK = (
+    "read_ms",
+    "finished",
+    "s_between_turns",
+    "cpu_s_between_turns",
+    "seen_s",
+    "late_s",
+)  # older records lack some
 STEP_FIELDS = (
     *("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms"),
     *MONITORED,
@@ -24,6 +33,11 @@ BLOCK_FIELDS = (
     *END_OF_BLOCK,
 )
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
+MOVES = "moves.json"  # of a run with checkpoints, until it is examined
+CHECKPOINTS = "checkpoints"  # the folder of this name in that of a run
+# Keys of a result that say how far a run has come: it was examined; timed; taken from a sweep that was killed.
+EXAMINED, TIMES, WENT_ON = "module_dtypes", ("step_ms_p20", "error"), "went_on"
+_WHOLE, _FLAGS = ("step",), ("warmup", "skipped", "clipped")  # columns that hold no float
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -54,12 +68,17 @@ class Recorder:
         InputError: from every method, where the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, result: dict[str, Any]) -> None:
-        """Writes ``result`` with status ``running``. Raises InputError if the folder already holds a run."""
+    def __init__(self, folder: Path, result: dict[str, Any], goes_on: bool = False) -> None:
+        """Writes ``result`` with status ``running``. Raises InputError if the folder already holds a run.
+
+        Args:
+            goes_on: whether the folder holds the record of this run so far, to which the result is added.
+        """
         self.folder = folder
-        self.result = {"status": "running", **result}
-        check_unused("hydra output folder", folder)
-        self._write()
+        if not goes_on:
+            check_unused("hydra output folder", folder)
+        before = json.loads((folder / RESULT).read_text()) if goes_on else {}
+        self._write({**before, "status": "running", **result})
 
     def steps(self, rows: Sequence[dict[str, Any]]) -> None:
         """Appends rows of ``STEP_FIELDS`` to ``steps.csv``."""
@@ -73,6 +92,15 @@ class Recorder:
         """Appends a row of ``BLOCK_FIELDS`` to ``blocks.csv``."""
         self._append(BLOCKS, BLOCK_FIELDS, [row])
 
+    def keep(self, last_step: int) -> list[dict[str, Any]]:
+        """Leaves the steps and evaluations up to ``last_step``, and returns those steps: a run that goes on writes the
+        others anew."""
+        try:
+            _keep(self.folder / EVALS, last_step)
+            return _keep(self.folder / STEPS, last_step)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
     def _append(self, name: str, fields: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
         try:
             with (self.folder / name).open("a", newline="") as file:
@@ -83,26 +111,63 @@ class Recorder:
         except OSError as error:
             raise self._unwritable(error) from error
 
+    def moves(self, document: dict[str, Any]) -> None:
+        """Writes ``moves.json``: :class:`mpcompare.verdict.findings.Moves` of the steps so far."""
+        self._write_json(MOVES, document)
+
     def numerics(self, document: dict[str, Any]) -> None:
-        """Writes ``numerics.json``, the document of :mod:`mpcompare.verdict.findings`."""
+        """Writes ``numerics.json``, the document of :mod:`mpcompare.verdict.findings`, which holds the moves too."""
+        self._write_json(NUMERICS, document)
+        (self.folder / MOVES).unlink(missing_ok=True)
+
+    def _write_json(self, name: str, document: dict[str, Any]) -> None:
         try:
-            write_json(self.folder / NUMERICS, document)
+            write_json(self.folder / name, document)
         except OSError as error:
             raise self._unwritable(error) from error
 
     def add(self, **result: Any) -> None:
-        """Adds to the result and writes it."""
-        self.result.update(result)
-        self._write()
+        """Adds to the result and writes it; raises InputError, too, if a field is not of its type."""
+        for name, value in result.items():
+            check_field(name, value)
+        self._write({**self.result, **result})
 
-    def _write(self) -> None:
+    def _write(self, result: dict[str, Any]) -> None:
         try:
-            _write_result(self.folder, self.result)
+            _write_result(self.folder, result)
         except OSError as error:
             raise self._unwritable(error) from error
+        self.result = result  # what cannot be written does not stay, and the next entries can
 
     def _unwritable(self, error: OSError) -> InputError:
         return InputError("hydra output folder", self.folder, f"cannot write there ({error.strerror})")
+
+
+def _keep(path: Path, last_step: int) -> list[dict[str, Any]]:
+    """Leaves the rows up to ``last_step`` in a file of steps, and returns them; a file without rows is deleted."""
+    text = path.read_text() if path.exists() else ""
+    reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())  # a row that was cut off is no row
+    rows = [row for row in map(_values, reader) if row["step"] <= last_step]
+
+    def write(unfinished: Path) -> None:
+        with unfinished.open("w", newline="") as file:
+            writer = csv.DictWriter(file, reader.fieldnames or ())
+            writer.writeheader()
+            writer.writerows(rows)
+
+    if rows:
+        write_atomically(path, write)
+    else:
+        path.unlink(missing_ok=True)
+    return rows
+
+
+def _values(row: dict[str, str]) -> dict[str, Any]:
+    """Returns a row as it was before it was written; a float is the same, bit for bit."""
+    return {
+        name: int(text) if name in _WHOLE else text == "True" if name in _FLAGS else float(text) if text else None
+        for name, text in row.items()
+    }
 
 
 def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
@@ -116,7 +181,7 @@ def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
     """
     path = folder / RESULT
     folder.mkdir(parents=True, exist_ok=True)
-    result = json.loads(path.read_text()) if path.exists() else {"status": "running", **at_start}
+    result = read_json(path) if path.exists() else {"status": "running", **at_start}
     if result["status"] != "running":
         return False
     result.update(status="interrupted" if cause == "interrupted" else "failed", error=cause)

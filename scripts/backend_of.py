@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from mpcompare.contract import Backend, BackendUnavailable
-from mpcompare.instruments import machine
+from mpcompare.instruments import fp32_products
 from mpcompare.loss_scale import auto
 from mpcompare.paths import CONF
 from mpcompare.precision import PRECISIONS
@@ -51,5 +51,5 @@ def make_backend(name: str, precision: str, model: nn.Module, task: Task, **chan
         configured: Any = OmegaConf.to_container(compose("config", [f"backend={name}"]).backend, resolve=True)
     cls = hydra.utils.get_class(configured.pop("_target_"))
     options = {key: changes.get(key, value) for key, value in configured.items()}
-    machine.set_tf32(PRECISIONS[precision].uses_tf32)
+    fp32_products.set_tf32(PRECISIONS[precision].uses_tf32)
     return cls(model, task, precision, auto(precision), **options)

@@ -33,7 +33,7 @@ from torch import Tensor
 from mpcompare.cost import work
 from mpcompare.cost.work import Work
 from mpcompare.dtypes import torch_dtype
-from mpcompare.instruments import machine
+from mpcompare.instruments import fp32_products, machine
 from mpcompare.instruments.bystanders import Bystanders
 from mpcompare.native import build, flat, ops
 from mpcompare.precision import PRECISIONS
@@ -203,7 +203,7 @@ def optimizers(count: int, dtype: str, device: torch.device) -> list[Case]:
 
 def bench(case: Case, device: torch.device, rounds: int) -> dict[str, object]:
     """Times the operator and torch in turns, one block of each in a round, and returns a row of the table."""
-    with machine.tf32(PRECISIONS[case.dtype].uses_tf32):
+    with fp32_products.tf32(PRECISIONS[case.dtype].uses_tf32):
         mine_calls = calls_for(case.ours, device)  # its first call packs, allocates and faults pages in
         other_calls = calls_for(case.theirs, device) if case.theirs else 0
         times = [
@@ -243,7 +243,7 @@ def main() -> None:
     device = machine.select_device(args.device)
     on_gpu = device.type == "cuda"
     ops.load(device.type)
-    machine.set_tf32(False)
+    fp32_products.set_tf32(False)
     before, rows, clocks = measured_peaks(device), [], []
     for dtype in DTYPES:
         tf32 = PRECISIONS[dtype].uses_tf32

@@ -7,7 +7,7 @@ import torch
 
 from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import clock as clocks
-from mpcompare.instruments import machine
+from mpcompare.instruments import fp32_products
 from mpcompare.precision import PRECISIONS
 
 
@@ -39,7 +39,7 @@ def matmul_flops(device: torch.device, precision: str, size: int) -> float:
     known = PRECISIONS[precision]
     a, b = (torch.randn(size, size, device=device).to(torch_dtype(each)) for each in (known.activation, known.weight))
     out = torch.empty_like(a)
-    with machine.tf32(known.uses_tf32):
+    with fp32_products.tf32(known.uses_tf32):
         return 2 * size**3 / median_seconds(lambda: torch.mm(a, b, out=out), device)
 
 

@@ -32,7 +32,7 @@ from mpcompare.entrant import timing
 from mpcompare.entrant.phases import time_phases
 from mpcompare.errors import InputError
 from mpcompare.instruments import clock as clocks
-from mpcompare.instruments import machine
+from mpcompare.instruments import fp32_products, machine
 from mpcompare.native import ops
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import Dataset, batches
@@ -192,7 +192,7 @@ def main() -> None:
     on_gpu = device.type == "cuda"
     ops.load(device.type)
     roof = ceilings(device, args.size or (8192 if on_gpu else 2048), args.megabytes or (4096 if on_gpu else 256))
-    machine.set_tf32(PRECISIONS[precision].uses_tf32)
+    fp32_products.set_tf32(PRECISIONS[precision].uses_tf32)
     cases = products(args.batch, args.hidden, precision, device, 0) + fused(args.batch, args.hidden, precision, device)
     rows = op_rows(cases, device, roof)
     del cases

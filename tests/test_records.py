@@ -4,6 +4,7 @@ import math
 
 import pandas as pd
 import pytest
+from support.records import write_run
 
 from mpcompare import records
 from mpcompare.errors import InputError
@@ -11,7 +12,7 @@ from mpcompare.records import BLOCK_FIELDS, END_OF_BLOCK, Recorder, write_atomic
 from mpcompare.report import runs
 from mpcompare.report.runs import find_runs, read_run
 
-AT_START = {**dict.fromkeys(runs.AT_START), "status": "running", "config": {"task": {}}}
+AT_START = {**dict.fromkeys(runs.AT_START), "status": "running", "backend": "amp", "config": {"task": {}}}
 
 
 def row(step, loss=1.0):
@@ -119,21 +120,18 @@ def test_unreadable_steps_are_named(tmp_path, text):
 
 
 def test_a_finished_run_without_all_its_steps_is_not_readable(tmp_path):
-    recorder = Recorder(tmp_path, {**AT_START, "config": {"task": {}, "train": {"steps": 2, "warmup_steps": 1}}})
-    recorder.steps([row(1), row(2), row(3)])
-    for number in (1, 2):
-        recorder.block({"round": number, "steps": 5, "step_ms": 0.5, "wall_ms": 0.5, "settled": True, "finished": True})
-    recorder.add(**{**dict.fromkeys(runs.FINISHED, 1.0), "timing": {"rounds": 2}}, status="ok")
-    assert len(read_run(tmp_path).steps) == 3
-    lines = (tmp_path / "steps.csv").read_text().splitlines(keepends=True)
+    folder = tmp_path / "run"
+    write_run(folder, "amp", losses=(2.0, 1.5, 1.0), blocks=[0.5, 0.5])
+    assert len(read_run(folder).steps) == 3
+    lines = (folder / "steps.csv").read_text().splitlines(keepends=True)
     for kept in (lines[:3], [lines[0], *lines[2:]]):
-        (tmp_path / "steps.csv").write_text("".join(kept))
+        (folder / "steps.csv").write_text("".join(kept))
         with pytest.raises(InputError, match="steps.csv does not hold the steps 1 to 3"):
-            read_run(tmp_path)
-    (tmp_path / "steps.csv").write_text("".join(lines))
-    (tmp_path / "blocks.csv").unlink()
+            read_run(folder)
+    (folder / "steps.csv").write_text("".join(lines))
+    (folder / "blocks.csv").unlink()
     with pytest.raises(InputError, match="blocks.csv does not hold the rounds 1 to 2"):
-        read_run(tmp_path)
+        read_run(folder)
 
 
 def test_only_what_still_runs_is_concluded(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from mpcompare.errors import InputError, fail, fails_on_input_errors
+from mpcompare.errors import InputError, check_flag, fail, fails_on_input_errors
 
 
 class Report(Callback):
@@ -20,12 +20,11 @@ class Report(Callback):
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         _check_folder("hydra.run.dir", config.hydra.run.dir, below=False)
-        _check_formats(config)
+        _check_asked(config)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         _check_folder("hydra.sweep.dir", config.hydra.sweep.dir, below=True)
-        _check_formats(config)
-        _check_allowed(config)
+        _check_asked(config)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Draws the report. Ends the program with exit code 1 if a job failed, or differs and report.strict is set."""
@@ -44,21 +43,25 @@ class Report(Callback):
             sys.exit(1)
 
 
-def _check_formats(config: DictConfig) -> None:
-    """Ends the program with one line if the report cannot be written in the formats that were asked for."""
+def _check_asked(config: DictConfig) -> None:
+    """Ends the program with one line if the report cannot be as it was asked for, or the job has no name for files."""
+    from mpcompare.report.comparable import check_allowed
     from mpcompare.report.formats import check_formats
 
-    with fails_on_input_errors():
-        check_formats(OmegaConf.select(config, "report.formats"))
-
-
-def _check_allowed(config: DictConfig) -> None:
-    """Ends the program with one line if runs may differ in a field that the task does not have."""
-    from mpcompare.report.comparable import check_allowed
+    def asked(key: str) -> Any:
+        return OmegaConf.select(config, key, throw_on_resolution_failure=False)
 
     with fails_on_input_errors():
-        tasks: Any = [OmegaConf.to_container(config.task)] if config.task else []
-        check_allowed(OmegaConf.select(config, "report.allow"), tasks)
+        if "/" in str(name := config.hydra.job.name):
+            raise InputError("hydra.job.name", name, "expected a name for files, without /")
+        if not isinstance(config.report, DictConfig):
+            return  # the record says so, with an example
+        if not isinstance(asked("report.baseline"), str):
+            raise InputError("report.baseline", asked("report.baseline"), "expected the name of a backend")
+        check_flag("report.strict", asked("report.strict"))
+        check_formats(asked("report.formats"))
+        task = asked("task")
+        check_allowed(asked("report.allow"), [OmegaConf.to_container(task)] if task else [])  # type: ignore[list-item]
 
 
 def _check_folder(field: str, name: str, below: bool) -> None:

@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -19,7 +21,9 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from mpcompare.errors import InputError, fail
-from mpcompare.race.turns import Order, Turn, Turns
+from mpcompare.race.orders import Order, Turn, Turns
+
+THREADS_S = 3.0  # for the threads of an entrant to end in
 
 
 def main(
@@ -55,6 +59,20 @@ def main(
         fail(str(error))
     finally:
         atexit._run_exitfuncs()  # a fork ends without
+        _leave_threads(pipe)
+
+
+def _leave_threads(pipe: connection.Connection) -> None:
+    """Ends the process if a thread of the backend's or the network's goes on, for which Python would wait for ever."""
+    others = [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
+    deadline = time.monotonic() + THREADS_S
+    for thread in others:
+        thread.join(max(deadline - time.monotonic(), 0))
+    if names := [thread.name for thread in others if thread.is_alive()]:
+        with suppress(OSError):
+            pipe.send((f"warning: ended while {', '.join(names)} went on, a thread that is no daemon", True))
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _logged(task: Callable[..., None], pipe: connection.Connection, cfg: DictConfig) -> None:
@@ -77,7 +95,7 @@ def _answer(pipe: connection.Connection, turns: Turns) -> None:
             return
         try:
             pipe.send(event)
-            order = pipe.recv() if isinstance(event, Turn) else None
+            order = pipe.recv() if isinstance(event, Turn) and not event.goes_on else None
         except (EOFError, OSError):
             raise KeyboardInterrupt from None  # the launcher is gone: nobody is left to race for
 

@@ -1,28 +1,52 @@
 """The faults of a run in one line: those that a user can mend, apart from those of this project."""
 
+import errno
+import sys
+import traceback
+from pathlib import Path
+
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from mpcompare.errors import BackendUnavailable, InputError
+from mpcompare.errors import BackendUnavailable, InputError, one_line
+
+PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib", "rich", "jinja2", "hydra", "omegaconf")
 
 
-def known_fault(error: Exception) -> str | None:
+def known_fault(error: BaseException) -> str | None:
     """Returns one line for what a user can change; None for a fault of this project, which deserves its traceback."""
     if isinstance(error, (InputError, BackendUnavailable, HydraException, OmegaConfBaseException)):
-        return " ".join(str(error).split())
+        return one_line(str(error))
+    if isinstance(error, SystemExit):
+        return f"the network, its data, its loss or the backend called sys.exit({error})"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return one_line(f"cannot write {error.filename or 'a file'} ({error.strerror})")
+    if isinstance(error, (ImportError, AttributeError)) and (names := _shadowing(error)):
+        return f"{', '.join(names)} in {Path.cwd()} hides a module of that name: rename it ({first_line(error)})"
     if out_of_memory(error):
         return f"out of memory, try a smaller task.batch_size or task.model ({first_line(error)})"
     return None
 
 
+def _shadowing(error: BaseException) -> list[str]:
+    """Returns the files and folders of the working directory that were imported in the place of Python's own modules,
+    or of packages that mpcompare needs."""
+    here, needed = Path.cwd().resolve(), {*sys.stdlib_module_names, *PACKAGES}
+    files = [getattr(sys.modules.get(name), "__file__", None) or "" for name in needed]
+    files += [frame.filename for frame in traceback.extract_tb(error.__traceback__)]  # one that failed is in no table
+    inside = (Path(file).resolve().relative_to(here).parts[0] for file in files if Path(file).is_relative_to(here))
+    return sorted({name for name in inside if name.removesuffix(".py") in needed})
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Returns whether torch, on a CPU or a GPU, or Python has run out of memory."""
-    import torch  # here, for it takes seconds
-
+    if isinstance(error, MemoryError):
+        return True
+    torch = sys.modules.get("torch")  # it takes seconds to import, and what was not imported raises nothing
     on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    return on_cpu or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return on_cpu or (torch is not None and isinstance(error, torch.OutOfMemoryError))
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns the error's class and the first line of its message."""
-    return (f"{type(error).__name__}: {error}".splitlines())[0]
+    return one_line(f"{type(error).__name__}: {error}".splitlines()[0])

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from mpcompare.apart import Apart
 from mpcompare.command.nodes import task_of
 from mpcompare.contract import Batches
-from mpcompare.instruments import heap, machine
+from mpcompare.instruments import fp32_products, heap, machine
 from mpcompare.shared import save
 from mpcompare.tasks.twin import examined_twin
 from mpcompare.verdict.examine.ground import Ground
@@ -41,10 +41,11 @@ def make_ground(cfg: DictConfig, batch: Batches) -> tuple[Ground, str]:
     """Returns the ground of the job's exact values, and the fingerprint of its network."""
     if cfg.train.deterministic:  # it takes a second to import
         machine.set_deterministic(True)
-    machine.set_tf32(False)
+    fp32_products.set_tf32(False)
     device = machine.select_device(cfg.device)
     task = task_of(cfg.task)
-    model = task.new_model(cfg.seed, device)
+    with fp32_products.tf32(False):  # a user's module may set flags of its own when it is imported
+        model = task.new_model(cfg.seed, device)
     twin, _ = examined_twin(model, task)
     on_device = [(x.to(device), y.to(device)) for x, y in batch]
     return Ground(model if twin is None else twin, task.loss_fn, on_device), of_network(model)["network"]

@@ -11,14 +11,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from mpcompare.command.compiled import compiled
 from mpcompare.command.faults import first_line, known_fault
+from mpcompare.command.going_on import is_sweep
 from mpcompare.command.plan import plan_of
 from mpcompare.command.record import record_at_start
 from mpcompare.command.stages import stages_of
 from mpcompare.errors import InputError, fail
 from mpcompare.interrupt import uninterrupted
 from mpcompare.race.alone import alone
-from mpcompare.race.turns import Turns
+from mpcompare.race.orders import Turns
 
 # torch takes seconds to import, so it is imported where a run begins: --help and --cfg stay quick.
 
@@ -34,16 +36,22 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: P
         shared: the folder in which the entrants of a race share values; None: with nobody.
     """
     fresh = drive is not None or "torch" not in sys.modules  # no backend has been in this process
-    from mpcompare.command.ground import ground_apart
-    from mpcompare.entrant.entrant import compete
-    from mpcompare.records import Recorder
-    from mpcompare.shared import Shared
+    from mpcompare.records import RESULT, Recorder
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    recorder = Recorder(folder, record_at_start(cfg))
+    goes_on = drive is not None and is_sweep(cfg) and (folder / RESULT).exists()
+    recorder = Recorder(folder, record_at_start(cfg), goes_on)
     try:
+        from mpcompare.command.ground import ground_apart
+        from mpcompare.entrant.entrant import compete
+        from mpcompare.shared import Shared
+
+        if drive is None and is_sweep(cfg):
+            expected = "is that of a sweep, which goes on by -m and its launcher side_by_side; name one of its runs"
+            raise InputError("resume", cfg.resume, expected)
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
-        with ground_apart(cfg) if fresh else nullcontext() as apart:
+        alone_here = compiled() if drive is None else nullcontext()
+        with alone_here, ground_apart(cfg) if fresh else nullcontext() as apart:
             plan = plan_of(cfg)
             with closing(compete(plan, recorder, Shared(shared), apart)) as turns:
                 (drive or partial(alone, rules=plan.measure, stages=stages_of(cfg, plan.backend, 1)))(turns)
@@ -52,7 +60,7 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: P
             if recorder.result["status"] == "running":
                 recorder.add(status="interrupted", error="interrupted")
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         known = known_fault(error)
         try:
             recorder.add(status="failed", error=known or first_line(error))

@@ -1,12 +1,16 @@
 """Nodes of the configuration with a ``_target_``: the options that a group has, and the objects that nodes become."""
 
 import inspect
+import warnings
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from mpcompare.command.faults import out_of_memory
 from mpcompare.errors import InputError
@@ -25,11 +29,43 @@ def instantiate(node: Any, **values: Any) -> Any:
         InstantiationException: the object cannot be made.
     """
     try:
-        return hydra.utils.instantiate(node, _convert_="all", **values)
+        made = _with_functions(OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node)
+        return _made(made, values) if isinstance(made, dict) else made
     except InstantiationException as error:
         if isinstance(error.__cause__, InputError):
             raise error.__cause__ from None
         raise
+    except (InputError, OmegaConfBaseException):
+        raise
+    except Exception as error:  # Hydra 1.4 hands on what the constructor raises
+        raise InstantiationException(f"Error in call to target {node['_target_']}: {error!r}") from error
+
+
+def _made(node: dict[Any, Any], values: Mapping[str, Any]) -> Any:
+    """Returns what Hydra makes of a node, which may hold objects, and of more ``values``.
+
+    Hydra 1.4 warns that a ``_target_`` runs any code. It is there for that.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*_execution_whitelist_", UserWarning)
+        return hydra.utils.instantiate(OmegaConf.create(node, flags={"allow_objects": True}), _convert_="all", **values)
+
+
+def _with_functions(node: Any) -> Any:
+    """Returns a node with the functions themselves in place of nodes with ``_partial_``.
+
+    Hydra 1.3.8 and later check such a function in each call, which takes longer than many a loss, and a step calls it.
+    """
+    if isinstance(node, list):
+        return [_with_functions(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("_recursive_", True):
+        node = {key: _with_functions(value) for key, value in node.items()}
+    if node.get("_partial_") is not True:
+        return node
+    made = _made(node, {})
+    return partial(made.func, *made.args, **made.keywords) if made.args or made.keywords else made.func
 
 
 def task_of(node: DictConfig) -> Any:
@@ -46,7 +82,7 @@ def task_of(node: DictConfig) -> Any:
     def make_model() -> Any:
         try:
             return instantiate(model)
-        except InstantiationException as error:
+        except (InstantiationException, SystemExit) as error:
             cause = error.__cause__ or error
             if out_of_memory(cause):
                 raise cause from None

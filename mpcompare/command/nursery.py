@@ -5,16 +5,22 @@ with the launcher.
 """
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import context, forkserver, get_context, process, resource_tracker
+from multiprocessing import context, forkserver, get_context, process, resource_tracker, util
 from typing import Any
 
-# Ctrl-C in a terminal, and the signal that ends a job of a batch system, go to all processes. Only the launcher shall
-# hear them.
-HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+import psutil
+
+# Ctrl-C in a terminal, its end, and the signal that ends a job of a batch system go to all processes. Only the launcher
+# shall hear them.
+HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+LONGEST_FOLDER = 70  # bytes: multiprocessing adds two names of about 14 each to it
 
 PRELOAD = ["mpcompare.command.preload"]
 
@@ -30,6 +36,7 @@ def nursery(fork: bool = True) -> Iterator[context.BaseContext]:
         The ``multiprocessing`` context to take processes and pipes from; start them with :func:`start`.
     """
     resource_tracker.ensure_running()  # it unblocks the signals of the process that starts it
+    _shorten_sockets()
     if not fork or sys.platform != "linux":  # macOS's own libraries start threads when they are loaded
         yield get_context("spawn")
         return
@@ -47,6 +54,12 @@ def start(new: process.BaseProcess) -> None:
     """Starts a process of a :func:`nursery`."""
     with _held_back():  # a fork has the server's mask, a new program the launcher's
         new.start()
+
+
+def server_has_died() -> bool:
+    """Returns whether the server was killed: then nobody knows how a fork of it ended."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return pid is not None and bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 def _has_imported(forks: context.BaseContext) -> bool:
@@ -67,6 +80,14 @@ def _held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _shorten_sockets() -> None:
+    """Lets sockets lie below ``/tmp`` where ``$TMPDIR`` is too long a name: that of a socket has 107 bytes at most."""
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_FOLDER:
+        folder = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")
+        util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
+        process.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # as util.get_temp_dir does
 
 
 def _end_server() -> None:

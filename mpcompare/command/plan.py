@@ -9,12 +9,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from mpcompare.command.entry_points import origin
+from mpcompare.command.going_on import is_sweep
 from mpcompare.command.nodes import instantiate, task_of
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, check_choice
 from mpcompare.race.turns import Rules
 
 if TYPE_CHECKING:
-    from mpcompare.entrant.plan import Plan
+    from mpcompare.entrant.plan import Plan, Resumption
 
 Section = TypeVar("Section")
 
@@ -26,12 +27,14 @@ def plan_of(cfg: DictConfig) -> "Plan":
         InputError: a value is not accepted; the message has the name of its key.
     """
     from mpcompare.entrant import plan  # here, for it imports torch, which takes seconds
+    from mpcompare.native.ops import ENGINES
 
     backend: Any = OmegaConf.to_container(cfg.backend, resolve=True)
     chosen = HydraConfig.get().runtime.choices["backend"]
+    check_choice("engine", cfg.engine, ENGINES)  # backends without a choice are not asked
     try:
         make_backend = hydra.utils.get_class(cfg.backend._target_)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, TypeError, AttributeError, AssertionError) as error:
         expected = f"expected a backend's class{origin(chosen)} ({error})"
         raise InputError("backend._target_", cfg.backend._target_, expected) from error
     return plan.Plan(
@@ -47,13 +50,22 @@ def plan_of(cfg: DictConfig) -> "Plan":
         device=cfg.device,
         seed=cfg.seed,
         train=_section(plan.Training, cfg, "train"),
-        resume=plan.Resumption(None if cfg.resume is None else Path(str(cfg.resume)).expanduser(), cfg.resume_older),
+        resume=_resumption(cfg),
         eval=_section(plan.Evaluation, cfg, "eval"),
         monitor=_section(plan.Monitoring, cfg, "monitor"),
         measure=rules_of(cfg),
         inference=_section(plan.Inference, cfg, "inference"),
         verdict=_section(plan.Examination, cfg, "verdict"),
     )
+
+
+def _resumption(cfg: DictConfig) -> "Resumption":
+    """Returns the point to resume from: of a sweep that goes on, the folder of the run itself."""
+    from mpcompare.entrant.plan import Resumption
+
+    if is_sweep(cfg):
+        return Resumption(Path(HydraConfig.get().runtime.output_dir), cfg.resume_older, goes_on=True)
+    return Resumption(None if cfg.resume is None else Path(str(cfg.resume)).expanduser(), cfg.resume_older)
 
 
 def rules_of(cfg: DictConfig) -> Rules:

@@ -12,11 +12,12 @@ from hydra.types import HydraContext
 
 from mpcompare import records
 from mpcompare.command import entrant_main
-from mpcompare.command.nursery import start
+from mpcompare.command.belongings import Belongings
+from mpcompare.command.nursery import server_has_died, start
 from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
+from mpcompare.race.orders import Order, Progress, Train, Turn
 from mpcompare.race.progress import Board
-from mpcompare.race.turns import Order, Progress, Train, Turn
 
 GRACE_S = 3.0  # between being asked to stop and being killed
 OUTPUT = "output.log"  # holds what an entrant's process prints beside its log
@@ -38,9 +39,11 @@ class Process:
         silence_limit_s: float,
         board: Board,
         processes: context.BaseContext,
+        own: Belongings,
     ) -> None:
-        """Starts the process."""
+        """Starts the process, one of the belongings ``own`` of its sweep."""
         self.job, self.name, self.board, self.silence_limit_s = job, job.name, board, silence_limit_s
+        self.own = own
         self.cause: str | None = None
         self.unrecorded: InputError | None = None
         self.oom_kills = _oom_kills()
@@ -104,8 +107,10 @@ class Process:
         """Waits for the process to end, kills it if it has not by ``deadline``, and completes its record."""
         self.process.join(GRACE_S if deadline is None else max(deadline - time.monotonic(), 0))
         if self.process.is_alive():
+            self.cause = self.cause or "killed by the launcher: it had closed its pipe, and did not end"
             self.process.kill()
             self.process.join()
+        self.own.end_orphans()
         try:
             output = self.job.folder / OUTPUT
             printed = output.read_text(errors="replace").strip().splitlines() if output.exists() else []
@@ -113,6 +118,7 @@ class Process:
                 output.unlink(missing_ok=True)
             cause = self.cause or self._cause_of_death(printed)
             if records.conclude(self.job.folder, self.job.record_at_start, cause):
+                self.own.forget()
                 self.board.line(f"{self.name}: {cause}")
         except (OSError, ValueError) as error:
             self.unrecorded = InputError(
@@ -120,6 +126,8 @@ class Process:
             )
 
     def _cause_of_death(self, printed: Sequence[str]) -> str:
+        if server_has_died():
+            return "killed, or cut off: the process of which all entrants are forks was killed"
         code = self.process.exitcode or 0
         named = {each.value: each.name for each in signal.Signals}
         cause = f"killed by {named.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"

@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from mpcompare import records
 from mpcompare.command.record import record_at_start
@@ -27,6 +28,7 @@ class Job:
         config: composed, with Hydra's own node.
         name: its folder below the sweep's.
         record_at_start: the first entries of its ``result.json``.
+        resolved: the configuration as plain values; as it is written where it cannot be resolved, which fails the job.
     """
 
     config: DictConfig
@@ -34,6 +36,7 @@ class Job:
     name: str
     folder: Path
     record_at_start: dict[str, Any]
+    resolved: dict[str, Any]
 
     def ended(self) -> JobReturn:
         """Returns the job for Hydra's sweeper. One that failed is a row of the report, not an exception that ends the
@@ -84,7 +87,13 @@ def _job(hydra: HydraContext, sweep: DictConfig, number: int, overrides: list[st
     with _as_hydra_config(config):
         name = str(config.hydra.sweep.subdir)
         folder = Path(str(config.hydra.sweep.dir)) / name
-        return Job(config, overrides, name, folder, record_at_start(_without_hydra(config)))
+        own = _without_hydra(config)
+        record = record_at_start(own)
+        try:
+            resolved: Any = OmegaConf.to_container(own, resolve=True)
+        except OmegaConfBaseException:
+            resolved = record["config"]
+        return Job(config, overrides, name, folder, record, resolved)
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:

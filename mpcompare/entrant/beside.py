@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
 
 from mpcompare.contract import State, Stepper
+from mpcompare.entrant.sample import Kinds, Sample
 from mpcompare.entrant.setup import Setup
-from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 
 
@@ -19,14 +19,16 @@ class Ended:
     """The end of a block.
 
     Attributes:
-        seed: that of its batches.
+        seeds: those of its batches: of the steps before the clock started, and of those after it.
         losses: of its first step, which is not timed, and of its last.
-        left: the state that it left, by kind (:func:`kinds_of`).
+        sample: the elements that were looked at.
+        left: their values, by kind.
     """
 
-    seed: int
+    seeds: tuple[int, int]
     losses: tuple[float, float]
-    left: dict[str, Params]
+    sample: Sample
+    left: Kinds
 
 
 @dataclass(frozen=True)
@@ -61,42 +63,32 @@ class Beside:
     timed_steps: int
 
 
-def kinds_of(backend: Any) -> dict[str, Params]:
-    """Returns copies of all that a backend has learned: its weights, its floating buffers, the optimizer's tensors."""
-    kinds = {"weights": backend.master_params(), "buffers": backend.buffers(), **backend.state_dict()["optimizer"]}
-    return {kind: copied for kind, tensors in kinds.items() if (copied := _floating(tensors))}
-
-
-def beside(setup: Setup, trained: Stepper, state: State, ended: Ended, steps: int) -> Beside:
+def beside(setup: Setup, trained: Stepper, state: State, ended: Ended, steps: tuple[int, int]) -> Beside:
     """Lets the trained backend take a block that was timed, and returns how far apart the two are.
 
     Args:
         trained: is in ``state``, at the learning rate with which the block began.
-        steps: the number of steps of the block, those before the clock started included.
+        steps: the numbers of steps of the block before the clock started, and after it.
     """
-    torch.manual_seed(ended.seed)
-    stream = setup.drawn_batches(ended.seed)
-    losses = [float(trained.step(next(stream))) for _ in range(steps)]
-    before = {"weights": state["params"], "buffers": state["buffers"], **state["optimizer"]}
-    expected = kinds_of(trained.backend)
+    torch.manual_seed(ended.seeds[0])
+    streams = (islice(setup.drawn_batches(seed), number) for seed, number in zip(ended.seeds, steps, strict=True))
+    start = ended.sample.of_state(state)
+    losses = [float(trained.step(batch)) for batch in chain.from_iterable(streams)]
+    expected = ended.sample.of(trained.backend, trained.backend.master_params())
     first, last = (abs(mine - its) for mine, its in zip(ended.losses, (losses[0], losses[-1]), strict=True))
     return Beside(
         timed_loss=losses[-1],
         timed_loss_difference=max(first, last) if not math.isnan(first + last) else math.nan,
         timed_state={
-            kind: asdict(_apart(before.get(kind, {}), tensors, ended.left.get(kind, {})))
+            kind: asdict(_apart(start.get(kind, {}), tensors, ended.left.get(kind, {})))
             for kind, tensors in expected.items()
         },
-        timed_steps=steps,
+        timed_steps=sum(steps),
     )
 
 
-def _apart(before: Mapping[str, Tensor], expected: Params, left: Mapping[str, Tensor]) -> Apart:
+def _apart(before: Mapping[str, Tensor], expected: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> Apart:
     """Returns the distances of one kind; a tensor that is missing is one of zeros."""
     zeros = {name: torch.zeros_like(t) for name, t in expected.items()}
     norm = numerics.distance(expected, zeros)
     return Apart(numerics.distance(expected, {**zeros, **left}), numerics.distance(expected, {**zeros, **before}), norm)
-
-
-def _floating(tensors: Mapping[str, Tensor]) -> Params:
-    return {name: t.detach().clone() for name, t in tensors.items() if t.is_floating_point()}

@@ -11,9 +11,11 @@ blocks        the time of a step: blocks of bare steps, in turns with the others
 phases        the time of each phase
 memory        the bytes that must be live
 inference     the trained network in each precision, forward only
+
+A run that was trained and examined in a sweep that was killed has one pass for both, ``taken``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mpcompare.apart import Apart
 from mpcompare.entrant.passes import (
@@ -26,25 +28,35 @@ from mpcompare.entrant.passes import (
     provenance,
     setup,
     start,
+    taken,
     training,
     trial,
 )
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.state import Entrant, Pass
 from mpcompare.race import course
-from mpcompare.race.turns import Progress, Turn, Turns
+from mpcompare.race.orders import Progress, Turn, Turns
 from mpcompare.records import Recorder
 from mpcompare.shared import ALONE, Shared
 
 # Each with the stage (race/course.py) of which it is a part.
-PASSES: tuple[tuple[str, Callable[[Entrant], Pass[object]]], ...] = (
+Passes = tuple[tuple[str, Callable[[Entrant], Pass[object]]], ...]
+MADE: Passes = (
     (course.SET_UP, checkpoint.take),
     (course.SET_UP, setup.take),
     (course.SET_UP, provenance.take),
     (course.SET_UP, start.take),
+)
+TRAINED: Passes = (
     (course.TRAINING, training.take),
     (course.TRAINING, trial.take),
     (course.EXAMINATION, examination.take),
+)
+TAKEN: Passes = (
+    (course.TRAINING, taken.take),
+    (course.TRAINING, trial.take),
+)
+MEASURED: Passes = (
     (course.TIMING, blocks.take),
     (course.PHASES, phases.take),
     (course.MEMORY, memory.take),
@@ -56,10 +68,16 @@ def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE, apart: Apart
     """Takes all passes of one run, turn by turn (``race``). Each pass is recorded before the next one begins."""
     yield Turn()  # what is slow to import is imported
     entrant = Entrant(plan, recorder, shared, apart)
-    for stage, take in PASSES:
+    for stage, take in _passes(entrant):
         if stage != course.TIMING:  # the race says when that begins
             yield Progress(0, 1, "", stage)
         part = yield from take(entrant)
         recorder.add(**vars(part))
     recorder.add(status="ok")
     yield Progress(1, 1, "done")
+
+
+def _passes(entrant: Entrant) -> Iterator[tuple[str, Callable[[Entrant], Pass[object]]]]:
+    yield from MADE
+    yield from TAKEN if entrant.taken else TRAINED  # ``checkpoint`` has found that out
+    yield from MEASURED

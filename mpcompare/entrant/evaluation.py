@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mpcompare.contract import Backend
 from mpcompare.entrant.setup import Setup
-from mpcompare.instruments import machine
+from mpcompare.instruments import fp32_products
 from mpcompare.records import Recorder
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.losses import count_of
@@ -26,7 +26,7 @@ def evaluate(
 
     The same IEEE fp32 code computes it for every backend.
     """
-    with machine.tf32(False):  # also after training in TF32
+    with fp32_products.tf32(False):  # also after training in TF32
         return score(with_values(model, params, buffers).eval(), dataset, task)
 
 

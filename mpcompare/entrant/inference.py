@@ -28,7 +28,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import Scores, score
 from mpcompare.entrant.plan import Inference
 from mpcompare.entrant.setup import Setup
-from mpcompare.instruments import machine, meter
+from mpcompare.instruments import fp32_products, meter
 from mpcompare.instruments.clock import Clock
 from mpcompare.precision import PRECISIONS, preferred
 from mpcompare.shared import Shared
@@ -55,7 +55,7 @@ class Way:
     tf32: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        with torch.inference_mode(), machine.tf32(self.tf32):
+        with torch.inference_mode(), fp32_products.tf32(self.tf32):
             return self.forward(x)
 
     @property
@@ -181,7 +181,7 @@ def time_batches(able: dict[str, Way], x: Tensor, clock: Clock, budget_s: float)
             return times
         for name in _rotated(list(able), number):
             way = able[name]
-            with torch.inference_mode(), machine.tf32(way.tf32):
+            with torch.inference_mode(), fp32_products.tf32(way.tf32):
                 clock.mark()
                 way.forward(x)
                 clock.mark()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mpcompare.contract import Backend, Batches, MemoryModel, Stepper, warmup_steps, workspaces
+from mpcompare.contract import Backend, Batches, MemoryModel, Stepper, memory_model_of, warmup_steps, workspaces
 from mpcompare.cost import memory
 from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import meter
@@ -44,7 +44,7 @@ def measure_memory(setup: Setup) -> Memory:
         return backends
 
     peak = meter.peak_memory(setup.device, run)
-    model, workspace = backends[0].memory_model(), workspaces(backends[0])
+    model, workspace = memory_model_of(backends[0]), workspaces(backends[0])
     if setup.device.type == "cuda":
         if peak.workspace_bytes:
             workspace = {"cuBLAS": peak.workspace_bytes, **workspace}

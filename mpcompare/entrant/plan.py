@@ -15,6 +15,7 @@ from mpcompare.errors import InputError, check_every, check_flag, check_number, 
 from mpcompare.loss_scale import LossScale
 from mpcompare.race.turns import Rules
 from mpcompare.tasks.data import Dataset
+from mpcompare.tasks.data.given import called, dataset_of
 from mpcompare.tasks.task import Task
 
 
@@ -27,17 +28,20 @@ class Training:
         warmup_steps: number of training steps before them, which are marked in the records.
         deterministic: whether only algorithms that give the same bits every time are allowed.
         checkpoint_every: a checkpoint is saved after each step whose number is a multiple of this; None: none is.
+        not_finite: whether data that hold NaN, inf or numbers beyond fp32's squares are trained on, without a verdict.
     """
 
     steps: int
     warmup_steps: int
     deterministic: bool
     checkpoint_every: int | None
+    not_finite: bool = False
 
     def __post_init__(self) -> None:
         check_whole("train.steps", self.steps, at_least=1)
         check_whole("train.warmup_steps", self.warmup_steps, at_least=0)
         check_flag("train.deterministic", self.deterministic)
+        check_flag("train.not_finite", self.not_finite)
         if self.checkpoint_every is not None:
             check_whole("train.checkpoint_every", self.checkpoint_every, at_least=1)
 
@@ -55,10 +59,12 @@ class Resumption:
         folder: a checkpoint, a folder of checkpoints or a run's folder, from which training continues; None: training
             begins with the initial weights.
         older: whether an older checkpoint there will do if the newest is damaged.
+        goes_on: whether the folder is that of this run itself, which was begun in a sweep that was killed.
     """
 
     folder: Path | None
     older: bool
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
         check_flag("resume_older", self.older)
@@ -180,19 +186,13 @@ class Plan:
         """Returns the data, on the CPU.
 
         Raises:
-            InputError: the configured function does not take the seed alone, or returns something else.
+            InputError: the configured function does not take the seed alone, raises, or returns something else.
         """
         function = getattr(self.load_data, "func", self.load_data)
         name = str(getattr(function, "__name__", "function"))
         if (fault := _fault_of_call(self.load_data, self.seed)) is not None:
             raise InputError("data._target_", name, f"expected a function that can be called with the seed ({fault})")
-        loaded = self.load_data(self.seed)
-        if isinstance(loaded, Dataset):
-            return loaded
-        if not isinstance(loaded, (tuple, list)) or len(loaded) != 4:
-            expected = "expected a Dataset, or the tensors x_train, y_train, x_test, y_test"
-            raise InputError("data._target_", name, expected)
-        return Dataset(name, "asked for", *loaded)
+        return dataset_of(called(self.load_data, self.seed, name), name)
 
 
 def _fault_of_call(function: Callable[..., Any], *arguments: Any) -> str | None:

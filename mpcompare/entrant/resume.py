@@ -7,10 +7,12 @@ A run that continues has the rows of its own steps in ``steps.csv``; those befor
 took them. The examination of its training begins where it began.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor, nn
 
 from mpcompare.checkpoints import Checkpoint, load
 from mpcompare.entrant.plan import Plan
@@ -19,6 +21,7 @@ from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.records import finite, named_fields
 from mpcompare.tasks.fingerprint import fingerprint
+from mpcompare.tasks.task import buffers_of, params_of
 
 # Must be the same in a run that continues. Its backend, precision and loss scale need not be.
 SAME = ("task", "seed", "schedule_updates", "dataset_fingerprint", "initial_weights")
@@ -40,7 +43,8 @@ def what_is_trained(plan: Plan, setup: Setup) -> dict[str, Any]:
 
 
 def find(plan: Plan) -> Checkpoint | None:
-    """Returns the checkpoint that a run is to continue from, verified; None where it is to begin at the beginning.
+    """Returns the checkpoint that a run is to continue from, verified, of several the last that leaves a step to take;
+    None where it is to begin at the beginning.
 
     Raises:
         InputError: there is none, it is damaged, or it leaves no step to take.
@@ -48,7 +52,7 @@ def find(plan: Plan) -> Checkpoint | None:
     folder, last_step = plan.resume.folder, plan.train.last_step
     if folder is None:
         return None
-    checkpoint = load(folder, older=plan.resume.older)
+    checkpoint = load(folder, plan.resume.older, before=last_step)
     if checkpoint.step >= last_step:
         expected = f"has taken {checkpoint.step} steps, and this run ends after {last_step}"
         raise InputError("resume", folder, f"{expected} (train.warmup_steps + train.steps)")
@@ -80,6 +84,27 @@ def fit(checkpoint: Checkpoint, trained: Mapping[str, Any], loss_scale: LossScal
         if "growth_tracker" in state:  # beyond a shorter interval it would never grow again
             state["growth_tracker"] = min(state["growth_tracker"], loss_scale.growth_interval - 1)
     return replace(checkpoint, state={**checkpoint.state, "loss_scale": state})
+
+
+def check_tensors(checkpoint: Checkpoint, model: nn.Module, folder: Path | None) -> None:
+    """Raises InputError unless a checkpoint holds the tensors of this network: parameters and buffers by name and shape
+    alike, and the optimizer's, each of the shape of its parameter or a number."""
+    params, buffers = params_of(model), buffers_of(model)
+    for group, expected in (("params", params), ("buffers", buffers)):
+        found = checkpoint.state[group]
+        if missing := [name for name in expected if name not in found]:
+            raise InputError("resume", folder, f"its {group} lack {missing[0]}")
+        for name, tensor in found.items():
+            _check_shape(folder, f"{group} {name}", tensor, [expected[name].shape] if name in expected else [])
+    for kind, tensors in checkpoint.state["optimizer"].items():
+        for name, tensor in tensors.items():
+            _check_shape(folder, f"{kind} {name}", tensor, [params[name].shape, ()] if name in params else [])
+
+
+def _check_shape(folder: Path | None, name: str, tensor: Tensor, accepted: Sequence[Sequence[int]]) -> None:
+    if list(tensor.shape) not in (shapes := [list(shape) for shape in accepted]):
+        expected = f"this network has {shapes[0]}" if shapes else "this network has no such tensor"
+        raise InputError("resume", folder, f"holds {name} of shape {list(tensor.shape)}, and {expected}")
 
 
 def _fields(trained: Mapping[str, Any]) -> dict[str, Any]:

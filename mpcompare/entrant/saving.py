@@ -2,34 +2,41 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from mpcompare.checkpoints import Checkpoint, save
+from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, save
 from mpcompare.contract import Stepper
 from mpcompare.entrant import generators
+from mpcompare.entrant.going_on import Before
+from mpcompare.entrant.plan import Training
+from mpcompare.records import Recorder
+from mpcompare.verdict.examine.moves import Digest
 
 
 @dataclass(frozen=True)
 class Saver:
-    """Saves checkpoints of a run.
+    """Saves checkpoints of a run into its folder, and before each the moves of the weights up to there.
 
     Attributes:
-        folder: for them.
-        every: a checkpoint is saved after each step whose number is a multiple of this; None: none is.
+        train: says when a checkpoint is saved.
         what_is_trained: :func:`mpcompare.entrant.resume.what_is_trained` of the run.
+        before: the steps that were recorded before this process began.
+        digest: the moves of the others; None where nobody looks.
     """
 
-    folder: Path
-    every: int | None
+    recorder: Recorder
+    train: Training
     what_is_trained: Mapping[str, Any]
     device: torch.device
+    before: Before
+    digest: Digest | None
 
     def due(self, step: int) -> bool:
-        """Returns whether a checkpoint is saved after this step, counted from 1."""
-        return self.every is not None and step % self.every == 0
+        """Returns whether a checkpoint is saved after this step, counted from 1; the last one has one in any case."""
+        every = self.train.checkpoint_every
+        return every is not None and (step % every == 0 or step == self.train.last_step)
 
     def save(self, stepper: Stepper, step: int) -> None:
         """Saves the state of ``stepper`` after its first ``step`` steps; waits for the device, and for the disk.
@@ -37,7 +44,10 @@ class Saver:
         Raises:
             InputError: the folder cannot be written.
         """
-        save(self.folder, checkpoint_of(stepper, step, self.what_is_trained, self.device))
+        if self.digest is not None:
+            self.before.record(self.recorder, self.digest.moves())
+        checkpoint = checkpoint_of(stepper, step, self.what_is_trained, self.device)
+        save(self.recorder.folder / CHECKPOINTS, checkpoint)
 
 
 def checkpoint_of(stepper: Stepper, step: int, what_is_trained: Mapping[str, Any], device: torch.device) -> Checkpoint:

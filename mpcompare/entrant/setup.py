@@ -11,14 +11,17 @@ from torch import nn
 
 from mpcompare.contract import Backend, Batches, State, Stepper
 from mpcompare.entrant.plan import Plan
-from mpcompare.instruments import machine
+from mpcompare.errors import InputError
+from mpcompare.instruments import fp32_products, machine
 from mpcompare.instruments.clock import Clock, clock
 from mpcompare.loss_scale import LossScale
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.shared import Shared
 from mpcompare.tasks.data import Dataset, batches, drawn_batches
+from mpcompare.tasks.data.finite import not_finite
 from mpcompare.tasks.fingerprint import fingerprint
-from mpcompare.tasks.task import Task, params_of, try_out
+from mpcompare.tasks.task import Task, params_of
+from mpcompare.tasks.trial import first_loss, try_out
 from mpcompare.verdict.examine.lent import Lent, of_batch, of_network
 
 Stream = Iterator[Batches]
@@ -38,6 +41,7 @@ class Setup:
         dataset: on the device.
         dataset_fingerprint: hash of all its samples.
         construct_s: seconds in which the first backend was made, with all that is built or compiled for it.
+        not_finite: where the data, or the first loss, hold no number that fp32 can train on; empty where they all do.
     """
 
     device: torch.device
@@ -53,6 +57,7 @@ class Setup:
     dataset_fingerprint: str
     construct_s: float
     clock: Clock
+    not_finite: str = ""
 
     def new_backend(self) -> Backend:
         """Returns a backend with the initial weights."""
@@ -88,9 +93,11 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
     device = machine.select_device(plan.device)
     precision = resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device, plan.backend)
     loss_scale = plan.loss_scale(precision) if callable(plan.loss_scale) else plan.loss_scale
-    machine.set_tf32(PRECISIONS[precision].uses_tf32)
+    fp32_products.set_tf32(PRECISIONS[precision].uses_tf32)
     task = plan.task.over(plan.train.last_step)
-    model = task.new_model(plan.seed, device)
+    uses_tf32 = PRECISIONS[precision].uses_tf32
+    with fp32_products.tf32(uses_tf32):  # a user's module may set flags of its own when it is imported
+        model = task.new_model(plan.seed, device)
 
     def make_backend(model: nn.Module, loss_scale: LossScale) -> Backend:
         return plan.make_backend(model, task, precision, copy.deepcopy(loss_scale), **plan.options)
@@ -99,10 +106,14 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
     start = time.perf_counter()
     engine = make_backend(model, loss_scale).engine  # before the data: what cannot work says so at once
     construct_s = time.perf_counter() - start
-    loaded = shared.once("dataset", lambda: _with_fingerprint(plan.dataset()))
-    dataset_fingerprint = loaded.pop("fingerprint")
+    with fp32_products.tf32(uses_tf32):
+        loaded = shared.once("dataset", lambda: _with_fingerprint(plan.dataset()))
+    dataset_fingerprint, infinite = loaded.pop("fingerprint"), loaded.pop("not_finite")
     dataset = Dataset(**loaded).to(device)
-    try_out(model, task, dataset.x_train, dataset.y_train, dataset.name)
+    try_out(model, task, dataset.x_train, dataset.y_train, dataset.name, dataset.y_test)
+    infinite = infinite or first_loss(model, task, *next(batches(dataset, task.batch_size)))
+    if infinite and not plan.train.not_finite:
+        raise InputError("data", dataset.name, f"{infinite}; train.not_finite=true trains on it, without a verdict")
     return Setup(
         device=device,
         precision=precision,
@@ -117,9 +128,11 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
         dataset_fingerprint=dataset_fingerprint,
         construct_s=construct_s,
         clock=clock(device),
+        not_finite=infinite,
     )
 
 
 def _with_fingerprint(dataset: Dataset) -> dict[str, Any]:
-    """Returns its tensors, names and fingerprint, which takes as long as all the rest where there is much data."""
-    return {**vars(dataset), "fingerprint": dataset.fingerprint}
+    """Returns its tensors and names, and what takes long where there is much data: its fingerprint, and where it is not
+    finite."""
+    return {**vars(dataset), "fingerprint": dataset.fingerprint, "not_finite": not_finite(dataset)}

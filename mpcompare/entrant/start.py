@@ -1,4 +1,4 @@
-"""The point where training begins: the initial weights, or a checkpoint."""
+"""The point where training begins: the initial weights, or a checkpoint; and the point from which it goes on here."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -6,6 +6,7 @@ from typing import cast
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.contract import State, Stepper
 from mpcompare.entrant import generators
+from mpcompare.entrant.going_on import NOTHING, Before
 from mpcompare.entrant.setup import Setup, Stream
 from mpcompare.tasks.task import Params, params_of
 
@@ -15,11 +16,18 @@ class Start:
     """The point where training begins.
 
     Attributes:
-        checkpoint: as this run continues from it; None: training begins with the initial weights.
+        checkpoint: as this process continues from it; None: training begins with the initial weights.
+        before: the steps of the run before it, which are part of this training.
     """
 
     setup: Setup
     checkpoint: Checkpoint | None
+    before: Before = NOTHING
+
+    @property
+    def origin(self) -> Checkpoint | None:
+        """The checkpoint where this training began; None: it began with the initial weights."""
+        return None if self.before.rows else self.checkpoint
 
     @property
     def step(self) -> int:
@@ -28,8 +36,8 @@ class Start:
 
     @property
     def params(self) -> Params:
-        """The fp32 parameters, under the module's names."""
-        return params_of(self.setup.model) if self.checkpoint is None else self.checkpoint.state["params"]
+        """The fp32 parameters with which training began, under the module's names."""
+        return params_of(self.setup.model) if self.origin is None else self.origin.state["params"]
 
     def batches(self) -> Stream:
         """Yields the training batches from here on."""

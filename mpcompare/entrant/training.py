@@ -12,7 +12,7 @@ from mpcompare.entrant.monitor import Monitor
 from mpcompare.entrant.rows import Rows
 from mpcompare.entrant.saving import Saver
 from mpcompare.entrant.setup import Stream
-from mpcompare.race.turns import Progress
+from mpcompare.race.orders import Progress
 from mpcompare.verdict.findings import Moves
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often
@@ -23,7 +23,7 @@ class Trained:
     """The end of training.
 
     Attributes:
-        rows: those of ``steps.csv``.
+        rows: those of ``steps.csv``, from the first step of the run on.
         state: a copy of the backend's state.
         updates: the number of updates that led to it.
         scores: loss and accuracy on the held-out samples.

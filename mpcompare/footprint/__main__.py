@@ -7,8 +7,10 @@ from pathlib import Path
 
 from mpcompare.errors import InputError, check_choice, check_whole, fail, fails_on_input_errors
 from mpcompare.report.formats import check_figure, save_figure
+from mpcompare.streams import lasting
 
 
+@lasting()
 def main() -> None:
     args = _parser().parse_args()
     # torch takes seconds to import: --help stays quick

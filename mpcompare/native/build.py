@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from mpcompare.foreign import check_private
 from mpcompare.paths import CSRC, cache_dir
 
 log = logging.getLogger(__name__)
@@ -98,16 +99,16 @@ def build(recipe: Recipe) -> Path:
     """Builds the library unless it is in the cache; returns its path.
 
     Raises:
-        BuildError: the compiler failed, or the cache cannot be written.
+        BuildError: the compiler failed, the cache cannot be written, or others can write it.
     """
     try:
         library = cache_dir() / "ops" / cache_key(recipe) / f"{recipe.name}.so"
         if library.exists():
-            return library
-        library.parent.mkdir(parents=True, exist_ok=True)
+            return _private(library)
+        library.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with _alone_in(library.parent), tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
             if library.exists():  # another process built it meanwhile
-                return library
+                return _private(library)
             log.info(
                 "building %s, the native operators: about a minute, and once only for this machine and torch %s",
                 recipe.name, torch.__version__,
@@ -121,6 +122,16 @@ def build(recipe: Recipe) -> Path:
             unfinished.replace(library)
     except OSError as error:
         raise BuildError(f"cannot run {recipe.compiler[0]} or write to {cache_dir()}: {error}") from error
+    return _private(library)
+
+
+def _private(library: Path) -> Path:
+    """Returns the library; raises BuildError if somebody else can write it: to load one runs what is in it."""
+    try:
+        check_private(library)
+    except ValueError as error:
+        advice = f"delete {library.parent}, and take the right from others, or name another folder with XDG_CACHE_HOME"
+        raise BuildError(f"{library.name} is not loaded, {error}: {advice}") from error
     return library
 
 
@@ -178,8 +189,9 @@ def _version(compiler: list[str]) -> str:
 def _reason(stderr: str) -> str:
     """Returns the first line of ``stderr`` that names an error."""
     lines = stderr.splitlines()
+    full = [line for line in lines if "No space left" in line]  # the linker's own error says nothing of it
     telling = [line for line in lines if re.search(r"error|cannot find|undefined", line)]
-    return (telling or lines or ["no output"])[0]
+    return (full or telling or lines or ["no output"])[0]
 
 
 def _cpu() -> str:

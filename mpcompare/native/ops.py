@@ -105,7 +105,7 @@ def _choices() -> dict[str, bool]:
     """
     return {
         "search": not torch.are_deterministic_algorithms_enabled(),
-        "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "tf32": torch.backends.cuda.matmul.fp32_precision == "tf32",
     }
 
 

@@ -8,8 +8,10 @@ from mpcompare.errors import check_choice, fails_on_input_errors
 from mpcompare.pitfalls.console import show, show_names
 from mpcompare.pitfalls.registry import PITFALLS
 from mpcompare.report.formats import add_out, check_figure, save_figure
+from mpcompare.streams import lasting
 
 
+@lasting()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.pitfalls",

@@ -7,8 +7,10 @@ from pathlib import Path
 from mpcompare.errors import InputError, fail
 from mpcompare.report.formats import FORMATS
 from mpcompare.report.report import report
+from mpcompare.streams import lasting
 
 
+@lasting()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m mpcompare.report",

@@ -42,14 +42,16 @@ def check_comparable(runs: Sequence[Run], allow: Sequence[str]) -> None:
     """Raises InputError, which names every field that differs, unless ``runs`` belong into one report.
 
     They do if runs that were asked for the same task, data and seed have got the same data and initial weights, and if
-    the sweeps hang together: each shares a task identity with another, so that all of them are connected.
+    the sweeps hang together: each shares a task identity with another, so that all of them are connected. A run whose
+    task is not known stands in the way of none.
     """
+    runs = [run for run in runs if task_identity(run)]
     pairs = [(differing(a, b, allow), a, b) for a, b in combinations(runs, 2)]
     for fields, a, b in pairs:
         # data=mnist,digits in one sweep are two comparisons; data=auto that finds one here, the other there is a fault.
         if fields and set(fields) <= set(OBSERVED) and a.result["config"].get("data") == b.result["config"].get("data"):
             raise _refusal(fields, a, b, allow)
-    connected = {sweep(runs[0])}
+    connected = {sweep(run) for run in runs[:1]}
     while border := [pair for pair in pairs if (sweep(pair[1]) in connected) != (sweep(pair[2]) in connected)]:
         fields, a, b = min(border, key=lambda pair: len(pair[0]))
         if fields:
@@ -76,9 +78,11 @@ def sweep(run: Run) -> str:
 
 def task_identity(run: Run) -> dict[str, Any]:
     """Returns every field of the task, such as ``task.optimizer.lr``, the seed, and ``OBSERVED``, unless the run failed
-    before it knew them."""
+    before it knew them. Empty where the task itself is not known: of a record that cannot be read."""
     config = run.result["config"]
-    asked_for = named_fields("task", config["task"]) if config["task"] else {}
+    if not config["task"]:
+        return {}
+    asked_for = named_fields("task", config["task"])
     observed = {key: run.result[key] for key in OBSERVED if key in run.result}
     return {**asked_for, "seed": config.get("seed", run.result["seed"]), **observed}
 
@@ -92,6 +96,8 @@ def facet(run: Run) -> dict[str, Any]:
 def differing(a: Run, b: Run, allow: Sequence[str] = ()) -> list[str]:
     """Returns the fields of the task identity in which the two differ, but for those that ``allow`` names or holds."""
     of_a, of_b = task_identity(a), task_identity(b)
+    if not of_a or not of_b:
+        return []
     unknown = {key for key in OBSERVED if key not in of_a or key not in of_b}
     return [
         field
@@ -106,10 +112,11 @@ def group(runs: Sequence[Run], allow: Sequence[str]) -> list[list[Run]]:
     """Sorts ``runs`` into comparisons: one task identity, but for the fields in ``allow``, and one facet each."""
     groups: list[list[Run]] = []
     # Runs that know where they ran come first: they know all of it. The others join by the fields that they know, the
-    # runs of their own sweep before those of another.
-    for run in sorted(runs, key=lambda run: "device_name" not in run.result):
+    # runs of their own sweep before those of another, and one whose sweep is not known those of the folder it is in.
+    for run in sorted(runs, key=lambda run: (not task_identity(run), "device_name" not in run.result)):
         fitting = [g for g in groups if not differing(g[0], run, allow) and _same_facet(g[0], run)]
         own = [g for g in fitting if sweep(run) in map(sweep, g)]
+        own = own or [g for g in fitting if run.folder.parent in [other.folder.parent for other in g]]
         if chosen := own or fitting:
             chosen[0].append(run)
         else:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpcompare.report.comparison import Comparison, compare
-from mpcompare.report.runs import Run, read_run
+from mpcompare.report.runs import UNREADABLE, Run, read_any
 from mpcompare.report.verdicts import judge_all
 from mpcompare.verdict.judge.kinds import KINDS
 from mpcompare.verdict.judge.verdict import Verdict
@@ -32,9 +32,9 @@ def first_verdicts(
         allow: fields in which runs may differ.
 
     Raises:
-        InputError: a run cannot be read, or the runs are not comparable.
+        InputError: the runs are not comparable.
     """
-    runs = {name: read_run(folder, name) for name, folder in folders.items()}
+    runs = {name: read_any(folder, name) for name, folder in folders.items()}
     precisions = {runs[name].result["backend"]: runs[name].result["precision"] for name in trained}
     known = [_as_finished(run) if name in trained else _resolved(run, precisions) for name, run in runs.items()]
     lines = {}
@@ -48,6 +48,8 @@ def first_verdicts(
 
 def _as_finished(run: Run) -> Run:
     """Returns a run of the race as it will be if it finishes."""
+    if run.result["status"] == UNREADABLE:
+        return run
     return replace(run, result={**run.result, "status": "ok", "timing": {"race": "this"}})
 
 

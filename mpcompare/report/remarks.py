@@ -1,6 +1,6 @@
 """The remarks on a comparison: lines beneath its table that say what the numbers cannot."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpcompare.race.turns import describe_timing
@@ -9,6 +9,7 @@ from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 
 TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
+FP32 = "fp32_precision "  # the flags of torch that say in which precision products of fp32 numbers are computed
 # Variables of the environment that make the same program faster or slower. Others torch sets itself: KMP_INIT_AT_FORK.
 _SPEED = (
     *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "OMP_", "GOMP_", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_", "ONEDNN_"),
@@ -27,18 +28,33 @@ def unchecked(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     labels: dict[str, list[str]] = {}
     for entry in comparison.entries:
         verdict = verdicts.get(entry.run.name)
-        if verdict and verdict.unchecked and verdict.word in ("same", "within noise", "differs as declared"):
+        if (
+            verdict
+            and verdict.unchecked
+            and verdict.word in ("same", "not seen", "within noise", "differs as declared")
+        ):
             labels.setdefault(", ".join(verdict.unchecked), []).append(entry.label)
     return [f"{', '.join(alike)}: not checked: {text}" for text, alike in labels.items()]
 
 
 def resumed(comparison: Comparison) -> list[str]:
-    """Returns the checkpoints from which runs continued: one line for all runs from the same one."""
+    """Returns the checkpoints from which runs continued, one line for all runs from the same one, and the runs of a
+    sweep that was killed with which others went on."""
     labels: dict[str, list[str]] = {}
     for entry in comparison.entries:
         if checkpoint := resumed_from(entry.run.result):
             labels.setdefault(checkpoint, []).append(entry.label)
-    return [f"{', '.join(alike)}: resumed from {checkpoint}" for checkpoint, alike in labels.items()]
+    lines = [f"{', '.join(alike)}: resumed from {checkpoint}" for checkpoint, alike in labels.items()]
+    return lines + [f"{e.label}: {text}" for e in comparison.entries if (text := _went_on(e.run.result))]
+
+
+def _went_on(result: Mapping[str, Any]) -> str:
+    """Returns ``went on after step 10 of multirun/killed/0-amp-auto``; empty where it has not."""
+    before = result.get("went_on")
+    if not before or result.get("resumed_from"):
+        return ""
+    how = "taken as it is from" if before["step"] is None else f"went on after step {before['step']} of"
+    return f"{how} {before['path']}"
 
 
 def resumed_from(result: Mapping[str, Any]) -> str:
@@ -69,7 +85,22 @@ def timing(comparison: Comparison) -> list[str]:
         if others > OTHERS:
             lines.append(f"{entry.label}: other programs kept {others:.1f} cores busy while it was timed")
         lines += doubts(entry)
-    return [*lines, *_environment(comparison)]
+    return [*lines, *_products(finished), *_environment(comparison)]
+
+
+def _products(entries: Sequence[Entry]) -> list[str]:
+    """Returns a line for each run whose process computed fp32 products in another precision than was asked for."""
+    lines = []
+    for entry in entries:
+        flags = entry.run.result.get("flags") or {}
+        asked = {"none", "ieee", *(["tf32"] if entry.run.result["precision"] == "tf32" else [])}
+        own = {name.removeprefix(FP32): value for name, value in flags.items() if name.startswith(FP32)}
+        if other := {name: value for name, value in own.items() if value not in asked}:
+            flagged = ", ".join(f"{name} in {value}" for name, value in other.items())
+            lines.append(
+                f"{entry.label}: the backend lets torch compute products of fp32 numbers otherwise ({flagged})"
+            )
+    return lines
 
 
 def _race(entry: Entry) -> str | None:

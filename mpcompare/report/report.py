@@ -1,5 +1,7 @@
 """The report on finished runs: reads their records, compares and judges them, and lets every output be made."""
 
+import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -7,14 +9,19 @@ from typing import Any
 
 from rich.console import Console
 
+from mpcompare.fields import AskedReport
+from mpcompare.report.brief import one_line
 from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.formats import DEFAULT, check_formats
 from mpcompare.report.outputs.page import output as page
-from mpcompare.report.outputs.registry import OUTPUTS
-from mpcompare.report.runs import Run, find_runs
+from mpcompare.report.outputs.registry import OUTPUTS, Output
+from mpcompare.report.runs import UNREADABLE, Run, find_runs
 from mpcompare.report.verdicts import judge_all
+from mpcompare.typed import is_of
+
+log = logging.getLogger(__name__)
 
 
 def report(
@@ -25,7 +32,9 @@ def report(
     strict: bool | None = None,
     formats: Sequence[str] | None = None,
 ) -> bool:
-    """Compares all runs at and below ``folders``; prints the table and writes the files of :data:`OUTPUTS`.
+    """Compares all runs at and below ``folders``; writes the files of :data:`OUTPUTS`, and prints the table.
+
+    Each output is made by itself: one that cannot be made costs no other.
 
     Args:
         folders: runs or sweeps.
@@ -37,23 +46,40 @@ def report(
         formats: of the figures and of the table, as in :class:`Report`; None as for ``baseline``.
 
     Returns:
-        Whether every run finished, and, where ``strict``, none differs from its reference.
+        Whether every run finished, every output was made, and, where ``strict``, no run differs from its reference.
 
     Raises:
-        InputError: a folder without runs, a run that cannot be read, runs that are not comparable, or a format that
+        InputError: a folder without runs, or without one that can be read; runs that are not comparable; a format that
             is not known.
         OSError: ``out`` cannot be written.
     """
     contents = contents_of(folders, baseline, allow, formats)
     table, *files = OUTPUTS
-    table(contents, out)
     with _status("Drawing the figures and the page"):
-        for write in files:
-            write(contents, out)
-    print(f"Report: {out / page.NAME}")
-    first = next(entry.run for comparison in contents.comparisons for entry in comparison.entries)
+        failed = [error for write in files if (error := _failure(write, contents, out))]
+    failed += filter(None, [_failure(table, contents, out)])
+    if unwritable := next((error for error in failed if isinstance(error, OSError)), None):
+        raise unwritable
+    if (out / page.NAME).exists():
+        print(f"Report: {out / page.NAME}")
+    entries = (entry for comparison in contents.comparisons for entry in comparison.entries)
+    first = next(entry.run for entry in entries if entry.run.result["status"] != UNREADABLE)
     strict = _configured(first).get("strict", False) if strict is None else strict
-    return contents.complete and not (strict and contents.differs)
+    return contents.complete and not failed and not (strict and contents.differs)
+
+
+def _failure(write: Output, contents: Report, out: Path) -> Exception | None:
+    """Makes an output; returns the error if it cannot be made, and warns of one that is a fault of this project."""
+    try:
+        write(contents, out)
+    except OSError as error:
+        return error
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        name = write.__module__.rpartition(".")[2]
+        log.error(one_line(f"{name} cannot be made: {type(error).__name__}: {error} ({where.name}, {where.lineno})"))
+        return error
+    return None
 
 
 def contents_of(
@@ -66,7 +92,7 @@ def contents_of(
     if formats is not None:
         check_formats(formats)
     runs = find_runs(folders)
-    configured = _configured(runs[0])
+    configured = _configured(next(run for run in runs if run.result["status"] != UNREADABLE))
     baseline = str(baseline or configured.get("baseline"))
     allow = configured.get("allow", []) if allow is None else allow
     formats = configured.get("formats", DEFAULT) if formats is None else formats
@@ -84,6 +110,6 @@ def _status(text: str) -> AbstractContextManager[object]:
 
 
 def _configured(run: Run) -> Mapping[str, Any]:
-    """Returns the section ``report`` of a run's configuration."""
+    """Returns the section ``report`` of a run's configuration, as far as it is one."""
     section = run.result["config"].get("report")
-    return section if isinstance(section, dict) else {}
+    return section if is_of(section, AskedReport) else {}

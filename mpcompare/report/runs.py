@@ -1,10 +1,10 @@
 """Finished runs, read back from their folders."""
 
 import io
-import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import pandas as pd
 
 from mpcompare.errors import InputError
+from mpcompare.fields import TYPES, Config, ConfigAtLeast, check_field
+from mpcompare.foreign import printable, read_bytes, read_json
 from mpcompare.records import (
     BLOCK_FIELDS,
     BLOCKS,
@@ -25,7 +27,10 @@ from mpcompare.records import (
     STEPS,
     numbers,
 )
+from mpcompare.typed import check_type, is_of
 from mpcompare.verdict.findings import Findings, from_document
+
+UNREADABLE = "unreadable"  # the status of a run whose files are not what a run writes
 
 
 @dataclass(frozen=True)
@@ -70,30 +75,47 @@ FINISHED = (
 def read_run(folder: Path, name: str = "") -> Run:
     """Reads a run folder. Raises InputError if a file in it is not what a run writes."""
     try:
-        result = json.loads((folder / RESULT).read_text())
+        result = _checked(read_json(folder / RESULT))
         steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool, "clipped": bool})
         of_block = {"round": int, "steps": int, "throttle": str, "settled": bool, "finished": bool}
         blocks = _read(folder / BLOCKS, BLOCK_FIELDS, of_block)
         evals = _read(folder / EVALS, EVAL_FIELDS, {"step": int})
         examined = (folder / NUMERICS).exists()
-        findings = from_document(numbers(json.loads((folder / NUMERICS).read_text()))) if examined else None
-        _check(result, steps, blocks)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError("folder", folder, f"not a readable run ({error})") from error
+        findings = from_document(numbers(read_json(folder / NUMERICS))) if examined else None
+        _check_whole(result, steps, blocks)
+    except Exception as error:  # whatever it is, the files are the cause
+        said = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
+        raise InputError("folder", printable(str(folder)), f"not a readable run ({printable(said)})") from error
     return Run(folder, name or folder.name, result, steps, blocks, findings, evals)
 
 
-def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) -> None:
-    """Raises unless this is what a run writes, and, if it finished, all of it."""
-    finished = result["status"] == "ok"
-    if missing := [key for key in (*AT_START, *(FINISHED if finished else ())) if key not in result]:
-        raise ValueError(f"{RESULT} has no {missing[0]}")
-    if not isinstance(result["status"], str) or not isinstance(result["config"]["task"], dict):
+def _checked(result: Any) -> dict[str, Any]:
+    """Returns a result whose fields have their types. Of a run that did not finish, fields of other types are left out:
+    they may be what it failed of.
+
+    Raises:
+        ValueError: it is none, or one that finished has a field of another type.
+    """
+    if not isinstance(result, dict):
         raise ValueError(f"{RESULT} is not one of mpcompare's")
+    finished = result.get("status") == "ok"
+    for key in (*AT_START, *(FINISHED if finished else ())):
+        if key not in result:
+            raise ValueError(f"{RESULT} has no {key}")
+    for key in ("status", "backend"):
+        check_field(key, result[key])
+    check_type("config", result["config"], Config if finished else ConfigAtLeast)
     if not finished:
+        return {key: value for key, value in result.items() if key in AT_START or is_of(value, TYPES.get(key, Any))}
+    for key, value in result.items():
+        check_field(key, value)
+    return result
+
+
+def _check_whole(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) -> None:
+    """Raises ValueError unless a run that finished has all rows of its steps and blocks."""
+    if result["status"] != "ok":
         return
-    for key in ("step_ms_p20", "step_ms_p50", "step_ms_p80", "final_loss", "peak_memory_bytes"):
-        float(result[key])
     train = result["config"]["train"]
     first, total = steps_before(result) + 1, train["warmup_steps"] + train["steps"]
     if steps["step"].tolist() != list(range(first, total + 1)):
@@ -101,6 +123,24 @@ def _check(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) ->
     rounds = result["timing"]["rounds"]
     if blocks["round"].tolist() != list(range(1, rounds + 1)):
         raise ValueError(f"{BLOCKS} does not hold the rounds 1 to {rounds}")
+
+
+def read_any(folder: Path, name: str = "") -> Run:
+    """Reads a run folder, as :func:`read_run`. One that cannot be read is a run with the status ``UNREADABLE`` and its
+    reason, and with as much of the record as can be had: a report has a row for it."""
+    try:
+        return read_run(folder, name)
+    except InputError as error:
+        reason = str(error).partition(": not a readable run ")[2].removeprefix("(").removesuffix(")")
+    known: dict[str, Any] = {"backend": folder.name, "precision": "", "task": None, "batch_size": None, "seed": None}
+    with suppress(OSError, ValueError, TypeError):
+        found = read_json(folder / RESULT)
+        for key in (*known, "config", "sweep"):
+            if key in found and is_of(found[key], TYPES[key]):
+                known[key] = found[key]
+    result = {"config": {"task": {}}, **known, "status": UNREADABLE, "error": reason}
+    no_steps, no_blocks = (pd.DataFrame(columns=list(fields)) for fields in (STEP_FIELDS, BLOCK_FIELDS))
+    return Run(folder, name or folder.name, result, no_steps, no_blocks)
 
 
 def steps_before(result: dict[str, Any]) -> int:
@@ -111,19 +151,23 @@ def steps_before(result: dict[str, Any]) -> int:
 def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataFrame:
     """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers. Those of ``MONITORED`` and
     ``END_OF_BLOCK`` are empty where the file is older than they are."""
-    text = path.read_text() if path.exists() else ""
+    text = read_bytes(path).decode() if path.exists() else ""
     text = text[: text.rfind("\n") + 1]  # a row that was cut off, by a full disk say, is no row
     if not text:
         return pd.DataFrame(columns=list(fields))
     types = {field: types.get(field, float) for field in fields}
     rows = pd.read_csv(io.StringIO(text), dtype=types)
-    if tuple(rows) not in (tuple(fields), tuple(field for field in fields if field not in (*MONITORED, *END_OF_BLOCK))):
+    if list(rows) != [field for field in fields if field in rows or field not in (*MONITORED, *END_OF_BLOCK)]:
         raise ValueError(f"{path.name} has columns {', '.join(map(str, rows))}")
     return rows.reindex(columns=list(fields))
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """Returns all runs at and below ``folders``, in natural order of their paths (2 before 10)."""
+    """Returns all runs at and below ``folders``, in natural order of their paths (2 before 10).
+
+    Raises:
+        InputError: a folder is missing or holds no run, or no run can be read.
+    """
     paths: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -133,7 +177,10 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
             raise InputError("folder", folder, f"holds no run: no {RESULT} in it or below")
         paths.update(dict.fromkeys(path.resolve() for path in here))
     common = Path(os.path.commonpath(list(paths)))
-    return [read_run(path, str(path.relative_to(common)).removeprefix(".")) for path in paths]
+    runs = [read_any(path, printable(str(path.relative_to(common))).removeprefix(".")) for path in paths]
+    if all(run.result["status"] == UNREADABLE for run in runs):
+        raise InputError("folder", runs[0].folder, f"not a readable run ({runs[0].result['error']})")
+    return runs
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

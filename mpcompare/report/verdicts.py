@@ -1,7 +1,6 @@
 """The verdict on each run of a comparison."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from mpcompare.records import numbers
 from mpcompare.report.comparable import differing
@@ -18,7 +17,16 @@ def judge_all(comparison: Comparison) -> dict[str, Verdict]:
     precision.
     """
     finished = [entry for entry in comparison.entries if entry.ok]
-    return {entry.run.name: judge_run(entry.run, _reference(entry, finished)) for entry in finished}
+    return {entry.run.name: _judged(entry.run, _reference(entry, finished)) for entry in finished}
+
+
+def _judged(run: Run, reference: Run) -> Verdict:
+    """Returns the verdict on ``run``. Where the judge stops with an error, it is that: other runs have their own."""
+    try:
+        return judge_run(run, reference)
+    except Exception as error:
+        because = f"the judge stopped with {type(error).__name__}: {error}"
+        return Verdict("not examined", "the judge", because, reference.name)
 
 
 def _reference(entry: Entry, finished: Sequence[Entry]) -> Run:
@@ -33,7 +41,8 @@ def judge_run(run: Run, reference: Run) -> Verdict:
     examined = examined_of(run)
     beside = examined if run is reference else examined_of(reference)
     if examined is None or beside is None:
-        return Verdict("not examined", reference=reference.name)
+        infinite = run.result.get("not_finite", "")
+        return Verdict("not examined", "data" if infinite else "", infinite, reference.name)
     if fields := differing(run, reference):
         return Verdict("not comparable", fields[0], f"{fields[0]} is not that of {reference.name}", reference.name)
     return judge(examined, beside)
@@ -52,12 +61,13 @@ def examined_of(run: Run) -> Examined | None:
         steps=run.steps,
         layers=result.get("module_dtypes") or {},
         start=run.start,
-        timed=_timed(result),
+        timed=_timed(run),
     )
 
 
-def _timed(result: Mapping[str, Any]) -> Timed | None:
+def _timed(run: Run) -> Timed | None:
     """Returns the timed blocks of a run; None where its record does not hold them beside the examined backend's."""
+    result = run.result
     if "timed_loss_difference" not in result:
         return None
     return Timed(
@@ -66,4 +76,6 @@ def _timed(result: Mapping[str, Any]) -> Timed | None:
         state=numbers(result.get("timed_state", {})),
         steps=result.get("timed_steps", 0),
         unfinished=result.get("timed_unfinished", 0),
+        blocks=run.blocks,
+        compared=result.get("timing", {}).get("compared"),
     )

@@ -13,10 +13,12 @@ from mpcompare.report.formats import add_out, check_figure, save_figure
 from mpcompare.scalers import overflows
 from mpcompare.scalers.overflows import Step, short
 from mpcompare.scalers.power import power
+from mpcompare.streams import lasting
 
 WIDEST = 110  # characters: on a wider console a row's numbers would lie far from each other
 
 
+@lasting()
 def main() -> None:
     args = _parser().parse_args()
     with fails_on_input_errors():

@@ -5,17 +5,15 @@ Parameters, gradients and buffers travel as ``dict[str, Tensor]`` under the modu
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from mpcompare.errors import InputError, check_number, check_whole
-from mpcompare.tasks.draws import EXAMINED, draws, seed_step
 from mpcompare.tasks.groups import check_groups
-from mpcompare.tasks.losses import LOSSES, Loss, MaskedCrossEntropy, shares
+from mpcompare.tasks.losses import LOSSES, Loss
 from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.rates import Rates
 from mpcompare.tasks.schedules import Constant, Schedule
@@ -103,8 +101,8 @@ class Task:
         bits.
 
         Raises:
-            InputError: ``model`` makes no module, or one that cannot be compared, or the optimizer has a group without
-                parameters.
+            InputError: ``model`` makes no module, or one that cannot be copied or compared, or the optimizer has a
+                group without parameters.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -115,12 +113,27 @@ class Task:
         if not any(p.requires_grad for p in model.parameters()):
             raise InputError("task.model", name, "has no parameters to train")
         for where, p in model.named_parameters():
-            if p.dtype is not torch.float32:
-                raise InputError(
-                    "task.model", name, f"parameter {where} is {p.dtype}: expected initial weights in fp32"
-                )
+            if fault := _fault(p):
+                raise InputError("task.model", name, f"parameter {where} is {fault}")
+        try:
+            copy.deepcopy(model)
+        except Exception as error:
+            raise InputError("task.model", name, f"cannot be copied ({type(error).__name__}: {error})") from error
         check_groups(self.optimizer, model.named_parameters())
         return model.to(device).train()
+
+
+def _fault(parameter: nn.Parameter) -> str:
+    """Returns why no backend can train a parameter, and what would do; empty where it can."""
+    if isinstance(parameter, UninitializedParameter):
+        return "lazy: expected a shape from the start, as of a network that was called with a sample"
+    if parameter.dtype is not torch.float32:
+        return f"{parameter.dtype}: expected initial weights in fp32"
+    if parameter.layout is not torch.strided or parameter.is_meta:
+        return f"{parameter.layout if not parameter.is_meta else 'on the device meta'}: expected numbers, in rows"
+    if parameter.is_inference():
+        return "made in torch.inference_mode(): expected torch.no_grad() in its place"
+    return "" if parameter.numel() else f"of shape {list(parameter.shape)}: expected at least one number"
 
 
 def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
@@ -142,82 +155,3 @@ def params_of(model: nn.Module) -> Params:
 def buffers_of(model: nn.Module) -> Params:
     """Returns the buffers themselves, detached."""
     return {name: b.detach() for name, b in model.named_buffers()}
-
-
-def try_out(model: nn.Module, task: Task, x: Tensor, y: Tensor, data: str) -> None:
-    """Calls a copy of the network and the loss on a few samples, so that a task that cannot work fails before training.
-
-    Args:
-        x, y: all training samples of the data set named ``data``.
-
-    Raises:
-        InputError: the batch is larger than the data, the network cannot be called with it, the loss is no scalar, or
-            the output is random in a way that nobody could repeat, or in evaluation mode.
-    """
-    if task.batch_size > len(x):
-        raise InputError("task.batch_size", task.batch_size, f"data={data} has only {len(x)} samples")
-    few, targets = x[:4], y[:4]
-    name = type(model).__name__
-    model = copy.deepcopy(model)
-    with _forked_generators(x.device), torch.no_grad():
-        try:
-            output, again = _called_alike(model, few)
-        except Exception as error:
-            given = f"data={data}, inputs {_shape(few)}"
-            raise InputError("task.model", name, f"cannot be called with {given}: {_first_line(error)}") from error
-        if not isinstance(output, Tensor):
-            raise InputError("task.model", name, f"returns a {type(output).__name__}: expected one tensor")
-        if not torch.equal(output, again) and not output.isnan().any():
-            expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"
-            raise InputError("task.model", name, expected)
-        if draws(lambda: model.eval()(few), x.device):
-            expected = "draws random numbers in evaluation mode, too: F.dropout wants training=self.training"
-            raise InputError("task.model", name, expected)
-        model.train()
-        both = f"data={data}, output {_shape(output)}, targets {_shape(targets)}"
-        own_name = getattr(task.loss, "__name__", type(task.loss).__name__)
-        loss_name = task.loss if isinstance(task.loss, str) else own_name
-        try:
-            if task.loss in ("cross_entropy", "masked_cross_entropy") and not y.is_floating_point():
-                _check_classes(y, output.shape[-1], masked=task.loss == "masked_cross_entropy")
-            loss = task.loss_fn(output, targets)
-            if parts := shares(task.loss_fn, [targets, targets]):
-                float(parts[0])
-        except Exception as error:
-            raise InputError("task.loss", loss_name, f"cannot be taken of {both}: {_first_line(error)}") from error
-    if not isinstance(loss, Tensor) or loss.dim() != 0:
-        found = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise InputError("task.loss", loss_name, f"gives {found} for {both}: expected a scalar")
-
-
-def _called_alike(model: nn.Module, x: Tensor) -> list[Any]:
-    """Returns the outputs of two calls that begin with the same random numbers."""
-    outputs = []
-    for _ in range(2):
-        seed_step(EXAMINED)
-        outputs.append(model(x))
-    return outputs
-
-
-def _forked_generators(device: torch.device) -> AbstractContextManager[None]:
-    """Returns a context that puts torch's generators back in the end."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-
-
-def _check_classes(y: Tensor, classes: int, masked: bool) -> None:
-    """Raises ValueError where labels are none of so many classes."""
-    counted = y[y != MaskedCrossEntropy.ignored] if masked else y
-    if not len(counted):
-        raise ValueError("every label is left out")
-    if int(counted.max()) >= classes:
-        raise ValueError(f"there are {int(counted.max()) + 1} classes")
-    if int(counted.min()) < 0:
-        raise ValueError(f"a label is {int(counted.min())}, and masked_cross_entropy leaves out those of -100")
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

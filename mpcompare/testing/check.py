@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpcompare.contract import BackendUnavailable
-from mpcompare.instruments import machine
+from mpcompare.instruments import fp32_products, machine
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.task import Task
@@ -56,7 +56,7 @@ def check_backend(
             if tf32 and where.type != "cuda":
                 checked.skipped[candidate.name] = f"{each} needs a CUDA GPU"
                 continue
-            with machine.tf32(tf32):
+            with fp32_products.tf32(tf32):
                 for sentence in _check(candidate, checked):
                     candidates_of.setdefault(sentence, []).append(candidate.name)
     broken = [f"{sentence} ({', '.join(candidates)})" for sentence, candidates in candidates_of.items()]

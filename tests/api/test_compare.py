@@ -136,7 +136,9 @@ def test_the_example_of_the_page_runs_from_standard_input(tmp_path):
     assert ended.returncode == 0, ended.stderr
     verdicts = [line for line in ended.stdout.splitlines() if line.startswith("- **")]
     shown = [line for line in PAGE.read_text().splitlines() if line.startswith("- **")]
-    assert [line.partition("e+04")[0] for line in verdicts] == [line.partition("e+04")[0] for line in shown]
+    # What follows depends on the roundings of the CPU.
+    said, page = ([re.split(r"e\+04| from 0\.", line)[0] for line in lines] for lines in (verdicts, shown))
+    assert said == page
 
 
 @pytest.mark.slow

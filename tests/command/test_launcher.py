@@ -6,13 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 from support import command
+
+from mpcompare.command import belongings
 
 SMALL = (*command.SMALL, "verdict.enabled=false")  # which has tests of its own, and takes a second an entrant
 PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
@@ -27,10 +31,10 @@ def start(tmp_path, request):
     """Returns a function that starts the command in a session of its own, where its orphans can be found. The command
     ends with the test."""
 
-    def start(*args):
+    def start(*args, **more):
         process = subprocess.Popen(
             [sys.executable, "-m", "mpcompare", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": PATH}, start_new_session=True,
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": PATH, **more}, start_new_session=True,
         )  # fmt: skip
         request.addfinalizer(process.kill)  # its entrants end with it
         return process
@@ -113,6 +117,17 @@ def test_who_computes_out_of_turn_is_named(cli, tmp_path, much):
     assert right < 0.02 < wrong
     (line,) = (line for line in ended.out.splitlines() if "in the turns of others" in line)
     assert line.startswith("fp32 torch [1-fp32-auto]: kept ")
+
+
+@pytest.mark.slow
+def test_a_process_whose_clock_goes_slow_is_named(cli, tmp_path):
+    targets = "mpcompare.backends.amp.Amp,support.misbehaving.SlowClock"
+    ended = cli("-m", "backend=amp", f"backend._target_={targets}", *command.SMALL, "measure.budget_s=8",
+                "measure.block_s=0.1", "verdict.noise=0", f"hydra.sweep.dir={tmp_path / 's'}")  # fmt: skip
+    assert ended.code == 0, ended.err
+    verdicts = json.loads((tmp_path / "s" / "report" / "verdict.json").read_text())
+    assert [(each["word"], each["cause"]) for each in verdicts.values()] == [("reference", ""), ("differs", "clock")]
+    assert "the clock of its process says 0.50 of the time that the race saw its blocks take" in ended.out
 
 
 @pytest.mark.slow
@@ -229,6 +244,83 @@ def test_a_signal_to_all_processes_ends_a_race_like_ctrl_c(start, tmp_path):
     assert {result["status"] for result in results(tmp_path / "s").values()} == {"interrupted"}
 
 
+@pytest.mark.slow
+def test_sigterm_of_a_single_run_is_recorded_as_interrupted(start, tmp_path):
+    small = [each for each in SMALL if not each.startswith("train.steps")]
+    process = start("backend=amp", *small, "train.steps=1000000", "hydra.run.dir=run")
+    wait_for(lambda: any(path.stat().st_size > 500 for path in tmp_path.rglob("steps.csv")), process)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "mpcompare: interrupted" in err
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["error"]) == ("interrupted", "interrupted")
+
+
+@pytest.fixture
+def short():
+    """Returns an empty folder with a short name, in which sockets can be made."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.mark.slow
+def test_a_long_name_of_the_temporary_folder_stops_no_sweep(start, tmp_path):
+    (folder := tmp_path / ("x" * 90)).mkdir()
+    process = start("-m", "backend=fp32,amp", *SMALL, "hydra.sweep.dir=s", TMPDIR=str(folder))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["nobody", "an entrant", "the server", "the launcher", "the warden", "all"])
+def test_nothing_is_left_of_a_sweep_whoever_is_killed(start, tmp_path, short, monkeypatch, victim):
+    """Neither programs that an entrant has started, in another session even, nor a temporary file."""
+    monkeypatch.setenv("TMPDIR", str(short))
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    process = start("-m", "backend=fp32", *SMALL, "measure.budget_s=5", "measure.rel_ci=0.00001", "hydra.sweep.dir=s",
+                    "backend._target_=support.misbehaving.HasChildren,mpcompare.backends.fp32.Fp32")  # fmt: skip
+    wait_for(lambda: len(list(tmp_path.rglob("blocks.csv"))) == 2, process)
+    launcher = psutil.Process(process.pid)
+    (server,) = (each for each in launcher.children() if "forkserver" in " ".join(each.cmdline()))
+    (warden,) = (each for each in launcher.children() if "warden" in " ".join(each.cmdline()))
+    child = psutil.Process(int((tmp_path / "child").read_text()))
+    assert child.name() == "sleep"
+    killed = {
+        "nobody": [], "an entrant": server.children()[:1], "the server": [server], "the launcher": [launcher],
+        "the warden": [warden], "all": [*launcher.children(recursive=True), launcher],
+    }[victim]  # fmt: skip
+    for each in killed:
+        each.kill()
+    process.communicate(timeout=100)
+    assert process.returncode == (0 if victim in ("nobody", "the warden") else 1 if launcher not in killed else -9)
+    if victim in ("the warden", "all"):  # a later sweep finds what is left
+        (folder,) = short.glob("mpcompare-sweep-*")
+        os.utime(folder, (0, 0))
+        belongings._tidy()
+    _, alive = psutil.wait_procs([child, server, warden], timeout=15)
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+    assert nothing_is_left_of(process)
+    assert not list(short.iterdir())
+    assert not list(tmp_path.rglob(".shared-*"))
+    for name, result in results(tmp_path / "s").items():
+        if victim in ("an entrant", "the server") and result["status"] != "ok":
+            expected = "killed by SIGKILL" if victim == "an entrant" else "the process of which all entrants are forks"
+            assert expected in result["error"], name
+
+
+@pytest.mark.slow
+def test_a_thread_of_an_entrant_does_not_hold_up_a_sweep(cli, tmp_path):
+    began = time.monotonic()
+    ended = cli("-m", "backend=fp32", "backend._target_=support.misbehaving.HasAThread,mpcompare.backends.fp32.Fp32",
+                *SMALL, "hydra.sweep.dir=s")  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert time.monotonic() - began < 200
+    assert "0-fp32-auto: warning: ended while reader went on, a thread that is no daemon" in ended.err
+    assert {result["status"] for result in results(tmp_path / "s").values()} == {"ok"}
+
+
 def test_what_entrants_are_forks_of_has_no_threads_and_has_not_asked_for_a_gpu(tmp_path):
     script = (
         "import os, threading, torch\n"
@@ -279,13 +371,13 @@ def test_an_entrant_that_is_killed_at_any_moment_costs_nobody_else(start, tmp_pa
 
 
 def children(pid):
-    """Returns the processes that a process has started, without multiprocessing's resource tracker."""
+    """Returns the processes that a process has started, without multiprocessing's resource tracker and the warden."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # one is gone by now
             for child in map(int, task.read_text().split()):
                 command = Path(f"/proc/{child}/cmdline").read_text(errors="replace")
-                if "resource_tracker" not in command:
+                if "resource_tracker" not in command and "warden" not in command:
                     found.append(child)
     return found
 

@@ -332,6 +332,19 @@ BAD = {
         ["data=function", "data._target_=os.getcwd"],
         "data._target_=getcwd: expected a function that can be called with the seed (",
     ),
+    "engine of a backend that has none": (
+        ["backend=amp", "engine=foo"],
+        "engine=foo: expected one of auto, native, tor",
+    ),
+    "no target": (["backend._target_=null"], "backend._target_=None: expected a backend's class ("),
+    "strict a word": (["report.strict=perhaps"], "report.strict=perhaps: expected true or false"),
+    "allow a number": (
+        ["report.allow=5"],
+        "report.allow=5: expected a list of names, such as [seed,task.optimizer.lr]",
+    ),
+    "baseline a list": (["report.baseline=[amp]"], "report.baseline=['amp']: expected the name of a backend"),
+    "a job with a folder": (["hydra.job.name=a/b"], "hydra.job.name=a/b: expected a name for files, without /"),
+    "not finite a word": (["train.not_finite=1"], "train.not_finite=1: expected true or false"),
     "output in a file": (["hydra.run.dir=file/run"], "hydra.run.dir=file/run: cannot write there (Not a directory)"),
 }
 

@@ -7,7 +7,7 @@ import weakref
 import pandas as pd
 import pytest
 import torch
-from support.entrants import AT_START, PLAN, STARTS, Recording, turn
+from support.entrants import AT_START, PLAN, STARTS, Recording, block, turn
 from support.plans import replan
 from support.tasks import make_batch, make_task
 
@@ -19,7 +19,7 @@ from mpcompare.entrant.memory import measure_memory
 from mpcompare.errors import InputError
 from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale
-from mpcompare.race.turns import Finish, Progress, Time, Train
+from mpcompare.race.orders import Finish, Progress, Train
 from mpcompare.records import Recorder
 from mpcompare.tasks.data import drawn_batches
 
@@ -36,13 +36,13 @@ def test_every_block_times_steps_from_the_trained_weights_on_batches_that_the_ra
     turn(entrant, Train())
     initial, watched = STARTS
     assert watched == initial  # a new backend shows its dtypes
-    blocks = [turn(entrant, Time(number, seed)).step_ms for number, seed in ((1, 7), (2, 8), (3, 7))]
+    blocks = [block(entrant, number, seed).step_ms for number, seed in ((1, 7), (2, 8), (3, 7))]
     assert len({weights for weights, _ in STARTS[2:]}) == 1
     weights = STARTS[2][0]
     assert weights != initial[0]  # trained
     first = [next(drawn_batches(PLAN.dataset(), PLAN.task.batch_size, seed))[0].sum().item() for seed in (7, 8, 7)]
     assert [batch for _, batch in STARTS[2:]] == first
-    finish = Finish(rounds=3, stopped="budget", half_width=0.5, seconds=1.0, race=None)
+    finish = Finish(rounds=3, stopped="budget", half_width=0.5, seconds=1.0, race=None, compared=1)
     with pytest.raises(StopIteration):
         turn(entrant, finish)
     result = json.loads((tmp_path / "result.json").read_text())
@@ -78,10 +78,11 @@ def test_a_pass_that_fails_leaves_the_record_of_those_before_it(entrant, tmp_pat
         raise ZeroDivisionError
 
     monkeypatch.setattr("mpcompare.entrant.passes.memory.measure_memory", fails)
-    for order in (None, Train(), Time(1, seed=1)):
+    for order in (None, Train()):
         turn(entrant, order)
+    block(entrant, 1, seed=1)
     with pytest.raises(ZeroDivisionError):
-        turn(entrant, Finish(rounds=1, stopped="budget", half_width=0.5, seconds=1.0, race=None))
+        turn(entrant, Finish(rounds=1, stopped="budget", half_width=0.5, seconds=1.0, race=None, compared=1))
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "running"  # the caller replaces this status
     assert {"engine", "device_name", "final_loss", "module_dtypes", "step_ms_p50", "phase_ms"} <= set(result)
@@ -152,12 +153,14 @@ class HalfTheRowsOnceLoaded(Fp32):
 
 
 @pytest.mark.parametrize(("cls", "same"), [(Recording, True), (HalfTheRowsOnceLoaded, False)])
-def test_the_last_block_is_beside_that_of_the_trained_backend(tmp_path, cls, same):
+def test_a_block_is_beside_that_of_the_trained_backend(tmp_path, cls, same):
     entrant = compete(replan(PLAN, make_backend=cls, verdict={"enabled": True}), Recorder(tmp_path, AT_START))
-    for order in (None, Train(), Time(1, seed=1), Time(2, seed=2)):
+    for order in (None, Train()):
         turn(entrant, order)
+    for number in (1, 2):
+        block(entrant, number, seed=number)
     with pytest.raises(StopIteration):
-        turn(entrant, Finish(rounds=2, stopped="budget", half_width=0.5, seconds=1.0, race=None))
+        turn(entrant, Finish(rounds=2, stopped="budget", half_width=0.5, seconds=1.0, race=None, compared=1))
     result = json.loads((tmp_path / "result.json").read_text())
     assert 0 < result["timed_loss"] < 3
     assert (result["timed_loss_difference"] == 0) == same

@@ -19,7 +19,7 @@ from mpcompare.entrant import evaluation
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.evaluation import score
 from mpcompare.errors import InputError
-from mpcompare.race.turns import Train
+from mpcompare.race.orders import Train
 from mpcompare.records import Recorder
 from mpcompare.report.runs import read_run
 from mpcompare.tasks.data import Dataset
@@ -107,7 +107,7 @@ def test_the_score_is_the_mean_over_all_samples_also_where_the_last_part_is_shor
 
 def test_evaluations_are_read_back_and_a_record_without_them_has_none(tmp_path):
     at_start = {"status": "running", "config": {"task": {}}}
-    at_start |= dict.fromkeys(("backend", "precision", "task", "batch_size", "seed"))
+    at_start |= {**dict.fromkeys(("precision", "task", "batch_size", "seed")), "backend": "amp"}
     recorder = Recorder(tmp_path, at_start)
     assert len(read_run(tmp_path).evals) == 0
     recorder.evaluation({"step": 2, "test_loss": 1.5, "test_accuracy": None})

@@ -26,7 +26,7 @@ from mpcompare.errors import InputError
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale
 from mpcompare.precision import BF16, FP16, FP32
-from mpcompare.race.turns import Train
+from mpcompare.race.orders import Train
 from mpcompare.records import MONITORED, Recorder
 from mpcompare.report.runs import read_run
 from mpcompare.tasks.data.generated import digits
@@ -227,7 +227,7 @@ def test_a_backend_that_shows_no_gradients_leaves_the_columns_empty(tmp_path):
 
 def test_steps_that_are_older_than_the_columns_are_read(tmp_path):
     at_start = {"status": "running", "config": {"task": {}}}
-    at_start |= dict.fromkeys(("backend", "precision", "task", "batch_size", "seed"))
+    at_start |= {"backend": "amp", "precision": "bf16", **dict.fromkeys(("task", "batch_size", "seed"))}
     Recorder(tmp_path, at_start)
     (tmp_path / "steps.csv").write_text(
         "step,warmup,loss,lr,loss_scale,skipped,grad_norm,clipped,step_ms\n1,True,2.5,0.1,1.0,False,,False,0.5\n"

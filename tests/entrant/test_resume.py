@@ -1,5 +1,6 @@
 """A resumed run equals the uninterrupted one bit for bit, and another backend continues from the same state."""
 
+import copy
 import json
 import logging
 import math
@@ -38,7 +39,7 @@ from mpcompare.errors import InputError
 from mpcompare.instruments.clock import clock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import PRECISIONS
-from mpcompare.race.turns import Train
+from mpcompare.race.orders import Train
 from mpcompare.records import Recorder
 from mpcompare.report.comparison import compare
 from mpcompare.report.runs import find_runs, read_run
@@ -237,6 +238,51 @@ def drawn():
     return [torch.rand(3).tolist(), random.gauss(0, 1), np.random.normal(size=3).tolist()]
 
 
+@pytest.mark.parametrize("name", ["cpu", "python", "numpy"])
+def test_a_state_that_is_none_of_a_generator_is_one_line(name):
+    named = generators.states(CPU)
+    for state in (named[name][:-1], torch.zeros(3), torch.frombuffer(bytearray(b"[[[]]]"), dtype=torch.uint8)):
+        with pytest.raises(InputError, match="^resume=generators: expected states of torch, Python and numpy"):
+            generators.restore({name: state}, CPU)
+    generators.restore(named, CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: state["params"].pop("layer1.weight"), "its params lack layer1.weight"),
+        (
+            lambda state: state["params"].update({"layer1.weight": torch.ones(2)}),
+            r"holds params layer1.weight of shape \[2",
+        ),
+        (
+            lambda state: state["params"].update(other=torch.ones(2)),
+            r"other of shape \[2\], and this network has no such",
+        ),
+        (
+            lambda state: state["buffers"].update(other=torch.ones(())),
+            r"holds buffers other of shape \[\], and this netw",
+        ),
+        (
+            lambda state: state["optimizer"]["exp_avg"].update({"layer1.bias": torch.ones(1)}),
+            "exp_avg layer1.bias of sh",
+        ),
+    ],
+)
+def test_tensors_of_another_network_are_one_line(change, said):
+    policy = NoLossScale()
+    setup = setup_of(
+        "fp32", "fp32", CPU, replace(TASK, optimizer=Adam(0.1)), Dataset("d", "", *[torch.ones(0)] * 4), policy
+    )
+    stepper = setup.new_stepper()
+    stepper.step(setup.task.micro_batches(torch.ones(8, 6), torch.zeros(8, dtype=torch.int64)))
+    saved = Checkpoint(copy.deepcopy(stepper.backend.state_dict()), 1, 1, 1, what_is_trained(setup))
+    resume.check_tensors(saved, setup.model, None)
+    change(saved.state)
+    with pytest.raises(InputError, match=said):
+        resume.check_tensors(saved, setup.model, None)
+
+
 def test_generators_continue_where_they_were(tmp_path):
     random.gauss(0, 1), np.random.normal()  # each keeps a second number
     start = Checkpoint(
@@ -297,8 +343,9 @@ def test_a_run_ends_as_if_it_had_not_been_interrupted(tmp_path, cls, schedule):
     plan = replan(PLAN, make_backend=cls, task=task, train={"checkpoint_every": 1})
     whole = trained(plan, tmp_path / "whole")
     assert trained(replan(plan, train={"checkpoint_every": 6}), tmp_path / "six").equals(whole)
-    assert load(tmp_path / "six").step == 6
-    for step, checkpoint in ((6, tmp_path / "six"), (9, tmp_path / "whole" / CHECKPOINTS / "step-000009")):
+    assert load(tmp_path / "six").step == 10  # the last step has one in any case
+    six = tmp_path / "six" / CHECKPOINTS / "step-000006"
+    for step, checkpoint in ((6, six), (9, tmp_path / "whole" / CHECKPOINTS / "step-000009")):
         again = tmp_path / str(step)
         assert trained(replan(plan, resume={"folder": checkpoint}), again).equals(whole[step:].reset_index(drop=True))
         ends = [load(folder) for folder in (tmp_path / "whole", again)]
@@ -324,7 +371,7 @@ def test_every_step_of_a_checkpoint_is_in_the_record(tmp_path, monkeypatch):
 
     monkeypatch.setattr(saving, "save", counted)
     trained(replan(PLAN, train={"checkpoint_every": 3}), tmp_path / "run")
-    assert seen == [(step, list(range(1, step + 1))) for step in (3, 6, 9)]
+    assert seen == [(step, list(range(1, step + 1))) for step in (3, 6, 9, 10)]
 
 
 def test_saving_is_no_part_of_a_step(tmp_path, monkeypatch):
@@ -362,20 +409,24 @@ def test_what_else_is_trained_is_one_line(left, tmp_path):
 
 
 def test_nothing_to_resume_from_is_one_line(left, tmp_path, caplog):
-    def resumed(path, name, older=False):
-        return replan(PLAN, resume={"folder": path, "older": older}), tmp_path / name
+    def resumed(path, name, older=False, steps=8):
+        return replan(PLAN, resume={"folder": path, "older": older}, train={"steps": steps}), tmp_path / name
 
     (tmp_path / "empty").mkdir()
     refused(*resumed(tmp_path / "empty", "a"), f"resume={tmp_path / 'empty'}: holds no checkpoint")
     refused(*resumed(tmp_path / "nope", "b"), f"resume={tmp_path / 'nope'}: no such folder")
-    message = f"resume={left}: has taken 10 steps, and this run ends after 10 (train.warmup_steps + train.steps)"
-    refused(*resumed(left, "c"), message)
+    message = f"resume={left}: has taken 10 steps, and this run ends after 5 (train.warmup_steps + train.steps)"
+    plan, folder = resumed(left, "c")
+    refused(replan(plan, train={"steps": 3}), folder, message)
+    last = newest(left / CHECKPOINTS)
+    refused(*resumed(last, "named"), f"resume={last}: has taken 10 steps, and this run ends after 10 ")
+    assert trained(*resumed(left, "again"))["step"].tolist() == ["6", "7", "8", "9", "10"]
     file = newest(left / CHECKPOINTS) / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    refused(*resumed(left, "d"), f"resume={left}: step-000010: state.safetensors has ")
+    refused(*resumed(left, "d", steps=9), f"resume={left}: step-000010: state.safetensors has ")
     with caplog.at_level(logging.WARNING):
-        steps = trained(*resumed(left, "e", older=True))
-    assert steps["step"].tolist() == ["6", "7", "8", "9", "10"]
+        steps = trained(*resumed(left, "e", older=True, steps=9))
+    assert steps["step"].tolist() == ["6", "7", "8", "9", "10", "11"]
     assert "continues from the older step-000005, because of step-000010" in caplog.text
 
 

@@ -44,6 +44,17 @@ def test_a_failed_build_is_explained_and_not_tried_again(fresh_cache, monkeypatc
     assert not list(fresh_cache.rglob("*.so"))
 
 
+def test_a_library_that_others_can_write_is_not_loaded(fresh_cache):
+    folder = fresh_cache / "mpcompare" / "ops" / build.cache_key(build.cpu_recipe())
+    folder.mkdir(parents=True)
+    (folder / "mpcompare_cpu.so").touch()
+    folder.chmod(0o777)
+    with pytest.raises(
+        build.BuildError, match=f"mpcompare_cpu.so is not loaded, {folder} can be written by others: de"
+    ):
+        build.build(build.cpu_recipe())
+
+
 @pytest.mark.slow
 def test_a_build_that_was_killed_does_not_block_the_next(fresh_cache):
     folder = fresh_cache / "mpcompare" / "ops" / build.cache_key(build.cpu_recipe())

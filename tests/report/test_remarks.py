@@ -114,3 +114,18 @@ def test_a_block_that_goes_on_after_its_last_step_is_named_where_nothing_is_queu
     assert [line for line in remarks.timing(comparison) if "reading" in line] == [
         f"late bf16: reading loss and weights took 40% of a block, which is in its time: {why}"
     ]
+
+
+def test_products_of_fp32_numbers_in_another_precision_are_named(tmp_path):
+    flags = {"fp32_precision mkldnn.matmul": "bf16", "fp32_precision cuda.matmul": "ieee", "tf32": False}
+    write_run(tmp_path / "0", "mine", flags=flags)
+    write_run(
+        tmp_path / "1",
+        "tf32",
+        "tf32",
+        flags={"fp32_precision cuda.matmul": "tf32", "fp32_precision mkldnn.rnn": "none"},
+    )
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert [line for line in remarks.timing(comparison) if "fp32 numbers" in line] == [
+        "mine bf16: the backend lets torch compute products of fp32 numbers otherwise (mkldnn.matmul in bf16)"
+    ]

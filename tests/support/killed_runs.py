@@ -29,7 +29,7 @@ from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.plan import Plan
 from mpcompare.loss_scale import DynamicLossScale, auto
 from mpcompare.precision import PRECISIONS
-from mpcompare.race.turns import Train
+from mpcompare.race.orders import Train
 from mpcompare.records import Recorder
 from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.optimizers import AdamW

@@ -3,12 +3,15 @@
 import ctypes
 import os
 import signal
+import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
 
 
@@ -20,6 +23,25 @@ class Killed(Fp32):
             os.kill(os.getpid(), signal.SIGKILL)
         self.second = True
         super().update()
+
+
+class HasChildren(Fp32):
+    """``fp32`` that starts a program in a session of its own, which nobody waits for."""
+
+    def forward(self, x, y):
+        if not hasattr(HasChildren, "child"):
+            HasChildren.child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            Path("child").write_text(str(self.child.pid))
+        return super().forward(x, y)
+
+
+class HasAThread(Fp32):
+    """``fp32`` with a thread that sleeps, and is no daemon."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        if threading.active_count() == 1:
+            threading.Thread(target=time.sleep, args=(1000,), name="reader").start()
 
 
 class Hung(Fp32):
@@ -80,3 +102,18 @@ class ComputesALittleOutOfTurn(ComputesOutOfTurn):
             while time.thread_time() < end:
                 pass
             time.sleep(0.048)
+
+
+class SlowClock(Amp):
+    """``amp`` that lets all clocks of its process go at half their rate."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        for name in ("perf_counter", "perf_counter_ns", "monotonic"):
+            if not isinstance(clock := getattr(time, name), partial):
+                setattr(time, name, partial(half, clock))
+
+
+def half(clock):
+    now = clock()
+    return type(now)(now / 2)

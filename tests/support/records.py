@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpcompare.race.turns import Finish
+from mpcompare.race.orders import Finish
 from mpcompare.records import EVAL_FIELDS, Recorder
 
 AT_START = ("task", "batch_size", "seed", "sweep")
@@ -50,7 +50,7 @@ def write_run(
         recorder.add(status=status, error="precision=fp16: no")
     if status == "ok":
         rounds = _write_blocks(recorder, more.pop("blocks", [step_ms] * 10), more)
-        finish = Finish(rounds, stopped="rel_ci", half_width=0.0, seconds=1.0, race=more.pop("race", "r"))
+        finish = Finish(rounds, stopped="rel_ci", half_width=0.0, seconds=1.0, race=more.pop("race", "r"), compared=1)
         result = _result(step_ms, more.pop("torch", "2.15.0"))
         recorder.add(**{**result, "timing": vars(finish), "final_loss": losses[-1], **more}, status="ok")
 

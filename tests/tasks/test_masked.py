@@ -17,7 +17,7 @@ from mpcompare.loss_scale import NoLossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.data.text import topics
 from mpcompare.tasks.losses import LOSSES, count_of, cross_entropy, mse, shares
-from mpcompare.tasks.task import try_out
+from mpcompare.tasks.trial import try_out
 from mpcompare.verdict.examine.oracle import exact_step, rows_are_independent
 
 MASKED = LOSSES["masked_cross_entropy"]

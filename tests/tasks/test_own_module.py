@@ -9,7 +9,8 @@ from torch import nn
 
 from mpcompare.errors import InputError
 from mpcompare.tasks.optimizers import Sgd
-from mpcompare.tasks.task import Task, buffers_of, params_of, try_out, with_values
+from mpcompare.tasks.task import Task, buffers_of, params_of, with_values
+from mpcompare.tasks.trial import try_out
 
 CPU = torch.device("cpu")
 PACKAGE = """

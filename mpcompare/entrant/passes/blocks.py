@@ -37,7 +37,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Compared(Part, Beside):
-    """The part of a run that was examined: the last block that was timed stands beside the trained backend's."""
+    """The part of a run that was examined: a timed block, the one that the race drew, stands beside the trained
+    backend's."""
 
 
 def take(entrant: Entrant) -> Pass[Part]:
@@ -48,18 +49,19 @@ def take(entrant: Entrant) -> Pass[Part]:
     """
     setup, trial, examined = entrant.setup, entrant.trial, entrant.plan.verdict.enabled
     trained = replace(entrant.trained, updates=0)
-    if examined:  # it has taken a step more in its examination, and goes on from here with the last block
+    if examined:  # it has taken a step more in its examination, and goes on from here with a timed block
         trained = replace(trained, state=copy.deepcopy(entrant.stepper.backend.state_dict()))
     settle()
     with meter.frozen():
         text = _describe_training(entrant)
         blocks = yield from take_turns(setup, trained, trial, entrant.recorder, text, kept=examined)
     part = _part(entrant, blocks)
-    if not blocks.last:
+    if not examined:
         return part
     stepper = Stepper(entrant.stepper.backend, setup.task.new_rates(trained.updates))
     del entrant.stepper
-    compared = beside(setup, stepper, trained.state, blocks.last, trial.untimed + trial.steps)
+    ended = blocks.ends[blocks.finish.compared]
+    compared = beside(setup, stepper, trained.state, ended, (trial.untimed, trial.steps))
     return Compared(**vars(part), **vars(compared))
 
 

@@ -9,7 +9,7 @@ from mpcompare.entrant.evaluation import held_out_of
 from mpcompare.entrant.state import Entrant, Pass
 from mpcompare.instruments import heap
 from mpcompare.precision import PRECISIONS
-from mpcompare.race.turns import Progress
+from mpcompare.race.orders import Progress
 from mpcompare.tasks.twin import examined_twin
 from mpcompare.verdict.examine.examine import examine
 from mpcompare.verdict.examine.subject import Subject
@@ -77,7 +77,7 @@ def _subject(entrant: Entrant) -> Subject:
         twin=twin,
         kinks=kinks,
         lent=setup.lent,
-        start=entrant.start.checkpoint,
+        start=entrant.start.origin,
         held_out=held_out_of(setup.model, setup.dataset, setup.task, steps),
         shared=entrant.shared,
         apart=entrant.apart,

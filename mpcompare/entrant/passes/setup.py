@@ -1,6 +1,6 @@
 """The pass that makes what all others have in common: device, precision, network, data, clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpcompare.entrant.setup import set_up
 from mpcompare.entrant.state import Entrant, Pass
@@ -17,6 +17,7 @@ class Part:
         construct_s: seconds in which the first backend was made.
         dataset, dataset_reason: the data set, and why it was taken.
         dataset_fingerprint, initial_weights: hashes of both.
+        not_finite: :attr:`mpcompare.entrant.setup.Setup.not_finite`.
     """
 
     precision: str
@@ -27,12 +28,15 @@ class Part:
     dataset_reason: str
     dataset_fingerprint: str
     initial_weights: str
+    not_finite: str
 
 
 def take(entrant: Entrant) -> Pass[Part]:
-    """Needs nothing. Leaves ``setup``."""
+    """Needs nothing. Leaves ``setup``; nothing is examined where its data are not finite."""
     yield from ()
     setup = entrant.setup = set_up(entrant.plan, entrant.shared)
+    if setup.not_finite:  # what such data do is no fault of a backend
+        entrant.plan = replace(entrant.plan, verdict=replace(entrant.plan.verdict, enabled=False))
     return Part(
         precision=setup.precision,
         engine=setup.engine,
@@ -42,4 +46,5 @@ def take(entrant: Entrant) -> Pass[Part]:
         dataset_reason=setup.dataset.reason,
         dataset_fingerprint=setup.dataset_fingerprint,
         initial_weights=setup.initial_weights,
+        not_finite=setup.not_finite,
     )

@@ -4,7 +4,6 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from mpcompare.checkpoints import CHECKPOINTS
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.monitor import Monitor
@@ -59,12 +58,10 @@ def take(entrant: Entrant) -> Pass[Part]:
     rows = Rows(recorder, setup.clock, setup.task.clip_norm, plan.train.warmup_steps, start.step, plan.seed, digest)
     monitor = Monitor(setup.task, PRECISIONS[setup.precision].storage, setup.clock, plan.monitor.every)
     evaluations = Evaluations(setup, recorder, plan.eval.every)
-    saver = Saver(
-        recorder.folder / CHECKPOINTS, plan.train.checkpoint_every, what_is_trained(plan, setup), setup.device
-    )
+    saver = Saver(entrant.recorder, plan.train, what_is_trained(plan, setup), setup.device, start.before, digest)
     yield from train(stepper, start.batches(), rows, plan.train.last_step, monitor, evaluations, saver)
     peak_rss = meter.peak_rss_bytes()  # before the last evaluation, which has activations of its own
-    backend, steps = stepper.backend, rows.written
+    backend, steps = stepper.backend, [*start.before.rows, *rows.written]
     scores = evaluations.take(steps[-1]["step"], backend)
     entrant.trained = Trained(
         rows=steps,
@@ -72,7 +69,7 @@ def take(entrant: Entrant) -> Pass[Part]:
         updates=int(stepper.rates.updates),
         scores=scores,
         moved=_moved(entrant),
-        moves=digest.moves() if digest else None,
+        moves=start.before.with_moves(digest.moves()) if digest else None,
     )
     return Part(
         first_step_ms=steps[0]["step_ms"],

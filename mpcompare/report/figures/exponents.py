@@ -12,6 +12,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.figures import histograms
 from mpcompare.report.figures.judged import Counts, Judged, judged
 from mpcompare.report.figures.kit import WIDTH, grid, nothing
+from mpcompare.report.figures.texts import power
 
 # Limits of fp16, log2: a number rounds to 0 below the first, is subnormal below the second, and inf from the third on.
 ZERO, SUBNORMAL = math.log2(FP16.smallest_subnormal / 2), math.log2(FP16.smallest_normal)
@@ -73,7 +74,7 @@ def _formats(axes: Axes, scale: float, low: float, high: float) -> None:
         words, greys = ("rounds to 0", "subnormal", "normal", "inf"), ("0.75", "0.9", "white", "0.75")
         for left, right, word, grey in zip(edges, edges[1:], words, greys, strict=False):
             _segment(axes, row, left, right, word, grey)
-    bf16 = r"normal: from $2^{-126}$ to $2^{128}$, as fp32's"
+    bf16 = f"normal: from {power(2, -126)} to {power(2, 128)}, as fp32's"
     _segment(axes, len(rows), low, high, bf16, "white")
     axes.set_yticks(range(len(rows) + 1), [*rows, "bf16"], fontsize=8)
     axes.set_ylim(len(rows) + 0.5, -0.5)
@@ -105,7 +106,7 @@ def _segment(axes: Axes, row: int, left: float, right: float, word: str, grey: s
 
 def _power(scale: float) -> str:
     exponent = math.log2(scale)
-    return f"$2^{{{exponent:.0f}}}$" if exponent.is_integer() else f"{scale:g}"
+    return power(2, exponent) if exponent.is_integer() else f"{scale:g}"
 
 
 def _losses(names: Sequence[str], counts: Counts, scale: float) -> tuple[str, list[str]]:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from mpcompare.report.figures.judged import Counts, Exponents, Judged
 from mpcompare.report.figures.kit import COLOURS, DASHES
+from mpcompare.report.figures.texts import power
 from mpcompare.verdict.findings import HIGHEST, LOWEST
 
 CURVES = 7  # as many as there are colours
@@ -89,7 +90,7 @@ def draw(axes: Axes, names: Sequence[str], counts: Exponents, low: float, high: 
         _histogram(axes, first, x, place, {"linewidth": 1.8, "linestyle": DASHES[place], "label": name})
     axes.axvline(low, color="0.3", linewidth=0.8)
     ticks = range(10 * math.ceil(low / 10), int(high) + 1, 10)
-    axes.set_xticks([zero, *ticks], ["0", *(f"$2^{{{tick}}}$" for tick in ticks)])
+    axes.set_xticks([zero, *ticks], ["0", *(power(2, tick) for tick in ticks)])
     axes.set_xlim(low - 8, high)
     axes.set_yscale("log")
     axes.set_ylim(1e-3, 1000)

@@ -11,6 +11,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.figures import histograms
 from mpcompare.report.figures.judged import Counts, Judged, judged
 from mpcompare.report.figures.kit import WIDTH, grid, nothing
+from mpcompare.report.figures.texts import power
 
 # Unit roundoff u of the formats that weights are stored in, log2. Half the gap beside a normal weight w is between
 # u |w| / 2 and u |w|, and an update below it is lost. So updates below u are at most lost: of those between u / 2 and u
@@ -41,7 +42,7 @@ def _panel(axes: Axes, run: Judged) -> None:
     for precision, limit in ROUNDOFF.items():
         axes.axvline(limit, color="black", linestyle="--", linewidth=0.8)
         side = {"fp16": "right", "bf16": "left"}.get(precision, "center")
-        axes.annotate(f"{precision}: $2^{{{limit:.0f}}}$", (limit, 1), (0, 3), xycoords=axes.get_xaxis_transform(),
+        axes.annotate(f"{precision}: {power(2, limit)}", (limit, 1), (0, 3), xycoords=axes.get_xaxis_transform(),
                       textcoords="offset points", ha=side, fontsize=8)  # fmt: skip
     histograms.draw(axes, names, counts, low, high)
     histograms.table(axes, *_losses(names, counts["first"]), left_out)

@@ -82,10 +82,10 @@ def _phases(comparison: Comparison, narrow: bool) -> Table:
         table.add_column(heading, justify="right")
     for entry in comparison.finished:
         times = entry.run.result["phase_ms"]
-        cells = ["-" if times.get(phase) is None else f"{times[phase]:.4g}" for phase in phases]
+        cells = ["-" if times.get(phase) is None else f"{float(times[phase]):.4g}" for phase in phases]
         overhead, first, set_up = (entry.run.result[key] for key in ("phase_overhead", "first_step_ms", "construct_s"))
-        clock = "-" if WHOLE_STEP in times else f"{overhead:+.1%}"
-        more = () if narrow else (clock, f"{first:.4g}", f"{set_up:.2g}")
+        clock = "-" if WHOLE_STEP in times else f"{float(overhead):+.1%}"
+        more = () if narrow else (clock, f"{float(first):.4g}", f"{float(set_up):.2g}")
         table.add_row(entry.label, *cells, *more)
     return table
 

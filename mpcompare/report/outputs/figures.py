@@ -1,5 +1,6 @@
 """The figures as files, in each of the formats that were asked for."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 from mpcompare.records import write_atomically
 from mpcompare.report import formats
 from mpcompare.report.contents import Report
+from mpcompare.report.figures.guarded import rendered
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.files import path_in
 
@@ -23,7 +25,7 @@ def write(report: Report, folder: Path) -> None:
     for name, draw in FIGURES.items() if wanted else ():
         if figure := draw(report):
             for each in wanted:
-                _save(figure, path_in(folder, f"{name}.{each}"))
+                rendered(name, figure, partial(_save, path=path_in(folder, f"{name}.{each}")))
 
 
 def _save(figure: Figure, path: Path) -> None:

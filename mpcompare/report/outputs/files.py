@@ -7,6 +7,9 @@ from typing import Any
 import pandas as pd
 
 from mpcompare.records import write_atomically
+from mpcompare.typed import WORDS
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def path_in(folder: Path, name: str) -> Path:
@@ -20,6 +23,16 @@ def path_in(folder: Path, name: str) -> Path:
 
 
 def write_csv(folder: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Writes rows as CSV, with the columns of all of them, whole or not at all; no file if there are no rows."""
+    """Writes rows as CSV, with the columns of all of them, whole or not at all; no file if there are no rows.
+
+    A spreadsheet takes a text that begins with one of ``FORMULA`` for a formula, and computes what a stranger wrote: an
+    apostrophe before it makes it a text.
+    """
     if rows:
-        write_atomically(path_in(folder, name), lambda path: pd.DataFrame(rows).to_csv(path, index=False))
+        table = pd.DataFrame([{key: _text(value) for key, value in row.items()} for row in rows])
+        write_atomically(path_in(folder, name), lambda path: table.to_csv(path, index=False))
+
+
+def _text(value: Any) -> Any:
+    is_formula = isinstance(value, str) and len(value) > 1 and value.startswith(FORMULA) and value not in WORDS
+    return f"'{value}" if is_formula else value

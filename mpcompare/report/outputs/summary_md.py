@@ -20,6 +20,7 @@ ORDER = (
     "failed",
     "not comparable",
     "differs as declared",
+    "not seen",
     "same",
     "within noise",
     "reference",
@@ -95,13 +96,14 @@ def _said(row: Row) -> tuple[str, str, str]:
     if verdict is None or verdict.word == "not examined":
         return "not examined", "Not examined", because
     if verdict.word == "reference":
-        return "reference", "Reference", "; others are compared with it"
+        return "reference", "Reference", f"; others are compared with it{because}"
     others = (entry for entry in row.comparison.entries if entry is not row.entry)
     reference = next((entry.label for entry in others if entry.run.name == verdict.reference), None)
     beside = f", beside `{_code(reference)}`" if reference else ""
     unchecked = f"; not checked: {escape(', '.join(verdict.unchecked))}" if verdict.unchecked else ""
     if verdict.word == "same":
-        return "same", "No difference found", beside + unchecked
+        sees = f"; the examination {verdict.sees}" if verdict.sees else ""
+        return "same", "No difference found", beside + sees + unchecked
     if verdict.word == "within noise":
         return "within noise", "Within noise", f"{beside}, but its gradients cannot be seen{unchecked}"
     said = escape(str(verdict)[:1].upper() + str(verdict)[1:])

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from markupsafe import Markup
 
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
+from mpcompare.report.figures.guarded import rendered
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.page.svg import inline
 
@@ -83,4 +85,5 @@ def drawn(comparison: Comparison, report: Report, place: int) -> Iterator[Drawn]
         if figure := draw(alone):
             title, reading = CAPTIONS[name]
             alt = f"{title} of {labels}. {reading} The tables and checks of this page hold the numbers."
-            yield Drawn(name, title, reading, inline(figure, f"{name}{place}", alt))
+            svg = rendered(name, figure, partial(inline, name=f"{name}{place}", alt=alt))
+            yield Drawn(name, title, reading, svg)

@@ -67,6 +67,8 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
     match word:
         case "same":
             word, more = checked.word, f" from {other} in {count} checks{near}"
+        case "not seen":
+            more = f": {verdict.cause}: {verdict.because}; no difference from {other} was found in {count} checks"
         case "within noise":
             more = f": its gradients cannot be seen; in {count} checks it cannot be told from {other}{near}"
         case "differs":
@@ -77,8 +79,10 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
             more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks{near}"
         case "reference":
             more = f": others are compared with it; it passed the {count} checks that need no other run{near}"
+            more += f"; {verdict.because}" if verdict.because else ""
         case _:
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
+    more += f"; the examination {verdict.sees}" if verdict.sees and word != "differs" else ""
     return Answer(entry.label, word, more, ", ".join(verdict.unchecked), anchor)
 
 

@@ -1,0 +1,92 @@
+"""A run of a sweep that was killed goes on in a new sweep, into whose folder its record and checkpoints were taken.
+
+It is the run that it was: its steps, its evaluations and the moves of its weights are kept up to the checkpoint, so
+that its record is as if nobody had killed it. A run that was trained and examined is taken as it is, and only timed.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest
+from mpcompare.entrant.plan import Plan
+from mpcompare.records import EXAMINED, MOVES, Recorder, numbers
+from mpcompare.verdict.examine.moves import NUMBERS
+from mpcompare.verdict.findings import Moves
+
+
+@dataclass(frozen=True)
+class Before:
+    """The part of a training that was recorded before this process began.
+
+    Attributes:
+        rows: of ``steps.csv``, from the first step of training on.
+        moves: of the weights in these steps; None where nobody looked.
+    """
+
+    rows: list[dict[str, Any]]
+    moves: Moves | None
+
+    def with_moves(self, after: Moves) -> Moves:
+        """Returns the moves of these steps and of those ``after`` them."""
+        if self.moves is None:
+            return after
+        few = max(1, NUMBERS // len(after.tensors))
+        return Moves(
+            steps=self.moves.steps + after.steps,
+            tensors={name: (self.moves.tensors[name] + norms)[:few] for name, norms in after.tensors.items()},
+            weights={name: max(self.moves.weights[name], norm) for name, norm in after.weights.items()},
+            short=self.moves.short + after.short,
+        )
+
+    def record(self, recorder: Recorder, after: Moves) -> None:
+        """Records the moves so far, of which a checkpoint is about to be saved."""
+        recorder.moves(asdict(self.with_moves(after)))
+
+
+NOTHING = Before([], None)
+
+
+@dataclass(frozen=True)
+class WentOn:
+    """The part of ``result.json`` that only a run has which went on.
+
+    Attributes:
+        went_on: the folder in which it was before, and the step after which it goes on; None where all of it is taken.
+    """
+
+    went_on: dict[str, Any]
+
+
+def find(plan: Plan, result: Mapping[str, Any]) -> Checkpoint | None:
+    """Returns the checkpoint from which a run goes on, verified; None where it begins anew, for there is none.
+
+    Without an examination in ``result`` it is one that leaves a step to take: what is examined has trained.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    assert plan.resume.folder is not None
+    path = newest(plan.resume.folder / CHECKPOINTS, before=plan.train.last_step + (EXAMINED in result))
+    return None if path is None else load(path, older=plan.resume.older)
+
+
+def before(recorder: Recorder, step: int, moves: bool) -> Before | None:
+    """Returns the record up to ``step``, and leaves nothing after it; None where a part of it is missing.
+
+    Args:
+        moves: whether those of the weights belong to it.
+    """
+    rows, file = recorder.keep(step), recorder.folder / MOVES
+    if [row["step"] for row in rows] != list(range(1, step + 1)) or (moves and not file.exists()):
+        recorder.keep(0)
+        return None
+    return Before(rows, _moves(json.loads(file.read_text()), step) if moves else None)
+
+
+def _moves(document: Mapping[str, Any], steps: int) -> Moves:
+    """Returns the moves of the first steps: some may have been recorded whose checkpoint was not saved any more."""
+    moves = Moves(**numbers(dict(document)))
+    tensors = {name: norms[:steps] for name, norms in moves.tensors.items()}
+    return Moves(moves.steps[:steps], tensors, moves.weights, moves.short[:steps])

@@ -1,0 +1,88 @@
+"""Files that anybody may have written: pipes, devices, files of any size, texts that steer a terminal, programs."""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+LARGEST = 256 * 2**20  # bytes of a file that is read as a whole: steps.csv of millions of steps
+DEEPEST = 50  # levels of lists and tables within each other; a record of ours has about ten
+
+
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+    """Returns what a file holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no regular file, such as a pipe, in which one would wait for ever; or it is larger than
+            ``largest`` bytes.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path.name} is no regular file")
+    if status.st_size > largest:
+        raise ValueError(f"{path.name} has {status.st_size} bytes, and {largest} are read at most")
+    with path.open("rb") as file:
+        return file.read(largest)
+
+
+def read_json(path: Path, largest: int = LARGEST) -> Any:
+    """Returns the value of a JSON file, its texts as :func:`printable` ones.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no such file, or lists and tables lie deeper within each other than ``DEEPEST``.
+    """
+    return printable(parsed(read_bytes(path, largest)))
+
+
+def parsed(data: bytes) -> Any:
+    """Returns the value that JSON of anybody describes.
+
+    Raises:
+        ValueError: it is no JSON, or lists and tables lie deeper within each other than ``DEEPEST``.
+    """
+    try:
+        value = json.loads(data.decode())
+        if _is_deep(value, DEEPEST):
+            raise RecursionError
+    except RecursionError:
+        raise ValueError(f"lists or tables lie more than {DEEPEST} deep within each other") from None
+    return value
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deep(each, levels - 1) for each in inner)
+
+
+def printable(value: Any) -> Any:
+    """Returns a JSON value with every character that is not printed, but for line breaks and tabs, as its escape: those
+    that steer a terminal, or let text run backwards."""
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join(map(_shown, value))
+    if isinstance(value, dict):
+        return {printable(key): printable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [printable(each) for each in value]
+    return value
+
+
+def check_private(path: Path) -> None:
+    """Raises ValueError if somebody else could have written a file, or can put another in its place: it, or a folder
+    above it, belongs to another user or can be written by others.
+
+    A folder like ``/tmp``, in which nobody can move the files of others, is none of these; nor is one of a group that
+    has the number of its user, who is then alone in it.
+    """
+    for each in (path, *path.resolve().parents):
+        status = each.stat()
+        others = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
+        sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (0, os.getuid()) or (status.st_mode & others and not sticky):
+            raise ValueError(f"{each} can be written by others")
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1]

@@ -1,0 +1,57 @@
+"""Figures that fail by themselves: in the place of one that cannot be drawn stands one that says why."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from matplotlib.figure import Figure
+
+from mpcompare.report.brief import one_line
+from mpcompare.report.contents import Report
+from mpcompare.report.figures.kit import WIDTH, nothing
+from mpcompare.report.figures.texts import as_they_are, without_formulas
+
+T = TypeVar("T")
+Draw = Callable[[Report], Figure | None]  # None where there is nothing to draw
+
+log = logging.getLogger(__name__)
+
+
+def guarded(draw: Draw) -> Draw:
+    """Returns the same figure, its texts shown as they are."""
+
+    def drawn(report: Report) -> Figure | None:
+        try:
+            with as_they_are():
+                figure = draw(report)
+                if figure is not None:
+                    without_formulas(figure)
+            return figure
+        except Exception as error:
+            return _excuse(draw.__name__, error)
+
+    return drawn
+
+
+def rendered(name: str, figure: Figure, render: Callable[[Figure], T]) -> T:
+    """Returns what ``render`` makes of a figure, or of one that says why it cannot.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        return render(figure)
+    except OSError:
+        raise
+    except Exception as error:
+        return render(_excuse(name, error))
+
+
+def _excuse(name: str, error: Exception) -> Figure:
+    """Returns a figure that says why another cannot be drawn, and warns of it."""
+    why = one_line(f"the figure {name} cannot be drawn ({type(error).__name__}: {error})")
+    log.warning(why)
+    with as_they_are():
+        figure = Figure(figsize=(WIDTH, 1), layout="constrained")
+        nothing(figure.subplots(), why)
+        return figure

@@ -1,0 +1,61 @@
+"""Texts of figures, shown as they are: a ``$`` in a name is a dollar, and no formula. Powers are characters, too."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import Formatter, LogFormatterMathtext
+
+_RAISED = str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹")
+_FORMULA = re.compile(r"\$\\mathdefault\{(?P<number>.*?)(?:\^\{(?P<exponent>[^}]*)\})?\}\$")
+
+
+def power(base: int, exponent: float) -> str:
+    """Returns a whole power in characters: 2⁻¹²⁶."""
+    return f"{base}{f'{exponent:.0f}'.translate(_RAISED)}"
+
+
+@contextmanager
+def as_they_are() -> Iterator[None]:
+    """Lets no text that is made in the block be read as a formula."""
+    with rc_context({"text.parse_math": False}):
+        yield
+
+
+def without_formulas(figure: Figure) -> None:
+    """Lets the ticks of logarithmic axes, which matplotlib labels with formulas, be labelled with characters."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            _replace(axis)
+
+
+def _replace(axis: Axis) -> None:
+    if isinstance(major := axis.get_major_formatter(), LogFormatterMathtext):
+        axis.set_major_formatter(_InCharacters(major))
+    if isinstance(minor := axis.get_minor_formatter(), LogFormatterMathtext):
+        axis.set_minor_formatter(_InCharacters(minor))
+
+
+class _InCharacters(Formatter):
+    """A formatter of logarithmic axes, its formulas as characters."""
+
+    def __init__(self, formulas: LogFormatterMathtext) -> None:
+        self.formulas = formulas
+
+    def set_axis(self, axis: Any) -> None:
+        self.formulas.set_axis(axis)
+
+    def set_locs(self, locs: Sequence[float]) -> None:
+        self.formulas.set_locs(locs)
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return _FORMULA.sub(_characters, self.formulas(x, pos))
+
+
+def _characters(formula: re.Match[str]) -> str:
+    raised = (formula["exponent"] or "").translate(_RAISED)
+    return formula["number"].replace(r"\times", " \N{MULTIPLICATION SIGN} ") + raised

@@ -1,0 +1,151 @@
+"""The trial of a task: a network, its loss and its data are called before anything is trained."""
+
+import copy
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.errors import InputError
+from mpcompare.tasks.draws import EXAMINED, draws, seed_step
+from mpcompare.tasks.losses import MaskedCrossEntropy, shares
+from mpcompare.tasks.task import Task
+
+
+def try_out(model: nn.Module, task: Task, x: Tensor, y: Tensor, data: str, y_test: Tensor | None = None) -> None:
+    """Calls a copy of the network and the loss on a few samples, so that a task that cannot work fails before training.
+
+    Args:
+        x, y: all training samples of the data set named ``data``.
+        y_test: the targets of its held-out samples.
+
+    Raises:
+        InputError: the batch is larger than the data, the network cannot be called with it, the loss is no scalar or
+            has no gradient, or the output is random in a way that nobody could repeat, or in evaluation mode.
+    """
+    if task.batch_size > len(x):
+        raise InputError("task.batch_size", task.batch_size, f"data={data} has only {len(x)} samples")
+    few, targets = x[:4], y[:4]
+    name = type(model).__name__
+    model = copy.deepcopy(model)
+    with _forked_generators(x.device):
+        with torch.no_grad():
+            output = _try_network(model, few, name, f"data={data}, inputs {_shape(few)}")
+        _try_loss(task, output, targets, [y] if y_test is None else [y, y_test], data)
+        _try_backward(model, task, few, targets, name)
+
+
+def _try_network(model: nn.Module, few: Tensor, name: str, given: str) -> Tensor:
+    """Returns the output for a few samples, in training mode."""
+    own = [where for where, _ in model.named_parameters()]
+    try:
+        output, again = _called_alike(model, few)
+    except (Exception, SystemExit) as error:
+        raise InputError("task.model", name, f"cannot be called with {given}: {_first_line(error)}") from error
+    if not isinstance(output, Tensor):
+        raise InputError("task.model", name, f"returns a {type(output).__name__}: expected one tensor")
+    if new := [where for where, _ in model.named_parameters() if where not in own]:
+        raise InputError("task.model", name, f"makes its parameter {new[0]} in forward: expected it from the start")
+    if not torch.equal(output, again) and not output.isnan().any():
+        expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"
+        raise InputError("task.model", name, expected)
+    if draws(lambda: model.eval()(few), few.device):
+        expected = "draws random numbers in evaluation mode, too: F.dropout wants training=self.training"
+        raise InputError("task.model", name, expected)
+    model.train()
+    return output
+
+
+def _try_loss(task: Task, output: Tensor, targets: Tensor, every: Sequence[Tensor], data: str) -> None:
+    both = f"data={data}, output {_shape(output)}, targets {_shape(targets)}"
+    try:
+        if task.loss in ("cross_entropy", "masked_cross_entropy"):
+            for y in every:
+                if not y.is_floating_point():
+                    _check_classes(y, output.shape[-1], masked=task.loss == "masked_cross_entropy")
+        with torch.no_grad():
+            loss = task.loss_fn(output, targets)
+        if parts := shares(task.loss_fn, [targets, targets]):
+            float(parts[0])
+    except (Exception, SystemExit) as error:
+        raise InputError("task.loss", _loss_name(task), f"cannot be taken of {both}: {_first_line(error)}") from error
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        found = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InputError("task.loss", _loss_name(task), f"gives {found} for {both}: expected a scalar")
+
+
+def _try_backward(model: nn.Module, task: Task, few: Tensor, targets: Tensor, name: str) -> None:
+    output = model(few)
+    if not output.requires_grad:
+        raise InputError(
+            "task.model", name, "returns an output without gradient: it is detached, or no parameter is used"
+        )
+    loss = task.loss_fn(output, targets)
+    if not loss.requires_grad:
+        raise InputError("task.loss", _loss_name(task), "gives a value without gradient: is it detached, or a number?")
+    try:
+        loss.backward()
+    except Exception as error:
+        raise InputError("task.model", name, f"has a backward that fails: {_first_line(error)}") from error
+
+
+def first_loss(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> str:
+    """Returns why the network's loss on the first batch, in fp32, is no finite number; nothing where it is one.
+
+    Args:
+        x, y: the samples of the batch, the first of the training samples.
+    """
+    model, first = copy.deepcopy(model), 0
+    with _forked_generators(x.device), torch.no_grad():
+        for few, targets in task.micro_batches(x, y):
+            seed_step(EXAMINED)
+            output = model(few)
+            loss = task.loss_fn(output, targets)
+            if not bool(loss.isfinite()):
+                said = f"the first loss of {type(model).__name__} is {float(loss):g}"
+                rows = output.reshape(len(few), -1) if len(output) == len(few) else output.new_zeros(1, 1)
+                wrong = (rows.isnan() | rows.isposinf()).any(dim=1).nonzero()
+                where = f": its output for x_train, sample {first + int(wrong[0])} is not finite" if len(wrong) else ""
+                return said + where
+            first += len(few)
+    return ""
+
+
+def _loss_name(task: Task) -> str:
+    own = getattr(getattr(task.loss, "func", task.loss), "__name__", type(task.loss).__name__)
+    return task.loss if isinstance(task.loss, str) else own
+
+
+def _called_alike(model: nn.Module, x: Tensor) -> list[Any]:
+    """Returns the outputs of two calls that begin with the same random numbers."""
+    outputs = []
+    for _ in range(2):
+        seed_step(EXAMINED)
+        outputs.append(model(x))
+    return outputs
+
+
+def _forked_generators(device: torch.device) -> AbstractContextManager[None]:
+    """Returns a context that puts torch's generators back in the end."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def _check_classes(y: Tensor, classes: int, masked: bool) -> None:
+    """Raises ValueError where labels are none of so many classes."""
+    counted = y[y != MaskedCrossEntropy.ignored] if masked else y
+    if not len(counted):
+        raise ValueError("every label is left out")
+    if int(counted.max()) >= classes:
+        raise ValueError(f"there are {int(counted.max()) + 1} classes")
+    if int(counted.min()) < 0:
+        raise ValueError(f"a label is {int(counted.min())}, and masked_cross_entropy leaves out those of -100")
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

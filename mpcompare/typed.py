@@ -1,0 +1,82 @@
+"""The check of a value, as JSON holds it, against its type."""
+
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from mpcompare.errors import InputError
+
+WORDS = ("inf", "-inf", "nan")  # stand for numbers that JSON does not have
+LARGEST = 2**63  # of whole numbers: a record holds counts and bytes, and larger ones are no floats
+SHOWN = 60  # characters of a wrong value in a message
+NAMES = {
+    float: "a number", int: "a whole number", str: "a text", bool: "true or false", dict: "a table", list: "a list",
+}  # fmt: skip
+
+
+def check_type(name: str, value: object, expected: Any) -> None:
+    """Raises InputError, which names the part that is wrong, unless ``value`` is of a type.
+
+    Args:
+        expected: float (also one of ``WORDS``), int, str, bool, Any, a TypedDict, or a dict, list or union of these.
+    """
+    origin = get_origin(expected) or expected
+    if expected is Any:
+        return
+    if origin in (Union, UnionType):
+        _check_union(name, value, get_args(expected))
+    elif is_typeddict(expected):
+        _check_base(name, value, dict)
+        _check_table(name, value, expected)
+    elif origin is dict:
+        _check_base(name, value, dict)
+        for key, each in value.items():  # type: ignore[attr-defined]
+            _check_base(f"{name}, a key", key, str)
+            check_type(f"{name}.{key}", each, get_args(expected)[1])
+    elif origin is list:
+        _check_base(name, value, list)
+        for place, each in enumerate(value):  # type: ignore[arg-type]
+            check_type(f"{name}[{place}]", each, get_args(expected)[0])
+    else:
+        _check_base(name, value, expected)
+
+
+def _check_union(name: str, value: object, parts: tuple[Any, ...]) -> None:
+    if value is None and NoneType in parts:
+        return
+    *others, last = (part for part in parts if part is not NoneType)
+    if not any(is_of(value, part) for part in others):
+        check_type(name, value, last)
+
+
+def is_of(value: object, expected: Any) -> bool:
+    """Returns whether ``value`` is of a type, as :func:`check_type` takes it."""
+    try:
+        check_type("", value, expected)
+    except InputError:
+        return False
+    return True
+
+
+def _check_table(name: str, value: Any, expected: Any) -> None:
+    for key, of_key in get_type_hints(expected).items():
+        if key in value:
+            check_type(f"{name}.{key}", value[key], of_key)
+        elif key in expected.__required_keys__:
+            raise InputError(f"{name}.{key}", "", f"expected {_named(of_key)}, there is none")
+
+
+def _check_base(name: str, value: object, expected: type) -> None:
+    numeric = expected in (int, float)
+    fits = isinstance(value, (int, float) if expected is float else expected)
+    if numeric:
+        fits &= not isinstance(value, bool) and not (isinstance(value, int) and abs(value) >= LARGEST)
+        fits |= expected is float and isinstance(value, str) and value in WORDS
+    if not fits:
+        shown = repr(value) if isinstance(value, str) else str(value)
+        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+        raise InputError(name, shown, f"expected {_named(expected)}")
+
+
+def _named(expected: Any) -> str:
+    base = next((each for each in get_args(expected) or (expected,) if each is not NoneType), expected)
+    return NAMES.get(dict if is_typeddict(base) else get_origin(base) or base, "a value")

@@ -37,6 +37,7 @@ see ``mpcompare/testing``.
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, TypedDict, cast
 
 from torch import Tensor, nn
@@ -44,6 +45,7 @@ from torch import Tensor, nn
 from mpcompare.errors import BackendUnavailable as BackendUnavailable
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
+from mpcompare.operands import Products
 from mpcompare.phases import PHASES as PHASES
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.promises import NOTHING, Promises
@@ -99,8 +101,8 @@ class Backend(Protocol):
         grad_norm: norm of the last step's unscaled gradients, all of them together, before it was clipped: a number, or
             a 0-d tensor on the device; None where nothing is clipped.
 
-    A backend may leave out four more members; :func:`warmup_steps`, :func:`workspaces`, :func:`promises_of` and
-    :func:`called_module` ask for them.
+    A backend may leave out five more members; :func:`warmup_steps`, :func:`workspaces`, :func:`promises_of`,
+    :func:`called_module` and :func:`watched_products` ask for them.
 
         warmup_steps: an int, how many first steps of a new backend run in another way than all later ones, such as
             those before a graph is captured. No step is timed before they and one more are over. 0 where left out.
@@ -112,6 +114,9 @@ class Backend(Protocol):
         called_module: the torch module that a step calls, with the names of ``model``. Hooks on its layers let the
             verdict see what each layer is given and what it returns. None where left out, as by a step that is compiled
             or captured, whose layers call no hooks.
+        watched_products(): where the step calls no module: a context manager that yields a
+            :class:`mpcompare.operands.Products`, which notes the products of the steps that are taken while it is
+            entered. None where left out.
     """
 
     PRECISIONS: ClassVar[tuple[str, ...]]
@@ -391,6 +396,12 @@ def called_module(backend: Any) -> nn.Module | None:
     """Returns the torch module that a step of a backend calls, whose layers call hooks; None where it does not say."""
     module: nn.Module | None = getattr(backend, "called_module", None)
     return module
+
+
+def watched_products(backend: Any) -> AbstractContextManager[Products] | None:
+    """Returns what notes the products of a backend's steps while it is entered; None where the backend shows none."""
+    watch = getattr(backend, "watched_products", None)
+    return None if watch is None else watch()
 
 
 def idle_phases(backend: Any, task: Task) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ W_1 is needed again: gradients then have a buffer of their own, and another in f
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -35,6 +37,7 @@ from mpcompare.native import flat, ops
 from mpcompare.native.build import BuildError
 from mpcompare.native.device_scale import DeviceLossScale
 from mpcompare.native.graph import WARMUP, StepGraph, require_cuda
+from mpcompare.operands import Products
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.mlp import plain_mlp
@@ -310,6 +313,27 @@ class Fused:
 
     def loss_scale(self) -> Tensor:
         return self.scaling.scale
+
+    @contextmanager
+    def watched_products(self) -> Iterator[Products]:
+        forward, backward, products = self._forward, self.backward, Products(self.mlp.layers)
+
+        def watched_forward() -> None:
+            forward()
+            outputs = [(z, True) for z in self.z[1:]] + [(self.logits, False)]
+            for z, (output, rectified) in zip(self.z, outputs, strict=True):
+                products.forward(z, output, rectified)
+
+        def watched_backward() -> None:
+            backward()
+            for da in (self.dlogits, *reversed(self.z[1:])):  # z_l has become da_l
+                products.backward(da)
+
+        vars(self).update(_forward=watched_forward, backward=watched_backward)
+        try:
+            yield products
+        finally:
+            del self._forward, self.backward
 
     def dtypes(self) -> dict[str, str]:
         # Plain SGD has no state: it computes in the masters' dtype.

@@ -25,6 +25,10 @@ The matrix product is ``gemm(A, B, C, trans_a, trans_b, alpha, beta)``: C = alph
 On CUDA it is one ``cublasGemmEx`` call, csrc/cuda/gemm.cu; on a CPU it is csrc/cpu/multiply.hpp.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +39,7 @@ from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import check_choice, check_flag
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.native import ops
+from mpcompare.operands import Products
 from mpcompare.precision import FORMATS, PRECISIONS
 from mpcompare.tasks.groups import in_group
 from mpcompare.tasks.mlp import plain_mlp
@@ -229,6 +234,23 @@ class Scratch:
 
     def loss_scale(self) -> float:
         return self.scaling.scale
+
+    @contextmanager
+    def watched_products(self) -> Iterator[Products]:
+        gemm, products = self.gemm, Products(self.mlp.layers)
+
+        def watched(a: Tensor, b: Tensor, out: Tensor, *, trans_a: bool = False, **how: Any) -> None:
+            gemm(a, b, out, trans_a=trans_a, **how)
+            if trans_a:
+                products.backward(b)  # da_l, in the product that makes dW_l
+            elif "trans_b" not in how:
+                products.forward(a, out)  # z_{l-1} and a_l
+
+        self.gemm = watched
+        try:
+            yield products
+        finally:
+            self.gemm = gemm
 
     def dtypes(self) -> dict[str, str]:
         # Plain SGD has no state: it computes in the masters' dtype.

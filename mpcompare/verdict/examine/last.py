@@ -40,7 +40,7 @@ def last(
     before = 0 if subject.start is None else subject.start.updates
     start = start_of(backend, lr, before + sum(not row["skipped"] for row in rows), rows[-1]["step"])
     scale, walk = float(backend.loss_scale()), Walk(backend, batch, lr)
-    with recorded_layers(backend) as record:
+    with recorded_layers(backend, batch) as record:
         loss, grads = gradients_of(walk)
     step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale)
     layers = layers_of(subject, backend, step, walk.in_one_piece)

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from mpcompare.contract import Batches, Walk, called_module, promises_of
+from mpcompare.contract import Batches, Walk, called_module, promises_of, watched_products
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine.drive import RETRIES, by_rows, own_factor
 from mpcompare.verdict.examine.forced.random_numbers import OtherNumbersError
-from mpcompare.verdict.examine.forced.record import Record, recorded
+from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
 from mpcompare.verdict.examine.sharp import sharp_weights
 from mpcompare.verdict.examine.subject import Subject, promised_task
@@ -55,28 +55,37 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
         return None
 
 
+def shows_layers(backend: Any) -> bool:
+    """Returns whether a step of a backend can be recorded."""
+    return called_module(backend) is not None or watched_products(backend) is not None
+
+
 @contextmanager
-def recorded_layers(backend: Any) -> Iterator[Record]:
-    """Yields the record of a backend's step that is taken while it is entered, which stays empty where the backend
-    does not show its layers."""
-    module = called_module(backend)
-    if module is None:
+def recorded_layers(backend: Any, batch: Batches) -> Iterator[Record]:
+    """Yields the record of a backend's step on a batch that is taken while it is entered: complete when that ends, and
+    empty where the backend does not show its layers."""
+    if (module := called_module(backend)) is not None:
+        with recorded(module) as record:
+            yield record
+    elif (watched := watched_products(backend)) is not None:
+        record = Record()
+        with watched as products:
+            yield record
+        record.calls.update(calls_of(products, [x for x, _ in batch]))
+    else:
         yield Record()
-        return
-    with recorded(module) as record:
-        yield record
 
 
 def _layers(subject: Subject, network: nn.Module, batch: Batches) -> Layers | None:
     backend: Any = subject.make_backend(network, subject.scaling)
-    if called_module(backend) is None:
+    if not shows_layers(backend):
         return None
     lr = float(subject.task.new_rates().now)
     for _ in range(RETRIES if isinstance(subject.scaling, DynamicLossScale) else 1):
         before, scale = with_values(network, {}, backend.buffers()), float(backend.loss_scale())
         walk = Walk(backend, batch, lr)
         seed_step(EXAMINED)
-        with recorded_layers(backend) as record:
+        with recorded_layers(backend, batch) as record:
             walk.through("unscale")
         loss, grads = float(walk.loss), by_rows(backend.grads())
         step = Recorded(record, before, subject.task.loss_fn, batch, loss, grads, scale)

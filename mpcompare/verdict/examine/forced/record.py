@@ -6,7 +6,7 @@ layer, ``(output)``, that hands on its input: above it is the loss.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from mpcompare.operands import Products
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted
 
 OUTPUT = "(output)"
@@ -43,6 +44,7 @@ class Call:
         passes: of each output, whether it requires one.
         marks: the identity of each tensor that was given, and how often it had been written to.
         held: by name the dtypes of the layer's parameters in this call.
+        rectified: whether the outputs are known where they are positive, and are 0 elsewhere.
     """
 
     inputs: list[Any]
@@ -54,6 +56,7 @@ class Call:
     passes: list[bool] = field(default_factory=list)
     marks: set[tuple[int, int]] = field(default_factory=set)
     arguments: TreeSpec | None = None
+    rectified: bool = False
 
 
 @dataclass
@@ -83,6 +86,30 @@ def recorded(network: nn.Module) -> Iterator[Record]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def calls_of(products: Products, inputs: Sequence[Tensor]) -> dict[str, list[Call]]:
+    """Returns the calls of the layers of a step whose products were noted, and those of the network.
+
+    Args:
+        inputs: of each micro-batch.
+    """
+    shown = products.shown()
+    flat = tree_flatten(torch.zeros(()))[1]
+    calls = {
+        name: [
+            Call([o.input], [o.output], flat, [o.gradient], tracked=True, passes=[True], rectified=o.rectified)
+            for o in operands
+        ]
+        for name, operands in shown.items()
+    }
+    arguments = tree_flatten(((inputs[0],), {}))[1]
+    first, last = (list(shown.values())[end] for end in (0, -1))
+    calls[OUTPUT] = [
+        Call([z.input.view(x.shape)], [a.output], flat, [a.gradient], tracked=True, passes=[True], arguments=arguments)
+        for x, z, a in zip(inputs, first, last, strict=True)
+    ]
+    return calls
 
 
 class _Recorder:

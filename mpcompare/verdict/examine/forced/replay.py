@@ -259,8 +259,11 @@ class _Forced(torch.autograd.Function):
             if is_real(recorded) and is_real(y):
                 if y.requires_grad and call.tracked and not call.passes[place]:
                     replay.detached.append(name)
-                replay.compare(Point("output", name, number, place), recorded, y.detach(), recorded.dtype)
+                exact = y.detach().clamp(min=0) if call.rectified else y.detach()
+                replay.compare(Point("output", name, number, place), recorded, exact, recorded.dtype)
         passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
+        if call.rectified:  # below 0 the replay's own: relu makes 0 of it
+            passed = [torch.where(z > 0, z, y.detach().clamp(max=0)) for z, y in zip(passed, ctx.results, strict=True)]
         untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
         if layer is not None:
             ctx.mark_non_differentiable(*untracked)

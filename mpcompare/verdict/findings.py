@@ -720,51 +720,9 @@ def to_document(findings: Findings) -> dict[str, Any]:
 
 
 def from_document(document: dict[str, Any]) -> Findings:
-    """The inverse of :func:`to_document`; reads documents of older versions, too.
+    """The inverse of :func:`to_document`.
 
     Raises:
         ValueError, TypeError or KeyError: it is no such document.
     """
-    return _converter.structure(document if "recipe" in document else _upgraded(document), Findings)
-
-
-def _upgraded(old: dict[str, Any]) -> dict[str, Any]:
-    """Returns a document of an older version, one flat dictionary, as it would be written now."""
-    by_roundoff = {2.0**-24: "fp32", 2.0**-11: "fp16", 2.0**-8: "bf16"}
-    new = _picked(old, "longest_sum", "layers", "rounding", "moved", "noise", "exponents", "reload")
-    new["precision"] = by_roundoff[old["unit_roundoff"]]
-    new["recipe"] = _picked(old, "batch_size", "accumulate", "clip_norm", "clip_norm_type", "linear")
-    new["wrong_scale"] = old.get("policy")
-    new["twin"] = {name: _replacement(words) for name, words in old.get("twin", {}).items()}
-    new["last"] = _old_gradients(old["last"])
-    for where in ("first", "overflow"):
-        if where in old:
-            new[where] = _old_drive(old[where])
-    return new
-
-
-def _picked(old: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: old[key] for key in keys if key in old}
-
-
-def _replacement(words: str) -> dict[str, str]:
-    smooth, _, kinked = words.partition(" for ")
-    return {"kinked": kinked, "smooth": smooth}
-
-
-def _old_errors(errors: dict[str, Any]) -> dict[str, Any]:
-    return {name: error or None for name, error in errors.items()}
-
-
-def _old_gradients(old: dict[str, Any]) -> dict[str, Any]:
-    return {**old, "gradients": _old_errors(old.get("gradients", {}))}
-
-
-def _old_drive(old: dict[str, Any]) -> dict[str, Any]:
-    new: dict[str, Any] = {"updates": [], "rates": [], "clips": [], "next_scale": None}
-    new |= _picked(old, "steps", "updates", "rates", "clips", "next_scale", "digits")
-    new |= {"known_mistakes": old.get("other_rules", {}), "buffers": _old_errors(old.get("buffers", {}))}
-    if "loss" in old:
-        numbers = ("loss", "exact_loss", "loss_noise", "first_update", "subnormal", "effective_precision")
-        new["finite"] = _old_gradients(_picked(old, *numbers, "micro_batches", "gradients"))
-    return new
+    return _converter.structure(document, Findings)

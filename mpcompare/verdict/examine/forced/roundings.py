@@ -8,10 +8,12 @@ Carlo Arithmetic", UCLA CSD-970002, 1997). Where terms cancel, these errors are 
 import math
 import random
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare.precision import FP16, Precision
@@ -90,3 +92,18 @@ class Roundings(TorchDispatchMode):
         """Returns a number from 0 to 1 that depends on the sample, and on some of the elements of ``value``."""
         some = value[:: max(1, value.numel() // SEEDS)].contiguous().cpu().numpy().tobytes()
         return random.Random(zlib.crc32(some, self.sample)).random()
+
+
+@contextmanager
+def in_operations(network: nn.Module) -> Iterator[None]:
+    """Recurrent layers are computed operation by operation while it is entered, so that each result is rounded."""
+    libraries: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
+    before = [library.enabled for library in libraries]
+    if any(isinstance(module, nn.RNNBase) for module in network.modules()):
+        for library in libraries:
+            library.enabled = False
+    try:
+        yield
+    finally:
+        for library, enabled in zip(libraries, before, strict=True):
+            library.enabled = enabled

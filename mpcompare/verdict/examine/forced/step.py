@@ -6,8 +6,7 @@ a large tensor tell how large these are.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record
 from mpcompare.verdict.examine.forced.replay import HALF, Point, Replay
-from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings
+from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
 from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.findings import Layers, PlaceError, RoundingError
 
@@ -141,7 +140,7 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
             errors.sample(roundings, point, exact)
 
         again = _replay(recorded, dtype, compare, roundings.passing)
-        with roundings, _in_operations(recorded.network):
+        with roundings, in_operations(recorded.network):
             again.run()
         for name, g in again.grads.items():
             errors.sample(roundings, Point("parameter", name), g)
@@ -165,21 +164,6 @@ def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any =
     network = with_values(recorded.network, {}, {}).to(dtype)
     batches, loss_fn = recorded.batches, recorded.loss_fn
     return Replay(network, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
-
-
-@contextmanager
-def _in_operations(network: nn.Module) -> Iterator[None]:
-    """Recurrent layers are computed operation by operation while it is entered, so that each result is rounded."""
-    libraries: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
-    before = [library.enabled for library in libraries]
-    if any(isinstance(module, nn.RNNBase) for module in network.modules()):
-        for library in libraries:
-            library.enabled = False
-    try:
-        yield
-    finally:
-        for library, enabled in zip(libraries, before, strict=True):
-            library.enabled = enabled
 
 
 def _of_gradient(errors: _Errors, replay: Replay, name: str) -> RoundingError:

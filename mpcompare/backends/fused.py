@@ -110,6 +110,8 @@ class Fused:
         if graphed:
             self.graph = StepGraph(self._step)
             self.train_step = self._replay
+        else:  # nobody sees the products of a graph
+            self.watched_products = self._watched_products
         self.loss_of = ops.cross_entropy if self.mlp.loss == "cross_entropy" else ops.mse
         self.layers = range(1, len(self.mlp.sizes))  # 1 .. L
         self.scaling = DeviceLossScale(loss_scale, self.device)
@@ -315,7 +317,7 @@ class Fused:
         return self.scaling.scale
 
     @contextmanager
-    def watched_products(self) -> Iterator[Products]:
+    def _watched_products(self) -> Iterator[Products]:
         forward, backward, products = self._forward, self.backward, Products(self.mlp.layers)
 
         def watched_forward() -> None:

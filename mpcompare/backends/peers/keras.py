@@ -13,7 +13,8 @@ scale is a power of two. The optimizer's formulas are Keras's, with the task's s
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, St
 from mpcompare.dtypes import dtype_name
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, StaticLossScale
+from mpcompare.operands import Products
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.mlp import plain_mlp
@@ -125,6 +127,22 @@ class KerasRow:
 
     def loss_scale(self) -> float:
         return float(self.optimizer.dynamic_scale) if self.scales else 1.0
+
+    @contextmanager
+    def watched_products(self) -> Iterator[Products]:
+        products, last = Products(self.mlp.layers), len(self.mlp.layers) - 1
+
+        def note(number: int, _: nn.Module, inputs: tuple[Tensor], z: Tensor) -> None:
+            rectified = number < last  # a Dense of a hidden layer is product, bias and relu
+            products.forward(inputs[0].detach(), z.detach(), rectified)
+            z.register_hook(lambda dz: products.backward(dz.where(z > 0, 0) if rectified else dz))
+
+        handles = [each.register_forward_hook(partial(note, n)) for n, each in enumerate(self.network.children())]
+        try:
+            yield products
+        finally:
+            for handle in handles:
+                handle.remove()
 
     # The harness asks for the following outside of the step. Keras's kernels are torch's weights, transposed.
 

@@ -1,8 +1,8 @@
 """The least error that any implementation of a precision may have: one rounding of each result of a whole step.
 
 Autocast leaves some results in fp32, such as a transformer's stream of residuals. An implementation that rounds them is
-right all the same. And where terms cancel, as they do in the gradient of a bias before a batch norm, which is 0, nothing
-but these errors is left.
+right all the same. And where terms cancel, as in the gradient of a bias before a batch norm, which is 0, nothing but
+these errors is left.
 """
 
 import copy

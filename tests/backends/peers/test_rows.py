@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import torch
 from support.judging import dataset_of, examined
+from support.products import shows_its_products
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
@@ -213,3 +214,10 @@ def test_who_promises_nothing_is_held_to_amp():
     task = TASKS["momentum"]
     backend = Amp(task.new_model(0, CPU), task, "bf16", NoLossScale())
     assert promises_of(backend) == NOTHING
+
+
+def test_keras_shows_its_products():
+    try:
+        shows_its_products(backend_of("keras.KerasRow")[0], rectified=True)
+    except BackendUnavailable as error:
+        pytest.skip(str(error))

@@ -655,7 +655,7 @@ class Findings:
             records.
         replays: steps beside their forced replays, by name: ``first``, ``sharp`` (at weights at which nothing is nearly
             linear), ``last`` (the step after training); empty where the backend does not show its layers.
-        padding: a step at weights and inputs of 0; None in old records, and of a network that divides by nothing.
+        padding: a step at weights and inputs of 0; None of a network that divides by nothing.
         again: a step that was taken twice; None in old records.
         reload: a state that was saved and loaded.
         draws: None where a step draws no random numbers.

@@ -1,9 +1,8 @@
-"""Findings are written and read back whole, and those of older versions are read, too."""
+"""Findings are written and read back whole."""
 
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.backends import BACKENDS
@@ -12,9 +11,7 @@ from support.tasks import make_task
 
 from mpcompare.records import finite, numbers
 from mpcompare.tasks.optimizers import AdamW
-from mpcompare.verdict.findings import GradientError, Replacement, from_document, relative_error, to_document
-
-OLD = Path(__file__).with_name("numerics_of_0_1.json")  # some tensors of a CNN, as version 0.1 wrote them
+from mpcompare.verdict.findings import GradientError, from_document, relative_error, to_document
 
 
 @pytest.mark.parametrize(("name", "precision"), [("amp", "fp16"), ("fused", "bf16")])
@@ -27,35 +24,6 @@ def test_findings_are_read_back_as_they_were_written(name, precision):
     assert (findings.recipe.accumulate, findings.recipe.clip_norm, findings.recipe.linear) == (2, 0.1, False)
     assert [run.change for run in findings.noise] != []
     assert findings.first.finite.micro_batches.counts == pytest.approx([1, 1], abs=0.05)
-
-
-def test_findings_of_older_versions_are_read():
-    old = numbers(json.loads(OLD.read_text()))
-    findings = from_document(old)
-    assert findings.precision == "fp16"
-    assert findings.recipe.batch_size == old["batch_size"]
-    assert findings.recipe.linear
-    assert findings.twin["pool1"] == Replacement(kinked="MaxPool2d", smooth="AvgPool2d")
-    step = findings.first.finite
-    assert step.loss == old["first"]["loss"]
-    assert step.effective_precision == "fp16"
-    assert {name: vars(e) for name, e in step.first_update.items()} == old["first"]["first_update"]
-    name = "conv1.weight"
-    assert step.gradients[name].error == old["first"]["gradients"][name]["error"]
-    assert findings.last.gradients[name].norm == old["last"]["gradients"][name]["norm"]
-    assert findings.first.buffers["norm1.running_mean"].error == old["first"]["buffers"]["norm1.running_mean"]["error"]
-    assert [s.loss_scale for s in findings.overflow.steps] == [s["loss_scale"] for s in old["overflow"]["steps"]]
-    assert findings.overflow.next_scale.should_scale == old["overflow"]["next_scale"]["should_scale"]
-    assert findings.reload.lost == []
-    assert findings.wrong_scale is None
-    assert findings.noise[0].losses == old["noise"][0]["losses"]
-    assert findings.layers[name].kind == "Conv2d"
-
-
-def test_a_gradient_that_older_versions_missed_is_missing():
-    old = numbers(json.loads(OLD.read_text()))
-    old["first"]["gradients"]["conv1.weight"] = {}
-    assert from_document(old).first.gradients["conv1.weight"] is None
 
 
 @pytest.mark.parametrize("document", [{}, {"recipe": {}}, {"recipe": {"batch_size": 1}, "precision": "fp16"}])

@@ -8,10 +8,12 @@ these errors is left.
 import copy
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten
 
 from mpcompare.contract import Batches
 from mpcompare.precision import FORMATS, Precision
@@ -112,19 +114,13 @@ class _Step:
 
     def take(self, roundings: Roundings | None = None) -> list[Tensor]:
         """Returns gradients and buffers of the step."""
-        passing = roundings.passing if roundings else lambda _: None
         network, named = self.network, self.named
         state = copy.deepcopy(dict(network.named_buffers()))
         sums: list[Tensor] = []
         seed_step(EXAMINED)
         for (x, y), share in zip(self.batches, shares_of(self.loss_fn, [y for _, y in self.batches]), strict=True):
-            passing("forward")
-            output = network(x)
-            passing("loss")
-            loss = self.loss_fn(output, y) * share  # as the oracle has it
-            passing("backward")
-            loss.backward()
-            passing("end")
+            output = network(x) if roundings is None else _rounded_call(network, x, roundings)
+            (self.loss_fn(output, y) * share).backward()  # as the oracle has it
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in named.values()]
             network.zero_grad(set_to_none=True)
             sums = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
@@ -132,6 +128,22 @@ class _Step:
         for name, before in state.items():
             network.get_buffer(name).copy_(before)
         return sums + buffers
+
+
+def _rounded_call(network: nn.Module, x: Tensor, roundings: Roundings) -> Any:
+    """Returns the output of a network in which all is rounded, forward and backward; the loss is in fp32."""
+
+    def arrived(gradient: Tensor) -> Tensor:
+        roundings.passing("backward")
+        return roundings.round_(gradient.clone())
+
+    roundings.passing("forward")
+    output = network(x)
+    roundings.passing("loss")
+    for value in tree_flatten(output)[0]:
+        if isinstance(value, Tensor) and value.requires_grad:
+            value.register_hook(arrived)
+    return output
 
 
 def _products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:

@@ -43,7 +43,7 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
     Args:
         in_one_piece: whether its gradients are clipped.
     """
-    if not step.record.calls or not all(bool(g.isfinite().all()) for g in step.grads.values()):
+    if not step.record.calls or not step.grads or not all(bool(g.isfinite().all()) for g in step.grads.values()):
         return None
     task = promised_task(subject.task, promises_of(backend))
     factor = own_factor(backend, task) if in_one_piece else 1.0

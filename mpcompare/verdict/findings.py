@@ -368,8 +368,8 @@ class Layers(Gradients):
 
     Attributes:
         gradients: of the parameters, beside those that follow from the recorded operands.
-        places: by ``input LAYER``, ``output LAYER`` and ``gradient LAYER`` the error there; of several calls that of
-            the furthest one.
+        places: by ``input LAYER``, ``output LAYER``, ``gradient LAYER`` and ``buffer BUFFER`` the error there; of
+            several calls that of the furthest one.
         rounding: the error that one rounding of each result makes in each gradient.
         detached: the layers that pass no gradient back from an output, and should.
     """

@@ -42,7 +42,7 @@ def last(
     scale, walk = float(backend.loss_scale()), Walk(backend, batch, lr)
     with recorded_layers(backend, batch) as record:
         loss, grads = gradients_of(walk)
-    step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale)
+    step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale, by_rows(backend.buffers()))
     layers = layers_of(subject, backend, step, walk.in_one_piece)
     weights = params_of(trained)
     without = idle(trained, subject.task.loss_fn, batch, grads, weights)

@@ -10,14 +10,15 @@ from dataclasses import replace
 from scipy import special
 
 from mpcompare.verdict.findings import GradientError, Layers, PlaceError
+from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import Pass, role
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.gradients import gradient_checks
-from mpcompare.verdict.judge.limits import RARE, K, sum_error
+from mpcompare.verdict.judge.limits import RARE, K, stored_coarsely, sum_error
 
 OUTPUT = "(output)"  # the output of the network, above which there is the loss
 WHERE = {"first": "in the first step", "sharp": "at sharp weights", "last": "after training"}
-KINDS = ("input", "output", "gradient")
+KINDS = ("input", "output", "gradient", "buffer")
 
 
 def in_the_first_step(case: Case) -> Iterator[Check]:
@@ -85,6 +86,9 @@ def _checks(case: Case, name: str) -> Iterator[Check]:
         yield Check(f"gradients pass {WHERE[name]}", len(run.detached), 0, "gradient missing", because)
     others = reference.places if reference else {}
     limits = {at: place_limit(case.run, place, others.get(at)) for at, place in run.places.items()}
+    for buffer, place in run.places.items():
+        if buffer.startswith("buffer "):  # which a promise may let be kept in fewer digits
+            limits[buffer] += stored_coarsely(case.run) * place.norm
     failed = [at for at, place in run.places.items() if not place.error <= limits[at]]
     cause, because = _explained(case, run, failed, WHERE[name])
     for kind in KINDS:
@@ -119,9 +123,10 @@ def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
 def _explained(case: Case, run: Layers, failed: list[str], where: str) -> tuple[str, str]:
     """Returns the cause and its sentence, from the first place that is wrong: forward in the order of the calls, then
     backward against it. Both are empty where none is."""
-    forward = [at for at in failed if not at.startswith("gradient ")]
     if not failed:
         return "", ""
+    forward = [at for at in failed if at.startswith(("input ", "output "))]
+    failed = [at for at in failed if not at.startswith("buffer ")] or failed
     at = forward[0] if forward else failed[-1]
     kind, _, layer = at.partition(" ")
     place = run.places[at]
@@ -130,6 +135,8 @@ def _explained(case: Case, run: Layers, failed: list[str], where: str) -> tuple[
         because += f": what {above} passes down"
     if kind == "gradient" and layer == OUTPUT:
         return "loss", because
+    if kind == "buffer":
+        return cause_of(case, layer), because
     if forward:
         found = _role(case, layer) if kind == "output" else ""
         return found or "forward pass", because
@@ -149,9 +156,10 @@ def _role(case: Case, layer: str) -> str:
 
 
 def _said(kind: str, layer: str, where: str) -> str:
-    what = {"input": "what arrives at", "output": "the output of", "gradient": "the gradient that arrives at"}.get(
-        kind, "the gradient of"
-    )
+    what = {
+        "input": "what arrives at", "output": "the output of", "gradient": "the gradient that arrives at",
+        "buffer": "the buffer",
+    }.get(kind, "the gradient of")  # fmt: skip
     return f"{what} {layer if layer != OUTPUT else 'the network' if kind == 'output' else 'the output'} {where}"
 
 

@@ -4,13 +4,14 @@ A check finds what is larger than its limit. Where one rounding of each result, 
 large as a tensor, nothing can be seen of it, and a verdict must not be green.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mpcompare.verdict.findings import Layers
 from mpcompare.verdict.judge.causes import Pass
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.gradients import FIRST, errors_of, vanishes
 from mpcompare.verdict.judge.layers import passes, place_limit, roundings
+from mpcompare.verdict.judge.planted import not_flagged
 
 COARSEST = 0.1  # the relative error of a tensor that must be found for it to be seen
 ENOUGH = 0.95  # the share of the numbers of the parameters that must be seen
@@ -25,17 +26,19 @@ class Sight:
         unseen: the parameters that are not.
         layers: the layers that are not.
         resolution: the relative error that is found in at least half of the gradients.
+        not_flagged: errors that were planted into the findings and not flagged, in words.
     """
 
     share: float
     unseen: list[str]
     layers: list[str]
     resolution: float
+    not_flagged: list[str] = field(default_factory=list)
 
     @property
     def enough(self) -> bool:
         """Whether a verdict may be ``same``."""
-        return self.share >= ENOUGH and not self.layers
+        return self.share >= ENOUGH and not self.layers and not self.not_flagged
 
 
 def sight(case: Case) -> Sight | None:
@@ -65,7 +68,9 @@ def sight(case: Case) -> Sight | None:
         seen += elements if finest[name] <= COARSEST else 0
     unseen = [name for name, each in finest.items() if not each <= COARSEST]
     middle = sorted(finest.values())[len(finest) // 2] if finest else 0.0
-    return Sight(seen / max(numbers, 1), unseen, blind, middle)
+    fine = [name for name in finest if name not in unseen and known[0].step.gradients.get(name)]
+    planted = [] if case.is_reference else not_flagged(case, fine)
+    return Sight(seen / max(numbers, 1), unseen, blind, middle, planted)
 
 
 def _unseen_layers(case: Case, run: Layers, reference: Layers | None) -> list[str]:
@@ -75,6 +80,6 @@ def _unseen_layers(case: Case, run: Layers, reference: Layers | None) -> list[st
     for at, place in run.places.items():
         kind, _, layer = at.partition(" ")
         blind = place_limit(case.run, place, others.get(at)) > COARSEST * place.norm
-        if kind != "input" and blind and place.norm > roundings(case.run, place):
+        if kind in ("output", "gradient") and blind and place.norm > roundings(case.run, place):
             unseen[layer] = None
     return list(unseen)

@@ -82,6 +82,8 @@ def judge(run: Examined, reference: Examined) -> Verdict:
 
 def _blind(seen: Sight) -> tuple[str, str]:
     """Returns what is not seen, and a sentence on it."""
+    if seen.not_flagged:
+        return "planted errors", f"an error that was planted is not flagged: {'; '.join(seen.not_flagged)}"
     every = [*seen.layers, *seen.unseen]
     cause = ", ".join(every[:2]) + (f" and {len(every) - 2} more" if len(every) > 2 else "")
     share = f"{100 * seen.share:.3g} % of the numbers of the gradients are seen"

@@ -5,12 +5,16 @@ from dataclasses import replace
 import pytest
 from support.foreign import NETWORKS
 from support.judging import dataset_of, examined
-from support.mutations import mutated
+from support.mutations import layers_of, mutated, subject_of
 from support.tasks import make_task
 from torch import nn
 
 from mpcompare.backends.amp import Amp
-from mpcompare.report.verdicts import judge_run
+from mpcompare.report.verdicts import examined_of, judge_run
+from mpcompare.verdict.judge.check import Case
+from mpcompare.verdict.judge.layers import in_the_first_step
+from mpcompare.verdict.judge.planted import PLANTED
+from mpcompare.verdict.judge.sight import sight
 
 MLP = make_task(in_features=20, hidden=[64], out_features=5, batch_size=64, samples=64 * 4)
 TASK = replace(MLP, model=lambda: nn.Sequential(nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 5)))
@@ -56,6 +60,19 @@ def test_a_verdict_is_not_green_where_nothing_is_seen(amp):
     assert one.word == "same"  # 5 numbers of 1669
 
 
+def test_errors_that_are_planted_into_the_findings_are_flagged(amp, monkeypatch):
+    run = replace(amp, name="run")
+    assert set(PLANTED) == {"negated", "halved", "in another order"}
+    case = Case(examined_of(run), examined_of(amp))
+    assert sight(case).not_flagged == []
+    monkeypatch.setitem(PLANTED, "as it is", lambda e: e)
+    (words,) = sight(case).not_flagged
+    assert words.endswith("taken as as it is")
+    verdict = judge_run(run, amp)
+    assert (verdict.word, verdict.cause) == ("not seen", "planted errors")
+    assert words in verdict.because
+
+
 def test_a_reference_whose_own_error_is_large_is_named(amp):
     assert judge_run(amp, amp).because == ""
     gradients = amp.findings.replays["first"].gradients
@@ -63,6 +80,24 @@ def test_a_reference_whose_own_error_is_large_is_named(amp):
     verdict = judge_run(wrong := with_first(amp, gradients=worse), wrong)
     assert verdict.word == "reference"
     assert verdict.because == "the gradient of 0.bias in the first step is itself 30 % off, beyond what roundings make"
+
+
+class OtherMomentum(Amp):
+    """One batch norm of many weighs its batch by a tenth more."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.model.get_submodule("features.6.block.3.1").momentum *= 1.1
+
+
+@pytest.mark.slow
+def test_running_statistics_of_a_real_network_are_seen():
+    network = next(network for network in NETWORKS if network.name == "mobilenet_v3_small")
+    amp, run = (layers_of(subject_of(network, "bf16", backend), backend.__name__) for backend in (Amp, OtherMomentum))
+    failed = [check for check in in_the_first_step(Case(run, amp)) if not check.passed]
+    assert [check.cause for check in failed] == ["running statistics"]
+    assert "the buffer features.6.block.3.1.running_" in failed[0].because
+    assert not [check for check in in_the_first_step(Case(replace(amp, name="run"), amp)) if not check.passed]
 
 
 @pytest.mark.slow

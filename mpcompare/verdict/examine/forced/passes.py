@@ -88,7 +88,7 @@ def _layers(subject: Subject, network: nn.Module, batch: Batches) -> Layers | No
         with recorded_layers(backend, batch) as record:
             walk.through("unscale")
         loss, grads = float(walk.loss), by_rows(backend.grads())
-        step = Recorded(record, before, subject.task.loss_fn, batch, loss, grads, scale)
+        step = Recorded(record, before, subject.task.loss_fn, batch, loss, grads, scale, by_rows(backend.buffers()))
         if found := layers_of(subject, backend, step, walk.in_one_piece):
             return found
         walk.finish()

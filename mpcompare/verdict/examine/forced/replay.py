@@ -32,7 +32,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 class Point(NamedTuple):
     """A place at which a replay is compared: ``kind`` is ``input``, ``output``, ``gradient`` (that arrives at the
-    output), or ``parameter``; ``layer`` is a parameter's name there."""
+    output), ``parameter`` or ``buffer``; ``layer`` is the name of the parameter or buffer there."""
 
     kind: str
     layer: str

@@ -6,7 +6,7 @@ a large tensor tell how large these are.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +41,7 @@ class Recorded:
         loss: as the backend says.
         grads: unscaled and not clipped, by parameter.
         scale: the loss scale.
+        buffers: after the step.
     """
 
     record: Record
@@ -50,6 +51,7 @@ class Recorded:
     loss: float
     grads: Mapping[str, Tensor]
     scale: float
+    buffers: Mapping[str, Tensor]
 
 
 class _Errors:
@@ -127,6 +129,9 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     errors = _Errors(recorded, precision)
     replay = _replay(recorded, torch.float64, errors.compare)
     exact_loss, exact = replay.run()
+    for name, b in _statistics(replay):
+        if name in recorded.buffers:
+            errors.compare(Point("buffer", name), recorded.buffers[name], b, recorded.buffers[name].dtype)
     gradient = torch_dtype(precision.storage)
     for name, g in exact.items():
         errors.compare(Point("parameter", name), recorded.grads.get(name, torch.zeros_like(g)), g, gradient)
@@ -144,10 +149,14 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
             again.run()
         for name, g in again.grads.items():
             errors.sample(roundings, Point("parameter", name), g)
+        for name, b in _statistics(again):
+            errors.sample(roundings, Point("buffer", name), b)
     terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
     terms.operand = lambda operand: roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
     for name, g in terms.run()[1].items():
         errors.summed(Point("parameter", name), g, u)
+    for name, b in _statistics(terms):
+        errors.summed(Point("buffer", name), b, u)
     points = [point for point in errors.errors if point.kind != "parameter"]
     return Layers(
         loss=recorded.loss,
@@ -164,6 +173,11 @@ def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any =
     network = with_values(recorded.network, {}, {}).to(dtype)
     batches, loss_fn = recorded.batches, recorded.loss_fn
     return Replay(network, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
+
+
+def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
+    """Yields the buffers of real numbers as a replay leaves them, such as the running statistics of norms."""
+    yield from ((name, b) for name, b in replay.network.named_buffers() if b.is_floating_point())
 
 
 def _of_gradient(errors: _Errors, replay: Replay, name: str) -> RoundingError:

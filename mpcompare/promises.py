@@ -27,6 +27,7 @@ class Promises:
         loss_scale: the settings of a dynamic loss scale that are the backend's own, whatever was asked for, under the
             names of ``mpcompare.loss_scale.DynamicLossScale``.
         skips_without_scale: whether a step whose gradients hold inf or NaN is skipped although the loss is not scaled.
+        restores_buffers: whether a step that is skipped leaves the network's buffers as they were before it.
         repeats: whether a step gives the same bits each time that it is taken from one state.
 
     Raises:
@@ -39,6 +40,7 @@ class Promises:
     clip_norm: float | None = None
     loss_scale: Mapping[str, float] = field(default_factory=dict)
     skips_without_scale: bool = False
+    restores_buffers: bool = False
     repeats: bool = True
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ def amp(task, precision):
 
 @cache
 def data(task):
-    return digits(0, WIDE.samples) if task is WIDE else dataset_of(MLP)
+    return digits(0, WIDE.samples) if task.batch_size == WIDE.batch_size else dataset_of(MLP)
 
 
 def judged(backend, task, precision="bf16"):
@@ -146,6 +146,15 @@ class MeanIsTheGradient(OtherAdam):
         adam(replace(rule, betas=(0.0, rule.betas[1])), w, g, remembered, lr)
 
 
+class DividesByTheRate(OtherAdam):
+    """``m / (sqrt(v) / lr + eps / lr)``, as torch's compiled AdamW has it with a rate that is a tensor."""
+
+    def rule_of(self, rule, w, g, remembered, lr):
+        adam(rule, w, g, remembered, lr)
+        if lr == 0:
+            w.masked_fill_(remembered["exp_avg_sq"] == 0, torch.nan)
+
+
 class UnscaledTwice(Scratch):
     """The optimizer divides by the loss scale what is unscaled already."""
 
@@ -176,6 +185,7 @@ QUICK = [
     (RateFromZero, replace(NORMED, **WARM), "bf16", "schedule", "the first one at 0"),
     (CapturedRate, replace(ADAM, **WARM), "bf16", "schedule", "rate of the first update"),
     (CapturedCount, ADAM, "bf16", "bias correction", "bias correction of the first update"),
+    (DividesByTheRate, replace(WIDE, optimizer=Adam(1e-3), schedule=Cosine(8)), "bf16", "optimizer", "which is NaN"),
     (ForgetsAll, ADAM, "bf16", "moments", "this gradient alone"),
     (UnscaledTwice, MLP, "fp16", "gradient scaled", "divided by the loss scale once more"),
     (Doubled, ADAM, "fp16", "gradient scaled", "multiplied by a power of two"),

@@ -26,6 +26,7 @@ def adam_mistakes(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
         "bias correction counts updates without a gradient": lambda t, update: (update.number + 1,) * 2,
         "bias correction one update ahead": lambda t, update: (t + 1, t + 1),
     }
+    yield "divided by a rate of 0", by(DividedByTheRate(optimizer, decoupled))
     yield "eps inside the root", by(EpsInside(optimizer, decoupled))
     yield "eps 0", by(NoEps(optimizer, decoupled))
     yield "eps before the correction", by(EpsBefore(optimizer, decoupled))
@@ -52,6 +53,16 @@ def _counting(replay: "Counts") -> Mistake:
         return plain(name, update)
 
     return mistake
+
+
+class DividedByTheRate(AdamReplay):
+    """``m / (sqrt(v) / lr + eps / lr)``, as torch's compiled AdamW has it with a rate that is a tensor. A rate of 0
+    makes NaN of it where v is 0, and 0 elsewhere."""
+
+    def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+        change, magnitude = super().step(name, grad, weight, lr)
+        v = self.means[name][2]
+        return (change if lr else change.masked_fill(v == 0, math.nan)), magnitude
 
 
 class EpsInside(AdamReplay):

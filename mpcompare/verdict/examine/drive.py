@@ -19,7 +19,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
 from mpcompare.precision import FORMATS
 from mpcompare.tasks.optimizers import IN_FP32, Coarse
-from mpcompare.tasks.task import Params, Task
+from mpcompare.tasks.task import Params, Task, buffers_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.draws import beside_the_oracle
 from mpcompare.verdict.examine.effective_precision import effective_precision
@@ -171,7 +171,10 @@ class Driver:
         self._write_step(taken, finite)
         at_first = len(self.taken) == 1 and taken.draws_alike
         if self.exact.buffers and at_first:  # skipped or not: its forward is that of the oracle
-            self.buffers = gradient_errors(self.backend.buffers(), self.exact.buffers)
+            restored = taken.skipped and self.promises.restores_buffers
+            expected = buffers_of(self.subject.examined) if restored else self.exact.buffers
+            found = self.backend.buffers()
+            self.buffers = gradient_errors(found, {name: b.double() for name, b in expected.items()})
         if not self.updates and taken.skipped and not self.loaded:
             self.early = early(self.backend.state_dict()["optimizer"])
         self.scaling.update(not finite)

@@ -132,7 +132,7 @@ def _at_another_rate(optimizer: Optimizer) -> Mistake:
             change, _ = fitted(name, update)
             moved = update.after[name].double() - update.before[name].double()
             product, square = product + torch.dot(moved, change).item(), square + change.square().sum().item()
-        return product / square if product else 1.0
+        return product / square if product and square else 1.0  # a rate of 0 moves nothing
 
     def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
         if update.number not in factors:

@@ -33,6 +33,7 @@ KNOWN_MISTAKES = {
     "momentum dampened": ("momentum", "with gradients times 1 - momentum, but for the first"),
     "momentum a mean": ("momentum", "with gradients times 1 - momentum"),
     "lr in the momentum": ("momentum", "with the learning rate in the momentum, where a schedule changes it too late"),
+    "divided by a rate of 0": ("optimizer", "with a division by a learning rate of 0, which is NaN where v is 0"),
     "eps inside the root": ("eps", "with eps inside the root"),
     "eps 0": ("eps", "with eps = 0, as fp16 has it"),
     "eps before the correction": ("eps", "with eps added before the bias correction"),

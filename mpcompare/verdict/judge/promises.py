@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpcompare.verdict.findings import Findings
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, listed
 
 SIGMAS = 4  # standard deviations
 ROUNDED = {"nearest": "", "stochastic": ", rounded at random", "compensated": ", with a compensation"}
@@ -70,6 +70,8 @@ def promises_of(findings: Findings) -> list[Promise]:
         made.append(_loss_scale(findings))
     if promises.skips_without_scale:
         made.append(_skips(findings))
+    if promises.restores_buffers:
+        made.append(_restores(findings))
     if not promises.repeats:
         differ = findings.again is not None and bool(findings.again.apart)
         made.append(Promise("gives other bits each time", True if differ else None, changes_training=False))
@@ -130,3 +132,13 @@ def _skips(findings: Findings) -> Promise:
         because = "it does not say of a step with an infinite input that it skipped"
     words = "skips steps whose gradients overflow, though its loss is not scaled"
     return Promise(words, not taken if overflowed else None, because, changes_training=False)
+
+
+def _restores(findings: Findings) -> Promise:
+    """Asks the pass in which the loss scale is too large: its first step is skipped."""
+    skipped = findings.overflow if findings.overflow and findings.overflow.steps[0].skipped else None
+    errors = skipped.buffers if skipped else {}
+    moved = [name for name, e in errors.items() if e is None or e.error]
+    because = f"a step that it skips moves {listed(moved)}"
+    words = "puts buffers back after a step that it skips"
+    return Promise(words, not moved if errors else None, because)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.judging import dataset_of, examined
 from support.tasks import make_task
+from torch import nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.peers.bf16_states import Bf16States
@@ -225,3 +226,37 @@ def test_a_promise_of_anything_else_is_refused(wrong):
     (name, value) = next(iter(wrong.items()))
     with pytest.raises(InputError, match=f"promises.{name}={value}: expected"):
         Promises(**wrong)
+
+
+class PutsBuffersBack(Amp):
+    """A step that overflows leaves the running statistics as they were."""
+
+    def forward(self, x, y):
+        self.before = {name: b.clone() for name, b in self.model.named_buffers()}
+        return super().forward(x, y)
+
+    def update(self):
+        super().update()
+        if self.skipped:
+            for name, b in self.model.named_buffers():
+                b.copy_(self.before[name])
+
+
+NORMED = replace(TASK, model=lambda: nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 5)))
+RESTORES = Promises(restores_buffers=True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        (PutsBuffersBack, "differs: running statistics"),
+        (declared(PutsBuffersBack, RESTORES), "differs as declared: puts buffers back after a step that it skips"),
+        (declared(Amp, RESTORES), "differs: promise"),
+    ],
+)
+def test_buffers_that_are_put_back_after_a_skip_are_to_be_declared(backend, said):
+    normed, run = (
+        examined(each.__name__, each, NORMED, dataset_of(TASK), "fp16", steps=6, noise=2) for each in (Amp, backend)
+    )
+    verdict = judge_run(run, normed)
+    assert str(verdict) == said, verdict.because

@@ -137,7 +137,7 @@ def layers_of(subject: Subject, name: str) -> Examined:
     return Examined(name, subject.precision.name, backend.dtypes(), findings, None, layers=dtypes)  # type: ignore[arg-type]
 
 
-def mutated(network: Network, precision: str, seed: int = 0) -> Iterator[tuple[str, str, list[Check]]]:
+def mutated(network: Network, precision: str, most: int = PLACES, seed: int = 0) -> Iterator[tuple[str, str, list[Check]]]:
     """Yields of each mutation its name, its place and the checks that fail."""
     chosen = random.Random(f"{seed} {network.name} {precision}")
     right = layers_of(subject_of(network, precision, Amp), "amp")
@@ -154,7 +154,7 @@ def mutated(network: Network, precision: str, seed: int = 0) -> Iterator[tuple[s
             places = places[:-1]  # behind the last one there would be nothing to go back from
         if mutation.name == "dropped input gradient":
             places = places[1:]  # the input of the first one needs none
-        for place in chosen.sample(places, min(PLACES, len(places))):
+        for place in chosen.sample(places, min(most, len(places))):
             make = lambda *args, m=mutation, p=place: Mutated(*args, mutation=m, place=p)  # noqa: E731
             run = layers_of(subject_of(network, precision, make), mutation.name)
             case = Case(run, right)

@@ -1,0 +1,107 @@
+"""What the forced replay sees of networks of others: of correct backends, and of mutations. Rows of docs/power/*.csv."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+from support.backends import BACKENDS
+from support.drawn import DRAWN
+from support.foreign import BOTH, NETWORKS, Network
+from support.mutations import MUTATIONS, layers_of, mutated, subject_of
+
+from mpcompare.backends.amp import Amp
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.layers import doubt, in_the_first_step
+from mpcompare.verdict.judge.sight import sight
+
+EVERY: Sequence[Network] = (*NETWORKS, *DRAWN)
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The check that comes nearest to its limit."""
+
+    share: float
+    name: str
+
+    @classmethod
+    def of(cls, checks: Sequence[Check]) -> "Nearest":
+        check = max((c for c in checks if c.limit), key=lambda c: c.value / c.limit)
+        return cls(check.value / check.limit, check.name)
+
+
+def row_of(network: Network, precision: str) -> dict[str, str]:
+    """Returns the row of a network: what is seen of ``amp``, and how near it and ``master_weights`` come to a limit.
+
+    ``amp`` is held to roundings alone, as where there is no reference, and ``master_weights`` to those and to ``amp``.
+    """
+    start = time.monotonic()
+    amp, other = (
+        layers_of(subject_of(network, precision, make), name)
+        for name, make in (("amp", Amp), ("master_weights", BACKENDS["master_weights"]))
+    )
+    alone = replace(amp, name="none", findings=replace(amp.findings, replays={}))
+    own = list(in_the_first_step(Case(replace(amp, name="run"), alone)))
+    checks = list(in_the_first_step(Case(other, amp)))
+    seen = sight(Case(other, amp))
+    assert seen is not None
+    trained = [n for n, p in network.make().named_parameters() if p.requires_grad]
+    gradients = amp.findings.replays["first"].gradients
+    unused = [n for n in trained if gradients.get(n) is None]
+    unseen = [n for n in seen.unseen if n not in unused]
+    failed = [c.name for c in checks if not c.passed]
+    nearest = Nearest.of(own), Nearest.of(checks)
+    return {
+        "network": network.name,
+        "library": network.library,
+        "precision": precision,
+        "parameters": str(len(trained)),
+        "unused": str(len(unused)),
+        "seen": str(len(trained) - len(unused) - len(unseen)),
+        "not seen": ", ".join([*unseen, *(f"layer {name}" for name in seen.layers)]),
+        "resolution": f"{seen.resolution:.4f}",
+        "amp alone": f"{nearest[0].share:.2f}",
+        "where": nearest[0].name,
+        "master_weights": f"{nearest[1].share:.2f}",
+        "where there": nearest[1].name,
+        "seconds": f"{time.monotonic() - start:.1f}",
+        "accused": doubt(amp) or "; ".join(failed),
+    }
+
+
+def mutation_rows(network: Network, precision: str, places: int) -> Iterator[dict[str, str]]:
+    """Yields a row for each kind of mutation that fits a network: how many were tried, flagged, and named."""
+    found = list(mutated(network, precision, places))
+    for mutation in MUTATIONS:
+        of = [(place, failed) for name, place, failed in found if name == mutation.name]
+        if not of:
+            continue
+        yield {
+            "network": network.name,
+            "precision": precision,
+            "mutation": mutation.name,
+            "tried": str(len(of)),
+            "flagged": str(sum(bool(failed) for _, failed in of)),
+            "named": str(sum(names(place, failed) for place, failed in of)),
+            "missed": "; ".join(place for place, failed in of if not failed),
+            "misnamed": "; ".join(
+                f"{place}: {failed[0].because or failed[0].name}" for place, failed in of
+                if failed and not names(place, failed)
+            ),
+        }  # fmt: skip
+
+
+def names(place: str, failed: Sequence[Check]) -> bool:
+    """Returns whether the sentence that is shown, or the check that fails, tells the place."""
+    return any(place in f"{check.name} {check.because}" for check in failed)
+
+
+def write(rows: Sequence[dict[str, str]], keys: Sequence[str], file: Path) -> None:
+    """Writes rows into a table, in the order of ``EVERY``, in place of older ones of the same networks."""
+    kept = pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records") if file.exists() else []
+    by_keys = {tuple(row[key] for key in keys): row for row in (*kept, *rows)}
+    order = {network.name: place for place, network in enumerate(EVERY)}
+    table = sorted(by_keys.values(), key=lambda row: (order[row["network"]], BOTH.index(row["precision"])))
+    pd.DataFrame(table).to_csv(file, index=False)

@@ -121,13 +121,12 @@ def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
 
 
 def _explained(case: Case, run: Layers, failed: list[str], where: str) -> tuple[str, str]:
-    """Returns the cause and its sentence, from the first place that is wrong: forward in the order of the calls, then
-    backward against it. Both are empty where none is."""
+    """Returns the cause and its sentence, from the first place that is wrong: ``failed`` is in the order of the step,
+    forward, backward, and then buffers. Both are empty where none is."""
     if not failed:
         return "", ""
     forward = [at for at in failed if at.startswith(("input ", "output "))]
-    failed = [at for at in failed if not at.startswith("buffer ")] or failed
-    at = forward[0] if forward else failed[-1]
+    at = forward[0] if forward else failed[0]
     kind, _, layer = at.partition(" ")
     place = run.places[at]
     because = f"{_said(kind, layer, where)} is {_percent(place)} off, beyond what its roundings make"

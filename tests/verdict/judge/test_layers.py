@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from support.foreign import NETWORKS
 from support.judging import dataset_of, examined
 from support.mutations import layers_of, mutated, subject_of
@@ -39,6 +40,36 @@ def test_only_sharp_weights_show_a_soft_cap(amp):
     assert (verdict.word, verdict.cause) == ("differs", "forward pass"), verdict.because
     assert "the output of the network at sharp weights" in verdict.because
     assert {check.kind for check in verdict.checks if not check.passed} == {"sharp"}
+
+
+class Halves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 0.5 * gradient
+
+
+class HalvesTwice(Amp):
+    """Halves what two layers pass down."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        for layer in (self.model[2], self.model[4]):
+            layer.register_forward_pre_hook(lambda _, given: Halves.apply(given[0]))
+
+
+def test_of_two_wrong_gradients_the_first_in_backward_is_named():
+    deeper = replace(
+        MLP, model=lambda: nn.Sequential(nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 5))
+    )
+    right, run = (examined(each.__name__, each, deeper, DATA, "bf16", steps=2, noise=1) for each in (Amp, HalvesTwice))
+    failed = [check for check in judge_run(run, right).checks if check.kind == "layers" and not check.passed]
+    assert failed[0].cause == "input gradient"
+    assert failed[0].because.startswith("the gradient that arrives at 3 in the first step is 50 % off")
+    assert failed[0].because.endswith("what 4 passes down")
 
 
 def with_first(run, **changes):

@@ -9,7 +9,7 @@ import pandas as pd
 from support.backends import BACKENDS
 from support.drawn import DRAWN
 from support.foreign import BOTH, NETWORKS, Network
-from support.mutations import MUTATIONS, layers_of, mutated, subject_of
+from support.mutations import MUTATIONS, is_named, layers_of, mutated, subject_of
 
 from mpcompare.backends.amp import Amp
 from mpcompare.verdict.judge.check import Case, Check
@@ -72,30 +72,25 @@ def row_of(network: Network, precision: str) -> dict[str, str]:
 
 
 def mutation_rows(network: Network, precision: str, places: int) -> Iterator[dict[str, str]]:
-    """Yields a row for each kind of mutation that fits a network: how many were tried, flagged, and named."""
+    """Yields a row for each kind of mutation that fits a network: how many were tried, flagged, and named, that is, in
+    the sentence of the verdict."""
     found = list(mutated(network, precision, places))
     for mutation in MUTATIONS:
         of = [(place, failed) for name, place, failed in found if name == mutation.name]
         if not of:
             continue
+        missed = [place for place, failed in of if not failed]
+        other = [f"{place}: {failed[0].because}" for place, failed in of if failed and not is_named(place, failed)]
         yield {
             "network": network.name,
             "precision": precision,
             "mutation": mutation.name,
             "tried": str(len(of)),
-            "flagged": str(sum(bool(failed) for _, failed in of)),
-            "named": str(sum(names(place, failed) for place, failed in of)),
-            "missed": "; ".join(place for place, failed in of if not failed),
-            "misnamed": "; ".join(
-                f"{place}: {failed[0].because or failed[0].name}" for place, failed in of
-                if failed and not names(place, failed)
-            ),
-        }  # fmt: skip
-
-
-def names(place: str, failed: Sequence[Check]) -> bool:
-    """Returns whether the sentence that is shown, or the check that fails, tells the place."""
-    return any(place in f"{check.name} {check.because}" for check in failed)
+            "flagged": str(len(of) - len(missed)),
+            "named": str(len(of) - len(missed) - len(other)),
+            "not flagged": "; ".join(missed),
+            "not named": "; ".join(other),
+        }
 
 
 def write(rows: Sequence[dict[str, str]], keys: Sequence[str], file: Path) -> None:

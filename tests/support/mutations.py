@@ -1,7 +1,8 @@
 """Mutations of a correct step in any network: which of them does the forced replay see, and does it name the layer?"""
 
 import random
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +138,9 @@ def layers_of(subject: Subject, name: str) -> Examined:
     return Examined(name, subject.precision.name, backend.dtypes(), findings, None, layers=dtypes)  # type: ignore[arg-type]
 
 
-def mutated(network: Network, precision: str, most: int = PLACES, seed: int = 0) -> Iterator[tuple[str, str, list[Check]]]:
+def mutated(
+    network: Network, precision: str, most: int = PLACES, seed: int = 0
+) -> Iterator[tuple[str, str, list[Check]]]:
     """Yields of each mutation its name, its place and the checks that fail."""
     chosen = random.Random(f"{seed} {network.name} {precision}")
     right = layers_of(subject_of(network, precision, Amp), "amp")
@@ -158,10 +161,15 @@ def mutated(network: Network, precision: str, most: int = PLACES, seed: int = 0)
             make = lambda *args, m=mutation, p=place: Mutated(*args, mutation=m, place=p)  # noqa: E731
             run = layers_of(subject_of(network, precision, make), mutation.name)
             case = Case(run, right)
-            checks = [*in_the_first_step(case), *dtype_checks(case)]
+            checks = [*dtype_checks(case), *in_the_first_step(case)]  # in the order of a verdict
             yield mutation.name, place, [check for check in checks if not check.passed]
 
 
 def _seen(found: Layers, layer: str) -> bool:
     place = found.places.get(f"gradient {layer}")
     return place is not None and place.rounding < SEEN * place.norm
+
+
+def is_named(place: str, failed: Sequence[Check]) -> bool:
+    """Returns whether the sentence of a verdict names the layer of a mutation: that of the first check that fails."""
+    return bool(failed) and re.search(rf"(?<![\w.]){re.escape(place)}(?![\w])", failed[0].because) is not None

@@ -96,12 +96,15 @@ def spread(tensor: Tensor, most: int | None = None) -> Tensor:
 def places(tensor: Tensor, most: int) -> tuple[Tensor, ...] | None:
     """Returns the places of at most so many elements, as an index of the tensor; None where these are all.
 
-    Their distance is odd, so that they are not all of a few columns.
+    Their distance shares no factor with any size, so that they are of all columns alike.
     """
     n = tensor.numel()
     if n <= most:
         return None
-    return torch.unravel_index(torch.arange(0, n, -(-n // most) | 1, device=tensor.device), tensor.shape)
+    distance = -(-n // most)
+    while math.gcd(distance, n) > 1:
+        distance += 1
+    return torch.unravel_index(torch.arange(0, n, distance, device=tensor.device), tensor.shape)
 
 
 SKETCH = 256

@@ -150,6 +150,58 @@ def test_masks_are_fed_to_the_replay():
     assert place.error <= 2.0**-8 * place.norm  # with another mask it were as large as the output
 
 
+class ClassToken(nn.Module):
+    """A parameter that no layer owns, and that nothing rounds on its way to a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.embed = nn.Parameter(torch.randn(1, 1, 32)), nn.Linear(28, 32)
+        self.norm, self.last = nn.LayerNorm(32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = self.embed(x.squeeze(1))
+        return self.last(self.norm(torch.cat([self.token.expand(len(x), -1, -1).to(x.dtype), x], dim=1))[:, 0])
+
+
+@pytest.mark.parametrize("name", ["amp", "master_weights"])
+def test_a_class_token_is_taken_as_it_was_held(name):
+    run = layers_of(subject_of(Network("token", "here", ClassToken, gray), "bf16", BACKENDS[name]), "run")
+    place = run.findings.replays["first"].places["input norm"]
+    held = run.findings.replays["first"].places["output embed"].rounding
+    assert place.error <= {"amp": held, "master_weights": 0.0}[name]
+
+
+class Keys(nn.Module):
+    """An attention. A constant added to all keys changes nothing, so the gradient of their bias cancels."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.q, self.k = nn.Linear(28, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.last = nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = self.embed(x.squeeze(1))
+        q, k = (layer(x).unflatten(-1, (2, 16)).transpose(1, 2) for layer in (self.q, self.k))
+        scores = (q @ k.mT).softmax(-1).sum(1)
+        return self.last((scores @ x).mean(1))
+
+
+def test_a_gradient_that_cancels_is_seen_where_its_terms_were_recorded():
+    run = layers_of(subject_of(Network("keys", "here", Keys, gray), "bf16", Amp), "amp")
+    first = run.findings.replays["first"]
+    e, rounding = first.gradients["k.bias"], first.rounding["k.bias"]
+    assert e.norm < 2.0**-8 * rounding.terms
+    assert e.error <= rounding.error * 2 <= 2.0**-7 * e.norm
+
+
+def test_roundings_of_a_kernel_are_known_where_a_part_of_it_is_used():
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(784, 96), nn.Unflatten(1, (96, 1, 1)), nn.Conv2d(96, 96, 3, padding=1))
+    network = Network("one pixel", "here", lambda: nn.Sequential(*wide, nn.Flatten(), nn.Linear(96, 10)), gray)
+    first = layers_of(subject_of(network, "bf16", Amp), "amp").findings.replays["first"]
+    e = first.gradients["3.weight"]
+    assert e.error <= 2 * first.rounding["3.weight"].error <= 2.0**-7 * e.norm
+
+
 def test_no_gradients_are_lost_behind_layers_that_detach():
     class Detaches(Amp):
         def __init__(self, *arguments):

@@ -83,6 +83,7 @@ class Replay:
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should
         self.zero = torch.zeros((), dtype=self.dtype, device=parameter.device)
         calls, targets = self.record.calls[OUTPUT], [y for _, y in self.batches]
+        self._hold(calls[0].held if calls else {})
         loss = 0.0 if self._as_given(calls) else None
         shares = shares_of(self.loss_fn, targets)
         seed_step(EXAMINED)
@@ -105,6 +106,11 @@ class Replay:
                 self._add(name, p.grad)
                 p.grad = None
         return loss, self.grads
+
+    def _hold(self, held: dict[str, torch.dtype]) -> None:
+        """Rounds the parameters to the dtypes in which the step held them: no layer owns some, such as a class token."""
+        for name, p in self.network.named_parameters():
+            p.data = p.detach().to(held.get(name, p.dtype)).to(self.dtype)
 
     def _as_given(self, calls: list[Call]) -> bool:
         """Returns whether the network was called once for each micro-batch, with its inputs but for a rounding."""

@@ -19,6 +19,7 @@ import pandas as pd
 from real_bug_tables import bugs, draws, since, themes, unnamed
 from summaries import MB, markdown, times_baseline
 
+from mpcompare.verdict.judge.check import listed
 from mpcompare.verdict.judge.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]  # the tree of this file, whichever mpcompare is installed
@@ -150,6 +151,56 @@ def power(folder: Path) -> str:
     return markdown(pd.DataFrame(rows, columns=["family", "bugs", "visible rows", "flagged", "named"]))
 
 
+def forced(file: Path) -> str:
+    """Returns a row for each network and precision beside the forced replay: what is seen, how near right values come
+    to their limits, and where the reference itself is beyond roundings."""
+    kept = pd.read_csv(file, dtype=str, keep_default_na=False)
+    rows = []
+    for _, row in kept.iterrows():
+        used = int(row["parameters"]) - int(row["unused"])
+        blind = row["not seen"].split(", ") if row["not seen"] else []
+        itself = row["amp itself"].partition(", beyond")[0]
+        rows.append(
+            {
+                "network": row["network"],
+                "library": row["library"],
+                "precision": row["precision"],
+                "gradients seen": f"{row['seen']} of {used}",
+                "not seen": listed([f"`{name}`" for name in blind]) if blind else "",
+                "resolution": f"{100 * float(row['resolution']):.2g} %",
+                "`amp` alone": row["amp alone"],
+                "`master_weights`": row["master_weights"],
+                "`amp` itself": itself.replace(" in the first step is itself", ":"),
+                "accused": row["accused"] or "no",
+                "s": row["seconds"],
+            }
+        )
+    return markdown(pd.DataFrame(rows))
+
+
+def mutations(file: Path) -> str:
+    """Returns a row for each kind of mutation, and one for all: how many were tried, flagged and named."""
+    kept = pd.read_csv(file, keep_default_na=False)
+    counts = ["tried", "flagged", "named"]
+    table = kept.groupby("mutation", sort=False)[counts].sum()
+    table.loc["all"] = table.sum()
+    for name in counts[1:]:
+        table[name] = [f"{n} ({100 * n / tried:.1f} %)" for n, tried in zip(table[name], table["tried"], strict=True)]
+    table.insert(0, "networks", [*kept.groupby("mutation", sort=False)["network"].nunique(), kept["network"].nunique()])
+    return markdown(table.reset_index())
+
+
+def missed(file: Path) -> str:
+    """Returns a row for each mutation that was not flagged, or whose layer was not named, with what was said."""
+    kept = pd.read_csv(file, dtype=str, keep_default_na=False)
+    rows = []
+    for _, row in kept.iterrows():
+        told = [(place, "not flagged") for place in row["not flagged"].split("; ") if place]
+        told += [tuple(each.split(": ", 1)) for each in row["not named"].split("; ") if ": " in each]
+        rows += [(row["network"], row["precision"], row["mutation"], f"`{place}`", said) for place, said in told]
+    return markdown(pd.DataFrame(rows, columns=["network", "precision", "mutation", "place", "said"]))
+
+
 def peers(file: Path) -> str:
     """Returns a row for each peer and precision, from the table of ``peers.py``: the verdicts, what was seen, and the
     times, where they were measured."""
@@ -193,7 +244,22 @@ def table(file: Path) -> str:
     return markdown(pd.read_csv(file, dtype=str, keep_default_na=False))
 
 
-OF_PAGES = (output, runs, text, phases, inference, speed, products, planted, power, peers, table)
+OF_PAGES = (
+    output,
+    runs,
+    text,
+    phases,
+    inference,
+    speed,
+    products,
+    planted,
+    power,
+    forced,
+    mutations,
+    missed,
+    peers,
+    table,
+)
 OF_REAL_BUGS = (draws, themes, unnamed, since, bugs)
 NUMBERS: dict[str, Callable[[Path], str]] = {each.__name__: each for each in (*OF_PAGES, *OF_REAL_BUGS)}
 

@@ -13,6 +13,9 @@
     python tests/power.py correct --family all       all of these
     python tests/power.py correct --family cnn --compiled  with amp_compile, one shape a family
     python tests/power.py networks --compiled        networks that others wrote, kept as docs/power/networks.csv
+    python tests/power.py draw                       the draw of networks by the hashes of their names
+    python tests/power.py forced                     40 networks beside the forced replay, as docs/power/forced.csv
+    python tests/power.py mutations --places 2       mutations in them, as docs/power/mutations.csv
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv, a new file
     python tests/power.py real --table second_draw   those of the second draw instead; so with third_draw, fourth_draw
@@ -45,6 +48,8 @@ from planted.real.registry import CORRECT, LATER_DRAWS, THEMES, later_draw, real
 from planted.registry import BF16, BOTH, FAMILIES, bugs_of
 from support.backends import BACKENDS
 from support.cases import CASES
+from support.drawn import draw
+from support.forced_tables import EVERY, forced_row, mutation_rows, put
 from support.foreign import NETWORKS
 from support.judged_networks import row_of, write
 from support.judging import judged_case
@@ -52,7 +57,8 @@ from support.judging import judged_case
 from mpcompare.verdict.judge.kinds import KINDS
 from mpcompare.verdict.judge.verdict import Verdict
 
-TABLE_OF_NETWORKS = Path(__file__).parents[1] / "docs" / "power" / "networks.csv"
+TABLES = Path(__file__).parents[1] / "docs" / "power"
+TABLE_OF_NETWORKS = TABLES / "networks.csv"
 
 
 def planted(family: str, csv: Path | None = None) -> bool:
@@ -198,6 +204,42 @@ def networks(only: str, compiled: bool) -> bool:
     return all(row["verdict"] == "same" for row in rows)
 
 
+def drawn() -> bool:
+    """Prints the draw of networks, name by name."""
+    for line in draw():
+        print(line, flush=True)
+    return True
+
+
+def forced(args: argparse.Namespace) -> bool:
+    """Prints a row for each network beside the forced replay, and puts it into the table. Returns whether no correct
+    backend is accused."""
+    good = True
+    for network in EVERY:
+        for precision in args.precision or network.precisions:
+            if args.only in network.name:
+                row = forced_row(network, precision)
+                print(" | ".join(row.values()), flush=True)
+                put([row], TABLES / "forced.csv")
+                good &= not row["accused"]
+    return good
+
+
+def mutations(args: argparse.Namespace) -> bool:
+    """Prints a row for each kind of mutation of each network, and puts it into the table. Returns whether all are
+    flagged."""
+    good = True
+    for network in EVERY:
+        for precision in args.precision or network.precisions:
+            if args.only in network.name:
+                rows = list(mutation_rows(network, precision, args.places))
+                put(rows, TABLES / "mutations.csv")
+                for row in rows:
+                    print(" | ".join(row.values()), flush=True)
+                    good &= not row["not flagged"]
+    return good
+
+
 def planted_families(args: argparse.Namespace) -> bool:
     good = True
     for family in FAMILIES if args.family == "all" else (args.family,):
@@ -233,6 +275,9 @@ SUBJECTS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "planted": planted_families,
     "correct": correct_families,
     "networks": lambda args: networks(args.only, args.compiled),
+    "draw": lambda _: drawn(),
+    "forced": forced,
+    "mutations": mutations,
     "real": lambda args: real(args.table),
 }
 
@@ -248,6 +293,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write the tables there")
     parser.add_argument("--table", default="", help="the name of a new table of bugs of other libraries")
     parser.add_argument("--only", default="", metavar="NAME", help="the networks whose names hold this")
+    parser.add_argument("--places", type=int, default=2, help="of each kind of mutation in each network")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as the tests do
     warnings.filterwarnings("ignore", "GradScaler|lr_scheduler|.*lr_scheduler.step")

@@ -1,4 +1,4 @@
-"""What the forced replay sees of networks of others: of correct backends, and of mutations. Rows of docs/power/*.csv."""
+"""What the forced replay sees of networks of others: of correct backends, and of mutations; rows of docs/power."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from support.backends import BACKENDS
 from support.drawn import DRAWN
-from support.foreign import BOTH, NETWORKS, Network
+from support.foreign import NETWORKS, Network
 from support.mutations import MUTATIONS, is_named, layers_of, mutated, subject_of
 
 from mpcompare.backends.amp import Amp
@@ -32,7 +32,7 @@ class Nearest:
         return cls(check.value / check.limit, check.name)
 
 
-def row_of(network: Network, precision: str) -> dict[str, str]:
+def forced_row(network: Network, precision: str) -> dict[str, str]:
     """Returns the row of a network: what is seen of ``amp``, and how near it and ``master_weights`` come to a limit.
 
     ``amp`` is held to roundings alone, as where there is no reference, and ``master_weights`` to those and to ``amp``.
@@ -67,7 +67,8 @@ def row_of(network: Network, precision: str) -> dict[str, str]:
         "master_weights": f"{nearest[1].share:.2f}",
         "where there": nearest[1].name,
         "seconds": f"{time.monotonic() - start:.1f}",
-        "accused": doubt(amp) or "; ".join(failed),
+        "amp itself": doubt(amp),
+        "accused": "; ".join(failed),
     }
 
 
@@ -93,10 +94,11 @@ def mutation_rows(network: Network, precision: str, places: int) -> Iterator[dic
         }
 
 
-def write(rows: Sequence[dict[str, str]], keys: Sequence[str], file: Path) -> None:
-    """Writes rows into a table, in the order of ``EVERY``, in place of older ones of the same networks."""
+def put(rows: Sequence[dict[str, str]], file: Path) -> None:
+    """Puts rows into a table, in the order of ``EVERY``, in place of older ones of the same networks."""
     kept = pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records") if file.exists() else []
-    by_keys = {tuple(row[key] for key in keys): row for row in (*kept, *rows)}
+    new = {(row["network"], row["precision"]) for row in rows}
+    kept = [row for row in kept if (row["network"], row["precision"]) not in new]
     order = {network.name: place for place, network in enumerate(EVERY)}
-    table = sorted(by_keys.values(), key=lambda row: (order[row["network"]], BOTH.index(row["precision"])))
+    table = sorted([*kept, *rows], key=lambda row: (order[row["network"]], row["precision"]))
     pd.DataFrame(table).to_csv(file, index=False)

@@ -74,7 +74,7 @@ def _dropped(layer: nn.Module, _: torch.dtype) -> None:
     layer.forward = lambda x, *args, **kwargs: forward(x.detach(), *args, **kwargs)
 
 
-NORMS = (nn.BatchNorm2d, nn.LayerNorm)
+NORMS = ("BatchNorm2d", "LayerNorm")  # of any library; others norm other dimensions, or do more
 
 
 def _multiplies(layer: nn.Module) -> bool:
@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation("swapped", spoil=lambda g: g.flatten().flip(0).view(g.shape)),
     Mutation("zero", spoil=torch.zeros_like),
     Mutation("other 16-bit format", patch=_other_format, fits=_multiplies),
-    Mutation("norm in 16 bits", patch=_norm_in_16_bits, fits=lambda layer: isinstance(layer, NORMS)),
+    Mutation("norm in 16 bits", patch=_norm_in_16_bits, fits=lambda layer: type(layer).__name__ in NORMS),
     Mutation("detached output", patch=_detached, fits=_multiplies),
     Mutation("dropped input gradient", patch=_dropped, fits=_multiplies),
 )  # fmt: skip

@@ -130,8 +130,8 @@ def _explained(case: Case, run: Layers, failed: list[str], where: str) -> tuple[
     kind, _, layer = at.partition(" ")
     place = run.places[at]
     because = f"{_said(kind, layer, where)} is {_percent(place)} off, beyond what its roundings make"
-    if kind == "gradient" and layer != OUTPUT and (above := _above(run, failed, layer)):
-        because += f": what {above} passes down"
+    if kind == "gradient" and layer != OUTPUT and (above := _above(case, run, failed, layer)):
+        because += f": what {' or '.join(above)} passes down"
     if kind == "gradient" and layer == OUTPUT:
         return "loss", because
     if kind == "buffer":
@@ -143,11 +143,16 @@ def _explained(case: Case, run: Layers, failed: list[str], where: str) -> tuple[
     return next(filter(None, (_role(case, each) for each in below)), "") or "input gradient", because
 
 
-def _above(run: Layers, failed: list[str], layer: str) -> str:
-    """Returns the layer that is called next, and at whose output the gradient is right; empty where there is none."""
+def _above(case: Case, run: Layers, failed: list[str], layer: str) -> list[str]:
+    """Returns the layers that are given a layer's output as it is, or else the one that is called next, as far as the
+    gradient at their own outputs is right."""
+    given = [each.layer for each in case.run.findings.layers.values() if each.after == layer]
+    right = [each for each in dict.fromkeys(given) if f"gradient {each}" not in failed]
+    if right:
+        return right
     order = [at.partition(" ")[2] for at in run.places if at.startswith("output ")]
     after = order[order.index(layer) + 1 :] if layer in order else []
-    return next((each for each in after if f"gradient {each}" not in failed and each != OUTPUT), "")
+    return [each for each in after if f"gradient {each}" not in failed and each != OUTPUT][:1]
 
 
 def _role(case: Case, layer: str) -> str:

@@ -43,7 +43,9 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     Rounding to nearest makes numbers as often larger as smaller, so this part is that of an error in any one direction,
     far less than all of it. Numbers that are cut off all become smaller, and their errors add up there. The part of one
     more run is a Gaussian whose mean is 0 and whose variance is known from a few samples, which makes Student's t; and
-    K times that, or K times the reference's part. fp32 is not judged so: a GPU may cut its operands off to TF32.
+    K times that, or K times the reference's part. Where the reference's error is larger than what roundings make, its
+    part in one direction is too, but may be small by luck. fp32 is not judged so: a GPU may cut its operands off to
+    TF32.
 
     Args:
         rounding: the rounding error of this tensor; None if it is not known.
@@ -52,7 +54,8 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
         return None
     t = float(special.stdtrit(rounding.samples, 1 - RARE / 2))
     once = max(1.0, max(rounding.error / run.unit_roundoff, rounding.terms) / reference.norm)
-    return K * max(abs(reference.slope - 1), t * rounding.along / reference.norm) + sum_error(run) * once
+    along = rounding.along * max(1.0, reference.error / rounding.error if rounding.error else 0.0)
+    return K * max(abs(reference.slope - 1), t * along / reference.norm) + sum_error(run) * once
 
 
 def sum_error(run: Examined) -> float:

@@ -108,7 +108,7 @@ class Replay:
         return loss, self.grads
 
     def _hold(self, held: dict[str, torch.dtype]) -> None:
-        """Rounds the parameters to the dtypes in which the step held them: no layer owns some, such as a class token."""
+        """Rounds the parameters to the dtypes in which the step held them; no layer owns some, such as class tokens."""
         for name, p in self.network.named_parameters():
             p.data = p.detach().to(held.get(name, p.dtype)).to(self.dtype)
 

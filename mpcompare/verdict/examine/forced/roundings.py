@@ -31,8 +31,8 @@ SELECTING = {
     "new_full", "fill_", "zero_", "neg", "abs", "sign", "flip", "roll", "constant_pad_nd", "slice_backward",
     "select_backward", "slice_scatter", "select_scatter", "lift_fresh", "bernoulli_", "bernoulli", "rand", "randn",
     "rand_like", "randn_like", "normal_", "uniform_", "index_put_", "_index_put_impl_", "detach", "detach_",
-    "_unsafe_view", "scalar_tensor", "eye", "linspace", "tril", "triu", "maximum", "minimum", "max", "min", "amax", "amin", "clamp",
-    "clamp_", "hardtanh", "hardtanh_", "sort", "topk", "repeat",
+    "_unsafe_view", "scalar_tensor", "eye", "linspace", "tril", "triu", "maximum", "minimum", "max", "min", "amax",
+    "amin", "clamp", "clamp_", "hardtanh", "hardtanh_", "sort", "topk", "repeat",
 }  # fmt: skip
 
 

@@ -12,13 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-# By generator's state, operator and shape: the tensors drawn, and the state after it.
-Drawn = dict[tuple[int, str, torch.Size], tuple[list[Tensor], Tensor]]
+Key = tuple[int, str, torch.Size]  # the generator's state, the operator, and the shape of its result
+Drawn = dict[Key, tuple[list[Tensor], Tensor]]  # the tensors drawn, and the state after it
 _DROPOUT = torch.ops.aten.native_dropout.default
-
-
-def _is_random(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 class _Generator:
@@ -45,8 +41,9 @@ class OtherNumbersError(Exception):
     """The network draws random numbers in its replay that the recorded step did not draw."""
 
 
-class Noted(TorchDispatchMode):
-    """Writes down the result of each random operation while it is entered."""
+class _AtRandom(TorchDispatchMode):
+    """Hands each random operation that draws numbers to ``drew`` while it is entered; what that returns is the result.
+    An attention without dropout draws nothing."""
 
     def __init__(self, drawn: Drawn) -> None:
         super().__init__()
@@ -57,42 +54,43 @@ class Noted(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _is_random(func):
+        if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **(kwargs or {}))
         generator = _Generator((args, kwargs))
         before = generator.fingerprint()
         result = func(*args, **(kwargs or {}))
-        if generator.fingerprint() != before:  # an attention without dropout draws nothing
-            numbers = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor)]
-            self.drawn[before, func.name(), numbers[0].shape] = [t.detach().clone() for t in numbers], generator.get()
-        return result
-
-
-class Fed(TorchDispatchMode):
-    """Gives each random operation the numbers that were written down, in its own dtype, while it is entered."""
-
-    def __init__(self, drawn: Drawn) -> None:
-        super().__init__()
-        self.drawn = drawn
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _is_random(func):
-            return func(*args, **(kwargs or {}))
-        generator = _Generator((args, kwargs))
-        before = generator.fingerprint()
-        result = func(*args, **(kwargs or {}))
-        values, spec = tree_flatten(result)
-        noted = self.drawn.get((before, func.name(), values[0].shape))
-        if noted is None:
-            if generator.fingerprint() != before:
-                raise OtherNumbersError(f"{func.name()} drew other random numbers in the step")
+        if generator.fingerprint() == before:
             return result
-        numbers, after = noted
+        numbers, spec = tree_flatten(result)
+        return tree_unflatten(self.drew((before, func.name(), numbers[0].shape), func, args, numbers, generator), spec)
+
+    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: _Generator) -> list[Any]:
+        raise NotImplementedError
+
+
+class Noted(_AtRandom):
+    """Writes down the numbers of each random operation."""
+
+    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: _Generator) -> list[Any]:
+        self.drawn[key] = [t.detach().clone() for t in numbers if isinstance(t, Tensor)], generator.get()
+        return numbers
+
+
+class Fed(_AtRandom):
+    """Gives each random operation the numbers that were written down, in its own dtype.
+
+    Raises:
+        OtherNumbersError: none were written down for it.
+    """
+
+    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: _Generator) -> list[Any]:
+        if key not in self.drawn:
+            raise OtherNumbersError(f"{func.name()} drew other random numbers in the step")
+        noted, after = self.drawn[key]
         generator.set(after)  # a number of another dtype may take another number of draws
         if func is _DROPOUT:  # its result is the input, masked
             x, p = args[0], args[1]
-            mask = numbers[1]
-            return x * mask.to(x.dtype) / (1 - p), mask
-        for value, number in zip(values, numbers, strict=True):
+            return [x * noted[1].to(x.dtype) / (1 - p), noted[1]]
+        for value, number in zip(numbers, noted, strict=True):
             value.copy_(number)
-        return tree_unflatten(values, spec)
+        return numbers

@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.marks import slow_after
 
 UPSTREAM = Path(__file__).parents[1] / "docs" / "upstream"
 
 
 @pytest.mark.parametrize(
-    "name", ["torch_fused_sgd", "torch_sums_in_bf16", "deepspeed_growth_step", "deepspeed_adamw_count"]
+    "name", slow_after(1, ["torch_fused_sgd", "torch_sums_in_bf16", "deepspeed_growth_step", "deepspeed_adamw_count"])
 )
 def test_the_script_runs_without_this_project(name, tmp_path):
     library = name.partition("_")[0]

@@ -44,6 +44,7 @@ def in_memory():
     return x[:256], x[:256, :3].argmax(dim=1), x[256:], x[256:, :3].argmax(dim=1)
 
 
+@pytest.mark.slow
 def test_classes_and_data_in_memory_take_part(tmp_path):
     folder = tmp_path / "it's"  # a name that the command line must quote
     result = mpcompare.compare(

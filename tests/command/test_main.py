@@ -96,6 +96,7 @@ def test_what_is_written_is_what_happened(cli, tmp_path):
     assert (result["loss_scale"], result["final_loss_scale"], result["skipped_steps"]) == ("none", 1.0, 0)
 
 
+@pytest.mark.slow
 def test_the_sweep_of_the_readme_ends_in_a_report(cli, tmp_path):
     folder = tmp_path / "sweep"
     ended = cli("-m", "backend=scratch,amp,fp32", *SMALL, f"hydra.sweep.dir={folder}")
@@ -196,6 +197,7 @@ def test_a_sweep_into_a_used_folder_is_refused(cli, tmp_path):
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_drawn_is_a_failure(cli, tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "report").write_text("")
@@ -228,6 +230,7 @@ def test_help_and_cfg_are_quick_and_import_nothing_heavy():
     assert "batch_size: 8192" in ended.stdout
 
 
+@pytest.mark.slow
 def test_experiment_seed_takes_every_step_of_an_epoch_from_the_first(cli, tmp_path):
     small = [a for a in SMALL if not a.startswith("train.")]
     ended = cli("+experiment=seed", *small, f"hydra.run.dir={tmp_path / 'run'}")

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from support.backends import BACKENDS
+from support.marks import slow_after
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
@@ -40,7 +41,7 @@ def test_they_keep_it_in_all_their_precisions(name):
     assert len(check_backend(BACKENDS[name]).candidates) == 6
 
 
-@pytest.mark.parametrize("name", ["scratch", "fused"])
+@pytest.mark.parametrize("name", slow_after(1, ["fused", "scratch"]))
 def test_backends_of_mlps_keep_the_contract_and_the_other_tasks_are_skipped(name):
     checked = check_backend(BACKENDS[name])
     assert checked.candidates == ["mlp fp16", "mlp bf16", "mlp fp32"]

@@ -72,6 +72,32 @@ def test_of_two_wrong_gradients_the_first_in_backward_is_named():
     assert failed[0].because.endswith("what 4 passes down")
 
 
+class OwnFactor(Amp):
+    """Multiplies the loss by 3 in each micro-batch, and divides the gradients by 3."""
+
+    divided_by = 3
+
+    def backward(self):
+        self.loss = self.loss * 3
+        super().backward()
+
+    def unscale(self):
+        super().unscale()
+        for p in self.model.parameters():
+            p.grad /= self.divided_by
+
+
+class ForgetsItsFactor(OwnFactor):
+    divided_by = 1
+
+
+def test_a_factor_that_a_backend_divides_by_again_is_its_own(amp):
+    verdict = judge_run(examined("own", OwnFactor, TASK, DATA, "bf16", steps=3), amp)
+    assert verdict.word == "same", verdict.because
+    verdict = judge_run(examined("forgets", ForgetsItsFactor, TASK, DATA, "bf16", steps=3), amp)
+    assert (verdict.word, verdict.cause) == ("differs", "gradient scaled"), verdict.because
+
+
 def with_first(run, **changes):
     findings = run.findings
     first = replace(findings.replays["first"], **changes)

@@ -7,7 +7,7 @@ the recorded input and the recorded gradient. So no error travels, in any networ
 the step is compared, each with the operands that the backend had.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -81,6 +81,7 @@ class Replay:
         self.arrived: dict[str, list[float]] = {}
         self.in_fp32: dict[str, float] = {}  # by parameter of a norm or an embedding held in fp32, the terms of its sum
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should
+        self.factor = self.scale  # of the recorded gradients of this call of the network
         self.zero = torch.zeros((), dtype=self.dtype, device=parameter.device)
         calls, targets = self.record.calls[OUTPUT], [y for _, y in self.batches]
         self._hold(calls[0].held if calls else {})
@@ -280,13 +281,14 @@ class _Forced(torch.autograd.Function):
         replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at.layer
         if layer is None:
             replay.passing("backward")
+            replay.factor = _factor(call.gradients, arriving, replay.scale)
         ends, grads = [], []
         for place, (y, g, recorded) in enumerate(zip(ctx.results, arriving, call.gradients, strict=False)):
             if not is_real(y) or (g is None and recorded is None):
                 continue
             zero = torch.zeros_like(y)
             with _disable_current_modes():  # an operand is what it is: nothing rounds it
-                seen = zero if recorded is None else recorded.detach().to(replay.dtype) / replay.scale
+                seen = zero if recorded is None else recorded.detach().to(replay.dtype) / replay.factor
                 taken = replay.operand(seen)
             stored = call.outputs[place].dtype
             replay.compare(Point("gradient", ctx.at.name, ctx.at.number, place), seen, zero if g is None else g, stored)
@@ -310,6 +312,26 @@ class _Forced(torch.autograd.Function):
                     replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
         ctx.results = ctx.values = ctx.params = None
         return (None,) * 2 + back
+
+
+def _factor(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], scale: float) -> float:
+    """Returns the factor by which a backend multiplies its gradients at the output of the network. That is the loss
+    scale, unless the gradients are right but for another factor, which halves their errors: nobody asks a backend to
+    say what it multiplies by and divides by again. Whether it does, the gradients of the parameters tell."""
+    pairs = zip(recorded, exact, strict=False)
+    with _disable_current_modes():
+        some = [
+            (g.detach().double().flatten(), e.detach().double().flatten())
+            for g, e in pairs
+            if e is not None and g is not None
+        ]
+        if not some:
+            return scale
+        seen, right = (torch.cat(each) for each in zip(*some, strict=True))
+        square = float(right @ right)
+        slope = float(seen @ right) / square if square else scale
+        error, rest = (float((seen - factor * right).norm()) for factor in (scale, slope))
+    return slope if slope and rest < error / 2 else scale
 
 
 def _as(recorded: Any, dtype: torch.dtype) -> Any:

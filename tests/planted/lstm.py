@@ -143,7 +143,7 @@ class MeanOverTheWrongNumber(Amp):
 LSTM.plants("forward pass")(layers.LabelsShifted)
 
 
-@LSTM.plants("forward pass")
+@LSTM.plants("loss")
 class LastTokenIgnored(Amp):
     """The loss leaves out the last token of each row."""
 

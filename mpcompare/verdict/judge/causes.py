@@ -14,7 +14,7 @@ from mpcompare.verdict.findings import Drive, FiniteStep, GradientError, Gradien
 from mpcompare.verdict.judge.accumulation import wrong_sum
 from mpcompare.verdict.judge.check import Examined, listed
 from mpcompare.verdict.judge.clipping import clip_mistake, scales
-from mpcompare.verdict.judge.limits import K
+from mpcompare.verdict.judge.limits import K, place_limit
 
 LOST = 0.001  # the share of zeros that are no chance
 APART = K**2  # of two errors over their limits, either of which may be K times as wide as it need be
@@ -270,7 +270,16 @@ def _below_the_last_layer(s: Symptoms) -> Explanation | None:
         return "attention", f"{because}: what is passed through the attention"
     if role(one[above]) == "normalization" and one[above].after == top:
         return "normalization", f"{because}: what the norm passes down"
+    if _arrives_right(s, top):
+        return None
     return "input gradient", f"{because}: what is passed down"
+
+
+def _arrives_right(s: Symptoms, layer: str) -> bool:
+    """Returns whether the forced replay of the first step shows that the gradient is right that arrives at a layer."""
+    shown = s.run.findings.replays.get("first")
+    place = shown.places.get(f"gradient {layer}") if shown else None
+    return place is not None and place.error <= place_limit(s.run, place, None)
 
 
 def _products(s: Symptoms) -> Explanation | None:

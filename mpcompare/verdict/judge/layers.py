@@ -3,18 +3,15 @@
 No error travels in that replay, so a layer that is off is itself wrong, or the work just before it, and is named.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
-
-from scipy import special
 
 from mpcompare.verdict.findings import GradientError, Layers, PlaceError
 from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import Pass, role
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.gradients import gradient_checks
-from mpcompare.verdict.judge.limits import RARE, K, stored_coarsely, sum_error
+from mpcompare.verdict.judge.limits import K, place_limit, roundings, stored_coarsely
 
 OUTPUT = "(output)"  # the output of the network, above which there is the loss
 WHERE = {"first": "in the first step", "sharp": "at sharp weights", "last": "after training"}
@@ -34,21 +31,6 @@ def at_sharp_weights(case: Case) -> Iterator[Check]:
 def after_training(case: Case) -> Iterator[Check]:
     """Yields checks of the step that follows on training."""
     yield from _checks(case, "last")
-
-
-def place_limit(run: Examined, place: PlaceError, reference: PlaceError | None) -> float:
-    """Returns the limit of the error at one place: K times what one rounding of each result makes there, as it is known
-    from a few samples, or K times the reference's own error, relative to its norm; and fp32 sums in another order."""
-    once = roundings(run, place)
-    own = reference.error / reference.norm * place.norm if reference and reference.norm else 0.0
-    return max(once, K * own)
-
-
-def roundings(run: Examined, place: PlaceError) -> float:
-    """Returns the largest error that roundings alone may make at a place."""
-    quantile = math.sqrt(float(special.fdtri(place.dimensions, place.samples * place.dimensions, 1 - RARE)))
-    summed = max(place.norm, place.rounding / run.unit_roundoff, place.terms)
-    return K * quantile * place.rounding + sum_error(run) * summed
 
 
 def doubt(run: Examined) -> str:

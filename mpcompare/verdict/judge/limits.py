@@ -5,7 +5,7 @@ import math
 from scipy import special  # scipy.stats takes half a second to import
 
 from mpcompare.precision import FORMATS, PRECISIONS
-from mpcompare.verdict.findings import FirstUpdate, GradientError, RoundingError
+from mpcompare.verdict.findings import FirstUpdate, GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.check import Examined
 
 FP32 = FORMATS["fp32"].unit_roundoff
@@ -56,6 +56,21 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     once = max(1.0, max(rounding.error / run.unit_roundoff, rounding.terms) / reference.norm)
     along = rounding.along * max(1.0, reference.error / rounding.error if rounding.error else 0.0)
     return K * max(abs(reference.slope - 1), t * along / reference.norm) + sum_error(run) * once
+
+
+def place_limit(run: Examined, place: PlaceError, reference: PlaceError | None) -> float:
+    """Returns the limit of the error at one place: K times what one rounding of each result makes there, as it is known
+    from a few samples, or K times the reference's own error, relative to its norm; and fp32 sums in another order."""
+    once = roundings(run, place)
+    own = reference.error / reference.norm * place.norm if reference and reference.norm else 0.0
+    return max(once, K * own)
+
+
+def roundings(run: Examined, place: PlaceError) -> float:
+    """Returns the largest error that roundings alone may make at a place."""
+    quantile = math.sqrt(float(special.fdtri(place.dimensions, place.samples * place.dimensions, 1 - RARE)))
+    summed = max(place.norm, place.rounding / run.unit_roundoff, place.terms)
+    return K * quantile * place.rounding + sum_error(run) * summed
 
 
 def sum_error(run: Examined) -> float:

@@ -10,7 +10,8 @@ from mpcompare.verdict.findings import Layers
 from mpcompare.verdict.judge.causes import Pass
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.gradients import FIRST, errors_of, vanishes
-from mpcompare.verdict.judge.layers import passes, place_limit, roundings
+from mpcompare.verdict.judge.layers import passes
+from mpcompare.verdict.judge.limits import place_limit, roundings
 from mpcompare.verdict.judge.planted import not_flagged
 
 COARSEST = 0.1  # the relative error of a tensor that must be found for it to be seen

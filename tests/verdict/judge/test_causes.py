@@ -16,7 +16,7 @@ def cause(excess, zeros=None, precision="bf16"):
         for name, place in PLACES.items()
     }
     u = BF16 if precision == "bf16" else FP16
-    findings = SimpleNamespace(layers=layers, precision=precision, recipe=None)
+    findings = SimpleNamespace(replays={}, layers=layers, precision=precision, recipe=None)
     errors = {}
     for name, place in PLACES.items():
         e = 0.01 * excess.get(name, 0.5)

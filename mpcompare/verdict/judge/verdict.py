@@ -62,7 +62,7 @@ def judge(run: Examined, reference: Examined) -> Verdict:
         because = "; ".join(f"the pass {each} stopped with {error}" for each, error in stopped.items())
         return Verdict("not examined", ", ".join(stopped), because, name, checks, unchecked)
     seen = sight(case)
-    sees = f"finds errors of a gradient from {100 * seen.resolution:.1g} % on" if seen else ""
+    sees = f"finds errors of a gradient from {_percent(seen.resolution)} on" if seen else ""
     if case.is_reference:
         return Verdict("reference", because=doubt(run), reference=name, checks=checks, sees=sees)
     if seen and not seen.enough:
@@ -78,6 +78,10 @@ def judge(run: Examined, reference: Examined) -> Verdict:
     if kept:
         return Verdict("differs as declared", ", ".join(kept), "", name, checks, unchecked, sees=sees)
     return Verdict("same", "", "", name, checks, unchecked, sees=sees)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1g} %" if share < 0.095 else f"{100 * share:.0f} %"
 
 
 def _blind(seen: Sight) -> tuple[str, str]:

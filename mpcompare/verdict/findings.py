@@ -363,6 +363,37 @@ class PlaceError:
 
 
 @dataclass(frozen=True)
+class Digits:
+    """What a precision of 16 bits costs at one layer, or in the work before it.
+
+    Attributes:
+        kind: the class of the layer; empty for the work before one.
+        output: the error of its output if each of its operands and results is rounded once, relative to its norm.
+        gradient: the same of what its backward computes: the gradients of its parameters as one vector, and those that
+            it passes down as another; the larger of the two. 0 for the work before a layer.
+        terms, gradient_terms: how many times larger what is summed is than these results; it cancels.
+        loss: the change of the loss if its output is rounded once, relative to the loss.
+        overflow: the share of its output, or of the gradient that arrives there, that is beyond the format.
+        underflow: the share of that gradient, with the loss scale, that is below the format's normal numbers.
+        operator: the first of its operators with a result beyond the format; empty where there is none.
+        largest: the largest number in that result, times the loss scale in backward.
+        in_backward: whether that operator is one of backward.
+    """
+
+    kind: str
+    output: float = 0.0
+    gradient: float = 0.0
+    terms: float = 0.0
+    gradient_terms: float = 0.0
+    loss: float = 0.0
+    overflow: float = 0.0
+    underflow: float = 0.0
+    operator: str = ""
+    largest: float = 0.0
+    in_backward: bool = False
+
+
+@dataclass(frozen=True)
 class Layers(Gradients):
     """A step beside its forced replay, which goes on at each layer from what the backend had there.
 
@@ -372,11 +403,14 @@ class Layers(Gradients):
             several calls that of the furthest one.
         rounding: the error that one rounding of each result makes in each gradient.
         detached: the layers that pass no gradient back from an output, and should.
+        digits: by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward;
+            empty in other precisions, and in old records.
     """
 
     places: dict[str, PlaceError] = field(default_factory=dict)
     rounding: dict[str, RoundingError] = field(default_factory=dict)
     detached: list[str] = field(default_factory=list)
+    digits: dict[str, Digits] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

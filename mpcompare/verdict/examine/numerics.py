@@ -89,7 +89,10 @@ SPREAD = CHUNK
 def spread(tensor: Tensor, most: int | None = None) -> Tensor:
     """Returns a copy of at most so many elements of a tensor, else ``SPREAD``, in one row, the same ones in any
     layout."""
-    t, at = tensor.detach(), places(tensor, most or SPREAD)
+    t = tensor.detach()
+    if t.is_contiguous():
+        return t.view(-1)[:: _distance(t.numel(), most or SPREAD)].clone()
+    at = places(t, most or SPREAD)
     return t.flatten().clone() if at is None else t[at]
 
 
@@ -101,10 +104,14 @@ def places(tensor: Tensor, most: int) -> tuple[Tensor, ...] | None:
     n = tensor.numel()
     if n <= most:
         return None
-    distance = -(-n // most)
-    while math.gcd(distance, n) > 1:
+    return torch.unravel_index(torch.arange(0, n, _distance(n, most), device=tensor.device), tensor.shape)
+
+
+def _distance(n: int, most: int) -> int:
+    distance = max(-(-n // most), 1)
+    while n > most and math.gcd(distance, n) > 1:
         distance += 1
-    return torch.unravel_index(torch.arange(0, n, distance, device=tensor.device), tensor.shape)
+    return distance
 
 
 SKETCH = 256

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mpcompare.verdict.findings import GradientError, Layers, PlaceError
+from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import Pass, role
 from mpcompare.verdict.judge.check import Case, Check, Examined
@@ -45,8 +46,15 @@ def doubt(run: Examined) -> str:
         if worst and excess[worst] > K:
             kind, _, layer = worst.partition(" ")
             place = layers.places[worst] if kind in KINDS else _as_place(_known(layers.gradients[layer]), layers, layer)
-            return f"{_said(kind, layer, WHERE[name])} is itself {_percent(place)} off, beyond what roundings make"
+            said = f"{_said(kind, layer, WHERE[name])} is itself {_percent(place)} off, beyond what roundings make"
+            reason = digits.beyond(layers.digits.get(_computed_at(kind, layer)), run.precision)
+            return f"{said}: {reason}" if reason else said
     return ""
+
+
+def _computed_at(kind: str, layer: str) -> str:
+    """Returns the place whose operators made a tensor: a layer, or the work before one; empty where it is not known."""
+    return {"input": f"before {layer}", "output": layer, "parameter": layer.rpartition(".")[0]}.get(kind, "")
 
 
 def _known(error: GradientError | None) -> GradientError:
@@ -150,4 +158,4 @@ def _said(kind: str, layer: str, where: str) -> str:
 
 
 def _percent(place: PlaceError) -> str:
-    return f"{100 * place.error / place.norm:.2g} %" if place.norm else "wholly"
+    return digits.percent(place.error / place.norm) if place.norm else "wholly"

@@ -32,7 +32,8 @@ HALF = (torch.float16, torch.bfloat16)
 
 class Point(NamedTuple):
     """A place at which a replay is compared: ``kind`` is ``input``, ``output``, ``gradient`` (that arrives at the
-    output), ``parameter`` or ``buffer``; ``layer`` is the name of the parameter or buffer there."""
+    output), ``back`` (that the layer passes down, which nobody recorded), ``parameter`` or ``buffer``; ``layer`` is the
+    name of the parameter or buffer there."""
 
     kind: str
     layer: str
@@ -51,10 +52,14 @@ class Replay:
     Attributes:
         network: a copy, with the parameters and buffers that the step began with, in the dtype of the replay.
         scale: the loss scale of the record, by which its gradients are divided.
+        kept: the part of that scale which gradients keep on their way through the network: with all of it, the numbers
+            of backward are as large as in the step.
         compare: is called at each point.
         passing: is told which part of a micro-batch begins: ``forward``, ``loss``, ``backward`` of the network;
             and of a layer that computes ``constant`` numbers.
-        operand: is given each operand of a layer, and returns the one that is taken.
+        operand: is given each operand of a layer, and of the work between layers, and returns the one that is taken.
+        whose: is told whose operators come next: ``forward`` or ``backward`` and a layer, or ``before LAYER`` for the
+            work between layers, empty where that layer is not known yet; or no part, and the layer that begins.
     """
 
     network: nn.Module
@@ -64,7 +69,9 @@ class Replay:
     scale: float
     compare: Compare
     passing: Callable[[str], None] = lambda _: None
+    kept: float = 1.0
     operand: Callable[[Tensor], Tensor] = lambda operand: operand
+    whose: Callable[[str, str], None] = lambda part, place: None
 
     def run(self) -> tuple[float | None, Params]:
         """Returns the loss, and the gradients of the parameters by name. The loss is None where the network was called
@@ -94,17 +101,20 @@ class Replay:
                 given = [v.to(self.dtype) if is_real(v) else v for v in call.inputs]
                 args, kwargs = tree_unflatten(given, call.arguments)
                 self.passing("forward")
+                self.whose("forward", "")
                 output = self.network(*args, **kwargs)
                 if loss is None:
                     self._backward(call, output)
+                    self.whose("", "")
                     continue
                 y = targets[number]
                 part = self.loss_fn(output, y.to(self.dtype) if y.is_floating_point() else y) * shares[number]
                 loss += part.item()
-                part.backward()
+                (part * self.kept).backward()
+                self.whose("", "")
         for name, p in self.network.named_parameters():  # of those that no layer owns, such as a class token
             if p.grad is not None:
-                self._add(name, p.grad)
+                self._add(name, self._unscaled(p.grad))
                 p.grad = None
         return loss, self.grads
 
@@ -129,9 +139,16 @@ class Replay:
     def _backward(self, call: Call, output: Any) -> None:
         """Passes the gradients back that were recorded at the output of the network."""
         pairs = zip(tree_flatten(output)[0], call.gradients, strict=True)
-        ends = [(y, g.to(self.dtype) / self.scale) for y, g in pairs if g is not None and y.requires_grad]
+        ends = [(y, g.to(self.dtype) / self.scale * self.kept) for y, g in pairs if g is not None and y.requires_grad]
         if ends:
             torch.autograd.backward([y for y, _ in ends], [g for _, g in ends])
+
+    def _unscaled(self, grad: Tensor) -> Tensor:
+        """Returns a gradient without the part of the loss scale that it keeps."""
+        if self.kept == 1:
+            return grad
+        with _disable_current_modes():
+            return grad / self.kept
 
     def _add(self, name: str, grad: Tensor, of: str = "") -> None:
         """Adds a part to the gradient of a parameter, that of the layer ``of``."""
@@ -198,7 +215,8 @@ class Replay:
 
     def _next(self, name: str, arriving: list[Any]) -> tuple[int, Call | None]:
         """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers."""
-        mark = sum(float(t.detach().double().sum()) for t in arriving if is_real(t))
+        with _disable_current_modes():
+            mark = sum(float(t.detach().double().sum()) for t in arriving if is_real(t))
         marks = self.arrived.setdefault(name, [])
         if in_backward() and mark in marks:
             number = marks.index(mark)
@@ -250,6 +268,7 @@ class _Forced(torch.autograd.Function):
     def forward(ctx: Any, token: Tensor, at: "_At", *xs: Any):  # type: ignore[no-untyped-def]
         ctx.set_materialize_grads(False)
         ctx.at, replay, name, number, call, layer = at, at.replay, at.name, at.number, at.call, at.layer
+        replay.whose("", name)
         if layer is None:
             ctx.values, ctx.params, ctx.results = list(xs), {}, list(xs)
         else:
@@ -259,8 +278,10 @@ class _Forced(torch.autograd.Function):
             ctx.values, ctx.params = layer.operands(call, replay)
             if not any(call.passes):  # positions and masks are no quantities that a precision rounds
                 replay.passing("constant")
+            replay.whose("forward", name)
             with torch.enable_grad():
                 ctx.results = layer.forward(ctx.values, ctx.params)
+            replay.whose("", name)
             replay.passing("backward" if in_backward() else "forward")
         for place, (recorded, y) in enumerate(zip(call.outputs, ctx.results, strict=False)):
             if is_real(recorded) and is_real(y):
@@ -271,46 +292,59 @@ class _Forced(torch.autograd.Function):
         passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
         if call.rectified:  # below 0 the replay's own: relu makes 0 of it
             passed = [torch.where(z > 0, z, y.detach().clamp(max=0)) for z, y in zip(passed, ctx.results, strict=True)]
+        passed = [replay.operand(p) if passes else p for p, passes in zip(passed, call.passes, strict=True)]
         untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
         if layer is not None:
             ctx.mark_non_differentiable(*untracked)
+            replay.whose("forward", "")
         return tuple(passed)
 
     @staticmethod
     def backward(ctx: Any, *arriving: Any):  # type: ignore[no-untyped-def]
         replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at.layer
+        replay.whose("", ctx.at.name)
+        exact = [None if g is None else replay._unscaled(g) for g in arriving]
         if layer is None:
             replay.passing("backward")
-            replay.factor = _factor(call.gradients, arriving, replay.scale)
+            replay.factor = _factor(call.gradients, exact, replay.scale)
         ends, grads = [], []
-        for place, (y, g, recorded) in enumerate(zip(ctx.results, arriving, call.gradients, strict=False)):
+        for place, (y, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if not is_real(y) or (g is None and recorded is None):
                 continue
             zero = torch.zeros_like(y)
             with _disable_current_modes():  # an operand is what it is: nothing rounds it
                 seen = zero if recorded is None else recorded.detach().to(replay.dtype) / replay.factor
                 taken = replay.operand(seen)
+                taken = taken if replay.kept == 1 else taken * replay.kept
             stored = call.outputs[place].dtype
             replay.compare(Point("gradient", ctx.at.name, ctx.at.number, place), seen, zero if g is None else g, stored)
             if y.requires_grad or layer is None:
                 ends.append(y)
                 grads.append(taken)
         if layer is None:
+            replay.whose("backward", f"before {ctx.at.name}")
             given = {id(y): g for y, g in zip(ends, grads, strict=True)}
             return (None,) * 2 + tuple(given.get(id(value)) for value in ctx.values)
         numbers = [v for v in ctx.values if is_real(v)]
         params = [p for p in ctx.params.values() if p.requires_grad]
         wanted = numbers + params
+        replay.whose("backward", ctx.at.name)
         found = iter(torch.autograd.grad(ends, wanted, grads, allow_unused=True) if ends else ())
+        replay.whose("", ctx.at.name)
         back = tuple(next(found, None) if is_real(v) else None for v in ctx.values)
+        for place, g in enumerate(back):
+            if g is not None:
+                passed = replay._unscaled(g)
+                replay.compare(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
         owned = dict(layer.module.named_parameters())
         for name, p in ctx.params.items():
             if p.requires_grad and (grad := next(found, None)) is not None:
-                replay._add(full := replay.names[id(owned[name])], grad, ctx.at.name)
+                replay._add(full := replay.names[id(owned[name])], replay._unscaled(grad), ctx.at.name)
                 if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
                     terms = sum(y.numel() for y in ends) / max(p.numel(), 1)
                     replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
         ctx.results = ctx.values = ctx.params = None
+        replay.whose("backward", f"before {ctx.at.name}")
         return (None,) * 2 + back
 
 

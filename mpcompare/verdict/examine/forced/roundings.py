@@ -36,6 +36,17 @@ SELECTING = {
 }  # fmt: skip
 
 
+def computed(func: Any, result: Any) -> list[Tensor]:
+    """Returns the results of an operator that a precision rounds."""
+    name = func._schema.name
+    if func.is_view or name.partition("::")[2] in SELECTING:
+        return []
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    alone = ("norm" in name or "attention" in name) and not name.endswith("_backward")
+    results = results[:1] if alone else results  # the others are statistics, which are kept in fp32
+    return [value for value in results if isinstance(value, Tensor) and value.dtype in WHOLE]
+
+
 class Roundings(TorchDispatchMode):
     """Rounds the result of every operator while it is entered and ``on``.
 
@@ -56,14 +67,8 @@ class Roundings(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not self.on or func.is_view or func._schema.name.partition("::")[2] in SELECTING:
-            return result
-        results = result if isinstance(result, (tuple, list)) else (result,)
-        name = func._schema.name
-        alone = ("norm" in name or "attention" in name) and not name.endswith("_backward")
-        for value in results[:1] if alone else results:  # the others are statistics, which are kept in fp32
-            if isinstance(value, Tensor) and value.dtype in WHOLE:
-                self.round_(value)
+        for value in computed(func, result) if self.on else ():
+            self.round_(value)
         return result
 
     def round_(self, value: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from mpcompare.precision import Precision
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine.errors import gradient_errors
+from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
 from mpcompare.verdict.examine.forced.record import OUTPUT, Record
 from mpcompare.verdict.examine.forced.replay import HALF, Point, Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
@@ -105,7 +106,8 @@ class _Errors:
 
     def blind(self) -> bool:
         """Returns whether roundings are a large part of some gradient or output that they do not make alone."""
-        parts = [(self.rounding(point).error, norm) for point, (_, norm, _) in self.errors.items()]
+        errors = self.errors.items()
+        parts = [(self.rounding(point).error, norm) for point, (_, norm, _) in errors if point.kind != "back"]
         return any(BLIND * norm < error < norm for error, norm in parts)
 
     def rounding(self, point: Point) -> RoundingError:
@@ -127,8 +129,16 @@ class _Errors:
 def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     """Returns the errors of a recorded step at all places of all layers, and of its gradients."""
     errors = _Errors(recorded, precision)
-    replay = _replay(recorded, torch.float64, errors.compare)
-    exact_loss, exact = replay.run()
+    ranges = Ranges(precision, recorded.scale)
+
+    def compare_exact(point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+        errors.compare(point, seen, exact, dtype)
+        ranges.count(point, exact)
+
+    replay = _replay(recorded, torch.float64, compare_exact)
+    replay.whose, replay.kept = ranges.whose, recorded.scale
+    with ranges:
+        exact_loss, exact = replay.run()
     for name, b in _statistics(replay):
         if name in recorded.buffers:
             errors.compare(Point("buffer", name), recorded.buffers[name], b, recorded.buffers[name].dtype)
@@ -157,7 +167,8 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         errors.summed(Point("parameter", name), g, u)
     for name, b in _statistics(terms):
         errors.summed(Point("buffer", name), b, u)
-    points = [point for point in errors.errors if point.kind != "parameter"]
+    points = [point for point in errors.errors if point.kind not in ("parameter", "back")]
+    norms = {point: norm for point, (_, norm, _) in errors.errors.items()}
     return Layers(
         loss=recorded.loss,
         exact_loss=recorded.loss if exact_loss is None else exact_loss,
@@ -166,6 +177,7 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         places=_worst({point: _place(errors, point) for point in points}),
         detached=list(dict.fromkeys(replay.detached)),
         rounding={name: _of_gradient(errors, replay, name) for name in exact},
+        digits=digits_of(replay, recorded.loss, norms, errors.rounding, ranges) if precision.is_16_bit else {},
     )
 
 

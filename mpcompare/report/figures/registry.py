@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from mpcompare.report.figures.digits import digits_figure
 from mpcompare.report.figures.dtypes import dtypes
 from mpcompare.report.figures.exponents import exponents
 from mpcompare.report.figures.gradient_error import gradient_error
@@ -26,4 +27,5 @@ FIGURES: Mapping[str, Draw] = {
     "exponents": guarded(exponents),
     "update_ratio": guarded(update_ratio),
     "dtypes": guarded(dtypes),
+    "digits": guarded(digits_figure),
 }

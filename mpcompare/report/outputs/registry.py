@@ -6,6 +6,7 @@ from pathlib import Path
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs import (
     console,
+    digits_csv,
     dtypes_csv,
     figures,
     inference_csv,
@@ -28,6 +29,7 @@ OUTPUTS: tuple[Output, ...] = (
     verdict_json.write,
     figures.write,
     dtypes_csv.write,
+    digits_csv.write,
     inference_csv.write,
     page.write,
 )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpcompare.records import write_atomically
-from mpcompare.report import brief, remarks
+from mpcompare.report import brief, digits, remarks
 from mpcompare.report.brief import one_line
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
@@ -13,7 +13,7 @@ from mpcompare.report.outputs.files import path_in
 from mpcompare.report.summary import Row
 
 LINES = 40  # of the file at most
-VERDICTS, MEASURED = 12, 6  # lines at most; the table takes the others
+VERDICTS, MEASURED = 12, 8  # lines at most; the table takes the others
 FIXED = 6  # the heading, the head of the table and its rule, and three blank lines
 ORDER = (
     "differs",
@@ -141,6 +141,7 @@ def _measured(report: Report) -> list[str]:
         machine = ", ".join(f"{key} {value}" for key, value in known.items() if value)
         machines.append(f"- {number}Measured on {escape(machine or 'no device')}; data {escape(comparison.dataset)}")
         if comparison.finished:
+            timing += [f"- {number}{escape(line)}" for line in digits.lines(comparison, report.verdicts)]
             timing += [f"- {number}{escape(line)}" for line in remarks.timing(comparison)]
     return machines + timing
 

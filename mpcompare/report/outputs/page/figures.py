@@ -60,6 +60,11 @@ CAPTIONS = {
         "Precision of each layer",
         "A row is a layer and a cell the dtype that was observed there; pale cells are as in the baseline.",
     ),
+    "digits": (
+        "Where the network loses its digits",
+        "A row is a layer, or the work before one; a mark right of the dashed line has lost more than half of the "
+        "digits of the precision, and the text beside it says why.",
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from mpcompare.records import finite, write_atomically
-from mpcompare.report import dtypes, inference, remarks
+from mpcompare.report import digits, dtypes, inference, remarks
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs import summary_md
@@ -46,6 +46,8 @@ class Part:
     checked: Sequence[checks.Checked]
     dtypes: settings.Dtypes
     dtype_lines: Sequence[str]
+    digits: tables.Table
+    digit_lines: Sequence[str]
     lines: Sequence[str]
     measured: settings.Settings
     configurations: settings.Settings
@@ -92,6 +94,8 @@ def _part(report: Report, place: int) -> Part:
         checked=checks.checked(comparison, verdicts),
         dtypes=settings.dtypes(comparison),
         dtype_lines=dtypes.lines(comparison),
+        digits=tables.digits(comparison, verdicts),
+        digit_lines=digits.lines(comparison, verdicts),
         lines=lines,
         measured=settings.measured(comparison),
         configurations=settings.configurations(comparison),

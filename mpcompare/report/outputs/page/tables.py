@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpcompare.report import digits as maps
 from mpcompare.report import inference, summary
 from mpcompare.report.columns import Column
 from mpcompare.report.comparison import Comparison
@@ -53,6 +54,13 @@ def ways(comparison: Comparison) -> Table:
     known = {column.name: column for column in inference.COLUMNS}
     heads = [(heading, known[name]) for heading, name in names]
     return Table([*heads, *((column.heading, column) for column in inference.SHOWN)], rows)
+
+
+def digits(comparison: Comparison, verdicts: Verdicts) -> Table:
+    """Returns the table of the digits that layers lose, in each precision of 16 bits."""
+    rows = [row for each in maps.shown(comparison, verdicts) for row in each.rows]
+    heads = [(column.heading, column) for column in maps.SHOWN]
+    return Table(heads, [[_cell(column, row) for column in maps.SHOWN] for row in rows])
 
 
 def _cell(column: Column[Any], row: Any) -> Cell:

@@ -1,0 +1,195 @@
+"""The map of a network: the digits that each layer loses in 16 bits, and the layers that should stay in fp32.
+
+``digits.csv``, a figure, a table and a line show it. It is a map of the network and not of a backend, so the figure and
+the line take one run of each precision: the reference of the others, where it shows its layers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mpcompare.precision import PRECISIONS
+from mpcompare.report.columns import TEXT, Column, named, number
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Verdicts
+from mpcompare.report.dtypes import layers_of
+from mpcompare.verdict.findings import Digits
+from mpcompare.verdict.judge import digits as judge
+from mpcompare.verdict.judge.layers import WHERE
+
+STEPS = ("last", "first")  # the replays that are of a training step, the one that is shown first
+NAMED = 2  # layers in a line
+
+
+@dataclass(frozen=True)
+class Map:
+    """The digits that each place of a network loses in a step of a run; ``reference`` is the run that others are
+    compared with, whose dtypes stand beside its own."""
+
+    comparison: Comparison
+    entry: Entry
+    reference: Entry
+    step: str
+    digits: Mapping[str, Digits]
+
+    @property
+    def precision(self) -> str:
+        return str(self.entry.run.result["precision"])
+
+    @property
+    def when(self) -> str:
+        return WHERE[self.step]
+
+    @property
+    def rows(self) -> list["Row"]:
+        """In the order of forward."""
+        return [Row(self, place, digits) for place, digits in self.digits.items()]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer, or the work before one."""
+
+    map: Map
+    place: str
+    digits: Digits
+
+    @property
+    def name(self) -> str:
+        return self.place.replace("before (output)", "before the output") or "(model)"
+
+    @property
+    def advice(self) -> str:
+        return judge.advice(self.digits, self.map.precision)
+
+    @property
+    def why(self) -> str:
+        return judge.why(self.digits, self.map.precision)
+
+    @property
+    def worst(self) -> tuple[str, float, float]:
+        """``output`` or ``gradient``, its error and its terms."""
+        return judge.worst_part(self.digits, self.map.precision)
+
+    @property
+    def overflows(self) -> bool:
+        return bool(self.digits.operator or self.digits.overflow)
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """The larger, the more it matters that the layer stays in fp32."""
+        return self.overflows, bool(self.advice), self.worst[1]
+
+    @property
+    def because(self) -> str:
+        """The reasons, and in what the reference computes the layer."""
+        computes = self.computes(self.map.reference)
+        return f"{self.why}; {self.map.reference.label} computes it in {computes}" if computes else self.why
+
+    def computes(self, entry: Entry) -> str | None:
+        """The dtypes in which a run computes the layer; None where they were not observed."""
+        return (layers_of(entry).get(self.place) or {}).get("computes")
+
+    def lost(self, error: float) -> float:
+        return judge.lost(error, self.map.precision)
+
+
+def maps(comparison: Comparison, verdicts: Verdicts) -> list[Map]:
+    """Returns the maps of all runs, of each step."""
+    by_name = {entry.run.name: entry for entry in comparison.finished}
+    found = []
+    for name, entry in by_name.items():
+        verdict, replays = verdicts.get(name), entry.run.findings.replays if entry.run.findings else {}
+        reference = by_name.get(verdict.reference or "", entry) if verdict else entry
+        found += [
+            Map(comparison, entry, reference, step, replays[step].digits)
+            for step in STEPS
+            if step in replays and replays[step].digits
+        ]
+    return found
+
+
+def shown(comparison: Comparison, verdicts: Verdicts) -> list[Map]:
+    """Returns a map for each precision: that of the reference where it shows its layers, else of the first run that
+    does, after training where that is known."""
+    first: dict[str, Map] = {}
+    for each in sorted(maps(comparison, verdicts), key=lambda m: (m.entry is not m.reference, m.step != STEPS[0])):
+        first.setdefault(each.precision, each)
+    return list(first.values())
+
+
+def lines(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+    """Returns a line for each precision of 16 bits: the layer that loses the most digits, and those that should stay in
+    fp32; or that nothing is known."""
+    known = {each.precision: each for each in shown(comparison, verdicts)}
+    examined = [e.run.result["precision"] for e in comparison.finished if e.run.findings]
+    asked = [p for p in dict.fromkeys(examined) if PRECISIONS[p].is_16_bit]
+    unknown = "the digits that {} loses are not known: no run shows its layers"
+    return [_line(known[p]) if p in known else unknown.format(p) for p in asked]
+
+
+def _line(each: Map) -> str:
+    rows = sorted(each.rows, key=lambda row: row.rank, reverse=True)
+    (part, error, _), precision, network = rows[0].worst, each.precision, _network(each.entry)
+    if rows[0].overflows:
+        text = f"{network} goes beyond {precision} in {rows[0].name} {each.when}"
+    else:
+        text = f"{network} loses the most digits of {precision} in {rows[0].name}: "
+        text += f"{each.when} one rounding there is {judge.percent(error)} of its {part}"
+    advised = [f"{row.name} ({row.because})" for row in rows if row.advice]
+    if not advised:
+        return f"{text}; none of the {len(rows)} places that were seen loses half of its digits or overflows"
+    more = f" and {len(advised) - NAMED} more" if len(advised) > NAMED else ""
+    text += f"; {len(advised)} of the {len(rows)} places that were seen should stay in fp32"
+    return f"{text}: {', '.join(advised[:NAMED])}{more}"
+
+
+def _network(entry: Entry) -> str:
+    """Returns the class of the network where a task names one."""
+    model = entry.run.result["config"]["task"].get("model")
+    target = model.get("_target_") if isinstance(model, Mapping) else None
+    return target.rpartition(".")[2] if isinstance(target, str) else "the network"
+
+
+def _digits(name: str, meaning: str, heading: str = "", spec: str = ".2g", per: float = 1.0) -> Column[Row]:
+    return Column(name, "1", meaning, lambda row: getattr(row.digits, name), heading=heading, text=number(spec, per))
+
+
+def _lost(part: str) -> Column[Row]:
+    meaning = f"The binary digits of its {part} that are lost if each operand and each result is rounded once."
+    return Column(
+        f"{part}_lost", "1", meaning, lambda row: row.lost(getattr(row.digits, part)),
+        heading=f"{part}: lost digits", text=number(".1f"),
+    )  # fmt: skip
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("comparison", TEXT, "The title of the comparison.", lambda row: row.map.comparison.title),
+    Column("run", TEXT, "The folder of the run.", lambda row: row.map.entry.run.name),
+    Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.map.entry.label, heading="run"),
+    Column("step", TEXT, "The step: first, or last, the one after training.", lambda row: row.map.step),
+    Column("layer", TEXT, "The layer, or the work before one.", lambda row: row.name, heading="layer"),
+    Column("kind", TEXT, "The class of the layer.", lambda row: row.digits.kind, heading="class"),
+    Column("computes", TEXT, "The dtypes in which the run computes it.", lambda row: row.computes(row.map.entry),
+           heading="computed in"),
+    Column("reference_computes", TEXT, "The same of the reference.", lambda row: row.computes(row.map.reference)),
+    _digits("output", "The relative error of its output if each operand and each result is rounded once."),
+    _lost("output"),
+    _digits("gradient", "The same of the gradients that its backward computes."),
+    _lost("gradient"),
+    _digits("terms", "The size of what is summed in its output, relative to the output.", "terms / output"),
+    _digits("gradient_terms", "The same of these gradients.", "terms / gradient"),
+    _digits("loss", "The relative change of the loss if its output is rounded once.", "loss %", ".1g", 0.01),
+    _digits("overflow", "The share of its output, or of the gradient that arrives there, beyond the format.",
+            "overflow %", ".2g", 0.01),
+    _digits("underflow", "The share of that gradient, with the loss scale, below the format's normal numbers.",
+            "underflow %", ".2g", 0.01),
+    Column("advice", TEXT, "Whether it should stay in fp32.", lambda row: row.advice, heading="advice"),
+    Column("why", TEXT, "The reasons.", lambda row: row.why, heading="because"),
+)  # fmt: skip
+SHOWN = named(
+    COLUMNS,
+    (
+        *("label", "layer", "kind", "computes", "output_lost", "gradient_lost", "advice", "why"),
+        *("terms", "gradient_terms", "loss", "overflow", "underflow"),
+    ),
+)

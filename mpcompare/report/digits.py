@@ -58,6 +58,11 @@ class Row:
         return self.place.replace("before (output)", "before the output") or "(model)"
 
     @property
+    def titled(self) -> str:
+        """The name behind the class of the layer: many names are numbers."""
+        return f"{self.digits.kind} {self.name}".strip()
+
+    @property
     def advice(self) -> str:
         return judge.advice(self.digits, self.map.precision)
 
@@ -131,11 +136,11 @@ def _line(each: Map) -> str:
     rows = sorted(each.rows, key=lambda row: row.rank, reverse=True)
     (part, error, _), precision, network = rows[0].worst, each.precision, _network(each.entry)
     if rows[0].overflows:
-        text = f"{network} goes beyond {precision} in {rows[0].name} {each.when}"
+        text = f"{network} goes beyond {precision} in {rows[0].titled} {each.when}"
     else:
-        text = f"{network} loses the most digits of {precision} in {rows[0].name}: "
+        text = f"{network} loses the most digits of {precision} in {rows[0].titled}: "
         text += f"{each.when} one rounding there is {judge.percent(error)} of its {part}"
-    advised = [f"{row.name} ({row.because})" for row in rows if row.advice]
+    advised = [f"{row.titled} ({row.because})" for row in rows if row.advice]
     if not advised:
         return f"{text}; none of the {len(rows)} places that were seen loses half of its digits or overflows"
     more = f" and {len(advised) - NAMED} more" if len(advised) > NAMED else ""

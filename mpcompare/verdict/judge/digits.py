@@ -10,7 +10,7 @@ import math
 from mpcompare.precision import FP32, PRECISIONS
 from mpcompare.verdict.findings import Digits
 
-MOST = 0.5
+MOST = 0.5  # of the numbers of a tensor
 OPERATORS = {
     "square": "squares", "pow": "powers", "mul": "products", "div": "quotients", "add": "sums", "sub": "differences",
     "sum": "sums", "exp": "exponentials", "mm": "matrix products", "addmm": "matrix products", "bmm": "matrix products",

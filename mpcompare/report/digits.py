@@ -17,7 +17,6 @@ from mpcompare.verdict.judge import digits as judge
 from mpcompare.verdict.judge.layers import WHERE
 
 STEPS = ("last", "first")  # the replays that are of a training step, the one that is shown first
-NAMED = 2  # layers in a line
 
 
 @dataclass(frozen=True)
@@ -134,18 +133,14 @@ def lines(comparison: Comparison, verdicts: Verdicts) -> list[str]:
 
 def _line(each: Map) -> str:
     rows = sorted(each.rows, key=lambda row: row.rank, reverse=True)
-    (part, error, _), precision, network = rows[0].worst, each.precision, _network(each.entry)
-    if rows[0].overflows:
-        text = f"{network} goes beyond {precision} in {rows[0].titled} {each.when}"
-    else:
-        text = f"{network} loses the most digits of {precision} in {rows[0].titled}: "
-        text += f"{each.when} one rounding there is {judge.percent(error)} of its {part}"
-    advised = [f"{row.titled} ({row.because})" for row in rows if row.advice]
+    (worst, *_), advised = rows, sum(bool(row.advice) for row in rows)
+    verb = "goes beyond" if worst.overflows else "loses the most digits of"
+    text = f"{_network(each.entry)} {verb} {each.precision} in {worst.titled} {each.when}: "
     if not advised:
+        part, error, _ = worst.worst
+        text += f"one rounding is {judge.percent(error)} of its {part}"
         return f"{text}; none of the {len(rows)} places that were seen loses half of its digits or overflows"
-    more = f" and {len(advised) - NAMED} more" if len(advised) > NAMED else ""
-    text += f"; {len(advised)} of the {len(rows)} places that were seen should stay in fp32"
-    return f"{text}: {', '.join(advised[:NAMED])}{more}"
+    return f"{text}{worst.because}; {advised} of the {len(rows)} places that were seen should stay in fp32"
 
 
 def _network(entry: Entry) -> str:

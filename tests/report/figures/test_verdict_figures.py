@@ -136,7 +136,7 @@ def large(runs, names):
     kinds = {name: Layer(name.rpartition(".")[0], kind, [], "weight", place=0) for name, kind in names.items()}
     for name, run in runs.items():
         run = with_first(run, finite=replace(run.findings.first.finite, gradients=dict.fromkeys(names, error)))
-        runs[name] = replace(run, findings=replace(run.findings, layers=kinds))
+        runs[name] = replace(run, findings=replace(run.findings, layers=kinds, replays={}))
     return runs
 
 

@@ -21,8 +21,10 @@ def tensor_limit(run: Examined, reference: GradientError | FirstUpdate, rounding
     the reference keeps in fp32 what others may round, as autocast does a transformer's stream of residuals, or where
     its terms cancel, as in a bias before a batch norm. The square of such an error varies as a sum of squares of
     ``dimensions`` Gaussians does (Satterthwaite, Biometrics Bulletin 2(6), 1946), and its mean is known from a few
-    samples: together they make the F distribution. And fp32 sums in another order, with a relative error like the root
-    of their length (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019).
+    samples: together they make the F distribution. A reference whose error is beyond that, such as a norm that torch
+    sums in 16 bits on a CPU, shows one draw of it, and a run another: their ratio is F distributed, too. And fp32 sums
+    in another order, with a relative error like the root of their length (Higham and Mary, SIAM J. Sci. Comput. 41(5),
+    2019).
 
     Args:
         rounding: the rounding error of this tensor; None if it is not known.
@@ -30,10 +32,13 @@ def tensor_limit(run: Examined, reference: GradientError | FirstUpdate, rounding
     u, once = run.unit_roundoff, rounding.error if rounding else 0.0
     # Relative to what is summed, which may cancel.
     sums = sum_error(run) * max(reference.norm, once / u, rounding.terms if rounding else 0.0)
+    own = reference.error
     if rounding and once:
         dimensions = rounding.dimensions
         once *= math.sqrt(float(special.fdtri(dimensions, rounding.samples * dimensions, 1 - RARE)))
-    return max(K * reference.error + u * reference.largest, K * once) + sums
+        if own > once:
+            own *= math.sqrt(float(special.fdtri(dimensions, dimensions, 1 - RARE)))
+    return max(K * own + u * reference.largest, K * once) + sums
 
 
 def signed_limit(run: Examined, reference: GradientError, rounding: RoundingError | None) -> float | None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from planted.real.wholly import truncated
+from scipy import special
 from support.backends import BACKENDS
 from support.judging import beside_amp, dataset_of, examined
 from support.tasks import make_task
@@ -15,6 +16,8 @@ from mpcompare.tasks.text import CharGpt
 from mpcompare.verdict.examine.layers import layers
 from mpcompare.verdict.findings import GradientError, RoundingError
 from mpcompare.verdict.judge.causes import Errors
+from mpcompare.verdict.judge.check import Examined
+from mpcompare.verdict.judge.limits import signed_limit, sum_error, tensor_limit
 
 TASK = make_task(in_features=784, hidden=[256], out_features=10, batch_size=256, samples=256 * 5)
 TASK = replace(TASK, accumulate=4)  # sums have more digits than bf16, which can be cut off
@@ -110,3 +113,17 @@ def test_the_uses_of_a_tied_weight_and_of_a_layer_that_is_called_twice_are_count
     uses = {name: layer.uses for name, layer in found.items()}
     assert {name for name, count in uses.items() if count == 2} >= {"embedding.weight", "blocks.0.up.weight"}
     assert uses["positions.weight"] == uses["blocks.0.down.weight"] == 1
+
+
+def test_a_reference_beyond_roundings_shows_one_draw_of_its_errors():
+    findings = examined("amp", Amp, TASK, DATA, "bf16", steps=2).findings
+    run, rounding = Examined("amp", "bf16", {}, findings, None), RoundingError(0.01, 16.0, 4, 0.001)
+    e = GradientError(error=0.0, norm=1.0, largest=0.0, slope=1.0, residual=0.0, zeros=0.0, elements=1000)
+    of = {error: replace(e, error=error) for error in (0.001, 0.01, 0.1)}
+    sums = sum_error(run) / run.unit_roundoff
+    limits = {error: tensor_limit(run, each, rounding) for error, each in of.items()}
+    assert limits[0.001] == limits[0.01]  # roundings alone make more
+    assert limits[0.1] == pytest.approx(0.2 * special.fdtri(16, 16, 0.999) ** 0.5 + 0.01 * sums)
+    signed = {error: signed_limit(run, each, rounding) for error, each in of.items()}
+    assert signed[0.001] == signed[0.01]
+    assert signed[0.1] == pytest.approx(10 * signed[0.01], rel=0.01)  # though its slope is 1 by luck

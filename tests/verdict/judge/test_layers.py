@@ -98,6 +98,33 @@ def test_a_factor_that_a_backend_divides_by_again_is_its_own(amp):
     assert (verdict.word, verdict.cause) == ("differs", "gradient scaled"), verdict.because
 
 
+class Fork(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 5)
+        self.left, self.right = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        x = self.act(self.first(x))
+        return self.last(self.left(x) + self.right(x))
+
+
+class HalvesOneBranch(Amp):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.model.right.register_forward_pre_hook(lambda _, given: Halves.apply(given[0]))
+
+
+def test_every_branch_that_may_have_passed_down_a_wrong_gradient_is_named():
+    fork = replace(MLP, model=Fork)
+    right, run = (
+        examined(each.__name__, each, fork, DATA, "bf16", steps=2, noise=1) for each in (Amp, HalvesOneBranch)
+    )
+    failed = [check for check in judge_run(run, right).checks if check.kind == "layers" and not check.passed]
+    assert failed[0].because.startswith("the gradient that arrives at act in the first step is")
+    assert failed[0].because.endswith("what left or right passes down")
+
+
 def with_first(run, **changes):
     findings = run.findings
     first = replace(findings.replays["first"], **changes)

@@ -49,7 +49,7 @@ from planted.registry import BF16, BOTH, FAMILIES, bugs_of
 from support.backends import BACKENDS
 from support.cases import CASES
 from support.drawn import draw
-from support.forced_tables import EVERY, forced_row, mutation_rows, put
+from support.forced_tables import cases, forced_row, mutation_rows, put
 from support.foreign import NETWORKS
 from support.judged_networks import row_of, write
 from support.judging import judged_case
@@ -215,13 +215,11 @@ def forced(args: argparse.Namespace) -> bool:
     """Prints a row for each network beside the forced replay, and puts it into the table. Returns whether no correct
     backend is accused."""
     good = True
-    for network in EVERY:
-        for precision in args.precision or network.precisions:
-            if args.only in network.name:
-                row = forced_row(network, precision)
-                print(" | ".join(row.values()), flush=True)
-                put([row], TABLES / "forced.csv")
-                good &= not row["accused"]
+    for network, precision in cases(args.only, args.precision or BOTH):
+        row = forced_row(network, precision)
+        print(" | ".join(row.values()), flush=True)
+        put([row], TABLES / "forced.csv")
+        good &= not row["accused"]
     return good
 
 
@@ -229,14 +227,12 @@ def mutations(args: argparse.Namespace) -> bool:
     """Prints a row for each kind of mutation of each network, and puts it into the table. Returns whether all are
     flagged."""
     good = True
-    for network in EVERY:
-        for precision in args.precision or network.precisions:
-            if args.only in network.name:
-                rows = list(mutation_rows(network, precision, args.places))
-                put(rows, TABLES / "mutations.csv")
-                for row in rows:
-                    print(" | ".join(row.values()), flush=True)
-                    good &= not row["not flagged"]
+    for network, precision in cases(args.only, args.precision or BOTH):
+        rows = list(mutation_rows(network, precision, args.places))
+        put(rows, TABLES / "mutations.csv")
+        for row in rows:
+            print(" | ".join(row.values()), flush=True)
+            good &= not row["not flagged"]
     return good
 
 

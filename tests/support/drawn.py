@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -120,7 +120,11 @@ def names_of(library: str) -> list[str]:
         import transformers
 
         names = [each for each in dir(transformers) if each.endswith(tuple(f"For{task}" for task in TASKS))]
-    return sorted(set(names), key=lambda name: hashlib.sha256(f"{WORD} {name}".encode()).hexdigest())
+    return by_hash(set(names))
+
+
+def by_hash(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: hashlib.sha256(f"{WORD} {name}".encode()).hexdigest())
 
 
 def file_of(model: nn.Module) -> str:

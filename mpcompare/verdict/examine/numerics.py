@@ -91,25 +91,25 @@ def spread(tensor: Tensor, most: int | None = None) -> Tensor:
     layout."""
     t = tensor.detach()
     if t.is_contiguous():
-        return t.view(-1)[:: _distance(t.numel(), most or SPREAD)].clone()
+        return t.view(-1)[:: _distance(t, most or SPREAD)].clone()
     at = places(t, most or SPREAD)
     return t.flatten().clone() if at is None else t[at]
 
 
 def places(tensor: Tensor, most: int) -> tuple[Tensor, ...] | None:
-    """Returns the places of at most so many elements, as an index of the tensor; None where these are all.
-
-    Their distance shares no factor with any size, so that they are of all columns alike.
-    """
-    n = tensor.numel()
-    if n <= most:
+    """Returns the places of at most so many elements, as an index of the tensor; None where these are all."""
+    distance = _distance(tensor, most)
+    if distance == 1:
         return None
-    return torch.unravel_index(torch.arange(0, n, _distance(n, most), device=tensor.device), tensor.shape)
+    return torch.unravel_index(torch.arange(0, tensor.numel(), distance, device=tensor.device), tensor.shape)
 
 
-def _distance(n: int, most: int) -> int:
+def _distance(tensor: Tensor, most: int) -> int:
+    """Returns the distance of at most so many elements. It shares no factor with any size, so that they are of all
+    columns alike."""
+    n = tensor.numel()
     distance = max(-(-n // most), 1)
-    while n > most and math.gcd(distance, n) > 1:
+    while math.gcd(distance, n) > 1:
         distance += 1
     return distance
 

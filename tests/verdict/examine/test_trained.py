@@ -63,3 +63,5 @@ def test_elements_are_spread_over_all_columns_and_are_the_same_in_every_layout()
     assert 200 <= len(some) <= 256
     assert len({int(e) % 64 for e in some}) == 64
     assert torch.equal(numerics.spread(t), t.flatten())
+    kernels = torch.arange(9).repeat(64)
+    assert len(set(numerics.spread(kernels.reshape(8, 8, 3, 3), 200).tolist())) == 9

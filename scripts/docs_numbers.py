@@ -179,26 +179,33 @@ def forced(file: Path) -> str:
 
 
 def mutations(file: Path) -> str:
-    """Returns a row for each kind of mutation, and one for all: how many were tried, flagged and named."""
+    """Returns a row for each kind of mutation, and one for all: how many were tried, flagged and named, and how many of
+    those that were not flagged make less than two roundings make."""
     kept = pd.read_csv(file, keep_default_na=False)
-    counts = ["tried", "flagged", "named"]
+    kept["small"] = [sum(effect < 2 for _, effect in _places(text)) for text in kept["not flagged"]]
+    counts = ["tried", "flagged", "named", "small"]
     table = kept.groupby("mutation", sort=False)[counts].sum()
-    table.loc["all"] = table.sum()
-    for name in counts[1:]:
+    table.insert(0, "networks", kept.groupby("mutation", sort=False)["network"].nunique())
+    table.loc["all"] = [kept["network"].nunique(), *table[counts].sum()]
+    for name in ("flagged", "named"):
         table[name] = [f"{n} ({100 * n / tried:.1f} %)" for n, tried in zip(table[name], table["tried"], strict=True)]
-    table.insert(0, "networks", [*kept.groupby("mutation", sort=False)["network"].nunique(), kept["network"].nunique()])
-    return markdown(table.reset_index())
+    return markdown(table.rename(columns={"small": "not flagged, below two roundings"}).reset_index())
 
 
 def missed(file: Path) -> str:
-    """Returns a row for each mutation that was not flagged, or whose layer was not named, with what was said."""
-    kept = pd.read_csv(file, dtype=str, keep_default_na=False)
+    """Returns a row for each mutation that was not flagged, with its largest error in units of what roundings make, or
+    whose layer was not named, with what was said."""
     rows = []
-    for _, row in kept.iterrows():
-        told = [(place, "not flagged") for place in row["not flagged"].split("; ") if place]
+    for _, row in pd.read_csv(file, dtype=str, keep_default_na=False).iterrows():
+        told = [(place, f"not flagged, {effect:.1f} roundings") for place, effect in _places(row["not flagged"])]
         told += [tuple(each.split(": ", 1)) for each in row["not named"].split("; ") if ": " in each]
         rows += [(row["network"], row["precision"], row["mutation"], f"`{place}`", said) for place, said in told]
     return markdown(pd.DataFrame(rows, columns=["network", "precision", "mutation", "place", "said"]))
+
+
+def _places(text: str) -> list[tuple[str, float]]:
+    parts = (each.rpartition(": ") for each in text.split("; ") if each)
+    return [(place, float(effect)) for place, _, effect in parts]
 
 
 def peers(file: Path) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from support.backends import BACKENDS
 from support.drawn import DRAWN
 from support.foreign import NETWORKS, Network
-from support.mutations import MUTATIONS, is_named, layers_of, mutated, subject_of
+from support.mutations import layers_of, mutated, subject_of
 
 from mpcompare.backends.amp import Amp
 from mpcompare.errors import BackendUnavailable
@@ -95,21 +95,19 @@ def mutation_rows(network: Network, precision: str, places: int) -> Iterator[dic
     """Yields a row for each kind of mutation that fits a network: how many were tried, flagged, and named, that is, in
     the sentence of the verdict."""
     found = list(mutated(network, precision, places))
-    for mutation in MUTATIONS:
-        of = [(place, failed) for name, place, failed in found if name == mutation.name]
-        if not of:
-            continue
-        missed = [place for place, failed in of if not failed]
-        other = [f"{place}: {failed[0].because}" for place, failed in of if failed and not is_named(place, failed)]
+    for kind in dict.fromkeys(each.mutation for each in found):
+        of = [each for each in found if each.mutation == kind]
         yield {
             "network": network.name,
             "precision": precision,
-            "mutation": mutation.name,
+            "mutation": kind,
             "tried": str(len(of)),
-            "flagged": str(len(of) - len(missed)),
-            "named": str(len(of) - len(missed) - len(other)),
-            "not flagged": "; ".join(missed),
-            "not named": "; ".join(other),
+            "flagged": str(sum(bool(each.failed) for each in of)),
+            "named": str(sum(each.named for each in of)),
+            "not flagged": "; ".join(f"{each.place}: {each.effect:.1f}" for each in of if not each.failed),
+            "not named": "; ".join(
+                f"{each.place}: {each.failed[0].because}" for each in of if each.failed and not each.named
+            ),
         }
 
 

@@ -1,5 +1,6 @@
 """Mutations of a correct step in any network: which of them does the forced replay see, and does it name the layer?"""
 
+import math
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -138,10 +139,29 @@ def layers_of(subject: Subject, name: str) -> Examined:
     return Examined(name, subject.precision.name, backend.dtypes(), findings, None, layers=dtypes)  # type: ignore[arg-type]
 
 
-def mutated(
-    network: Network, precision: str, most: int = PLACES, seed: int = 0
-) -> Iterator[tuple[str, str, list[Check]]]:
-    """Yields of each mutation its name, its place and the checks that fail."""
+@dataclass(frozen=True)
+class Mutant:
+    """A mutation at one place, and what is seen of it.
+
+    Attributes:
+        failed: the checks that fail, in the order of a verdict.
+        effect: the largest error that it makes at any place, in units of what roundings make there.
+    """
+
+    mutation: str
+    place: str
+    failed: Sequence[Check]
+    effect: float
+
+    @property
+    def named(self) -> bool:
+        """Whether the sentence of the verdict names the layer, or the tensor."""
+        name = rf"(?<![\w.]){re.escape(self.place)}(?!\w)"
+        return bool(self.failed) and re.search(name, self.failed[0].because) is not None
+
+
+def mutated(network: Network, precision: str, most: int = PLACES, seed: int = 0) -> Iterator[Mutant]:
+    """Yields mutations of each kind in random places of a network, at most so many."""
     chosen = random.Random(f"{seed} {network.name} {precision}")
     right = layers_of(subject_of(network, precision, Amp), "amp")
     found = right.findings.replays["first"]
@@ -162,7 +182,8 @@ def mutated(
             run = layers_of(subject_of(network, precision, make), mutation.name)
             case = Case(run, right)
             checks = [*dtype_checks(case), *in_the_first_step(case)]  # in the order of a verdict
-            yield mutation.name, place, [check for check in checks if not check.passed]
+            failed = [check for check in checks if not check.passed]
+            yield Mutant(mutation.name, place, failed, _effect(run.findings.replays["first"], found))
 
 
 def _seen(found: Layers, layer: str) -> bool:
@@ -170,6 +191,15 @@ def _seen(found: Layers, layer: str) -> bool:
     return place is not None and place.rounding < SEEN * place.norm
 
 
-def is_named(place: str, failed: Sequence[Check]) -> bool:
-    """Returns whether the sentence of a verdict names the layer of a mutation: that of the first check that fails."""
-    return bool(failed) and re.search(rf"(?<![\w.]){re.escape(place)}(?![\w])", failed[0].because) is not None
+def _effect(run: Layers, right: Layers) -> float:
+    far = [0.0]
+    for at, place in run.places.items():
+        if at not in right.places or place.far > 1.2 * right.places[at].far:
+            far.append(place.far)
+    for name, rounding in run.rounding.items():
+        own, other = run.gradients.get(name), right.gradients.get(name)
+        if own is None or other is None:
+            far.append(math.inf)
+        elif own.error > 1.2 * other.error:
+            far.append(own.error / max(rounding.error, 1e-300))
+    return max(far)

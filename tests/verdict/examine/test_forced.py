@@ -150,6 +150,17 @@ def test_masks_are_fed_to_the_replay():
     assert place.error <= 2.0**-8 * place.norm  # with another mask it were as large as the output
 
 
+def test_layers_that_need_no_gradient_round_what_they_store():
+    def frozen():
+        network = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.Linear(32, 32), nn.Linear(32, 10))
+        return network.requires_grad_(False).append(nn.Linear(10, 10))
+
+    first = layers_of(subject_of(Network("frozen", "here", frozen, gray), "bf16", Amp), "amp").findings.replays["first"]
+    for name in ("1", "2", "3"):
+        place = first.places[f"output {name}"]
+        assert 0.5 * place.error < place.rounding < 2.0**-8 * place.norm
+
+
 class ClassToken(nn.Module):
     """A parameter that no layer owns, and that nothing rounds on its way to a norm."""
 

@@ -192,7 +192,6 @@ def test_mutations_of_real_networks_are_flagged_and_named(name):
         pytest.importorskip(network.library, reason=f"needs {network.library}: pip install '.[networks]'")
     found = list(mutated(network, "bf16"))
     assert len(found) >= 25
-    missed = [(what, place) for what, place, failed in found if not failed]
-    named = [is_named(place, failed) for _, place, failed in found]
+    missed = [each for each in found if not each.failed]
     assert len(missed) <= 0.01 * len(found), missed
-    assert sum(named) >= 0.95 * len(found)
+    assert sum(each.named for each in found) >= 0.95 * len(found)

@@ -282,13 +282,14 @@ class _Forced(torch.autograd.Function):
             with torch.enable_grad():
                 ctx.results = layer.forward(ctx.values, ctx.params)
             replay.whose("", name)
-            replay.passing("backward" if in_backward() else "forward")
         for place, (recorded, y) in enumerate(zip(call.outputs, ctx.results, strict=False)):
             if is_real(recorded) and is_real(y):
                 if y.requires_grad and call.tracked and not call.passes[place]:
                     replay.detached.append(name)
                 exact = y.detach().clamp(min=0) if call.rectified else y.detach()
                 replay.compare(Point("output", name, number, place), recorded, exact, recorded.dtype)
+        if layer is not None:
+            replay.passing("backward" if in_backward() else "forward")
         passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
         if call.rectified:  # below 0 the replay's own: relu makes 0 of it
             passed = [torch.where(z > 0, z, y.detach().clamp(max=0)) for z, y in zip(passed, ctx.results, strict=True)]

@@ -58,12 +58,13 @@ class Roundings(TorchDispatchMode):
     def __init__(self, precision: Precision, scale: float = 1.0) -> None:
         super().__init__()
         self.u, self.sample, self.on, self.backward = precision.unit_roundoff, 0, False, False
+        self.constant = False  # nothing is rounded but the result, as it is stored
         self.smallest = FP16.smallest_subnormal if precision.storage == FP16 else 0.0
         self.scale = scale
 
     def passing(self, part: str) -> None:
         """Is told which part of a step begins: ``forward``, ``backward``, or one in which nothing is rounded."""
-        self.on, self.backward = part in ("forward", "backward"), part == "backward"
+        self.on, self.backward, self.constant = part in ("forward", "backward"), part == "backward", part == "constant"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

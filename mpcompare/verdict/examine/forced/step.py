@@ -87,9 +87,10 @@ class _Errors:
         with torch.utils._python_dispatch._disable_current_modes():
             some = self._some(point, exact.detach())
             moved = some.double() - self.exact[point]
-            # Gradients are summed before they are stored. What an operator selected is rounded as it is stored.
-            summed = point.kind in ("gradient", "parameter")
-            if self.errors[point][2] in HALF and (summed or not moved.any()):
+            # Gradients are summed before they are stored. What an operator selected, and what needs no gradient, is
+            # rounded as it is stored.
+            stored = point.kind in ("gradient", "parameter") or roundings.constant or not moved.any()
+            if self.errors[point][2] in HALF and stored:
                 moved = roundings.round_(some).double() - self.exact[point]
             self.samples.setdefault(point, []).append(moved.nan_to_num_(0.0, 0.0, 0.0))
 

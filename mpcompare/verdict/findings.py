@@ -329,6 +329,7 @@ class RoundingError:
         samples: the number of samples from which these are estimated.
         along: root mean square of the part of ``g - exact`` in the direction of ``exact``; None in old records.
         terms: the size of what is summed, which may cancel; 0 where it is not known.
+        zeros: the share of the elements that become 0, as numbers do that are too small for fp16.
     """
 
     error: float
@@ -336,6 +337,7 @@ class RoundingError:
     samples: int
     along: float | None = None
     terms: float = 0.0
+    zeros: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,8 @@ def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
         other = known.get(name)
         share = other.error / other.norm if other and other.norm else 0.0
         zeros, slope = (other.zeros, other.slope) if other else (0.0, 1.0)
+        if reference and name in reference.rounding:  # at its loss scale
+            zeros = max(zeros, reference.rounding[name].zeros)
         # Roundings of few elements are known from samples: the largest of them says no more.
         scaled[name] = replace(e, error=share * e.norm, largest=0.0, zeros=zeros, slope=slope)
     return Pass(run), Pass(replace(run, loss=run.exact_loss, gradients=scaled))

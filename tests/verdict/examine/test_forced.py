@@ -161,6 +161,27 @@ def test_layers_that_need_no_gradient_round_what_they_store():
         assert 0.5 * place.error < place.rounding < 2.0**-8 * place.norm
 
 
+class Faint(nn.Module):
+    """Positions that no layer owns, whose gradients are the last digit of fp16 at a loss scale of 65536."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions, self.last = nn.Parameter(torch.randn(28, 28) * 0.02), nn.Linear(784, 10)
+
+    def forward(self, x):
+        return self.last((x + 5e-10 * self.positions.to(x.dtype)).flatten(1))
+
+
+def test_zeros_of_numbers_too_small_for_fp16_are_foreseen():
+    network = Network("faint", "here", Faint, gray)
+    right, run = (layers_of(subject_of(network, "fp16", BACKENDS[n]), n) for n in ("amp", "master_weights"))
+    foreseen = right.findings.replays["first"].rounding["positions"].zeros
+    assert foreseen > 0.05
+    zeros = [c for c in in_the_first_step(Case(run, right)) if c.name.startswith("zeros") and "positions" in c.name]
+    assert all(c.passed and c.limit > 0.1 * 784 for c in zeros)
+    assert right.findings.replays["first"].rounding["last.weight"].zeros < 0.01
+
+
 class ClassToken(nn.Module):
     """A parameter that no layer owns, and that nothing rounds on its way to a norm."""
 

@@ -64,6 +64,7 @@ class _Errors:
         self.exact: dict[Point, Tensor] = {}
         self.samples: dict[Point, list[Tensor]] = {}
         self.terms: dict[Point, float] = {}
+        self.zeros: dict[Point, int] = {}  # elements that became 0, of all samples
         self.elements: dict[Point, int] = {}
         self.loss_noise = 0.0
         self.output: dict[int, Tensor] = {}
@@ -92,6 +93,8 @@ class _Errors:
             stored = point.kind in ("gradient", "parameter") or roundings.constant or not moved.any()
             if self.errors[point][2] in HALF and stored:
                 moved = roundings.round_(some).double() - self.exact[point]
+            lost = (moved == -self.exact[point]) & (moved != 0)
+            self.zeros[point] = self.zeros.get(point, 0) + int(lost.sum())
             self.samples.setdefault(point, []).append(moved.nan_to_num_(0.0, 0.0, 0.0))
 
     def summed(self, point: Point, exact: Tensor, u: float) -> None:
@@ -124,7 +127,8 @@ class _Errors:
         part = math.sqrt(self.elements[point] / max(len(exact), 1))
         dimensions = max(square**2 / products, 1.0) if products else 1.0
         terms = self.terms.get(point, 0.0)
-        return RoundingError(part * math.sqrt(square), dimensions, len(vectors), along, terms)
+        zeros = self.zeros[point] / len(vectors) / max(int(exact.count_nonzero()), 1)
+        return RoundingError(part * math.sqrt(square), dimensions, len(vectors), along, terms, zeros)
 
 
 def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
@@ -200,7 +204,7 @@ def _of_gradient(errors: _Errors, replay: Replay, name: str) -> RoundingError:
     if name not in replay.in_fp32 or len(replay.sources[name]) > 1:
         return rounding
     part = min(FP32 / errors.precision.unit_roundoff * math.sqrt(replay.in_fp32[name]), 1.0)
-    return replace(rounding, error=part * rounding.error, along=part * (rounding.along or 0.0))
+    return replace(rounding, error=part * rounding.error, along=part * (rounding.along or 0.0), zeros=0.0)
 
 
 def _norm(values: Tensor, where: Tensor) -> float:

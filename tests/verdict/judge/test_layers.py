@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.foreign import NETWORKS
 from support.judging import dataset_of, examined
-from support.mutations import is_named, layers_of, mutated, subject_of
+from support.mutations import layers_of, mutated, subject_of
 from support.tasks import make_task
 from torch import nn
 

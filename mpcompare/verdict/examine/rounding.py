@@ -121,6 +121,8 @@ class _Step:
         for (x, y), share in zip(self.batches, shares_of(self.loss_fn, [y for _, y in self.batches]), strict=True):
             output = network(x) if roundings is None else _rounded_call(network, x, roundings)
             (self.loss_fn(output, y) * share).backward()  # as the oracle has it
+            if roundings is not None:
+                roundings.passing("sum")  # of micro-batches, which is in fp32
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in named.values()]
             network.zero_grad(set_to_none=True)
             sums = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads

@@ -86,7 +86,8 @@ class Replay:
         self.grads: Params = {}
         self.sources: dict[str, set[str]] = {}  # by parameter the layers that its gradient comes from
         self.arrived: dict[str, list[float]] = {}
-        self.in_fp32: dict[str, float] = {}  # by parameter of a norm or an embedding held in fp32, the terms of its sum
+        self.in_fp32: dict[str, float] = {}  # by shift of a norm or embedding held in fp32, the terms of its sum
+        self.gains: set[str] = set()  # of norms held in fp32
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should
         self.factor = self.scale  # of the recorded gradients of this call of the network
         self.zero = torch.zeros((), dtype=self.dtype, device=parameter.device)
@@ -153,7 +154,8 @@ class Replay:
     def _add(self, name: str, grad: Tensor, of: str = "") -> None:
         """Adds a part to the gradient of a parameter, that of the layer ``of``."""
         self.sources.setdefault(name, set()).add(of)
-        self.grads[name] = self.grads[name] + grad if name in self.grads else grad
+        with _disable_current_modes():  # a sum in fp32, whatever is rounded
+            self.grads[name] = self.grads[name] + grad if name in self.grads else grad
 
     @contextmanager
     def _forcing(self) -> Iterator[None]:
@@ -341,7 +343,11 @@ class _Forced(torch.autograd.Function):
         for name, p in ctx.params.items():
             if p.requires_grad and (grad := next(found, None)) is not None:
                 replay._add(full := replay.names[id(owned[name])], replay._unscaled(grad), ctx.at.name)
-                if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
+                if not isinstance(layer.module, STAY_IN_FP32) or call.held.get(name) is not torch.float32:
+                    continue
+                if name == "weight" and not isinstance(layer.module, (nn.Embedding, nn.EmbeddingBag)):
+                    replay.gains.add(full)
+                else:
                     terms = sum(y.numel() for y in ends) / max(p.numel(), 1)
                     replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
         ctx.results = ctx.values = ctx.params = None

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.precision import FP16, Precision
 from mpcompare.verdict.examine.numerics import chunks
@@ -47,6 +49,12 @@ def computed(func: Any, result: Any) -> list[Tensor]:
     return [value for value in results if isinstance(value, Tensor) and value.dtype in WHOLE]
 
 
+def _is_new(func: Any) -> bool:
+    """Returns whether an operator takes no more than a shape from what it is given."""
+    name = func._schema.name.partition("::")[2]
+    return bool(name.endswith("_like") or name.startswith("new_"))
+
+
 class Roundings(TorchDispatchMode):
     """Rounds the result of every operator while it is entered and ``on``.
 
@@ -61,6 +69,7 @@ class Roundings(TorchDispatchMode):
         self.constant = False  # nothing is rounded but the result, as it is stored
         self.smallest = FP16.smallest_subnormal if precision.storage == FP16 else 0.0
         self.scale = scale
+        self.quantities = WeakIdKeyDictionary()  # those that autograd does not see
 
     def passing(self, part: str) -> None:
         """Is told which part of a step begins: ``forward``, ``backward``, or one in which nothing is rounded."""
@@ -68,9 +77,22 @@ class Roundings(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in computed(func, result) if self.on else ():
-            self.round_(value)
+        if self.on and not _is_new(func) and self._is_quantity(args, kwargs, result):
+            for value in computed(func, result):
+                self.round_(value)
         return result
+
+    def _is_quantity(self, args: Any, kwargs: Any, result: Any) -> bool:
+        """Returns whether a result depends on inputs or parameters. Positions and their angles do not, and a precision
+        that rounded them would compute another function."""
+        enabled = torch.is_grad_enabled()
+        if self.backward and not enabled:
+            return True
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        depends = any(t.requires_grad or t in self.quantities for t in given)
+        if depends and not enabled:  # as in a checkpoint, which calls its layers without gradients at first
+            self.quantities.update({t: True for t in tree_leaves(result) if isinstance(t, Tensor)})
+        return depends
 
     def round_(self, value: Tensor) -> Tensor:
         """Rounds ``value`` in place to 1 / factor times the numbers of the precision, with a factor for each tensor:

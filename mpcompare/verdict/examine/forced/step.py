@@ -198,12 +198,16 @@ def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_gradient(errors: _Errors, replay: Replay, name: str) -> RoundingError:
-    """Returns the error that roundings make in a gradient. That of a norm or an embedding held in fp32 is a sum in fp32
-    of terms that are known: its error is 2^-24, by the root of their number, of what is summed."""
-    rounding = errors.rounding(Point("parameter", name))
+    """Returns the error that roundings make in a gradient. That of an embedding, or of a norm's shift, held in fp32 is
+    a sum in fp32 of terms that are known: its error is 2^-24, by the root of their number, of what is summed. The terms
+    of a gain's gradient are products with what was normed, which may be rounded before (transformers#33133)."""
+    rounding, u = errors.rounding(Point("parameter", name)), errors.precision.unit_roundoff
+    if name in replay.gains:
+        error = max(rounding.error, u / math.sqrt(3) * rounding.terms)
+        return replace(rounding, error=error, along=max(rounding.along or 0.0, error / math.sqrt(rounding.dimensions)))
     if name not in replay.in_fp32 or len(replay.sources[name]) > 1:
         return rounding
-    part = min(FP32 / errors.precision.unit_roundoff * math.sqrt(replay.in_fp32[name]), 1.0)
+    part = min(FP32 / u * math.sqrt(replay.in_fp32[name]), 1.0)
     return replace(rounding, error=part * rounding.error, along=part * (rounding.along or 0.0), zeros=0.0)
 
 

@@ -80,7 +80,7 @@ def forced_row(network: Network, precision: str) -> dict[str, str]:
         "unused": str(len(unused)),
         "seen": str(len(trained) - len(unused) - len(unseen)),
         "not seen": ", ".join([*unseen, *(f"layer {name}" for name in seen.layers)]),
-        "resolution": f"{seen.resolution:.4f}",
+        "resolution": f"{seen.resolution:.2g}",
         "amp alone": f"{nearest[0].share:.2f}",
         "where": nearest[0].name,
         "master_weights": f"{nearest[1].share:.2f}",

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.backends import make_backend, take_step
 from support.judging import dataset_of, examined
+from support.marks import slow_after
 from support.tasks import make_batch, make_task
 
 from mpcompare.backends.amp import Amp
@@ -178,10 +179,10 @@ def test_the_memory_model_is_what_is_measured(options, precision, momentum):
 # ---- the verdict
 
 ABLATIONS = {
-    "complete": ({}, None, ""),
     "no master weights": ({"master_params": False}, None, "no master weights"),
-    "no loss scale": ({}, NoLossScale(), "underflow"),
     "accumulate fp16": ({"accumulate_dtype": "fp16"}, None, "products"),
+    "complete": ({}, None, ""),
+    "no loss scale": ({}, NoLossScale(), "underflow"),
     "softmax fp16": ({"softmax": "fp16"}, None, "loss"),
 }
 
@@ -194,7 +195,7 @@ def deep():
     return task, dataset, examined("amp", Amp, task, dataset, "fp16", steps=2, noise=1)
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize("name", slow_after(2, ABLATIONS))
 def test_the_verdict_names_what_was_taken_away(deep, name):
     options, policy, cause = ABLATIONS[name]
     task, dataset, reference = deep
@@ -207,6 +208,7 @@ def test_the_verdict_names_what_was_taken_away(deep, name):
         assert own > 0.9 > 0.1 > of_reference
 
 
+@pytest.mark.slow
 def test_bf16_needs_no_loss_scale(deep):
     task, dataset, _ = deep
     runs = [examined("scratch", Scratch, task, dataset, "bf16", policy=p, steps=2) for p in (None, NoLossScale())]

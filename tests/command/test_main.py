@@ -148,6 +148,7 @@ def test_a_sweep_over_precisions_and_batch_sizes_compares_like_with_like(cli, tm
         assert table.set_index("run").loc[row.baseline].batch_size == row.batch_size
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_is_a_row_and_the_others_finish(cli, tmp_path):
     folder = tmp_path / "sweep"
     ended = cli("-m", "backend=fp32,scratch", "precision=fp16", *BASIC, f"hydra.sweep.dir={folder}")

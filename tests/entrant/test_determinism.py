@@ -46,6 +46,7 @@ def test_two_processes_of_a_sweep_give_the_same_bits(cli, tmp_path):
         assert losses(tmp_path / "s" / f"{one}-auto") == losses(tmp_path / "s" / f"{other}-auto")
 
 
+@pytest.mark.slow
 def test_without_it_the_flag_is_off(cli, tmp_path):
     assert cli(*SMALL, f"hydra.run.dir={tmp_path / 'run'}").code == 0
     assert json.loads((tmp_path / "run" / "result.json").read_text())["flags"]["deterministic_algorithms"] is False

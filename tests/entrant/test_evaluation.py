@@ -57,6 +57,7 @@ def train(folder, **changes):
     return steps, pd.read_csv(folder / "evals.csv"), json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_evaluating_after_every_step_changes_no_bit_of_training(tmp_path):
     steps, evals, result = train(tmp_path / "0")
     evaluated, curve, again = train(tmp_path / "1", eval={"every": 1})
@@ -76,6 +77,7 @@ def test_the_last_step_is_always_evaluated_and_once(tmp_path, every, steps):
     assert train(tmp_path / "0", eval={"every": every})[1]["step"].tolist() == steps
 
 
+@pytest.mark.slow
 def test_no_step_time_holds_an_evaluation(tmp_path, monkeypatch):
     evaluate = evaluation.evaluate
 

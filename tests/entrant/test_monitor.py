@@ -171,6 +171,7 @@ def test_with_a_tiny_rate_all_updates_of_weights_are_lost(tmp_path, optimizer):
     assert (share > 0.99).all()
 
 
+@pytest.mark.slow
 def test_without_fp32_masters_far_more_updates_are_lost(tmp_path):
     task = replace(TASK, optimizer=Sgd(1e-3))
     run = {"make_backend": Scratch, "precision": "bf16", "task": task, "monitor": {"every": 4}}

@@ -25,6 +25,7 @@ def test_a_wrong_input_is_one_line_and_leaves_nothing_half_written(wrong, folder
     assert faults_of(wrong, folder) == []
 
 
+@pytest.mark.slow
 def test_the_command_that_they_change_works(folder, cli, monkeypatch, tmp_path):
     (tmp_path / "wrong.py").write_text((folder / "wrong.py").read_text())
     assert cli(*WORKS).code == 0

@@ -104,6 +104,7 @@ def test_what_cannot_be_compared_is_one_line(cli, package, override, message):
     assert len(ended.err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_another_loss_is_a_callable_by_name(cli, tmp_path, package):
     ended = cli("backend=amp", *SMALL, "task.loss={_target_: my_package.smoothed, _partial_: true}",
                 f"hydra.run.dir={tmp_path / 'run'}")  # fmt: skip

@@ -156,6 +156,7 @@ class NoUpdates(SinceItWasLoaded):
             super().step(lr)
 
 
+@pytest.mark.slow
 def test_updates_that_are_left_out_are_found_where_losses_tell_nothing(timed):
     verdict, failed = judged(timed(NoUpdates, replace(TASK, optimizer=Sgd(lr=1e-5))))
     assert (verdict.word, verdict.cause) == ("differs", "timed steps")
@@ -270,6 +271,7 @@ class WorksAhead(Replays):
         return loss.clone()
 
 
+@pytest.mark.slow
 def test_no_seed_that_a_backend_can_see_foretells_its_timed_batches(timed):
     verdict, failed = judged(timed(WorksAhead))
     assert (verdict.word, verdict.cause) == ("differs", "timed steps")
@@ -305,6 +307,7 @@ class ComputesWhenAsked(SinceItWasLoaded):
         self.later = ()
 
 
+@pytest.mark.slow
 def test_weights_that_are_computed_after_the_clock_has_stopped_are_none(timed):
     verdict, failed = judged(timed(ComputesWhenAsked, replace(TASK, optimizer=Sgd(lr=1e-5))))
     assert (verdict.word, verdict.cause) == ("differs", "timed steps")
@@ -372,6 +375,7 @@ class InBackground(Amp):
         return super().dtypes()
 
 
+@pytest.mark.slow
 def test_a_thread_that_still_computes_when_its_step_returns_gains_nothing(timed):
     run = timed(InBackground)
     assert judged(run)[1] == set()
@@ -394,6 +398,7 @@ class SlowClock(Amp):
         return super().forward(x, y)
 
 
+@pytest.mark.slow
 def test_a_clock_that_goes_slow_is_named(timed, monkeypatch):
     monkeypatch.setattr(time, "perf_counter_ns", time.perf_counter_ns)  # what is put back after the test
     verdict, failed = judged(timed(SlowClock))

@@ -41,6 +41,7 @@ def test_correct_runs_are_the_same_whatever_the_task(seed, precision, device):
         assert all(what.startswith("training from step") for what in verdict.unchecked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", slow_after(1, ["fp16", "bf16"]))
 def test_scratch_and_fused_are_the_same_on_real_digits(precision):
     task, dataset, amp = reference(MLP, precision)
@@ -113,7 +114,7 @@ def test_correct_runs_with_dropout_and_checkpoints_are_the_same(seed):
 
 
 @pytest.mark.parametrize("seed", slow_after(1, range(3000, 3006)))
-@pytest.mark.parametrize("family", slow_after(1, ["masked", "groups", "branches"]))
+@pytest.mark.parametrize("family", slow_after(0, ["masked", "groups", "branches"]))
 def test_correct_runs_are_the_same_whatever_the_groups_branches_and_masks(family, seed):
     assert accused(CASES[family](seed, "fp16" if seed % 2 else "bf16")) == []
 

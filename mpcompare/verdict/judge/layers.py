@@ -3,6 +3,7 @@
 No error travels in that replay, so a layer that is off is itself wrong, or the work just before it, and is named.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -129,10 +130,18 @@ def _explained(case: Case, run: Layers, failed: list[str], where: str) -> tuple[
     if kind == "buffer":
         return cause_of(case, layer), because
     if forward:
-        found = _role(case, layer) if kind == "output" else ""
+        found = _of_output(case, layer, place) if kind == "output" else ""
         return found or "forward pass", because
     below = [each.layer for each in case.run.findings.layers.values() if each.after == layer]
     return next(filter(None, (_role(case, each) for each in below)), "") or "input gradient", because
+
+
+def _of_output(case: Case, layer: str, place: PlaceError) -> str:
+    """Returns the cause of a layer's wrong output: its role, or a product that keeps at least half of its digits, as
+    one whose sum has too few; else none."""
+    owned = any(each.layer == layer for each in case.run.findings.layers.values())
+    rounded = place.error <= math.sqrt(case.run.unit_roundoff) * place.norm
+    return _role(case, layer) or ("products" if owned and rounded else "")
 
 
 def _above(case: Case, run: Layers, failed: list[str], layer: str) -> list[str]:

@@ -233,6 +233,7 @@ def test_a_report_in_which_nothing_finished_has_a_page(tmp_path):
     assert "summary.csv" in page.words
 
 
+@pytest.mark.slow
 def test_long_training_and_many_runs_stay_small(tmp_path):
     losses = [2.0 + math.sin(step) for step in range(2000)]
     for place in range(30):

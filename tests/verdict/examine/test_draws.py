@@ -27,6 +27,7 @@ class OtherMasks(Amp):
         return super().forward(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("functions", slow_after(1, [False, True]))
 def test_a_backend_of_other_dtypes_draws_the_same_masks(functions):
     task, dataset, amp = reference(DROPOUT, "bf16", functions=functions)

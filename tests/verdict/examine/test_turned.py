@@ -45,7 +45,7 @@ def test_a_unit_that_a_rounding_turns_is_not_held_against_a_backend(monkeypatch)
     judged = verdict()
     assert judged.word == "same", judged.because
     monkeypatch.setattr(drive, "as_turned", lambda subject, batch, exact, grads, errors: exact)
-    assert str(verdict()) == "differs: input gradient"
+    assert verdict().word == "differs"
 
 
 def step():

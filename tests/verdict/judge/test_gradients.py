@@ -53,6 +53,7 @@ def test_gradients_that_are_cut_off_are_named_though_their_error_is_small():
     assert all(check.passed for check in gradients)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_rounded_to_nearest_are_right():
     verdict = judged(Nearest)
     assert verdict.word == "same", verdict.because

@@ -51,6 +51,7 @@ class LeavesRowsOut(Fp32):
         return super().forward(x[:4], y[:4]) if half else super().forward(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "said"), [(TurnsAUnit, "same"), (LeavesRowsOut, "differs: run")])
 def test_a_jump_at_a_kink_is_no_difference_and_a_step_on_other_rows_is_one(fp32, backend, said):
     verdict = judge_run(examined("run", backend, TASK, maps(8 * STEPS), "fp32", steps=STEPS), fp32)

@@ -270,16 +270,19 @@ def _below_the_last_layer(s: Symptoms) -> Explanation | None:
         return "attention", f"{because}: what is passed through the attention"
     if role(one[above]) == "normalization" and one[above].after == top:
         return "normalization", f"{because}: what the norm passes down"
-    if _arrives_right(s, top):
+    if _all_arrive(s):
         return None
     return "input gradient", f"{because}: what is passed down"
 
 
-def _arrives_right(s: Symptoms, layer: str) -> bool:
-    """Returns whether the forced replay of the first step shows that the gradient is right that arrives at a layer."""
+def _all_arrive(s: Symptoms) -> bool:
+    """Returns whether the forced replay of the first step shows that each layer is passed the right gradient by what is
+    above it."""
     shown = s.run.findings.replays.get("first")
-    place = shown.places.get(f"gradient {layer}") if shown else None
-    return place is not None and place.error <= place_limit(s.run, place, None)
+    if shown is None:
+        return False
+    arriving = [place for at, place in shown.places.items() if at.startswith("gradient ")]
+    return all(place.error <= place_limit(s.run, place, None) for place in arriving)
 
 
 def _products(s: Symptoms) -> Explanation | None:

@@ -261,7 +261,8 @@ def _below_the_last_layer(s: Symptoms) -> Explanation | None:
     where = f"({s.some}), {s.off}"
     lowest = min(at for at in place.values() if at >= 0)  # a layer that is not called has no place
     right_beside = any(s.layers[name].layer == top and not e.failed for name, e in s.errors.items())
-    if wrong == {top} and (place[top] != lowest or right_beside):
+    arrive = _all_arrive(s)
+    if wrong == {top} and (place[top] != lowest or right_beside) and arrive is not False:
         return role(one[top]) or "products", f"only gradients of {s.some} are wrong, {s.off}"
     because = f"right in {_called(above)} and wrong from {_called(top)} on {where}"
     if role(one[top]) == "recurrent layer":
@@ -270,17 +271,17 @@ def _below_the_last_layer(s: Symptoms) -> Explanation | None:
         return "attention", f"{because}: what is passed through the attention"
     if role(one[above]) == "normalization" and one[above].after == top:
         return "normalization", f"{because}: what the norm passes down"
-    if _all_arrive(s):
+    if arrive:
         return None
     return "input gradient", f"{because}: what is passed down"
 
 
-def _all_arrive(s: Symptoms) -> bool:
-    """Returns whether the forced replay of the first step shows that each layer is passed the right gradient by what is
-    above it."""
+def _all_arrive(s: Symptoms) -> bool | None:
+    """Returns whether each layer is passed the right gradient by what is above it, as the forced replay of the first
+    step shows; None where there is none."""
     shown = s.run.findings.replays.get("first")
     if shown is None:
-        return False
+        return None
     arriving = [place for at, place in shown.places.items() if at.startswith("gradient ")]
     return all(place.error <= place_limit(s.run, place, None) for place in arriving)
 

@@ -130,18 +130,20 @@ def _explained(case: Case, run: Layers, failed: list[str], where: str) -> tuple[
     if kind == "buffer":
         return cause_of(case, layer), because
     if forward:
-        found = _of_output(case, layer, place) if kind == "output" else ""
+        found = _of_output(case, run, layer, place) if kind == "output" else ""
         return found or "forward pass", because
     below = [each.layer for each in case.run.findings.layers.values() if each.after == layer]
     return next(filter(None, (_role(case, each) for each in below)), "") or "input gradient", because
 
 
-def _of_output(case: Case, layer: str, place: PlaceError) -> str:
-    """Returns the cause of a layer's wrong output: its role, or a product that keeps at least half of its digits, as
-    one whose sum has too few; else none."""
-    owned = any(each.layer == layer for each in case.run.findings.layers.values())
+def _of_output(case: Case, run: Layers, layer: str, place: PlaceError) -> str:
+    """Returns the cause of a layer's wrong output: its role, or a product whose sum has too few digits. That leaves at
+    least half of the digits, and the gradients of its weights, which are such sums, lose theirs, too. Else none."""
+    own = [name for name, each in case.run.findings.layers.items() if each.layer == layer and name in run.rounding]
+    sums = [_as_place(e, run, name) for name in own if (e := run.gradients.get(name))]
+    short = any(each.error > roundings(case.run, each) for each in sums)
     rounded = place.error <= math.sqrt(case.run.unit_roundoff) * place.norm
-    return _role(case, layer) or ("products" if owned and rounded else "")
+    return _role(case, layer) or ("products" if short and rounded else "")
 
 
 def _above(case: Case, run: Layers, failed: list[str], layer: str) -> list[str]:

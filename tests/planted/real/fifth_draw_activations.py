@@ -50,13 +50,13 @@ class SignOfTheOutput(layers.Patched):
     negative slope no gradient is multiplied by it."""
 
     def patch(self, model: Any) -> None:
-        slope = model[2].negative_slope
+        for module in model.modules():
+            if isinstance(module, nn.LeakyReLU):
+                module.forward = lambda x, slope=module.negative_slope: self.activated(x, slope)  # type: ignore[method-assign]
 
-        def forward(x: Tensor) -> Tensor:
-            y = F.leaky_relu(x.detach(), slope)
-            return through(y, x, lambda grad: torch.where(y >= 0, grad, slope * grad))
-
-        model[2].forward = forward
+    def activated(self, x: Tensor, slope: float) -> Tensor:
+        y = F.leaky_relu(x.detach(), slope)
+        return through(y, x, lambda grad: torch.where(y >= 0, grad, slope * grad))
 
 
 @ACTIVATIONS.plants(

@@ -18,7 +18,7 @@
     python tests/power.py mutations --places 2       mutations in them, as docs/power/mutations.csv
     python tests/power.py real                       bugs of other libraries (docs/real_bugs.md)
     python tests/power.py real --table NAME          the same, kept as docs/real_bugs/NAME.csv, a new file
-    python tests/power.py real --table second_draw   those of the second draw instead; so with third_draw, fourth_draw
+    python tests/power.py real --table second_draw   those of the second draw instead; so with all others
 
 A draw is judged once. The name of a table that is taken after the verdict was mended ends in ``_mended``, as
 ``first_mended`` and ``second_draw_mended``; it takes the place of an older one, which is removed beforehand.

@@ -34,8 +34,10 @@ THEMES = (
     "precision",
     "schedule",
 )
+LAYERS = ("activations", "attention", "embeddings", "convolutions", "recomputation")  # themes since the fifth draw
 CORRECT = "correct"  # the module of entrants that are right, and must not be accused
-LATER_DRAWS = {"second_draw": 2, "third_draw": 3, "fourth_draw": 4}  # their numbers, by the names of their tables
+LATER_DRAWS = {"second_draw": 2, "third_draw": 3, "fourth_draw": 4, "fifth_draw": 5}  # by the names of their tables
+PARTS = {"fifth_draw": ("step", "norms", "kernels", "activations", "attention", "losses")}  # the modules of a draw
 HOST = "https://github.com/"
 
 
@@ -79,7 +81,7 @@ class RealBug:
         read: ``thread``; ``title`` where no more of it was found, ``source`` where there is none and the code was read.
         also: further threads on the same mistake, of this library or of others.
         draw: 2 for bugs that were looked for after the verdict had been mended for those of the first draw, 3 for
-            those that were looked for after it had been mended for both, and 4 after it had been mended for all three.
+            those that were looked for after it had been mended for both, and so on.
     """
 
     id: str
@@ -155,9 +157,9 @@ def real_bugs(*themes: str) -> list[RealBug]:
 
 def later_draw(name: str) -> list[RealBug]:
     """Returns the entrants of a draw after the first, theme by theme; those that are right come last."""
-    for part in ("scaler", "step", "layers", "resume"):
+    for part in PARTS.get(name, ("scaler", "step", "layers", "resume")):
         import_module(f"planted.real.{name}_{part}")
-    return _of_draw(LATER_DRAWS[name], (*THEMES, CORRECT))
+    return _of_draw(LATER_DRAWS[name], (*THEMES, *LAYERS, CORRECT))
 
 
 def _of_draw(draw: int, themes: Iterable[str]) -> list[RealBug]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 from summaries import markdown
 
-DRAWS = {"first": "first", "second": "second_draw", "third": "third_draw", "fourth": "fourth_draw"}
+DRAWS = {"first": "first", **{name: f"{name}_draw" for name in ("second", "third", "fourth", "fifth")}}
 OUTCOME = ["verdict", "cause", "named"]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from torch import nn
 
 from mpcompare.backends.torch_model import has_kernel
@@ -17,5 +18,11 @@ BF16_LSTM = pytest.mark.skipif(not has_kernel(nn.LSTM, BF16), reason="torch's LS
 
 def slow_after(few: int, values: Iterable[object]) -> list[object]:
     """Returns the values of a parameter, all but the first ``few`` of them marked as slow."""
-    values = list(values)
-    return [*values[:few], *(pytest.param(value, marks=pytest.mark.slow) for value in values[few:])]
+    given = list(values)
+    return [*given[:few], *(_slow(value) for value in given[few:])]
+
+
+def _slow(value: object) -> ParameterSet:
+    if isinstance(value, ParameterSet):  # which has a mark already
+        return pytest.param(*value.values, id=value.id, marks=[*value.marks, pytest.mark.slow])
+    return pytest.param(value, marks=pytest.mark.slow)

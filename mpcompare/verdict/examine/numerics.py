@@ -91,20 +91,20 @@ def spread(tensor: Tensor, most: int | None = None) -> Tensor:
     layout."""
     t = tensor.detach()
     if t.is_contiguous():
-        return t.view(-1)[:: _distance(t, most or SPREAD)].clone()
+        return t.view(-1)[:: stride_of(t, most or SPREAD)].clone()
     at = places(t, most or SPREAD)
     return t.flatten().clone() if at is None else t[at]
 
 
 def places(tensor: Tensor, most: int) -> tuple[Tensor, ...] | None:
     """Returns the places of at most so many elements, as an index of the tensor; None where these are all."""
-    distance = _distance(tensor, most)
+    distance = stride_of(tensor, most)
     if distance == 1:
         return None
     return torch.unravel_index(torch.arange(0, tensor.numel(), distance, device=tensor.device), tensor.shape)
 
 
-def _distance(tensor: Tensor, most: int) -> int:
+def stride_of(tensor: Tensor, most: int) -> int:
     """Returns the distance of at most so many elements. It shares no factor with any size, so that they are of all
     columns alike."""
     n = tensor.numel()

@@ -20,17 +20,13 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
-from mpcompare.verdict.examine.forced.record import OUTPUT, Record
-from mpcompare.verdict.examine.forced.replay import HALF, Point, Replay
+from mpcompare.verdict.examine.forced.places import FP32, Errors
+from mpcompare.verdict.examine.forced.record import Record
+from mpcompare.verdict.examine.forced.replay import Point, Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
-from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.findings import Layers, PlaceError, RoundingError
 
 SAMPLES, MOST = 4, 12  # of roundings: more where a few do not tell them from the tensor
-BLIND = 0.02  # of the norm of a tensor, which roundings must be below for a few samples to be enough
-ELEMENTS = {"parameter": 1 << 16}  # of a tensor that tell how large roundings are
-FEW = 1 << 12  # of any other
-FP32 = 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -55,85 +51,9 @@ class Recorded:
     buffers: Mapping[str, Tensor]
 
 
-class _Errors:
-    """The errors of the record, and the roundings' at each point."""
-
-    def __init__(self, recorded: Recorded, precision: Precision) -> None:
-        self.recorded, self.precision = recorded, precision
-        self.errors: dict[Point, tuple[float, float, torch.dtype]] = {}
-        self.exact: dict[Point, Tensor] = {}
-        self.samples: dict[Point, list[Tensor]] = {}
-        self.terms: dict[Point, float] = {}
-        self.zeros: dict[Point, int] = {}  # elements that became 0, of all samples
-        self.elements: dict[Point, int] = {}
-        self.loss_noise = 0.0
-        self.output: dict[int, Tensor] = {}
-
-    def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
-        """Writes down how far a recorded tensor is from the exact one."""
-        exact = exact.detach()
-        seen = seen.to(exact.dtype)
-        self.errors[point] = _norm(seen - exact, seen != exact), _norm(exact, exact.isfinite()), dtype
-        self.exact[point], self.elements[point] = self._some(point, exact), exact.numel()
-        if point.layer == OUTPUT and point.kind == "output":
-            self.output[point.call] = seen
-        elif point.layer == OUTPUT:
-            z = self.output.pop(point.call)
-            self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / len(self.recorded.batches))
-
-    def sample(self, roundings: Roundings, point: Point, exact: Tensor) -> None:
-        """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored."""
-        if point not in self.exact:
-            return
-        with torch.utils._python_dispatch._disable_current_modes():
-            some = self._some(point, exact.detach())
-            moved = some.double() - self.exact[point]
-            # Gradients are summed before they are stored. What an operator selected, and what needs no gradient, is
-            # rounded as it is stored.
-            stored = point.kind in ("gradient", "parameter") or roundings.constant or not moved.any()
-            if self.errors[point][2] in HALF and stored:
-                moved = roundings.round_(some).double() - self.exact[point]
-            lost = (moved == -self.exact[point]) & (moved != 0)
-            self.zeros[point] = self.zeros.get(point, 0) + int(lost.sum())
-            self.samples.setdefault(point, []).append(moved.nan_to_num_(0.0, 0.0, 0.0))
-
-    def summed(self, point: Point, exact: Tensor, u: float) -> None:
-        """Writes down how large the terms of sums are, from how far the exact tensor is moved if each operand is
-        rounded: a relative error uniform in +- u has the variance u^2 / 3."""
-        if point in self.exact:
-            moved = (self._some(point, exact.detach()).double() - self.exact[point]).nan_to_num_(0.0, 0.0, 0.0)
-            part = math.sqrt(self.elements[point] / max(moved.numel(), 1))
-            self.terms[point] = part * float(moved.norm()) * math.sqrt(3) / u
-
-    def _some(self, point: Point, exact: Tensor) -> Tensor:
-        return spread(exact, ELEMENTS.get(point.kind, FEW))
-
-    def blind(self) -> bool:
-        """Returns whether roundings are a large part of some gradient or output that they do not make alone."""
-        errors = self.errors.items()
-        parts = [(self.rounding(point).error, norm) for point, (_, norm, _) in errors if point.kind != "back"]
-        return any(BLIND * norm < error < norm for error, norm in parts)
-
-    def rounding(self, point: Point) -> RoundingError:
-        """Returns the error that roundings make at a point, from the samples."""
-        vectors, exact = self.samples.get(point, []), self.exact[point].double().flatten()
-        if not vectors:
-            return RoundingError(0.0, 1.0, 1, 0.0, self.terms.get(point, 0.0))
-        stacked = torch.stack(vectors)
-        square = float(stacked.square().sum()) / len(vectors)
-        products = torch.triu(stacked @ stacked.T, diagonal=1).square().sum().item() / math.comb(len(vectors), 2)
-        norm = float(exact.norm())
-        along = float((stacked @ exact).square().mean().sqrt()) / norm if norm else 0.0
-        part = math.sqrt(self.elements[point] / max(len(exact), 1))
-        dimensions = max(square**2 / products, 1.0) if products else 1.0
-        terms = self.terms.get(point, 0.0)
-        zeros = self.zeros[point] / len(vectors) / max(int(exact.count_nonzero()), 1)
-        return RoundingError(part * math.sqrt(square), dimensions, len(vectors), along, terms, zeros)
-
-
 def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     """Returns the errors of a recorded step at all places of all layers, and of its gradients."""
-    errors = _Errors(recorded, precision)
+    errors = Errors(recorded.scale, len(recorded.batches))
     ranges = Ranges(precision, recorded.scale)
 
     def compare_exact(point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
@@ -181,7 +101,7 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         gradients=gradient_errors(recorded.grads, exact),
         places=_worst({point: _place(errors, point) for point in points}),
         detached=list(dict.fromkeys(replay.detached)),
-        rounding={name: _of_gradient(errors, replay, name) for name in exact},
+        rounding={name: _of_gradient(errors, replay, u, name) for name in exact},
         digits=digits_of(replay, recorded.loss, norms, errors.rounding, ranges) if precision.is_16_bit else {},
     )
 
@@ -197,11 +117,11 @@ def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, b) for name, b in replay.network.named_buffers() if b.is_floating_point())
 
 
-def _of_gradient(errors: _Errors, replay: Replay, name: str) -> RoundingError:
+def _of_gradient(errors: Errors, replay: Replay, u: float, name: str) -> RoundingError:
     """Returns the error that roundings make in a gradient. That of an embedding, or of a norm's shift, held in fp32 is
     a sum in fp32 of terms that are known: its error is 2^-24, by the root of their number, of what is summed. The terms
     of a gain's gradient are products with what was normed, which may be rounded before (transformers#33133)."""
-    rounding, u = errors.rounding(Point("parameter", name)), errors.precision.unit_roundoff
+    rounding = errors.rounding(Point("parameter", name))
     if name in replay.gains:
         error = max(rounding.error, u / math.sqrt(3) * rounding.terms)
         return replace(rounding, error=error, along=max(rounding.along or 0.0, error / math.sqrt(rounding.dimensions)))
@@ -211,13 +131,7 @@ def _of_gradient(errors: _Errors, replay: Replay, name: str) -> RoundingError:
     return replace(rounding, error=part * rounding.error, along=part * (rounding.along or 0.0), zeros=0.0)
 
 
-def _norm(values: Tensor, where: Tensor) -> float:
-    """Returns the norm of some values; masks hold infinities, which are equal."""
-    norm = float(values.norm())
-    return norm if math.isfinite(norm) else float(values[where].norm())
-
-
-def _place(errors: _Errors, point: Point) -> PlaceError:
+def _place(errors: Errors, point: Point) -> PlaceError:
     error, norm, _ = errors.errors[point]
     rounding = errors.rounding(point)
     return PlaceError(error, norm, rounding.error, rounding.dimensions, rounding.samples, rounding.terms)

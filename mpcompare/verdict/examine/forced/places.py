@@ -1,0 +1,142 @@
+"""The error of a recorded step at each place, and how large the errors are there that roundings alone make.
+
+Roundings are known from samples, and their norms from some elements of each tensor.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mpcompare.verdict.examine.forced.record import OUTPUT
+from mpcompare.verdict.examine.forced.replay import HALF, Point
+from mpcompare.verdict.examine.forced.roundings import Roundings
+from mpcompare.verdict.examine.numerics import stride_of
+from mpcompare.verdict.findings import RoundingError
+
+BLIND = 0.02  # of the norm of a tensor, which roundings must be below for a few samples to be enough
+ELEMENTS = {"parameter": 1 << 16}  # of a tensor that tell how large roundings are
+FEW = 1 << 12  # of any other
+FP32 = 2.0**-24
+
+
+@dataclass(frozen=True)
+class Some:
+    """Some elements of a tensor that tell how large the norm of its roundings is: the largest, because a few of them
+    may be most of that norm, and some of the others, each of which stands for several.
+
+    Attributes:
+        at: their places in the tensor as one row; None where these are all its elements.
+        weight: how many elements each stands for.
+    """
+
+    at: Tensor | None = None
+    weight: Tensor | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor, most: int) -> "Some":
+        """Returns at most about so many elements of a tensor."""
+        if tensor.numel() <= most:
+            return cls()
+        row = tensor.flatten()
+        largest = row.abs().topk(most // 2).indices
+        others = torch.ones(len(row), dtype=torch.bool, device=row.device)
+        others[largest] = False
+        spread = torch.arange(0, len(row), stride_of(tensor, most // 2), device=row.device)
+        spread = spread[others[spread]]
+        weight = torch.ones(len(largest) + len(spread), dtype=torch.float64, device=row.device)
+        weight[len(largest) :] = (len(row) - len(largest)) / max(len(spread), 1)
+        return cls(torch.cat([largest, spread]), weight)
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """Returns a copy of these elements, in one row."""
+        return tensor.flatten().clone() if self.at is None else tensor.flatten()[self.at]
+
+    def weighed(self, values: Tensor) -> Tensor:
+        """Returns values of these elements, such that the norm of the row is about the norm of the whole tensor."""
+        return values if self.weight is None else values * self.weight.sqrt()
+
+    def count(self, which: Tensor) -> float:
+        """Returns of how many elements of the tensor something is true."""
+        return float(which.sum() if self.weight is None else self.weight[which].sum())
+
+
+class Errors:
+    """The errors of the record, and the roundings' at each point."""
+
+    def __init__(self, scale: float, micro_batches: int) -> None:
+        self.scale, self.micro_batches = scale, micro_batches
+        self.errors: dict[Point, tuple[float, float, torch.dtype]] = {}
+        self.exact: dict[Point, Tensor] = {}
+        self.samples: dict[Point, list[Tensor]] = {}
+        self.terms: dict[Point, float] = {}
+        self.zeros: dict[Point, float] = {}  # elements that became 0, of all samples
+        self.some: dict[Point, Some] = {}
+        self.loss_noise = 0.0
+        self.output: dict[int, Tensor] = {}
+
+    def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+        """Writes down how far a recorded tensor is from the exact one."""
+        exact = exact.detach()
+        seen = seen.to(exact.dtype)
+        error, norm = float((seen - exact).norm()), float(exact.norm())
+        if not math.isfinite(error):
+            # Masks hold infinities, which are equal. A gradient at a padding token may overflow, and nobody needs it.
+            stored = (exact * self.scale if point.kind == "gradient" else exact).to(dtype).to(exact.dtype)
+            wrong = (seen != exact) & ~(stored.isinf() & (seen == stored))
+            error, norm = float((seen - exact)[wrong].norm()), float(exact[exact.isfinite()].norm())
+        self.errors[point] = error, norm, dtype
+        self.some[point] = Some.of(exact, ELEMENTS.get(point.kind, FEW))
+        self.exact[point] = self.some[point].taken(exact)
+        if point.layer == OUTPUT and point.kind == "output":
+            self.output[point.call] = seen
+        elif point.layer == OUTPUT:
+            z = self.output.pop(point.call)
+            self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / self.micro_batches)
+
+    def sample(self, roundings: Roundings, point: Point, exact: Tensor) -> None:
+        """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored."""
+        if point not in self.exact:
+            return
+        with torch.utils._python_dispatch._disable_current_modes():
+            some = self.some[point].taken(exact.detach())
+            moved = some.double() - self.exact[point]
+            # Gradients are summed before they are stored. What an operator selected, and what needs no gradient, is
+            # rounded as it is stored.
+            stored = point.kind in ("gradient", "parameter") or roundings.constant or not moved.any()
+            if self.errors[point][2] in HALF and stored:
+                moved = roundings.round_(some).double() - self.exact[point]
+            lost = (moved == -self.exact[point]) & (moved != 0)
+            self.zeros[point] = self.zeros.get(point, 0.0) + self.some[point].count(lost)
+            self.samples.setdefault(point, []).append(self.some[point].weighed(moved.nan_to_num_(0.0, 0.0, 0.0)))
+
+    def summed(self, point: Point, exact: Tensor, u: float) -> None:
+        """Writes down how large the terms of sums are, from how far the exact tensor is moved if each operand is
+        rounded: a relative error uniform in +- u has the variance u^2 / 3."""
+        if point in self.exact:
+            moved = self.some[point].taken(exact.detach()).double() - self.exact[point]
+            moved = self.some[point].weighed(moved.nan_to_num_(0.0, 0.0, 0.0))
+            self.terms[point] = float(moved.norm()) * math.sqrt(3) / u
+
+    def blind(self) -> bool:
+        """Returns whether roundings are a large part of some gradient or output that they do not make alone."""
+        errors = self.errors.items()
+        parts = [(self.rounding(point).error, norm) for point, (_, norm, _) in errors if point.kind != "back"]
+        return any(BLIND * norm < error < norm for error, norm in parts)
+
+    def rounding(self, point: Point) -> RoundingError:
+        """Returns the error that roundings make at a point, from the samples."""
+        vectors, some, exact = self.samples.get(point, []), self.some[point], self.exact[point].double()
+        if not vectors:
+            return RoundingError(0.0, 1.0, 1, 0.0, self.terms.get(point, 0.0))
+        stacked = torch.stack(vectors)
+        square = float(stacked.square().sum()) / len(vectors)
+        products = torch.triu(stacked @ stacked.T, diagonal=1).square().sum().item() / math.comb(len(vectors), 2)
+        weighed = some.weighed(exact)
+        norm = float(weighed.norm())
+        along = float((stacked @ weighed).square().mean().sqrt()) / norm if norm else 0.0
+        dimensions = max(square**2 / products, 1.0) if products else 1.0
+        terms = self.terms.get(point, 0.0)
+        zeros = self.zeros[point] / len(vectors) / max(some.count(exact != 0), 1)
+        return RoundingError(math.sqrt(square), dimensions, len(vectors), along, terms, zeros)

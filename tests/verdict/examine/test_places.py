@@ -1,0 +1,70 @@
+"""The errors at the places of a step, and how large roundings are there."""
+
+import pytest
+import torch
+
+from mpcompare.precision import PRECISIONS
+from mpcompare.verdict.examine.forced.places import FEW, Errors, Some
+from mpcompare.verdict.examine.forced.replay import Point
+from mpcompare.verdict.examine.forced.roundings import Roundings
+
+SHAPE = 256, 256  # more elements than tell how large roundings are
+
+
+def one(at):
+    """All but one element are 0, as the gradients of a trained network that is sure of all samples but one."""
+    tensor = torch.zeros(SHAPE, dtype=torch.float64)
+    tensor[at] = 0.3
+    return tensor
+
+
+TENSORS = {
+    "alike": torch.randn(SHAPE, dtype=torch.float64, generator=torch.manual_seed(0)),
+    "heavy tails": torch.randn(SHAPE, dtype=torch.float64, generator=torch.manual_seed(1)) ** 9,
+    "one, first": one((0, 0)),
+    "one, in between": one((77, 101)),
+    "transposed": torch.randn(SHAPE, dtype=torch.float64, generator=torch.manual_seed(2)).mT,
+    "few": torch.full((7,), 0.3, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_some_elements_tell_the_norm_of_a_tensor(name):
+    tensor = TENSORS[name]
+    some = Some.of(tensor, FEW)
+    taken = some.taken(tensor)
+    assert len(taken) <= FEW
+    assert float(some.weighed(taken).norm()) == pytest.approx(float(tensor.norm()), rel=0.05)
+    assert some.count(taken != 0) == pytest.approx(int(tensor.count_nonzero()), rel=0.05)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_roundings_are_as_large_as_those_of_the_whole_tensor(name):
+    exact, point = TENSORS[name], Point("gradient", "layer")
+    errors, roundings = Errors(1.0, 1), Roundings(PRECISIONS["fp16"])
+    errors.compare(point, exact.half(), exact, torch.float16)
+    for roundings.sample in range(32):
+        errors.sample(roundings, point, exact.float())
+    error, norm, _ = errors.errors[point]
+    assert 0 < error <= 2.0**-11 * norm
+    # An error is uniform within half a last digit: u / sqrt(3) just above a power of two, and half of that just below.
+    assert errors.rounding(point).error == pytest.approx(2.0**-11 / 3**0.5 * norm, rel=0.5)
+
+
+def test_what_overflows_in_the_format_is_no_error():
+    exact = torch.full((8,), 2.0, dtype=torch.float64)
+    exact[3] = 5.0  # 81920 at this loss scale; fp16 ends at 65504
+    errors, point = Errors(2.0**14, 1), Point("gradient", "layer")
+    seen = (exact * 2.0**14).half().double() / 2.0**14
+    errors.compare(point, seen, exact, torch.float16)
+    assert errors.errors[point][0] == 0
+    seen[4] = torch.inf  # which 2 does not make
+    errors.compare(point, seen, exact, torch.float16)
+    assert errors.errors[point][0] == torch.inf
+
+
+def test_infinities_of_a_mask_are_equal():
+    exact = torch.tensor([1.0, -torch.inf, 2.0], dtype=torch.float64)
+    errors, point = Errors(1.0, 1), Point("output", "layer")
+    errors.compare(point, exact + torch.tensor([0.5, 0.0, 0.0]), exact, torch.float16)
+    assert errors.errors[point][:2] == (0.5, 5**0.5)

@@ -16,6 +16,7 @@ from mpcompare.verdict.judge.check import Examined, listed
 from mpcompare.verdict.judge.clipping import clip_mistake, scales
 from mpcompare.verdict.judge.limits import K, place_limit
 
+OF_LOSS = "gradient (output)"  # the place at which the loss passes its gradient to the network
 LOST = 0.001  # the share of zeros that are no chance
 APART = K**2  # of two errors over their limits, either of which may be K times as wide as it need be
 
@@ -279,12 +280,16 @@ def _below_the_last_layer(s: Symptoms) -> Explanation | None:
 def _all_arrive(s: Symptoms) -> bool | None:
     """Returns whether each layer is passed the right gradient by what is above it, as the forced replay of the first
     step shows; None where there is none."""
+    wrong = _wrong_places(s)
+    return None if wrong is None else not any(at.startswith("gradient ") and at != OF_LOSS for at in wrong)
+
+
+def _wrong_places(s: Symptoms) -> list[str] | None:
+    """Returns the places that the forced replay of the first step shows to be wrong; None where there is none."""
     shown = s.run.findings.replays.get("first")
     if shown is None:
         return None
-    gradients = {at: place for at, place in shown.places.items() if at.startswith("gradient ")}
-    arriving = [place for at, place in gradients.items() if at != "gradient (output)"]  # which the loss passes
-    return all(place.error <= place_limit(s.run, place, None) for place in arriving)
+    return [at for at, place in shown.places.items() if not place.error <= place_limit(s.run, place, None)]
 
 
 def _products(s: Symptoms) -> Explanation | None:
@@ -301,6 +306,14 @@ def _statistics(s: Symptoms) -> Explanation | None:
         because = f"gradients are wrong from the last layer on, and {listed(still)} did not move"
         return "normalization", f"{because}: statistics that are not the batch's?"
     return None
+
+
+def _of_the_loss(s: Symptoms) -> Explanation | None:
+    """Everything that the network computes forward is right, and the gradient that the loss passes it is not."""
+    wrong = _wrong_places(s) or []
+    if OF_LOSS not in wrong or any(at.startswith(("input ", "output ")) for at in wrong):
+        return None
+    return "loss", f"the output of the network is right, and the gradient that the loss passes it is not; {s.off}"
 
 
 def _deep_inside(s: Symptoms) -> Explanation | None:
@@ -343,6 +356,7 @@ EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
     _below_the_last_layer,
     _products,
     _statistics,
+    _of_the_loss,
     _deep_inside,
     _input_of_the_last_layer,
     _from_the_last_layer_on,

@@ -2,21 +2,32 @@
 
 from types import SimpleNamespace
 
-from mpcompare.verdict.findings import GradientError, Gradients, Layer
+from mpcompare.verdict.findings import GradientError, Gradients, Layer, Layers, PlaceError
 from mpcompare.verdict.judge.causes import Errors, Pass, explain
 
 PLACES = {"embedding.weight": 0, "attention.weight": 1, "down.weight": 2, "output.weight": 3, "output.bias": 3}
 BF16, FP16 = 2.0**-8, 2.0**-11
 
 
-def cause(excess, zeros=None, precision="bf16"):
-    """Returns the cause of gradients that are so many times beyond their limit of 0.01, and the sentence."""
+def replay(wrong):
+    """Returns a forced replay in which each rounding makes 1 % of each place, and errors are 1 % but at some places."""
+    places = [f"{kind} {layer}" for kind in ("output", "gradient") for layer in ("attention", "output", "(output)")]
+    return Layers(
+        loss=1.0, exact_loss=1.0, loss_noise=0.0, gradients={}, detached=[], rounding={}, digits={},
+        places={at: PlaceError(0.5 if at in wrong else 0.01, 1.0, 0.01, 100.0, 4) for at in places},
+    )  # fmt: skip
+
+
+def cause(excess, zeros=None, precision="bf16", wrong=None):
+    """Returns the cause of gradients that are so many times beyond their limit of 0.01, and the sentence. The forced
+    replay, if there is one, shows these places to be ``wrong``."""
     layers = {
         name: Layer(name.rpartition(".")[0], "Linear" if place else "Embedding", [], name.rpartition(".")[2], place)
         for name, place in PLACES.items()
     }
     u = BF16 if precision == "bf16" else FP16
-    findings = SimpleNamespace(replays={}, layers=layers, precision=precision, recipe=None)
+    replays = {} if wrong is None else {"first": replay(wrong)}
+    findings = SimpleNamespace(replays=replays, layers=layers, precision=precision, recipe=None, longest_sum=1)
     errors = {}
     for name, place in PLACES.items():
         e = 0.01 * excess.get(name, 0.5)
@@ -39,6 +50,14 @@ def test_errors_that_are_much_larger_deep_inside_are_of_another_function_there()
     assert found == "forward pass"
     assert "(embedding.weight, attention.weight and 3 more)" in because
     assert "most of all attention.weight is off by 4.0e-01 of its norm" in because
+
+
+def test_where_the_output_of_the_network_is_right_the_loss_is_wrong():
+    """However much larger the errors are deep inside: what a wrong gradient makes there depends on it."""
+    excess = {**ALL, "attention.weight": 40.0}
+    assert cause(excess, wrong=["gradient (output)"])[0] == "loss"
+    assert cause(excess, wrong=["gradient (output)", "output attention"])[0] == "forward pass"
+    assert cause(excess, wrong=[])[0] == "forward pass"
 
 
 def test_a_last_layer_whose_bias_is_right_has_a_wrong_input():

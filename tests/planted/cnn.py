@@ -170,7 +170,7 @@ class KernelFlipped(Amp):
 CNN.plants("loss", name="CnnLossIn16Bits")(layers.LossIn16Bits)
 
 
-@CNN.plants("forward pass")
+@CNN.plants("loss")
 class LabelsOfTheRowBefore(Amp):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return super().forward(x, y.roll(1))

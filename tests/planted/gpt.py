@@ -234,7 +234,7 @@ class BlockDetached(layers.Patched):
 
 
 GPT.plants("loss", name="GptLossIn16Bits")(layers.LossIn16Bits)
-GPT.plants("forward pass")(layers.LabelsShifted)
+GPT.plants("loss")(layers.LabelsShifted)
 GPT.plants("update left out", name="BlockNotUpdated")(layers.variant(layers.NotUpdated, layer="blocks.1.up"))
 GPT.plants("no master weights", name="LayerWithoutMasters")(layers.variant(layers.RoundedWeights, layer="blocks.1.up"))
 # The last layer passes each token's gradient down to the next token.

@@ -140,7 +140,7 @@ class MeanOverTheWrongNumber(Amp):
         return self.loss.detach()
 
 
-LSTM.plants("forward pass")(layers.LabelsShifted)
+LSTM.plants("loss")(layers.LabelsShifted)
 
 
 @LSTM.plants("loss")

@@ -83,7 +83,7 @@ class PaddingCounts(Amp):
         return loss * counted
 
 
-@MASKED.plants("forward pass", task={"accumulate": 1})
+@MASKED.plants("loss", task={"accumulate": 1})
 class PromptsCount(Amp):
     """The labels of prompts are 0, and not left out."""
 

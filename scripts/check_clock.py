@@ -85,7 +85,7 @@ def ratios(opponent: str, sweeps: int, overrides: list[str]) -> pd.DataFrame:
                 sys.exit(output)
             table = pd.read_csv(Path(name) / "sweep" / "report" / "summary.csv").set_index("backend")
         found = table.loc[opponent]
-        median, low, high = (1 / found[key] for key in ("speedup_vs_baseline", "speedup_high", "speedup_low"))
+        median, low, high = found[["time_vs_baseline", "time_vs_baseline_low", "time_vs_baseline_high"]]
         rows.append({"ratio": median, "low": low, "high": high, "rounds": found["rounds"], "stopped": found["stopped"]})
         print(
             f"{number:3}  {median:.4f}  ({low:.4f} to {high:.4f})  {found['rounds']} rounds, {found['stopped']}",

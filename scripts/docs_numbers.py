@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 from real_bug_tables import bugs, draws, since, themes, unnamed
-from summaries import MB, markdown, times_baseline
+from summaries import MB, markdown, time_ratio
 
 from mpcompare.verdict.judge.check import listed
 from mpcompare.verdict.judge.kinds import KINDS
@@ -63,7 +63,7 @@ def runs(file: Path) -> str:
         "backend": _names(summary),
         "verdict": summary["verdict"],
         "ms a step": summary["step_ms_p50"],
-        f"x `{baseline}`": [times_baseline(row) for _, row in summary.iterrows()],
+        f"time / `{baseline}`": [time_ratio(row) for _, row in summary.iterrows()],
         "peak MB": summary["peak_memory_bytes"] / MB,
         "model MB": summary["peak_memory_bytes_analytic"] / MB,
         f"farthest loss from `{baseline}`'s": [f"{far:.1e}" if far else "0" for far in summary[DISTANCE]],
@@ -89,7 +89,7 @@ def inference(file: Path) -> str:
         "in": kept["way"],
         "test accuracy": kept["test_accuracy"],
         "ms a batch": kept["latency_ms"],
-        "x `fp32`": [f"{ratio:.2f}" for ratio in kept["speedup_vs_fp32"]],
+        "time / `fp32`": [f"{ratio:.2f}" for ratio in kept["time_vs_fp32"]],
         "peak MB": kept["peak_memory_bytes"] / MB,
         "weights MB": kept["weight_bytes"] / MB,
     }
@@ -110,7 +110,7 @@ def speed(folder: Path) -> str:
             "" if pd.isna(low) else f"{low:.4g} to {high:.4g}"
             for low, high in summary[["step_ms_p20", "step_ms_p80"]].to_numpy()
         ],
-        **{f"x `{name}`": [times_baseline(row) for _, row in of.iterrows()] for name, of in beside.items()},
+        **{f"time / `{name}`": [time_ratio(row) for _, row in of.iterrows()] for name, of in beside.items()},
         "peak MB": summary["peak_memory_bytes"] / MB,
         "verdict": summary["verdict"],
     }
@@ -217,12 +217,13 @@ def peers(file: Path) -> str:
         by = {row["optimizer"]: row for _, row in of.iterrows()}
         seen = by["adamw"]
         scales = dict.fromkeys((seen["first_scale"], seen["last_scale"]))
-        timed = {"ms a step": "", "x `amp`": "", "peak MB": ""}
+        timed = {"ms a step": "", "time / `amp`": "", "peak MB": ""}
         if seen["ms"]:
-            ms, x, *interval = (f"{float(seen[name] or 'nan'):.2f}" for name in ("ms", "x_amp", "x_low", "x_high"))
-            ratio = f"{x} ({' to '.join(interval)})" if "nan" not in interval else x
+            numbers = ("ms", "time_vs_amp", "time_vs_amp_low", "time_vs_amp_high")
+            ms, of_amp, *interval = (f"{float(seen[name] or 'nan'):.2f}" for name in numbers)
+            ratio = f"{of_amp} ({' to '.join(interval)})" if "nan" not in interval else of_amp
             peak = f"{float(seen['peak_bytes']) / MB:.4g}"
-            timed = {"ms a step": ms, "x `amp`": ratio, "peak MB": peak}
+            timed = {"ms a step": ms, "time / `amp`": ratio, "peak MB": peak}
         rows.append(
             {
                 "backend": f"`{name}`, `{options}`" if options else f"`{name}`",

@@ -41,7 +41,7 @@ OPTIMIZERS: dict[str, Optimizer] = {"momentum": Sgd(0.05, 0.9), "adamw": AdamW(1
 OPTIONS: dict[str, list[dict[str, Any]]] = {"fabric": [{}, {"plugin": True}]}
 COLUMNS = (
     *("backend", "options", "precision", "optimizer", "verdict", "cause", "detail", "first_scale", "last_scale"),
-    *("clip_norm", "computes", "ms", "x_amp", "x_low", "x_high", "peak_bytes", "because"),
+    *("clip_norm", "computes", "ms", "time_vs_amp", "time_vs_amp_low", "time_vs_amp_high", "peak_bytes", "because"),
 )
 TIMED: dict[str, Any] = {
     "task": "mnist_mlp", "task.model.hidden": [256], "task.batch_size": 512, "optimizer": "adamw",
@@ -136,9 +136,10 @@ def fill_in(file: Path, names: Sequence[str], device: torch.device, budget: floa
             if found["status"] != "ok":
                 print(f"{name} {precision}: {found['error']}")
                 continue
-            numbers = ("step_ms_p50", "speedup_vs_baseline", "speedup_low", "speedup_high", "peak_memory_bytes")
+            ratio = ("time_vs_baseline", "time_vs_baseline_low", "time_vs_baseline_high")
+            numbers = ("step_ms_p50", *ratio, "peak_memory_bytes")
             texts = [f"{found[number]:.5g}" for number in numbers[:-1]] + [f"{found[numbers[-1]]:.0f}"]
-            table.loc[at, ["ms", "x_amp", "x_low", "x_high", "peak_bytes"]] = texts
+            table.loc[at, ["ms", "time_vs_amp", "time_vs_amp_low", "time_vs_amp_high", "peak_bytes"]] = texts
     table.to_csv(file, index=False, lineterminator="\n")
 
 

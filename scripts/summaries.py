@@ -15,11 +15,11 @@ def suite_summaries(folder: Path) -> dict[str, pd.DataFrame]:
     return {name: pd.read_csv(path) for name, path in paths.items() if path.exists()}
 
 
-def times_baseline(row: "pd.Series[Any]") -> str:
-    """Returns the speed relative to the baseline, with its 95 % interval; ``~`` marks two that took no turns."""
+def time_ratio(row: "pd.Series[Any]") -> str:
+    """Returns the step time over the baseline's, with its 95 % interval; ``~`` marks two that took no turns."""
     if row["run"] == row["baseline"]:
         return "1"
-    ratio, low, high = (row[key] for key in ("speedup_vs_baseline", "speedup_low", "speedup_high"))
+    ratio, low, high = (row[key] for key in ("time_vs_baseline", "time_vs_baseline_low", "time_vs_baseline_high"))
     if pd.isna(ratio):
         return ""
     interval = "" if pd.isna(low) else f" ({low:.2f} to {high:.2f})"
@@ -30,7 +30,7 @@ def comparison(summary: pd.DataFrame) -> pd.DataFrame:
     """Returns a row for each run: backend, step time, memory and outcome. Empty columns are left out."""
     baselines = summary.set_index("run")["backend"]
     table = summary[["task", "backend", "precision", "engine", "step_ms_p50", "step_ms_p20", "step_ms_p80"]].copy()
-    table["x baseline"] = [times_baseline(row) for _, row in summary.iterrows()]
+    table["time / baseline"] = [time_ratio(row) for _, row in summary.iterrows()]
     table["baseline"] = summary["baseline"].map(baselines)
     table["peak MB"] = summary["peak_memory_bytes"] / MB
     table["model MB"] = summary["peak_memory_bytes_analytic"] / MB

@@ -26,7 +26,7 @@ def columns_of(rows: Sequence[Row]) -> list[Column[Row]]:
 
 
 def headings(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[str]:
-    """Returns the headings of columns; ``x amp bf16`` where all runs have that baseline, else ``x baseline``."""
+    """Returns the headings of columns, with the label of the baseline where all runs have the same one."""
     labels = {row.comparison.label(row.entry.baseline) for row in rows if row.entry.baseline}
     versus = labels.pop() if len(labels) == 1 else "baseline"
     return [one_line(column.heading.format(baseline=versus)) for column in columns]
@@ -41,7 +41,7 @@ def cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:
     return [one_line(known.get(column.name, "")) for column in columns]
 
 
-def one_line(text: str) -> str:
-    """Returns a text without line breaks and characters that cannot be printed, cut where it is long."""
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """Returns a text without line breaks and characters that cannot be printed, cut where it is longer."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+    return line if len(line) <= longest else f"{line[: longest - 3]}..."

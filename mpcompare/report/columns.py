@@ -23,7 +23,6 @@ class Column(Generic[R]):
         heading: the heading on a console, in which ``{baseline}`` stands for the label of the baseline; empty where a
             console does not show the column.
         text: returns what a console shows of a row and its value.
-        width: the narrowest console that shows the column, in characters.
         wraps: whether a console may break the heading and the cells into lines.
         in_files: whether CSV files have the column; one that shows values of others again is for a console alone.
     """
@@ -34,7 +33,6 @@ class Column(Generic[R]):
     value: Callable[[R], Any]
     heading: str = ""
     text: Callable[[R, Any], str] = lambda _, value: "" if value is None else str(value)
-    width: int = 0
     wraps: bool = False
     in_files: bool = True
 
@@ -70,7 +68,7 @@ def span(spec: str) -> Callable[[object, Iterable[Any]], str]:
     return lambda row, ends: " - ".join(number(spec)(row, end) for end in ends)
 
 
-def percentiles(name: str, meaning: str, width: int) -> Column[Any]:
+def percentiles(name: str, meaning: str) -> Column[Any]:
     """Returns the column of a recorded time's 20th to 80th percentile in ms: ``name_p20`` and ``name_p80`` of the
     record together, for a console alone."""
     ends = (f"{name}_p20", f"{name}_p80")
@@ -81,7 +79,6 @@ def percentiles(name: str, meaning: str, width: int) -> Column[Any]:
         lambda row: tuple(map(row.result.get, ends)),
         heading="p20 - p80",
         text=span(".4g"),
-        width=width,
         in_files=False,
     )
 

@@ -72,8 +72,8 @@ class Entry:
         return own is not None and own == other
 
     @cached_property
-    def speedup(self) -> Interval:
-        """Step time of the baseline over this run's, with its 95 % interval: the median of the ratios of all rounds if
+    def time_ratio(self) -> Interval:
+        """This run's step time over the baseline's, with its 95 % interval: the median of the ratios of all rounds if
         the two took turns, else the ratio of their medians; nan where there is none."""
         if not self.ok or self.baseline is None:
             return Interval(math.nan, math.nan, math.nan)
@@ -81,9 +81,17 @@ class Entry:
             return Interval(1.0, 1.0, 1.0)
         own, baseline = (run.blocks.set_index("round")["step_ms"] for run in (self.run, self.baseline))
         if not self.side_by_side:
-            return unpaired_ratio(baseline.to_list(), own.to_list())
+            return unpaired_ratio(own.to_list(), baseline.to_list())
         rounds = own.index.intersection(baseline.index)
-        return ratio(baseline[rounds].to_list(), own[rounds].to_list())
+        return ratio(own[rounds].to_list(), baseline[rounds].to_list())
+
+    @property
+    def memory_ratio(self) -> float:
+        """This run's measured peak memory over the baseline's; nan where there is none."""
+        if not self.ok or self.baseline is None:
+            return math.nan
+        own, other = (run.result["peak_memory_bytes"] for run in (self.run, self.baseline))
+        return own / other if own is not None and other else math.nan
 
     @property
     def model_difference(self) -> float:

@@ -31,10 +31,10 @@ class Row:
         return ways(self.entry)[self.way]
 
     @property
-    def speedup(self) -> float | None:
-        """Latency in fp32 over the latency of this way; None where either is missing."""
+    def time_ratio(self) -> float | None:
+        """Latency of this way over the latency in fp32; None where either is missing."""
         fp32, own = (result.get("latency_ms") for result in (ways(self.entry).get("fp32", {}), self.result))
-        return fp32 / own if fp32 and own else None
+        return own / fp32 if fp32 and own else None
 
     @property
     def way_in_words(self) -> str:
@@ -87,20 +87,19 @@ COLUMNS: tuple[Column[Row], ...] = (
         lambda row: row.entry.run.result["inference"]["batch_size"],
     ),
     recorded("test_accuracy", "1", "The accuracy on held-out samples.", heading="test acc.", text=number(".4f")),
-    recorded("test_loss", "1", "The loss on held-out samples.", heading="test loss", text=number(".5f"), width=120),
+    recorded("test_loss", "1", "The loss on held-out samples.", heading="test loss", text=number(".5f")),
     recorded(
         "latency_ms", "ms", "The time of a batch, median of the timed ones.", heading="ms/batch p50", text=number(".4g")
     ),
     recorded("latency_ms_p20", "ms", "The time of a batch, 20th percentile of the timed ones."),
     recorded("latency_ms_p80", "ms", "The time of a batch, 80th percentile of the timed ones."),
-    percentiles("latency_ms", "The time of a batch, 20th to 80th percentile of the timed ones.", width=120),
+    percentiles("latency_ms", "The time of a batch, 20th to 80th percentile of the timed ones."),
     recorded(
         "samples_per_s",
         "1/s",
         "The samples of a batch over its median time.",
         heading="samples/s",
         text=number(".4g"),
-        width=120,
     ),
     recorded(
         "peak_memory_bytes",
@@ -118,11 +117,11 @@ COLUMNS: tuple[Column[Row], ...] = (
     ),
     recorded("unavailable", TEXT, "The reason why the network cannot be applied in this way."),
     Column(
-        "speedup_vs_fp32",
+        "time_vs_fp32",
         "1",
-        "The time of a batch in fp32 over that in this way.",
-        lambda row: row.speedup,
-        heading="x fp32",
+        "The time of a batch in this way over the time in fp32: smaller is faster.",
+        lambda row: row.time_ratio,
+        heading="time / fp32",
         text=number(".2f"),
     ),
 )
@@ -130,7 +129,7 @@ COLUMNS: tuple[Column[Row], ...] = (
 SHOWN = named(
     COLUMNS,
     (
-        *("test_accuracy", "test_loss", "latency_ms", "latency_ms_p20_p80", "speedup_vs_fp32", "samples_per_s"),
+        *("test_accuracy", "test_loss", "latency_ms", "latency_ms_p20_p80", "time_vs_fp32", "samples_per_s"),
         *("peak_memory_bytes", "weight_bytes"),
     ),
 )

@@ -11,6 +11,8 @@ from mpcompare.report.contents import Verdicts
 from mpcompare.report.remarks import environment, resumed_from
 from mpcompare.verdict.judge.verdict import Verdict
 
+# A sign for each verdict, so that colour is not all that tells them apart.
+SIGNS = {"same": "✓", "differs as declared": "≠", "differs": "✗", "reference": "=", "not examined": "-"}
 NAMES = ("backend", "precision", "variant")  # the columns of a run that did not finish
 LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
 
@@ -45,6 +47,20 @@ def shown(comparison: Comparison) -> list[tuple[str, Column[Row]]]:
     return [(column.heading.format(baseline=versus), column) for column in SHOWN if not needless.get(column.name)]
 
 
+def cell(column: Column[Row], row: Row) -> str:
+    """Returns the text of a cell; of a run that did not finish its names, and its status in place of a verdict."""
+    if row.entry.ok:
+        return column.cell(row)
+    if column.name == "verdict":
+        return str(row.result["status"])
+    return column.cell(row) if column.name in NAMES else ""
+
+
+def signed(verdict: Verdict | None) -> str:
+    """Returns a verdict in words behind its sign."""
+    return f"{SIGNS.get(verdict.word, '?')} {verdict}" if verdict else ""
+
+
 def _phase(name: str) -> Column[Row]:
     return Column(
         f"{name.replace(' ', '_')}_ms",
@@ -60,15 +76,17 @@ def _loss_difference(row: Row) -> float | str:
     return str(difference) if row.entry.ok and not math.isfinite(difference) else difference
 
 
-def _speedup(row: Row, _: float) -> str:
+def _time_ratio(row: Row, _: float) -> str:
+    """A ratio without an interval is no number that anyone could rely on."""
     if row.entry.is_baseline:
-        return "1.00"
-    return str(row.entry.speedup) + ("" if row.entry.side_by_side else "~")
+        return "1"
+    ratio = row.entry.time_ratio
+    return "-" if math.isnan(ratio.low) else str(ratio) + ("" if row.entry.side_by_side else "~")
 
 
 _BEFORE_PHASES: tuple[Column[Row], ...] = (
     recorded("backend", TEXT, "The implementation.", heading="backend"),
-    recorded("engine", TEXT, "The library that computes the matrix products.", heading="engine", width=160),
+    recorded("engine", TEXT, "The library that computes the matrix products.", heading="engine"),
     recorded("precision", TEXT, "The precision that was asked for.", heading="precision"),
     recorded("dataset", TEXT, "The data set."),
     recorded("step_ms_p20", "ms", "The time of a step, 20th percentile of the blocks."),
@@ -76,14 +94,14 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         "step_ms_p50", "ms", "The time of a step, median of the blocks.", heading="ms/step p50", text=number(".4g")
     ),
     recorded("step_ms_p80", "ms", "The time of a step, 80th percentile of the blocks."),
-    percentiles("step_ms", "The time of a step, 20th to 80th percentile of the blocks.", width=160),
+    percentiles("step_ms", "The time of a step, 20th to 80th percentile of the blocks."),
     Column(
-        "speedup_vs_baseline",
+        "time_vs_baseline",
         "1",
-        "The step time of the baseline over that of the run, median of the rounds.",
-        lambda row: row.entry.speedup.median,
-        heading="x {baseline}",
-        text=_speedup,
+        "The step time of the run over the step time of the baseline, median of the rounds: smaller is faster.",
+        lambda row: row.entry.time_ratio.median,
+        heading="time / {baseline}",
+        text=_time_ratio,
     ),
     recorded(
         "peak_memory_bytes",
@@ -93,18 +111,23 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         text=number(".4g", per=1e6),
     ),
     Column(
+        "peak_memory_vs_baseline",
+        "1",
+        "The measured peak of the run over the measured peak of the baseline: smaller is less memory.",
+        lambda row: row.entry.memory_ratio,
+        heading="memory / {baseline}",
+        text=lambda row, value: "1" if row.entry.is_baseline else number(".2f")(row, value),
+    ),
+    Column(
         "peak_memory_vs_model",
         "1",
         "The measured peak over that of the analytic model, less 1.",
         lambda row: row.entry.model_difference,
         heading="vs model",
         text=lambda _, difference: percent(difference),
-        width=160,
         in_files=False,
     ),
-    recorded(
-        "final_loss", "1", "The training loss of the last step.", heading="final loss", text=number(".5f"), width=160
-    ),
+    recorded("final_loss", "1", "The training loss of the last step.", heading="final loss", text=number(".5f")),
     Column(
         "max_abs_loss_diff_vs_baseline",
         "1",
@@ -112,7 +135,6 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         _loss_difference,
         heading="max |loss - {baseline}|",
         text=lambda row, _: "baseline" if row.entry.is_baseline else f"{row.entry.max_abs_loss_diff:.1e}",
-        width=100,
         wraps=True,
     ),
     recorded(
@@ -121,7 +143,6 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         "The accuracy on held-out samples after training; empty for tasks without classes.",
         heading="test acc.",
         text=number(".4f"),
-        width=160,
     ),
     Column(
         "baseline",
@@ -132,16 +153,16 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         text=lambda row, _: row.comparison.label(row.entry.baseline),
     ),
     Column(
-        "speedup_low",
+        "time_vs_baseline_low",
         "1",
-        "The lower end of the 95 % interval of the speedup.",
-        lambda row: row.entry.speedup.low,
+        "The lower end of the 95 % interval of time_vs_baseline.",
+        lambda row: row.entry.time_ratio.low,
     ),
     Column(
-        "speedup_high",
+        "time_vs_baseline_high",
         "1",
-        "The upper end of the 95 % interval of the speedup.",
-        lambda row: row.entry.speedup.high,
+        "The upper end of the 95 % interval of time_vs_baseline.",
+        lambda row: row.entry.time_ratio.high,
     ),
     Column(
         "side_by_side",
@@ -214,7 +235,7 @@ _AFTER_PHASES: tuple[Column[Row], ...] = (
         "The verdict: whether the run computes the same as its reference.",
         lambda row: row.verdict.word if row.verdict else None,
         heading="verdict",
-        text=lambda row, _: str(row.verdict or ""),
+        text=lambda row, _: signed(row.verdict),
         wraps=True,
     ),
     Column(
@@ -225,31 +246,20 @@ _AFTER_PHASES: tuple[Column[Row], ...] = (
     ),
 )
 COLUMNS = (*_BEFORE_PHASES, *_AFTER_PHASES)
-# The columns of a console, in their order there.
+# The columns of a console, the most important first: a narrow one shows the others in further tables.
 SHOWN = named(
     COLUMNS,
     (
-        "backend",
-        "precision",
-        "variant",
-        "engine",
-        "step_ms_p50",
-        "step_ms_p20_p80",
-        "speedup_vs_baseline",
-        "peak_memory_bytes",
-        "peak_memory_vs_model",
-        "final_loss",
-        "max_abs_loss_diff_vs_baseline",
-        "test_accuracy",
-        "verdict",
-        "baseline",
+        *("backend", "precision", "variant", "verdict", "step_ms_p50", "time_vs_baseline", "peak_memory_bytes"),
+        *("peak_memory_vs_baseline", "test_accuracy", "final_loss", "max_abs_loss_diff_vs_baseline", "engine"),
+        *("step_ms_p20_p80", "peak_memory_vs_model", "baseline"),
     ),
 )
 # The columns of a document, in their order there.
 BRIEF = named(
     COLUMNS,
     (
-        *("backend", "precision", "variant", "verdict", "step_ms_p50", "speedup_vs_baseline", "peak_memory_bytes"),
-        *("final_loss", "test_accuracy"),
+        *("backend", "precision", "variant", "verdict", "step_ms_p50", "time_vs_baseline", "peak_memory_bytes"),
+        *("peak_memory_vs_baseline", "final_loss", "test_accuracy"),
     ),
 )

@@ -34,7 +34,7 @@ from mpcompare.precision import BF16, FORMATS, PRECISIONS
 from mpcompare.race.orders import Finish, Train
 from mpcompare.records import Recorder
 from mpcompare.report.comparison import compare
-from mpcompare.report.outputs.console import inference_table
+from mpcompare.report.outputs.console import inference_tables
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 from mpcompare.shared import ALONE, Shared
@@ -283,15 +283,16 @@ def test_the_table_has_a_row_for_each_way_of_each_run(tmp_path, capsys):
     written = pd.read_csv(tmp_path / "report" / "inference.csv")
     assert written["label"].tolist() == ["amp bf16"] * 3 + ["mine bf16"] * 3
     assert written["way"].tolist() == list(found) * 2
-    assert written["speedup_vs_fp32"].tolist()[:1] == [2.0]
+    assert written["time_vs_fp32"].tolist()[:1] == [0.5]
     assert written["test_accuracy"].isna().tolist() == [False, True, False] * 2
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(inference_table(comparison, width=100))
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    (table,) = inference_tables(comparison, width=200)
+    console.print(table)
     (line,) = (line for line in console.export_text(clear=False).splitlines() if line.lstrip().startswith("amp"))
-    assert line.split() == ["amp", "bf16", "autocast", "fp16", "0.2500", "4", "2.00", "6", "4"]
+    assert " ".join(line.split()) == "amp bf16 autocast fp16 0.2500 1.25000 4 3 - 5 0.50 2000 6 4"
     (line,) = (line for line in console.export_text(clear=False).splitlines() if line.lstrip().startswith("mine"))
-    assert line.split() == ["mine", "bf16", "autocast", "fp16", "0.2500"]  # its costs stand in the rows above
+    assert " ".join(line.split()) == "mine bf16 autocast fp16 0.2500 1.25000"  # its costs stand in the rows above
 
 
 def test_no_run_without_inference_has_a_table(tmp_path, capsys):

@@ -38,7 +38,7 @@ def test_runs_that_differ_are_refused_with_the_field_and_allowed_by_its_name(tmp
     (comparison,) = compare(find_runs([tmp_path]), "amp", [field])
     (value,) = difference.values()
     assert comparison.entries[1].label == f"mine bf16 {field.rpartition('.')[2]}={value}"
-    assert comparison.entries[1].speedup.median == 2.0
+    assert comparison.entries[1].time_ratio.median == 0.5
     summary = pd.read_csv(tmp_path / "report" / "summary.csv")
     assert summary["not_the_same"].tolist() == [f"NOT THE SAME: {field} (report.allow)"] * 2
 

@@ -86,7 +86,7 @@ def test_merged_sweeps_of_two_machines_are_facets_and_never_one_ratio(tmp_path, 
     comparisons = compare(find_runs([tmp_path / "A", tmp_path / "B"]), "amp")
     assert [{e.run.result["sweep"] for e in c.entries} for c in comparisons] == [{"A"}, {"A"}, {"B"}, {"B"}]
     for comparison in comparisons:
-        assert [e.speedup.median for e in comparison.entries] == [1.0, 2.0]
+        assert [e.time_ratio.median for e in comparison.entries] == [1.0, 0.5]
         assert len({e.run.result["batch_size"] for e in comparison.entries}) == 1
         assert not comparison.not_the_same
     assert titles(comparisons) == [f"t, batch {size}, seed 0, {name}" for name in told_apart for size in (8, 16)]
@@ -96,7 +96,7 @@ def test_sweeps_of_one_machine_are_merged_into_one_comparison(tmp_path):
     write_run(tmp_path / "A", "amp", sweep="A")
     write_run(tmp_path / "B", "mine", sweep="B", step_ms=5.0)
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    assert [e.speedup.median for e in comparison.entries] == [1.0, 2.0]
+    assert [e.time_ratio.median for e in comparison.entries] == [1.0, 0.5]
 
 
 def test_failed_runs_join_what_they_know_of_and_their_own_sweep_first(tmp_path):

@@ -23,7 +23,7 @@ def _step_time(axes: Axes, entries: Sequence[Entry]) -> None:
     axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=colours, ecolor="0.2", capsize=4)
     for place, entry in enumerate(entries):
         side = "" if entry.side_by_side else ", not side by side"
-        ratio = "baseline" if entry.is_baseline else f"x {entry.speedup}{side}"
+        ratio = "baseline" if entry.is_baseline else f"{entry.time_ratio}{side}"
         axes.annotate(
             f"{p50[place]:.4g} ms, {ratio}", (p80[place], place), (6, 0), textcoords="offset points", va="center"
         )

@@ -1,5 +1,6 @@
 """The report on a console: a table for each comparison, and beneath it remarks, phases and inference."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import rich.box
@@ -9,11 +10,14 @@ from rich.text import Text
 
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.report import dtypes, inference, remarks, summary
+from mpcompare.report.answers import answers
 from mpcompare.report.comparison import Comparison, phases_of
 from mpcompare.report.contents import Report, Verdicts
+from mpcompare.report.outputs.fitted import tables
 
 PIPE = 200  # characters: a file or a pipe has no width, and is not wrapped at 80
 NARROW = 100  # characters: a console below this shows the phases alone
+STYLES = {"same": "green", "differs": "red", "not seen": "yellow", "not comparable": "yellow", "within noise": "yellow"}
 
 
 def write(report: Report, folder: Path) -> None:
@@ -32,7 +36,8 @@ def _show(console: Console, comparison: Comparison, verdicts: Verdicts) -> None:
     console.print(Text(comparison.dataset))
     if comparison.not_the_same:
         console.print(Text(comparison.not_the_same, style="bold red"))
-    console.print(_runs(comparison, verdicts, console.width))
+    for table in _runs(comparison, verdicts, console.width):
+        console.print(table)
     _lines(console, remarks.because(comparison, verdicts), soft_wrap=True)
     _lines(console, remarks.unchecked(comparison, verdicts), soft_wrap=True)
     _lines(console, remarks.resumed(comparison), soft_wrap=True)
@@ -41,13 +46,16 @@ def _show(console: Console, comparison: Comparison, verdicts: Verdicts) -> None:
     if comparison.finished:
         console.print(_phases(comparison, narrow=console.width < NARROW))
     if inference.measured(comparison):
-        console.print(inference_table(comparison, console.width))
+        for table in inference_tables(comparison, console.width):
+            console.print(table)
         _lines(console, inference.lines(comparison))
     for entry in comparison.entries:
         if not entry.ok:
             console.print(Text(f"{entry.label}: {entry.run.result['status']}: {entry.error}", style="red"))
         elif text := remarks.memory(entry):
             console.print(Text(text, style="yellow"), soft_wrap=True)
+    for answer in answers(comparison, verdicts):
+        console.print(Text.assemble((f"{answer.question:<9} ", "bold"), answer.text()))
 
 
 def _lines(console: Console, lines: list[str], soft_wrap: bool | None = None) -> None:
@@ -55,20 +63,18 @@ def _lines(console: Console, lines: list[str], soft_wrap: bool | None = None) ->
         console.print(Text(line), soft_wrap=soft_wrap)
 
 
-def _runs(comparison: Comparison, verdicts: Verdicts, width: int) -> Table:
-    """The columns that the console is wide enough for; ``summary.csv`` has them all."""
-    headed = [(heading, column) for heading, column in summary.shown(comparison) if column.width <= width]
-    columns = [column for _, column in headed]
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    for heading, column in headed:
-        table.add_column(heading, justify=column.justify, no_wrap=not column.wraps)
+def _runs(comparison: Comparison, verdicts: Verdicts, width: int) -> Iterator[Table]:
+    """The columns that say something of these runs; ``summary.csv`` has more."""
+    headed = summary.shown(comparison)
+    rows: list[list[str | Text]] = []
     for row in summary.rows_of(comparison, verdicts):
-        if row.entry.ok:
-            table.add_row(*(column.cell(row) for column in columns))
-        else:
-            known = (column.cell(row) for column in columns if column.name in summary.NAMES)
-            table.add_row(*known, row.result["status"], style="red")
-    return table
+        word = row.verdict.word if row.verdict else ""
+        style = STYLES.get(word, "") if row.entry.ok else "red"
+        cells = [(column.name, summary.cell(column, row)) for _, column in headed]
+        coloured = ("verdict",) if row.entry.ok else (*summary.NAMES, "verdict")
+        rows.append([Text(cell, style=style if name in coloured else "") for name, cell in cells])
+    names = sum(column.name in summary.NAMES for _, column in headed)
+    return tables(headed, rows, names, width)
 
 
 def _phases(comparison: Comparison, narrow: bool) -> Table:
@@ -90,19 +96,15 @@ def _phases(comparison: Comparison, narrow: bool) -> Table:
     return table
 
 
-def inference_table(comparison: Comparison, width: int) -> Table:
+def inference_tables(comparison: Comparison, width: int) -> Iterator[Table]:
     """A row for each way of each run. Costs that a race measured once stand in the rows of its first run only."""
-    columns = [column for column in inference.SHOWN if column.width <= width]
     entries = inference.measured(comparison)
     sizes = dict.fromkeys(str(entry.run.result["inference"]["batch_size"]) for entry in entries)
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(f"inference, batch {'/'.join(sizes)}", no_wrap=True)
-    table.add_column("in")
-    for column in columns:
-        table.add_column(column.heading, justify=column.justify, no_wrap=True)
-    labelled = None
+    rows, labelled = [], None
     for row in inference.rows_of(comparison):
-        cells = [column.cell(row) if row.shows(column) else "" for column in columns]
-        table.add_row("" if row.entry is labelled else row.entry.label, row.way_in_words, *cells)
+        cells = [column.cell(row) if row.shows(column) else "" for column in inference.SHOWN]
+        rows.append(["" if row.entry is labelled else row.entry.label, row.way_in_words, *cells])
         labelled = row.entry
-    return table
+    named = {column.name: column for column in inference.COLUMNS}
+    heads = [(f"inference, batch {'/'.join(sizes)}", named["label"]), ("in", named["way"])]
+    return tables([*heads, *((column.heading, column) for column in inference.SHOWN)], rows, len(heads), width)

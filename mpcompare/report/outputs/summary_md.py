@@ -6,15 +6,17 @@ from pathlib import Path
 
 from mpcompare.records import write_atomically
 from mpcompare.report import brief, digits, remarks
-from mpcompare.report.brief import one_line
+from mpcompare.report.answers import answers
+from mpcompare.report.brief import LONGEST, one_line
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs.files import path_in
 from mpcompare.report.summary import Row
 
 LINES = 40  # of the file at most
-VERDICTS, MEASURED = 12, 8  # lines at most; the table takes the others
-FIXED = 6  # the heading, the head of the table and its rule, and three blank lines
+ANSWERS, VERDICTS, MEASURED = 6, 12, 8  # lines at most; the table takes the others
+FIXED = 7  # the heading, the head of the table and its rule, and four blank lines
+REASON = 4000  # characters of a reason, which is kept whole
 ORDER = (
     "differs",
     "failed",
@@ -40,20 +42,40 @@ def lines(report: Report) -> list[str]:
     """Returns the lines of the file, at most :data:`LINES`. What finds no room is counted in a line of its own."""
     several = len(report.comparisons) > 1
     title = f"{len(report.comparisons)} comparisons" if several else escape(report.comparisons[0].title)
+    answered = _cut(_answers(report), ANSWERS, "- and {} more comparisons: index.html")
     verdicts = _cut(_verdicts(report), VERDICTS, "- and {} more: verdict.json")
     measured = _cut(_measured(report), MEASURED, "- and {} more remarks")
     head, *rows = _table(report)
-    room = LINES - FIXED - len(verdicts) - len(measured)
+    room = LINES - FIXED - len(answered) - len(verdicts) - len(measured)
     rows = _cut(rows, room, "| and {} more: summary.csv " + "| " * head.count(" | ") + "|")
     rule = "|" + "|".join(["---"] * (head.count(" | ") + 1)) + "|"
-    return [f"### mpcompare: {title}", "", *verdicts, "", head, rule, *rows, "", *measured]
+    return [f"### mpcompare: {title}", "", *answered, "", head, rule, *rows, "", *verdicts, "", *measured]
 
 
-def escape(text: str) -> str:
+def escape(text: str, longest: int = LONGEST) -> str:
     """Returns a text as one line of Markdown that shows it as it is: no markup, no HTML, no mention of anybody."""
-    line = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = one_line(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = MARKUP.sub(lambda match: f"\\{match.group()}", line)
     return re.sub(r"@(?=\w)", "@\u200b", line)  # a space of no width: a name behind @ would be sent a message
+
+
+def _answers(report: Report) -> list[str]:
+    """A line for each answer; where there are several comparisons, a line for each of them."""
+    each = []
+    for comparison in report.comparisons:
+        said = [
+            f"**{answer.question}** {answer.text(lambda name: f'`{_code(name)}`', _spaced)}"
+            for answer in answers(comparison, report.verdicts)
+        ]
+        number = _number(report, comparison)
+        each += [f"- {number}{' '.join(said)}"] if number else [f"- {line}" for line in said]
+    return each
+
+
+def _spaced(text: str) -> str:
+    """Returns a piece of a sentence as Markdown, with the spaces at its ends."""
+    before, after = (" " * text[:1].isspace(), " " * text[-1:].isspace())
+    return f"{before}{escape(text)}{after}" if text.strip() else text
 
 
 def _cut(listed: Sequence[str], most: int, more: str) -> list[str]:
@@ -92,24 +114,24 @@ def _said(row: Row) -> tuple[str, str, str]:
     verdict = row.verdict
     if not row.entry.ok:
         return "failed", escape(row.result["status"]), f": {escape(row.entry.error)}"
-    because = f": {escape(verdict.because)}" if verdict and verdict.because else ""
+    because = f": {escape(verdict.because, REASON)}" if verdict and verdict.because else ""
     if verdict is None or verdict.word == "not examined":
         return "not examined", "Not examined", because
     if verdict.word == "reference":
         return "reference", "Reference", f"; others are compared with it{because}"
     others = (entry for entry in row.comparison.entries if entry is not row.entry)
     reference = next((entry.label for entry in others if entry.run.name == verdict.reference), None)
-    beside = f", beside `{_code(reference)}`" if reference else ""
+    compared = f", compared with `{_code(reference)}`" if reference else ""
     unchecked = f"; not checked: {escape(', '.join(verdict.unchecked))}" if verdict.unchecked else ""
     if verdict.word == "same":
         sees = f"; the examination {verdict.sees}" if verdict.sees else ""
-        return "same", "No difference found", beside + sees + unchecked
+        return "same", "No difference found", compared + sees + unchecked
     if verdict.word == "within noise":
-        return "within noise", "Within noise", f"{beside}, but its gradients cannot be seen{unchecked}"
+        return "within noise", "Within noise", f"{compared}, but its gradients cannot be seen{unchecked}"
     said = escape(str(verdict)[:1].upper() + str(verdict)[1:])
     if verdict.word == "differs as declared":
-        return verdict.word, said, beside + unchecked
-    return verdict.word, said, beside + because
+        return verdict.word, said, compared + unchecked
+    return verdict.word, said, compared + because
 
 
 def _table(report: Report) -> list[str]:

@@ -14,6 +14,8 @@ SPECIAL = {
     **{each: f"\\{each}" for each in "&%$#_{}"},
 }  # fmt: skip
 
+SIGNS = "✓≠✗?= "  # of verdicts; the fonts of LaTeX lack some
+
 
 def write(report: Report, folder: Path) -> None:
     """Writes ``summary.tex`` into ``folder`` if the formats of the report hold it."""
@@ -49,7 +51,7 @@ def lines(report: Report) -> list[str]:
 
 def escape(text: str) -> str:
     """Returns a text as LaTeX that prints it as it is."""
-    return "".join(SPECIAL.get(each, each) for each in text)
+    return "".join(SPECIAL.get(each, each) for each in text.lstrip(SIGNS))
 
 
 def _row(cells: list[str]) -> str:

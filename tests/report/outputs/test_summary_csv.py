@@ -17,16 +17,16 @@ def test_summary_compares_with_the_baseline_step_by_step(tmp_path, capsys):
     assert report([tmp_path], tmp_path / "report", "amp")
     table = pd.read_csv(tmp_path / "report" / "summary.csv")
     required = ["backend", "engine", "precision", "dataset", "step_ms_p20", "step_ms_p50", "step_ms_p80",
-                "speedup_vs_baseline", "peak_memory_bytes", "final_loss", "max_abs_loss_diff_vs_baseline",
-                "test_accuracy"]  # fmt: skip
+                "time_vs_baseline", "peak_memory_bytes", "peak_memory_vs_baseline", "final_loss",
+                "max_abs_loss_diff_vs_baseline", "test_accuracy"]  # fmt: skip
     assert list(table)[: len(required)] == required
     assert table["backend"].tolist() == ["mine", "amp"]
-    assert table["speedup_vs_baseline"].tolist() == [2.0, 1.0]
+    assert table["time_vs_baseline"].tolist() == [0.5, 1.0]
     assert table["max_abs_loss_diff_vs_baseline"].tolist() == [0.25, 0.0]
     for name in ("loss", "step_time", "phases", "memory"):
         assert (tmp_path / "report" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
-    assert "x amp" in out
+    assert "time / amp" in out
     assert "2.5e-01" in out
     assert f"Report: {tmp_path / 'report' / 'index.html'}\n" in out
 
@@ -39,7 +39,7 @@ def test_a_failed_run_is_a_row_that_says_why(tmp_path, capsys):
     table = pd.read_csv(tmp_path / "report" / "summary.csv")
     assert table["status"].tolist() == ["ok", "failed", "running"]
     assert table["error"].tolist()[1:] == ["precision=fp16: no", "ended without a word: killed, or still running"]
-    assert math.isnan(table["speedup_vs_baseline"][1])
+    assert math.isnan(table["time_vs_baseline"][1])
     out = capsys.readouterr().out
     assert "mine bf16: failed: precision=fp16: no" in out
     assert "gone bf16: running: ended without a word" in out
@@ -50,7 +50,7 @@ def test_a_loss_that_is_nan_is_not_no_difference(tmp_path, capsys):
     write_run(tmp_path / "1", "mine", losses=(2.0, math.nan, 1.0))
     assert report([tmp_path], tmp_path / "report", "amp")
     assert " nan " in capsys.readouterr().out
-    assert (tmp_path / "report" / "summary.csv").read_text().splitlines()[2].split(",")[10] == "nan"
+    assert (tmp_path / "report" / "summary.csv").read_text().splitlines()[2].split(",")[11] == "nan"
 
 
 def test_a_sweep_in_which_nothing_finished_still_has_a_table(tmp_path):

@@ -6,6 +6,7 @@ from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs import summary_tex
 from mpcompare.report.runs import find_runs
+from mpcompare.verdict.judge.verdict import Verdict
 
 
 def lines(folder):
@@ -18,13 +19,14 @@ def test_the_table_is_a_tabular_with_the_rules_of_booktabs(tmp_path):
     write_run(tmp_path / "2", "gone", status="failed", losses=())
     assert lines(tmp_path)[1:] == [
         "% t, batch 8, seed 0, cpu",
-        r"\begin{tabular}{lllrrrrr}",
+        r"\begin{tabular}{lllrrrrrr}",
         r"\toprule",
-        r"backend & precision & verdict & ms/step p50 & x amp bf16 & peak MB & final loss & test acc. \\",
+        r"backend & precision & verdict & ms/step p50 & time / amp bf16 & peak MB & memory / amp bf16 & final loss "
+        r"& test acc. \\",
         r"\midrule",
-        r"mine\_\% & bf16 &  & 5 & 2.00 (2.00{-}2.00) & 2 & 1.00000 & 0.5000 \\",
-        r"amp & bf16 &  & 10 & 1.00 & 2 & 1.00000 & 0.5000 \\",
-        r"gone & bf16 & failed &  &  &  &  &  \\",
+        r"mine\_\% & bf16 &  & 5 & 0.50 (0.50{-}0.50) & 2 & 1.00 & 1.00000 & 0.5000 \\",
+        r"amp & bf16 &  & 10 & 1 & 2 & 1 & 1.00000 & 0.5000 \\",
+        r"gone & bf16 & failed &  &  &  &  &  &  \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -34,7 +36,14 @@ def test_comparisons_stand_below_their_titles(tmp_path):
     for batch in (8, 16):
         write_run(tmp_path / str(batch), "amp", batch_size=batch, sweep="s")
     titles = [line for line in lines(tmp_path) if "multicolumn" in line]
-    assert titles == [rf"\multicolumn{{8}}{{l}}{{t, batch {batch}, seed 0, cpu}} \\" for batch in (8, 16)]
+    assert titles == [rf"\multicolumn{{9}}{{l}}{{t, batch {batch}, seed 0, cpu}} \\" for batch in (8, 16)]
+
+
+def test_a_verdict_has_no_sign_that_fonts_of_latex_lack(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    contents = Report(compare(find_runs([tmp_path]), "amp"), {"0": Verdict("reference", reference="0")}, "amp")
+    (row,) = (line for line in summary_tex.lines(contents) if line.startswith("amp & "))
+    assert row.startswith("amp & bf16 & reference & ")
 
 
 def test_text_of_others_is_no_latex():

@@ -1,0 +1,113 @@
+"""The three questions of a report and their answers: is it right, is it faster, is it smaller?"""
+
+import math
+from collections.abc import Sequence
+
+from mpcompare.race.intervals import MIN_VALUES
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Verdicts
+from mpcompare.report.sentences import MOST, Answer, Name, Sentence, about, first_clause
+from mpcompare.verdict.judge.verdict import Verdict
+
+MB = 1e6
+
+
+def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
+    """Returns the answers on a comparison, each with what matters most first."""
+    if not comparison.finished:
+        return [Answer("Right?", [("No run finished.",)])]
+    wrong = [e for e in comparison.finished if (v := verdicts.get(e.run.name)) and v.word == "differs"]
+    return [
+        Answer("Right?", _right(comparison, verdicts)),
+        Answer("Faster?", _faster(comparison, wrong)),
+        Answer("Smaller?", _smaller(comparison)),
+    ]
+
+
+def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
+    """What is wrong comes first, then what is not known, then what is right."""
+    of_word: dict[str, list[tuple[Entry, Verdict]]] = {}
+    for entry in comparison.finished:
+        if verdict := verdicts.get(entry.run.name):
+            of_word.setdefault(verdict.word, []).append((entry, verdict))
+    judged = {word: [entry for entry, _ in pairs] for word, pairs in of_word.items()}
+
+    said: list[Sentence] = []
+    for entry, verdict in of_word.get("differs", [])[:MOST]:
+        does = " is wrong" if entry.is_baseline else " does not compute the same"
+        said.append((Name(entry.label), f"{does} ({verdict.cause}): {first_clause(verdict.because)}."))
+    said += about(judged.get("differs", [])[MOST:], " does not, either.", " do not, either.")
+    said += about([e for e in comparison.entries if not e.ok], " did not finish.")
+    for entry, verdict in of_word.get("reference", []):
+        if verdict.because:
+            said.append((Name(entry.label), f" is a reference in doubt: {first_clause(verdict.because)}."))
+    said += about(judged.get("not comparable", []), " cannot be compared with the others.")
+    said += about(judged.get("not seen", []), " may be wrong: a large error would not be seen everywhere.")
+    said += about(judged.get("within noise", []), ": losses are within the noise, and gradients are not known.")
+    said += about(judged.get("not examined", []), " was not examined.", " were not examined.")
+    for word, one, several, end in (
+        ("differs as declared", " differs from ", " differ from ", " in what it declares alone."),
+        ("same", " computes the same as ", " compute the same as ", ""),
+    ):
+        for reference in dict.fromkeys(verdict.reference for _, verdict in of_word.get(word, [])):
+            alike = [(e, v) for e, v in of_word[word] if v.reference == reference]
+            label = next((e.label for e in comparison.entries if e.run.name == reference), str(reference))
+            checks = f" ({min(len(v.checks) for _, v in alike)} checks)."
+            ((*pieces,),) = about([e for e, _ in alike], one, several)
+            said.append((*pieces, Name(label), end or checks))
+    return said or about(comparison.finished, " is the reference, and there is nothing to compare with it.",
+                         " are references, and there is nothing to compare with them.")  # fmt: skip
+
+
+def _faster(comparison: Comparison, wrong: Sequence[Entry]) -> list[Sentence]:
+    """The fastest comes first. A ratio without an interval is no number on which anyone could rely."""
+    others = [entry for entry in comparison.finished if not entry.is_baseline]
+    if not others:
+        entry = comparison.finished[0]
+        return [(Name(entry.label), f" takes {float(entry.run.result['step_ms_p50']):.4g} ms a step.")]
+    known = sorted((e for e in others if not math.isnan(e.time_ratio.low)), key=lambda e: e.time_ratio.median)
+    said: list[Sentence] = []
+    for entry in known[:MOST]:
+        ratio, of = entry.time_ratio, Name(comparison.label(entry.baseline))
+        span = f" ({digits(ratio.low)} to {digits(ratio.high)})" + (
+            ", and does not compute the same." if entry in wrong else "."
+        )
+        if ratio.low <= 1 <= ratio.high:
+            said.append((Name(entry.label), " takes as long as ", of, span))
+        else:
+            said.append((Name(entry.label), f" takes {digits(ratio.median)} of the time of ", of, span))
+    said += about(known[MOST:], " takes longer than these.", " take longer than these.")
+    said += about(
+        [e for e in known if not e.side_by_side], " took no turns with the baseline: drift of the machine counts."
+    )
+    if unknown := [entry for entry in others if entry not in known]:
+        rounds = min(int(entry.run.result["timing"]["rounds"]) for entry in unknown)
+        blocks = f"{rounds} round{'' if rounds == 1 else 's'} of blocks, and {MIN_VALUES} are needed"
+        said += about(unknown, f" cannot be told from the baseline: {blocks}.")
+    return said
+
+
+def _smaller(comparison: Comparison) -> list[Sentence]:
+    """The smallest comes first."""
+    others = [entry for entry in comparison.finished if not entry.is_baseline and not math.isnan(entry.memory_ratio)]
+    others.sort(key=lambda entry: entry.memory_ratio)
+    if not others:
+        entry = comparison.finished[0]
+        return [(Name(entry.label), f" needs {_megabytes(entry)} at the peak of a step.")]
+    said: list[Sentence] = []
+    for entry in others[:MOST]:
+        own, of = f" needs {_megabytes(entry)}, ", Name(comparison.label(entry.baseline))
+        baseline = next(each for each in comparison.finished if each.run is entry.baseline)
+        said.append(
+            (Name(entry.label), own, f"{digits(entry.memory_ratio)} of the {_megabytes(baseline)} of ", of, ".")
+        )
+    return said + about(others[MOST:], " needs more than these.", " need more than these.")
+
+
+def digits(ratio: float) -> str:
+    """Returns a ratio with two digits after the point, and a small one with its first two."""
+    return f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.2g}"
+
+
+def _megabytes(entry: Entry) -> str:
+    return f"{entry.run.result['peak_memory_bytes'] / MB:.4g} MB"

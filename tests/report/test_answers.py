@@ -1,0 +1,117 @@
+"""The three answers of a report."""
+
+import math
+
+import pandas as pd
+import pytest
+from support.records import write_run
+
+from mpcompare.report.answers import answers
+from mpcompare.report.comparison import compare
+from mpcompare.report.contents import Report
+from mpcompare.report.outputs import summary_csv
+from mpcompare.report.runs import find_runs
+from mpcompare.report.sentences import first_clause
+from mpcompare.verdict.judge.verdict import Verdict
+
+LONGEST = 30  # words of a sentence
+
+
+def said(folder, verdicts=None):
+    """Returns the answers on the runs in a folder by their questions, as plain text."""
+    (comparison,) = compare(find_runs([folder]), "amp")
+    found = answers(comparison, verdicts or {})
+    for answer in found:
+        for sentence in answer.sentences:
+            assert len("".join(sentence).split()) <= LONGEST, "".join(sentence)
+    return {answer.question: answer.text() for answer in found}
+
+
+def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp_path):
+    for place, backend in enumerate(("mine", "amp", "bad", "blind", "other", "plain")):
+        write_run(tmp_path / str(place), backend)
+    write_run(tmp_path / "6", "gone", status="failed", losses=())
+    verdicts = {
+        "0": Verdict("same", reference="1"),
+        "1": Verdict("reference", reference="1"),
+        "2": Verdict("differs", "bias sum", "only bias gradients are wrong (a.bias and 3 more), a.bias is off", "1"),
+        "3": Verdict("not seen", "layer1", "roundings are as large", "1"),
+        "4": Verdict("same", reference="1"),
+        "5": Verdict("differs as declared", "no master weights", reference="1"),
+    }
+    assert said(tmp_path, verdicts)["Right?"] == (
+        "bad bf16 does not compute the same (bias sum): only bias gradients are wrong. gone bf16 did not finish. "
+        "blind bf16 may be wrong: a large error would not be seen everywhere. "
+        "plain bf16 differs from amp bf16 in what it declares alone. "
+        "mine bf16 and other bf16 compute the same as amp bf16 (0 checks)."
+    )
+
+
+def test_a_reference_alone_and_one_in_doubt(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    assert "there is nothing to compare with it" in said(tmp_path, {"0": Verdict("reference", reference="0")})["Right?"]
+    doubted = {"0": Verdict("reference", because="the output of norm is itself 30 % off: squares above 65504")}
+    assert said(tmp_path, doubted)["Right?"] == (
+        "amp bf16 is a reference in doubt: the output of norm is itself 30 % off."
+    )
+
+
+def test_many_runs_are_counted(tmp_path):
+    write_run(tmp_path / "amp", "amp")
+    for place in range(12):
+        write_run(
+            tmp_path / f"{place:02}", f"b{place:02}", step_ms=9.0 - place / 2, peak_memory_bytes=10**6 * (12 - place)
+        )
+    verdicts = {f"{place:02}": Verdict("differs", "loss", "it is", "amp") for place in range(6)}
+    verdicts |= {f"{place:02}": Verdict("same", reference="amp") for place in range(6, 12)}
+    found = said(tmp_path, verdicts)
+    assert found["Right?"].count("does not compute the same (loss)") == 4
+    assert "b04 bf16 and b05 bf16 do not, either." in found["Right?"]
+    assert "b06 bf16, b07 bf16, b08 bf16 and 3 more compute the same as amp bf16" in found["Right?"]
+    assert found["Faster?"].startswith("b11 bf16 takes 0.35 of the time of amp bf16 (0.35 to 0.35).")
+    assert found["Faster?"].endswith("b07 bf16, b06 bf16, b05 bf16 and 5 more take longer than these.")
+    assert found["Smaller?"].startswith("b11 bf16 needs 1 MB, 0.50 of the 2 MB of amp bf16.")
+
+
+def test_a_ratio_without_an_interval_is_no_number(tmp_path):
+    write_run(tmp_path / "0", "amp", blocks=[10.0])
+    write_run(tmp_path / "1", "mine", step_ms=5.0, blocks=[5.0])
+    assert (
+        said(tmp_path)["Faster?"] == "mine bf16 cannot be told from the baseline: 1 round of blocks, and 6 are needed."
+    )
+
+
+def test_times_of_other_races_are_in_doubt_and_those_of_a_wrong_run_too(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", step_ms=5.0, race="another")
+    found = said(tmp_path, {"1": Verdict("differs", "loss", "it is", "0")})["Faster?"]
+    assert "and does not compute the same." in found
+    assert "mine bf16 took no turns with the baseline: drift of the machine counts." in found
+
+
+def test_nothing_finished(tmp_path):
+    write_run(tmp_path / "0", "amp", status="failed", losses=())
+    assert said(tmp_path) == {"Right?": "No run finished."}
+
+
+@pytest.mark.parametrize("step_ms", [0.03, 1.234, 987.6])
+def test_numbers_are_those_of_the_table(tmp_path, step_ms):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", step_ms=step_ms, blocks=[step_ms] * 8, peak_memory_bytes=1_234_567)
+    contents = Report(compare(find_runs([tmp_path]), "amp"), {}, "amp")
+    summary_csv.write(contents, tmp_path)
+    row = pd.read_csv(tmp_path / "summary.csv").iloc[1]
+    found = said(tmp_path)
+    ratio = float(found["Faster?"].split(" takes ")[1].split()[0])
+    assert math.isclose(ratio, row["time_vs_baseline"], rel_tol=0.05 if step_ms < 1 else 5e-3, abs_tol=5e-3)
+    assert (
+        f"needs {row['peak_memory_bytes'] / 1e6:.4g} MB, {row['peak_memory_vs_baseline']:.2f} of" in found["Smaller?"]
+    )
+
+
+def test_a_reason_is_cut_after_its_first_clause():
+    assert first_clause("the output of a is off, beyond what roundings make: what b passes") == (
+        "the output of a is off, beyond what roundings make"
+    )
+    assert first_clause("a.weight, b.weight and 17 more have no gradient") == "a.weight, b.weight have no gradient"
+    assert first_clause(" ".join("x" * 40)).endswith(" ...")

@@ -23,7 +23,7 @@ RARE = 1e-3
 
 def out_of_turn(entry: Entry) -> float:
     """Returns the cores that the entrant kept busy while others had their turns; 0 where it waited, or had none to wait
-    for.
+    for, or where that moves no ratio by more than the half width of its interval.
 
     That is too much where it disturbs the others, or where it could have computed a part of its own block. Both are of
     all waits together: a median would not see what is done in every third one. The first wait lasts as long as others
@@ -35,8 +35,10 @@ def out_of_turn(entry: Entry) -> float:
     used, waited = blocks["cpu_s_between_turns"].sum(), blocks["s_between_turns"].sum()
     cores = float(used / waited if waited else entry.run.blocks["cores_between_turns"].median())
     computed_s = (blocks["step_ms"] * blocks["steps"]).sum() / 1e3
-    ahead = used > max(OF_A_BLOCK * computed_s, MESSAGES_S * len(blocks))
-    return cores if cores > OUT_OF_TURN or ahead else 0.0
+    known = float(str(entry.run.result["timing"]["half_width"]))
+    known = known if math.isfinite(known) else 0.0
+    ahead = used > max(max(OF_A_BLOCK, known) * computed_s, MESSAGES_S * len(blocks))
+    return cores if cores > max(OUT_OF_TURN, known * entry.run.result["threads"]) or ahead else 0.0
 
 
 def doubts(entry: Entry) -> list[str]:

@@ -25,26 +25,17 @@ def because(comparison: Comparison, verdicts: Verdicts) -> list[str]:
 
 def unchecked(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     """Returns what could not be checked of runs that differ in nothing, or as declared: one line for all alike."""
-    labels: dict[str, list[str]] = {}
-    for entry in comparison.entries:
-        verdict = verdicts.get(entry.run.name)
-        if (
-            verdict
-            and verdict.unchecked
-            and verdict.word in ("same", "not seen", "within noise", "differs as declared")
-        ):
-            labels.setdefault(", ".join(verdict.unchecked), []).append(entry.label)
-    return [f"{', '.join(alike)}: not checked: {text}" for text, alike in labels.items()]
+    words = ("same", "not seen", "within noise", "differs as declared")
+    judged = ((entry.label, verdicts.get(entry.run.name)) for entry in comparison.entries)
+    return _alike({label: f"not checked: {', '.join(v.unchecked)}" for label, v in judged
+                   if v and v.unchecked and v.word in words})  # fmt: skip
 
 
 def resumed(comparison: Comparison) -> list[str]:
     """Returns the checkpoints from which runs continued, one line for all runs from the same one, and the runs of a
     sweep that was killed with which others went on."""
-    labels: dict[str, list[str]] = {}
-    for entry in comparison.entries:
-        if checkpoint := resumed_from(entry.run.result):
-            labels.setdefault(checkpoint, []).append(entry.label)
-    lines = [f"{', '.join(alike)}: resumed from {checkpoint}" for checkpoint, alike in labels.items()]
+    checkpoints = {e.label: resumed_from(e.run.result) for e in comparison.entries}
+    lines = _alike({label: f"resumed from {checkpoint}" for label, checkpoint in checkpoints.items() if checkpoint})
     return lines + [f"{e.label}: {text}" for e in comparison.entries if (text := _went_on(e.run.result))]
 
 
@@ -66,26 +57,33 @@ def resumed_from(result: Mapping[str, Any]) -> str:
 
 
 def timing(comparison: Comparison) -> list[str]:
-    """Returns when timing stopped, what disturbed it, and what the environment had set."""
+    """Returns what makes the times doubtful, the worst first, then what the environment had set, and when timing
+    stopped."""
     finished = comparison.finished
-    stops = {entry.label: describe_timing(entry.run.result["timing"]) for entry in finished}
-    alike = len(set(stops.values())) == 1
-    lines = list(stops.values())[:1] if alike else [f"{label}: {text}" for label, text in stops.items()]
+    lines = [line for entry in finished for line in doubts(entry)]
     if not all(entry.side_by_side for entry in finished):
         lines.append("~ not timed in turns with its baseline: drift of the machine is in the ratio")
     busy = {entry.label: out_of_turn(entry) for entry in finished}
-    lines += [
-        f"{label}: kept {cores:.2g} cores busy in the turns of others (OpenMP does with OMP_WAIT_POLICY=active)"
-        for label, cores in busy.items()
-        if cores
-    ]
+    disturbed = {}
     for entry in finished:
         rivals = (rival for rival in finished if rival is not entry and _race(rival) == _race(entry))
         others = entry.run.blocks["other_cores"].median() - sum(busy[rival.label] for rival in rivals)
         if others > OTHERS:
-            lines.append(f"{entry.label}: other programs kept {others:.1f} cores busy while it was timed")
-        lines += doubts(entry)
-    return [*lines, *_products(finished), *_environment(comparison)]
+            disturbed[entry.label] = f"other programs kept {others:.1f} cores busy meanwhile"
+    active = "cores busy in the turns of others (OpenMP does with OMP_WAIT_POLICY=active)"
+    lines += _alike(disturbed)
+    lines += _alike({label: f"kept {cores:.2g} {active}" for label, cores in busy.items() if cores})
+    stops = {entry.label: describe_timing(entry.run.result["timing"]) for entry in finished}
+    alone = list(stops.values())[:1] if len(set(stops.values())) == 1 else _alike(stops)
+    return [*lines, *_products(finished), *_environment(comparison), *alone]
+
+
+def _alike(said: Mapping[str, str]) -> list[str]:
+    """Returns a line for each text, behind the labels of the runs of which it is said."""
+    labels: dict[str, list[str]] = {}
+    for label, text in said.items():
+        labels.setdefault(text, []).append(label)
+    return [f"{', '.join(alike)}: {text}" for text, alike in labels.items()]
 
 
 def _products(entries: Sequence[Entry]) -> list[str]:

@@ -3,6 +3,7 @@
 import math
 
 import pandas as pd
+import pytest
 from support.records import MEASURED, write_run
 
 from mpcompare.report import remarks
@@ -54,7 +55,7 @@ def test_who_computes_in_the_turns_of_others_is_named_and_other_programs_are_not
     out = capsys.readouterr().out
     assert "busy bf16: kept 1.5 cores busy in the turns of others" in out
     assert out.count("in the turns of others") == 1
-    assert "later bf16: other programs kept 1.6 cores busy while it was timed" in out
+    assert "later bf16: other programs kept 1.6 cores busy meanwhile" in out
     assert out.count("other programs") == 1
 
 
@@ -129,3 +130,21 @@ def test_products_of_fp32_numbers_in_another_precision_are_named(tmp_path):
     assert [line for line in remarks.timing(comparison) if "fp32 numbers" in line] == [
         "mine bf16: the backend lets torch compute products of fp32 numbers otherwise (mkldnn.matmul in bf16)"
     ]
+
+
+@pytest.mark.parametrize(("half_width", "named"), [(0.005, True), (0.02, False)])
+def test_cores_that_move_no_ratio_beyond_its_interval_are_not_named(tmp_path, half_width, named):
+    """0.024 of 2 cores are 1.2 % of the machine, and in a wait of half a block 1.2 % of that block."""
+    timing = {"rounds": 10, "stopped": "rel_ci", "half_width": half_width, "seconds": 1.0, "race": "r", "compared": 1}
+    write_run(tmp_path / "0", "spins", out_of_turn=0.024, waited_s=0.005, timing=timing)
+    write_run(tmp_path / "1", "amp", timing=timing)
+    lines = remarks.timing(*compare(find_runs([tmp_path]), "amp"))
+    assert any("in the turns of others" in line for line in lines) is named
+
+
+def test_a_remark_on_several_runs_is_one_line(tmp_path):
+    for place in range(3):
+        write_run(tmp_path / str(place), f"b{place}", other_cores=1.0)
+    lines = remarks.timing(*compare(find_runs([tmp_path]), "b0"))
+    assert lines[0] == "b0 bf16, b1 bf16, b2 bf16: other programs kept 1.0 cores busy meanwhile"
+    assert lines[-1].startswith("10 rounds of blocks")

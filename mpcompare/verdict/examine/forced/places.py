@@ -12,7 +12,7 @@ from torch import Tensor
 from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.forced.replay import HALF, Point
 from mpcompare.verdict.examine.forced.roundings import Roundings
-from mpcompare.verdict.examine.numerics import stride_of
+from mpcompare.verdict.examine.numerics import CHUNK, chunks, distance, finite_norm, stride_of
 from mpcompare.verdict.findings import RoundingError
 
 BLIND = 0.02  # of the norm of a tensor, which roundings must be below for a few samples to be enough
@@ -40,14 +40,18 @@ class Some:
         if tensor.numel() <= most:
             return cls()
         row = tensor.flatten()
-        largest = row.abs().topk(most // 2).indices
-        others = torch.ones(len(row), dtype=torch.bool, device=row.device)
-        others[largest] = False
-        spread = torch.arange(0, len(row), stride_of(tensor, most // 2), device=row.device)
-        spread = spread[others[spread]]
-        weight = torch.ones(len(largest) + len(spread), dtype=torch.float64, device=row.device)
-        weight[len(largest) :] = (len(row) - len(largest)) / max(len(spread), 1)
-        return cls(torch.cat([largest, spread]), weight)
+        evenly = torch.arange(0, len(row), stride_of(tensor, most // 2), device=row.device)
+        sizes = row[evenly].abs().sort(descending=True).values
+        # About half of them are above this number, as those at even distances tell. That costs no sort of the tensor.
+        beyond = sizes[len(sizes) * len(sizes) // len(row)]
+        pieces = [(each.abs() > beyond).nonzero().flatten() + CHUNK * at for at, (each,) in enumerate(chunks(row))]
+        largest = torch.cat(pieces)
+        if len(largest) > most // 2:
+            largest = largest[row[largest].abs().topk(most // 2).indices]
+        others = evenly[~torch.isin(evenly, largest)]
+        weight = torch.ones(len(largest) + len(others), dtype=torch.float64, device=row.device)
+        weight[len(largest) :] = (len(row) - len(largest)) / max(len(others), 1)
+        return cls(torch.cat([largest, others]), weight)
 
     def taken(self, tensor: Tensor) -> Tensor:
         """Returns a copy of these elements, in one row."""
@@ -78,19 +82,16 @@ class Errors:
 
     def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Writes down how far a recorded tensor is from the exact one."""
-        exact = exact.detach()
-        seen = seen.to(exact.dtype)
-        error, norm = float((seen - exact).norm()), float(exact.norm())
-        if not math.isfinite(error):
-            # Masks hold infinities, which are equal. A gradient at a padding token may overflow, and nobody needs it.
+        exact, seen = exact.detach(), seen.detach()
+        error = distance({"": seen}, {"": exact})
+        if not math.isfinite(error):  # a gradient at a padding token may overflow, and nobody needs it
             stored = (exact * self.scale if point.kind == "gradient" else exact).to(dtype).to(exact.dtype)
-            wrong = (seen != exact) & ~(stored.isinf() & (seen == stored))
-            error, norm = float((seen - exact)[wrong].norm()), float(exact[exact.isfinite()].norm())
-        self.errors[point] = error, norm, dtype
+            error = distance({"": seen}, {"": torch.where(stored.isinf(), stored, exact)})
+        self.errors[point] = error, finite_norm({"": exact}), dtype
         self.some[point] = Some.of(exact, ELEMENTS.get(point.kind, FEW))
         self.exact[point] = self.some[point].taken(exact)
         if point.layer == OUTPUT and point.kind == "output":
-            self.output[point.call] = seen
+            self.output[point.call] = seen.to(exact.dtype)
         elif point.layer == OUTPUT:
             z = self.output.pop(point.call)
             self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / self.micro_batches)

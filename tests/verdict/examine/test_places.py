@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mpcompare.precision import PRECISIONS
+from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.places import FEW, Errors, Some
-from mpcompare.verdict.examine.forced.replay import Point
 from mpcompare.verdict.examine.forced.roundings import Roundings
 
 SHAPE = 256, 256  # more elements than tell how large roundings are

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare.precision import FP16, Precision
+from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call
-from mpcompare.verdict.examine.forced.replay import Point, Replay
+from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import computed
 from mpcompare.verdict.findings import Digits, RoundingError
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mpcompare.verdict.examine.forced.call import HALF, Point
 from mpcompare.verdict.examine.forced.record import OUTPUT
-from mpcompare.verdict.examine.forced.replay import HALF, Point
 from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.examine.numerics import CHUNK, chunks, distance, finite_norm, stride_of
 from mpcompare.verdict.findings import RoundingError

@@ -7,10 +7,10 @@ the recorded input and the recorded gradient. So no error travels, in any networ
 the step is compared, each with the operands that the backend had.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,30 +19,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.contract import Batches
-from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
-from mpcompare.verdict.examine.oracle import MULTIPLY, shares_of
-
-HALF = (torch.float16, torch.bfloat16)
-
-
-class Point(NamedTuple):
-    """A place at which a replay is compared: ``kind`` is ``input``, ``output``, ``gradient`` (that arrives at the
-    output), ``back`` (that the layer passes down, which nobody recorded), ``parameter`` or ``buffer``; ``layer`` is the
-    name of the parameter or buffer there."""
-
-    kind: str
-    layer: str
-    call: int = 0
-    place: int = 0
-
-
-# Is given a point, the recorded tensor, the exact one, and the dtype in which the first was seen.
-Compare = Callable[[Point, Tensor, Tensor, torch.dtype], None]
+from mpcompare.verdict.examine.oracle import shares_of
 
 
 @dataclass
@@ -182,7 +165,7 @@ class Replay:
         if call is None:
             return result
         self.passing("loss")
-        return tree_unflatten(list(_Forced.apply(self._token(values), _At(self, OUTPUT, number, call), *values)), spec)
+        return tree_unflatten(list(Forced.apply(self._token(values), At(self, OUTPUT, number, call), *values)), spec)
 
     def _token(self, values: list[Any], module: nn.Module | None = None) -> Tensor:
         """Returns a number that requires a gradient where a layer does: its inputs may require none."""
@@ -209,9 +192,9 @@ class Replay:
                     module.forward = forced
 
             assert call.spec is not None
-            body = _Layer(module, layer)
+            body = ForcedLayer(module, layer)
             token = self._token(flat, module)
-            return tree_unflatten(list(_Forced.apply(token, _At(self, name, number, call, body), *flat)), call.spec)
+            return tree_unflatten(list(Forced.apply(token, At(self, name, number, call, body), *flat)), call.spec)
 
         return forward
 
@@ -227,156 +210,6 @@ class Replay:
             marks.append(mark)
         calls = self.record.calls.get(name, [])
         return number, calls[number] if number < len(calls) else None
-
-
-@dataclass
-class _Layer:
-    """A layer, and its own forward as a function of flat inputs and parameters."""
-
-    module: nn.Module
-    forward: Callable[[list[Any], Params], list[Any]]
-
-    def operands(self, call: Call, replay: Replay) -> tuple[list[Any], dict[str, Tensor]]:
-        """Returns the operands of a call: the recorded inputs, and the parameters as they were held. A
-        layer of products whose output has 16 bits rounds both to them first."""
-        results = [t.dtype for t in call.outputs if is_real(t)]
-        half = next((d for d in results if d in HALF), None) if isinstance(self.module, MULTIPLY) else None
-
-        def rounded(t: Tensor, held: torch.dtype) -> Tensor:
-            return replay.operand(t.detach().to(half or held).to(replay.dtype))
-
-        values = [rounded(v, v.dtype).requires_grad_() if is_real(v) else v for v in call.inputs]
-        params = {}
-        for name, p in self.module.named_parameters():
-            params[name] = rounded(p, call.held.get(name, p.dtype)).requires_grad_(p.requires_grad)
-        return values, params
-
-
-@dataclass
-class _At:
-    """The place of one forced call: that of a layer, or of the output of the network, whose layer is None."""
-
-    replay: Replay
-    name: str
-    number: int
-    call: Call
-    layer: _Layer | None = None
-
-
-class _Forced(torch.autograd.Function):
-    """Compares what arrives at a call, and passes on what was recorded of it, forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, at: "_At", *xs: Any):  # type: ignore[no-untyped-def]
-        ctx.set_materialize_grads(False)
-        ctx.at, replay, name, number, call, layer = at, at.replay, at.name, at.number, at.call, at.layer
-        replay.whose("", name)
-        if layer is None:
-            ctx.values, ctx.params, ctx.results = list(xs), {}, list(xs)
-        else:
-            for place, (x, recorded) in enumerate(zip(xs, call.inputs, strict=False)):
-                if is_real(recorded) and is_real(x):
-                    replay.compare(Point("input", name, number, place), recorded, x, recorded.dtype)
-            ctx.values, ctx.params = layer.operands(call, replay)
-            if not any(call.passes):  # positions and masks are no quantities that a precision rounds
-                replay.passing("constant")
-            replay.whose("forward", name)
-            with torch.enable_grad():
-                ctx.results = layer.forward(ctx.values, ctx.params)
-            replay.whose("", name)
-        for place, (recorded, y) in enumerate(zip(call.outputs, ctx.results, strict=False)):
-            if is_real(recorded) and is_real(y):
-                if y.requires_grad and call.tracked and not call.passes[place]:
-                    replay.detached.append(name)
-                exact = y.detach().clamp(min=0) if call.rectified else y.detach()
-                replay.compare(Point("output", name, number, place), recorded, exact, recorded.dtype)
-        if layer is not None:
-            replay.passing("backward" if in_backward() else "forward")
-        passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
-        if call.rectified:  # below 0 the replay's own: relu makes 0 of it
-            passed = [torch.where(z > 0, z, y.detach().clamp(max=0)) for z, y in zip(passed, ctx.results, strict=True)]
-        passed = [replay.operand(p) if passes else p for p, passes in zip(passed, call.passes, strict=True)]
-        untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
-        if layer is not None:
-            ctx.mark_non_differentiable(*untracked)
-            replay.whose("forward", "")
-        return tuple(passed)
-
-    @staticmethod
-    def backward(ctx: Any, *arriving: Any):  # type: ignore[no-untyped-def]
-        replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at.layer
-        replay.whose("", ctx.at.name)
-        exact = [None if g is None else replay._unscaled(g) for g in arriving]
-        if layer is None:
-            replay.passing("backward")
-            replay.factor = _factor(call.gradients, exact, replay.scale)
-        ends, grads = [], []
-        for place, (y, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
-            if not is_real(y) or (g is None and recorded is None):
-                continue
-            zero = torch.zeros_like(y)
-            with _disable_current_modes():  # an operand is what it is: nothing rounds it
-                seen = zero if recorded is None else recorded.detach().to(replay.dtype) / replay.factor
-                taken = replay.operand(seen)
-                taken = taken if replay.kept == 1 else taken * replay.kept
-            stored = call.outputs[place].dtype
-            replay.compare(Point("gradient", ctx.at.name, ctx.at.number, place), seen, zero if g is None else g, stored)
-            if y.requires_grad or layer is None:
-                ends.append(y)
-                grads.append(taken)
-        if layer is None:
-            replay.whose("backward", f"before {ctx.at.name}")
-            given = {id(y): g for y, g in zip(ends, grads, strict=True)}
-            return (None,) * 2 + tuple(given.get(id(value)) for value in ctx.values)
-        numbers = [v for v in ctx.values if is_real(v)]
-        params = [p for p in ctx.params.values() if p.requires_grad]
-        wanted = numbers + params
-        replay.whose("backward", ctx.at.name)
-        found = iter(torch.autograd.grad(ends, wanted, grads, allow_unused=True) if ends else ())
-        replay.whose("", ctx.at.name)
-        back = tuple(next(found, None) if is_real(v) else None for v in ctx.values)
-        for place, g in enumerate(back):
-            if g is not None:
-                passed = replay._unscaled(g)
-                replay.compare(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
-        owned = dict(layer.module.named_parameters())
-        for name, p in ctx.params.items():
-            if p.requires_grad and (grad := next(found, None)) is not None:
-                replay._add(full := replay.names[id(owned[name])], replay._unscaled(grad), ctx.at.name)
-                if not isinstance(layer.module, STAY_IN_FP32) or call.held.get(name) is not torch.float32:
-                    continue
-                if name == "weight" and not isinstance(layer.module, (nn.Embedding, nn.EmbeddingBag)):
-                    replay.gains.add(full)
-                else:
-                    terms = sum(y.numel() for y in ends) / max(p.numel(), 1)
-                    replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
-        ctx.results = ctx.values = ctx.params = None
-        replay.whose("backward", f"before {ctx.at.name}")
-        return (None,) * 2 + back
-
-
-def _factor(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], scale: float) -> float:
-    """Returns the factor by which a backend multiplies its gradients at the output of the network. That is the loss
-    scale, unless the gradients are right but for another factor, which halves their errors: nobody asks a backend to
-    say what it multiplies by and divides by again. Whether it does, the gradients of the parameters tell."""
-    pairs = zip(recorded, exact, strict=False)
-    with _disable_current_modes():
-        some = [
-            (g.detach().double().flatten(), e.detach().double().flatten())
-            for g, e in pairs
-            if e is not None and g is not None
-        ]
-        if not some:
-            return scale
-        seen, right = (torch.cat(each) for each in zip(*some, strict=True))
-        square = float(right @ right)
-        slope = float(seen @ right) / square if square else scale
-        error, rest = (float((seen - factor * right).norm()) for factor in (scale, slope))
-    return slope if slope and rest < error / 2 else scale
-
-
-def _as(recorded: Any, dtype: torch.dtype) -> Any:
-    return recorded.to(dtype, copy=True) if is_real(recorded) else recorded
 
 
 @contextmanager

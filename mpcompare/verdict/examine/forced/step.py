@@ -19,10 +19,11 @@ from mpcompare.precision import Precision
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine.errors import gradient_errors
+from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
 from mpcompare.verdict.examine.forced.places import FP32, Errors
 from mpcompare.verdict.examine.forced.record import Record
-from mpcompare.verdict.examine.forced.replay import Point, Replay
+from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
 from mpcompare.verdict.findings import Layers, PlaceError, RoundingError
 

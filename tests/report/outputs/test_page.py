@@ -207,22 +207,27 @@ def test_verdicts_in_words(runs):
         answer = answers(comparison, {"0": Verdict(*verdict, "1", list(checks), list(unchecked))})[0]
         return f"{answer.label}: {answer.word}{answer.more}"
 
-    assert words("same", "", "", checks=[check()]) == (
-        "mine bf16: no difference found from amp bf16 in 1 checks; the nearest to its limit, loss over the run, "
-        "is at 0.80 of it"
-    )
+    assert words("same", "", "", checks=[check()]) == ("mine bf16: no difference found from amp bf16 in 1 checks")
     assert words("differs", "clip", "it is so", checks=[check(value=2.0)]) == (
         "mine bf16: differs from amp bf16: clip, because it is so (1 of 1 checks failed)"
     )
     assert words("differs as declared", "no master weights", "", checks=[check()]) == (
-        "mine bf16: differs as declared from amp bf16: no master weights; no other difference was found in 1 checks; "
-        "the nearest to its limit, loss over the run, is at 0.80 of it"
+        "mine bf16: differs as declared from amp bf16: no master weights; no other difference was found in 1 checks"
     )
     assert words("not examined", "", "") == "mine bf16: not examined"
     assert words("not comparable", "seed", "seed is not that of 1") == (
         "mine bf16: not comparable: seed: seed is not that of 1"
     )
     assert [answer.word for answer in answers(comparison, {})] == ["did not finish"] * 3
+
+
+def test_the_answers_stand_first(runs):
+    page = Page(rendered(runs, [check(because="the loss is too far", value=3.0)]))
+    begin = page.words.index("Right?")
+    assert page.words[begin:].startswith(
+        "Right? mine bf16 does not compute the same (a cause): the loss is too far. "
+    ), page.words[begin : begin + 200]
+    assert begin < page.words.index("Faster?") < page.words.index("Smaller?") < page.words.index("Verdicts")
 
 
 def test_a_report_in_which_nothing_finished_has_a_page(tmp_path):

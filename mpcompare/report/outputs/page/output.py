@@ -38,6 +38,7 @@ class Part:
     """A comparison on the page, as the templates show it."""
 
     comparison: Comparison
+    glance: Sequence[tuple[str, Markup]]
     answers: Sequence[words.Answer]
     runs: tables.Table
     ways: tables.Table
@@ -67,7 +68,6 @@ def render(report: Report, files: Sequence[str]) -> str:
     script = Markup("\n".join(_text(name) for name in ("uplot/uPlot.iife.min.js", "static/page.js")))
     return environment.get_template("page.html.jinja").render(
         parts=parts,
-        glance=words.glance([answer for part in parts for answer in part.answers]),
         markdown="\n".join(summary_md.lines(report)),
         missing_baseline="" if report.has_baseline else report.baseline,
         data=_json([series.series(comparison) for comparison in report.comparisons]),
@@ -86,6 +86,7 @@ def _part(report: Report, place: int) -> Part:
     lines = [*remarks.resumed(comparison), *remarks.timing(comparison), *filter(None, memory)]
     return Part(
         comparison=comparison,
+        glance=words.glance(comparison, verdicts),
         answers=words.answers(comparison, verdicts),
         runs=tables.runs(comparison, verdicts),
         ways=tables.ways(comparison),

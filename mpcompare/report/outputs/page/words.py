@@ -1,9 +1,10 @@
 """The verdicts in words."""
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup, escape
+
+from mpcompare.report import answers as questions
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.outputs.page.checks import Checked, bars
@@ -30,7 +31,7 @@ class Answer:
         word: the verdict in a word or three.
         more: the rest of the sentence, with what was compared and why; may be empty.
         unchecked: what could not be checked; may be empty.
-        anchor: the anchor of the check that decided, or came nearest to its limit; may be empty.
+        anchor: the anchor of the check that failed first, or came nearest to its limit; may be empty.
     """
 
     label: str
@@ -62,23 +63,22 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
     checked = Checked(entry, verdict, bars(entry.run.name, verdict.checks))
     nearest, count = checked.furthest, len(checked.bars)
     anchor = nearest.anchor if nearest else ""
-    near = f"; the nearest to its limit, {nearest.check.name}, is at {nearest.text} of it" if nearest else ""
     word = verdict.word
     match word:
         case "same":
-            word, more = checked.word, f" from {other} in {count} checks{near}"
+            word, more = checked.word, f" from {other} in {count} checks"
         case "not seen":
             more = f": {verdict.cause}: {verdict.because}; no difference from {other} was found in {count} checks"
         case "within noise":
-            more = f": its gradients cannot be seen; in {count} checks it cannot be told from {other}{near}"
+            more = f": its gradients cannot be seen; in {count} checks it cannot be told from {other}"
         case "differs":
             more = f" from {other}" if other != entry.label else ""
             detail = f" ({verdict.detail})" if verdict.detail else ""
             more += f": {verdict.cause}{detail}, because {verdict.because} ({checked.failed} of {count} checks failed)"
         case "differs as declared":
-            more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks{near}"
+            more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks"
         case "reference":
-            more = f": others are compared with it; it passed the {count} checks that need no other run{near}"
+            more = f": others are compared with it; it passed the {count} checks that need no other run"
             more += f"; {verdict.because}" if verdict.because else ""
         case _:
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
@@ -86,8 +86,7 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
     return Answer(entry.label, word, more, ", ".join(verdict.unchecked), anchor)
 
 
-def glance(answers: Sequence[Answer]) -> str:
-    """Returns all verdicts in a line: ``3 runs: 2 no difference found, 1 reference``."""
-    counts = Counter(answer.word for answer in answers)
-    runs = f"{len(answers)} run{'s' if len(answers) != 1 else ''}"
-    return f"{runs}: {', '.join(f'{number} {word}' for word, number in counts.items())}"
+def glance(comparison: Comparison, verdicts: Verdicts) -> list[tuple[str, Markup]]:
+    """Returns the three questions of a report, and their answers as HTML."""
+    name = Markup("<strong>{}</strong>").format
+    return [(each.question, Markup(each.text(name, escape))) for each in questions.answers(comparison, verdicts)]

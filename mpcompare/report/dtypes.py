@@ -102,5 +102,5 @@ def lines(comparison: Comparison) -> list[str]:
         if reference is None or reference.run.result["precision"] != entry.run.result["precision"]:
             continue
         if text := differences(entry, reference):
-            texts.append(f"{entry.label} beside {reference.label}: {text}")
+            texts.append(f"{entry.label} compared with {reference.label}: {text}")
     return texts

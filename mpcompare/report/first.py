@@ -63,12 +63,12 @@ def _resolved(run: Run, precisions: Mapping[str, str]) -> Run:
 
 
 def _line(comparison: Comparison, name: str, verdict: Verdict) -> str:
-    """Returns ``scratch bf16: same so far (beside amp bf16)``."""
+    """Returns ``scratch bf16: same so far (compared with amp bf16)``."""
     labels = {entry.run.name: entry.label for entry in comparison.entries}
     word = verdict.word if settled(verdict) else f"{verdict.word} so far"
     said = f"{word}: {verdict.cause}" if verdict.cause else word
-    beside = f" (beside {labels[verdict.reference]})" if verdict.reference not in (None, name) else ""
-    return f"{labels[name]}: {said}{beside}"
+    compared = f" (compared with {labels[verdict.reference]})" if verdict.reference not in (None, name) else ""
+    return f"{labels[name]}: {said}{compared}"
 
 
 def settled(verdict: Verdict) -> bool:

@@ -216,7 +216,9 @@ def comparison():
 
 def test_the_console_names_what_differs_in_forward_from_a_baseline_in_the_same_precision(comparison):
     (line,) = report.lines(comparison)
-    assert line.startswith("master_weights bf16 beside amp bf16: weight bf16 instead of fp32 in 9 Linear; input bf16 ")
+    assert line.startswith(
+        "master_weights bf16 compared with amp bf16: weight bf16 instead of fp32 in 9 Linear; input bf16 "
+    )
     assert "computes bf16 instead of fp32 in CharGpt, 2 Block;" in line
 
 

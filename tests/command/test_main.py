@@ -120,7 +120,7 @@ def test_the_sweep_of_the_readme_ends_in_a_report(cli, tmp_path):
     said = [line for line in ended.err.splitlines() if " so far" in line or ": torch, digits, " in line]
     assert [line.split(", digits")[0] for line in said] == [
         "1-amp-auto: torch",
-        "scratch bf16: same so far (beside amp bf16)",
+        "scratch bf16: same so far (compared with amp bf16)",
         "amp bf16: reference so far",
         "2-fp32-auto: torch",
         "fp32: reference so far",
@@ -251,7 +251,7 @@ def test_the_first_look_ends_with_verdicts_and_a_page(cli, tmp_path):
         "0-scratch-auto": "same", "1-amp-auto": "reference", "2-fp32-auto": "reference",
     }  # fmt: skip
     assert verdicts["0-scratch-auto"]["unchecked"] == []
-    assert "scratch bf16: same so far (beside amp bf16)" in ended.err.splitlines()
+    assert "scratch bf16: same so far (compared with amp bf16)" in ended.err.splitlines()
     assert ended.out.splitlines()[-1] == "Report: sweep/report/index.html"
     assert "no difference found" in (report / "index.html").read_text()
 

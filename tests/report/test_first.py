@@ -55,15 +55,15 @@ def test_a_verdict_is_said_once_its_reference_is_known_and_is_that_of_the_report
     folder, after = race
     assert first_verdicts(*after(1)) == {}  # the baseline is still to come
     assert first_verdicts(*after(2)) == {
-        "0-scratch-auto": "scratch bf16: same so far (beside amp bf16)",
+        "0-scratch-auto": "scratch bf16: same so far (compared with amp bf16)",
         "1-amp-auto": "amp bf16: reference so far",
     }
-    assert first_verdicts(*after(3))["2-wrong-auto"] == "wrong bf16: differs: gradient scaled (beside amp bf16)"
+    assert first_verdicts(*after(3))["2-wrong-auto"] == "wrong bf16: differs: gradient scaled (compared with amp bf16)"
     lines = first_verdicts(*after(4))
     assert lines["3-fp32-auto"] == "fp32: reference so far"
     (comparison,) = compare(find_runs([folder]), "amp")
     verdicts = judge_all(comparison)
-    assert {name: line.split(" (beside")[0].replace(" so far", "") for name, line in lines.items()} == {
+    assert {name: line.split(" (compared")[0].replace(" so far", "") for name, line in lines.items()} == {
         entry.run.name: f"{entry.label}: {verdicts[entry.run.name]}" for entry in comparison.entries
     }
 
@@ -71,7 +71,7 @@ def test_a_verdict_is_said_once_its_reference_is_known_and_is_that_of_the_report
     assert first_verdicts(*after(3), baseline="master_weights") == {}
     lines = first_verdicts(*after(4), baseline="master_weights")
     assert lines["0-scratch-auto"] == "scratch bf16: reference so far"
-    assert lines["1-amp-auto"] == "amp bf16: same so far (beside scratch bf16)"
+    assert lines["1-amp-auto"] == "amp bf16: same so far (compared with scratch bf16)"
 
 
 def test_a_verdict_is_settled_unless_timed_steps_come_before_its_cause():

@@ -29,6 +29,7 @@ ORDER = (
     "not examined",
 )
 # Backslashes keep these from being markup. An underscore within a word is none.
+FOLDERS = re.compile(r"(?<![\w/.:])/(?:[\w.@+~-]+/)+(?=[\w.@+~-])")  # of somebody's machine, before a name
 MARKUP = re.compile(r"[\\`*\[\]|~$#]|(?<![^\W_])_|_(?![^\W_])")
 
 
@@ -53,8 +54,9 @@ def lines(report: Report) -> list[str]:
 
 
 def escape(text: str, longest: int = LONGEST) -> str:
-    """Returns a text as one line of Markdown that shows it as it is: no markup, no HTML, no mention of anybody."""
-    line = one_line(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Returns a text as one line of Markdown that shows it as it is, but for the folders before the name of a file: no
+    markup, no HTML, no mention of anybody."""
+    line = FOLDERS.sub("", one_line(text, longest)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = MARKUP.sub(lambda match: f"\\{match.group()}", line)
     return re.sub(r"@(?=\w)", "@\u200b", line)  # a space of no width: a name behind @ would be sent a message
 

@@ -85,6 +85,18 @@ def test_a_reason_is_kept_whole(tmp_path):
     assert any(line.endswith(reason) for line in lines)
 
 
+def test_no_folder_of_a_machine_is_told(tmp_path):
+    reason = "found in /home/somebody/data/mnist"
+    write_run(
+        tmp_path / "0", "amp", dataset_reason=reason, environment={"LD_PRELOAD": "/usr/lib/x86_64/libjemalloc.so"}
+    )
+    lines, _ = shown(tmp_path)
+    assert any(line.endswith("; data synthetic: found in mnist") for line in lines)
+    assert any("LD\\_PRELOAD=libjemalloc.so" in line or "LD_PRELOAD=libjemalloc.so" in line for line in lines)
+    assert "/home" not in "".join(lines)
+    assert summary_md.escape("time / amp, 1/2 of https://a.b/c/d") == "time / amp, 1/2 of https://a.b/c/d"
+
+
 def test_every_report_has_the_file(tmp_path):
     write_run(tmp_path / "0", "amp")
     report([tmp_path], tmp_path / "report", "amp")

@@ -9,10 +9,12 @@ import hydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
+import mpcompare
 from mpcompare.command import entry_points
 from mpcompare.command.faults import known_fault
 from mpcompare.command.hints import unknown_key
 from mpcompare.command.job import run
+from mpcompare.command.verbs import as_module, run_verb
 from mpcompare.errors import InputError, did_you_mean, fail
 from mpcompare.interrupt import sigterm_is_ctrl_c
 from mpcompare.paths import CONF
@@ -27,6 +29,9 @@ def main() -> None:
         Path.cwd()
     except OSError as error:
         fail(f"the working directory cannot be used ({error.strerror}): change into another")
+    as_module()
+    if run_verb(sys.argv[1:], mpcompare.__version__):
+        return
     try:
         entry_points.register()
         with sigterm_is_ctrl_c():

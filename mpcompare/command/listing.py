@@ -64,7 +64,8 @@ def lines_of(group: str, folders: list[Path]) -> dict[str, str]:
     for file in store.list(group) if group in store.repo else ():
         name = file.removesuffix(".yaml")
         said = docstring_of(str(store.load(f"{group}/{file}").node.get("_target_", "")))
-        lines.setdefault(name, f"{said} Backend{entry_points.origin(name)}.".strip())
+        package = entry_points.origin(name).removeprefix(" of ") if group == "backend" else ""
+        lines.setdefault(name, f"{said} ({package})".strip() if package else said)
     return lines
 
 

@@ -9,10 +9,13 @@ import hydra
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
+import mpcompare
 from mpcompare.command import entry_points
 from mpcompare.command.faults import known_fault
+from mpcompare.command.hints import unknown_key
 from mpcompare.command.job import run
-from mpcompare.errors import InputError, fail
+from mpcompare.command.verbs import as_module, run_verb
+from mpcompare.errors import InputError, did_you_mean, fail
 from mpcompare.interrupt import sigterm_is_ctrl_c
 from mpcompare.paths import CONF
 from mpcompare.streams import lasting
@@ -26,6 +29,9 @@ def main() -> None:
         Path.cwd()
     except OSError as error:
         fail(f"the working directory cannot be used ({error.strerror}): change into another")
+    as_module()
+    if run_verb(sys.argv[1:], mpcompare.__version__):
+        return
     try:
         entry_points.register()
         with sigterm_is_ctrl_c():
@@ -35,16 +41,20 @@ def main() -> None:
         sys.exit(130)
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        fail(f"{group}={name}: expected one of {', '.join(error.options)}" if error.options else str(error))
+        if not (known := error.options):
+            fail(str(error))
+        fail(f"{group}={name}: expected one of {', '.join(known)}{did_you_mean(name, known)}")
     except (HydraException, OmegaConfBaseException) as error:
+        if said := unknown_key(error):
+            fail(said)
         override = getattr(error, "override", None)  # one that does not parse
         fail(f"{override + ': ' if override else ''}{error} {error.__cause__ or ''}")
     except InputError as error:
         fail(str(error))
     except OSError as error:
-        if not (known := known_fault(error)):
+        if not (fault := known_fault(error)):
             raise
-        fail(known)
+        fail(fault)
     except ValueError as error:
         innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
         if not innermost.f_globals["__name__"].startswith("hydra"):

@@ -1,5 +1,6 @@
 """Errors of a user, said in one line: the field, its value, what is accepted."""
 
+import difflib
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -78,4 +79,10 @@ def check_flag(field: str, value: object) -> None:
 def check_choice(field: str, value: object, accepted: Iterable[str]) -> None:
     """Raises InputError unless ``value`` is one of ``accepted``."""
     if value not in (choices := list(accepted)):
-        raise InputError(field, value, f"expected one of {', '.join(choices)}")
+        raise InputError(field, value, f"expected one of {', '.join(choices)}{did_you_mean(value, choices)}")
+
+
+def did_you_mean(word: object, accepted: Iterable[str]) -> str:
+    """Returns `` (did you mean X?)`` where ``word`` is nearly X, one of ``accepted``; else an empty string."""
+    near = difflib.get_close_matches(str(word).lower(), list(accepted), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -8,20 +8,28 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from mpcompare.command.hints import check_appended
 from mpcompare.command.nodes import options
-from mpcompare.errors import fail
+from mpcompare.errors import check_choice, fail, fails_on_input_errors
+from mpcompare.precision import PRECISIONS
 
 # The sections of conf/config.yaml, with a value in each that is often set.
 SECTIONS = {
     "train": "steps=50", "eval": "every=10", "monitor": "every=10", "measure": "budget_s=60",
     "inference": "enabled=false", "verdict": "enabled=false", "report": "baseline=amp",
 }  # fmt: skip
+# What names a user's own code, and how to name it.
+OWN = {
+    "task.model": "task.model._target_=my_package.Net, its arguments as +task.model.KEY=VALUE",
+    "data": "data._target_=my_package.load, its arguments as +data.KEY=VALUE",
+}
 
 
 def record_at_start(cfg: DictConfig) -> dict[str, Any]:
     """Returns the first entries of ``result.json``: the choices of a run, and its configuration as it is written.
 
-    Ends the program where the choice of a group is none of its options, or a section is replaced by a value.
+    Ends the program where the choice of a group is none of its options, a section is replaced by a value, the precision
+    is unknown, or nothing is named that must be.
     """
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices
@@ -32,6 +40,13 @@ def record_at_start(cfg: DictConfig) -> dict[str, Any]:
         if not isinstance(cfg.get(section), DictConfig):
             fail(f"{section}={cfg.get(section)}: expected one of its values to be set, as in {section}.{example}")
     config: Any = OmegaConf.to_container(cfg)  # as written: what cannot be resolved is a failed job, with a record
+    for key, example in OWN.items():
+        if OmegaConf.is_missing(OmegaConf.select(cfg, key), "_target_"):
+            fail(f"{key}._target_: expected what to import, as in {example}")
+    with fails_on_input_errors():
+        check_appended(hydra_config.overrides.task, chosen)
+        if "${" not in str(config["precision"]):
+            check_choice("precision", config["precision"], ("auto", *PRECISIONS))
     in_sweep = hydra_config.mode == RunMode.MULTIRUN
     return {
         "backend": chosen["backend"],

@@ -102,7 +102,7 @@ def build(recipe: Recipe) -> Path:
         BuildError: the compiler failed, the cache cannot be written, or others can write it.
     """
     try:
-        library = cache_dir() / "ops" / cache_key(recipe) / f"{recipe.name}.so"
+        library = _library(recipe)
         if library.exists():
             return _private(library)
         library.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -123,6 +123,15 @@ def build(recipe: Recipe) -> Path:
     except OSError as error:
         raise BuildError(f"cannot run {recipe.compiler[0]} or write to {cache_dir()}: {error}") from error
     return _private(library)
+
+
+def is_built(recipe: Recipe) -> bool:
+    """Returns whether the library is in the cache."""
+    return _library(recipe).exists()
+
+
+def _library(recipe: Recipe) -> Path:
+    return cache_dir() / "ops" / cache_key(recipe) / f"{recipe.name}.so"
 
 
 def _private(library: Path) -> Path:

@@ -285,7 +285,7 @@ def load(device_type: str) -> None:
 @functools.cache
 def _load_once(part: str) -> BuildError | None:
     try:
-        library = build(cpu_recipe() if part == "cpu" else cuda_recipe(_gpu_arch()))
+        library = build(cpu_recipe() if part == "cpu" else cuda_recipe(gpu_arch()))
     except BuildError as error:
         return error
     try:
@@ -305,7 +305,7 @@ def _register_fakes() -> None:
         torch.library.register_fake(f"mpcompare::{name}")(lambda *_, **__: None)
 
 
-def _gpu_arch() -> str:
+def gpu_arch() -> str:
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
 

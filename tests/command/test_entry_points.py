@@ -56,6 +56,14 @@ def test_help_lists_it_and_imports_nothing(cli, install):
     assert "its_amp.backend" not in sys.modules
 
 
+def test_the_list_has_its_docstring_and_imports_nothing(cli, install):
+    install("its_amp", f"{BACKEND}\nraise SystemError('imported')", my_amp="its_amp.backend:MyAmp")
+    ended = cli("backends")
+    assert ended.code == 0, ended.err
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("my_amp ")]
+    assert line.split(maxsplit=1)[1] == "amp with an option. (package its_amp 0.1)"
+
+
 @pytest.mark.parametrize("wrong", [["backend=nobody"], ["backend=[amp,fp32]"]])
 def test_what_can_be_chosen_is_said_with_it_and_with_those_of_config_dir(cli, install, tmp_path, wrong):
     install("its_amp", BACKEND, my_amp="its_amp.backend:MyAmp")

@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from support.pages import PAGES, ROOT, follow, parsed
 
+from mpcompare.command.verbs import VERBS
 from mpcompare.paths import CONF
 
 FENCE = re.compile(r"^[ \t>]*(?:```|~~~)+[ \t]*(\S*)[ \t]*\n(.*?)^[ \t>]*(?:```|~~~)", re.MULTILINE | re.DOTALL)
@@ -46,6 +47,8 @@ def test_every_command_of_a_page_is_one_that_its_program_takes(page, tmp_path, m
         match arguments:
             case ["-m", "venv", *_] | ["install", *_]:
                 pass
+            case ["-m", "mpcompare", verb, *given] if verb in VERBS:
+                takes("mpcompare.__main__", [verb, *given], monkeypatch)
             case ["-m", "mpcompare", *given]:
                 composes(given)
             case ["-m", module, *given] if module.startswith("mpcompare."):

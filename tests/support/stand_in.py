@@ -29,6 +29,11 @@ def small(arguments: list[str]) -> Iterator[str]:
     yield from (f"{key}={value}" for key, value in ALWAYS.items())
 
 
+def is_verb(arguments: list[str]) -> bool:
+    """Returns whether ``python -m mpcompare ARGUMENTS`` begins with a verb, which takes no overrides."""
+    return arguments[:1] != [] and arguments[0].isidentifier()
+
+
 def main() -> None:
     program, *arguments = sys.argv[1:]
     if record := os.environ.get("STAND_IN_RECORD"):
@@ -37,7 +42,7 @@ def main() -> None:
     prepares = arguments[:2] == ["-m", "venv"] or (program == "pip" and arguments[:1] == ["install"])
     if prepares or not os.environ.get("STAND_IN_RUNS"):
         return
-    if arguments[:2] == ["-m", "mpcompare"] and not {"--help", "--cfg"} & set(arguments):
+    if arguments[:2] == ["-m", "mpcompare"] and not {"--help", "--cfg"} & set(arguments) and not is_verb(arguments[2:]):
         arguments += small(arguments[2:])
     os.execv(sys.executable, [sys.executable, *arguments])
 

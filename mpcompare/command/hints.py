@@ -1,0 +1,69 @@
+"""Hints for a key that is misspelt: the keys that the composed configuration has, and the groups."""
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mpcompare.errors import InputError
+from mpcompare.paths import CONF
+
+MOST = 3  # keys in a hint
+
+
+def unknown_key(error: Exception) -> str | None:
+    """Returns the line for an override of a key that is not there; None where nothing is like it, or for another error.
+
+    A key without its section is found too: ``batch_size`` is near ``task.batch_size``.
+    """
+    refused, cause = re.match("Could not override '([^']+)'", str(error)), error.__cause__
+    if not refused or not isinstance(cause, OmegaConfBaseException) or cause.parent_node is None:
+        return None
+    root = cause.parent_node._get_root()
+    chosen = {
+        name for each in OmegaConf.load(CONF / "config.yaml").defaults if OmegaConf.is_dict(each) for name in each
+    }
+    known = {name: name if name in chosen else f"+{name}" for name in _groups()} | {key: key for key in _keys(root)}
+    if not (near := _near(refused[1], known)):
+        return None
+    return f"Could not override '{refused[1]}': did you mean {' or '.join(known[key] for key in near)}?"
+
+
+def check_appended(overrides: Sequence[str], chosen: Collection[str]) -> None:
+    """Raises InputError for ``+experment=...``: Hydra takes a misspelt group for a new key, which nobody reads.
+
+    Args:
+        chosen: the groups of which an option is chosen, those of plug-ins among them.
+    """
+    for override in overrides:
+        name, _, value = override.partition("=")
+        near = difflib.get_close_matches(name.lstrip("+"), _groups(), n=1, cutoff=0.8)
+        if name.startswith("+") and near and name.lstrip("+") not in chosen and "." not in name:
+            raise InputError(name, value, f"there is no such group (did you mean +{near[0]}?)")
+
+
+def _groups() -> list[str]:
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir())
+
+
+def _keys(node: Container, before: str = "") -> Iterator[str]:
+    """Yields the keys of a configuration, with dots."""
+    for name in (
+        map(str, node) if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing() else ()
+    ):
+        yield f"{before}{name}"
+        below = node._get_node(name)
+        if isinstance(below, DictConfig):
+            yield from _keys(below, f"{before}{name}.")
+
+
+def _near(key: str, known: Collection[str]) -> list[str]:
+    """Returns the keys that end as ``key`` does; else the one spelt most nearly so, with or without sections."""
+    if ends := [each for each in known if each.endswith(f".{key}")]:
+        return sorted(ends, key=len)[:MOST]
+    if whole := difflib.get_close_matches(key, known, n=1, cutoff=0.75):
+        return whole
+    last = {each.rpartition(".")[2]: each for each in sorted(known, key=len, reverse=True)}
+    return [last[each] for each in difflib.get_close_matches(key.rpartition(".")[2], last, n=1, cutoff=0.75)]

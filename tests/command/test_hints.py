@@ -1,0 +1,68 @@
+"""What is said of a key, a group or an option that is misspelt, and of one that must be given; and when."""
+
+import sys
+
+import pytest
+
+KEYS = {
+    "train.step=3": "Could not override 'train.step': did you mean train.steps?",
+    "task.model.hiden=[3]": "Could not override 'task.model.hiden': did you mean task.model.hidden?",
+    "backend.softmx=fp16": "Could not override 'backend.softmx': did you mean backend.softmax?",
+    "bakend=amp": "Could not override 'bakend': did you mean backend?",
+    "optimizr=adam": "Could not override 'optimizr': did you mean optimizer?",
+    "expriment=seed": "Could not override 'expriment': did you mean +experiment?",
+    "+experment=seed": "+experment=seed: there is no such group (did you mean +experiment?)",
+    "batch_size=3": "Could not override 'batch_size': did you mean task.batch_size or inference.batch_size?",
+    "optimizer.lr=3": "Could not override 'optimizer.lr': did you mean task.optimizer.lr?",
+    "qqqq=1": "Could not override 'qqqq'. To append to your config use +qqqq=1",
+    "task=module": "task.model._target_: expected what to import, as in task.model._target_=my_package.Net, its ",
+    "data=function": "data._target_: expected what to import, as in data._target_=my_package.load, its ",
+}
+
+
+@pytest.mark.parametrize("override", KEYS)
+def test_a_key_is_one_line_with_what_is_like_it(cli, override):
+    ended = cli(override)
+    assert ended.code == 2
+    (line,) = ended.err.splitlines()
+    assert line.startswith(f"mpcompare: error: {KEYS[override]}")
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("backend=ampp", "(did you mean amp?)"),
+        ("+experiment=frist_look", "(did you mean first_look?)"),
+        ("precision=bf61", "(did you mean bf16?)"),
+        ("precision=BF16", "(did you mean bf16?)"),
+    ],
+)
+def test_an_option_is_one_line_with_what_is_like_it(cli, override, hint):
+    ended = cli(override)
+    assert ended.code == 2
+    (line,) = ended.err.splitlines()
+    assert line.startswith(f"mpcompare: error: {override.lstrip('+')}: expected one of ")
+    assert line.endswith(hint)
+
+
+@pytest.mark.parametrize("words", [["precision=fp17"], ["-m", "precision=fp16,fp17"], ["task=module"]])
+def test_it_is_refused_before_torch_is_imported(cli, monkeypatch, tmp_path, words):
+    for name in ("mpcompare.entrant.plan", "mpcompare.entrant.entrant", "mpcompare.command.ground", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it would raise
+    ended = cli(*words)
+    assert ended.code == 2
+    assert f"mpcompare: error: {words[-1].split('=')[0]}" in ended.err.replace("task.model._target_", "task")
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_a_key_of_ones_own_can_be_added(cli):
+    ended = cli("+width=3", "task.model.hidden=[${width}]", "--cfg", "job", "-p", "task.model", "--resolve")
+    assert ended.code == 0, ended.err
+    assert "- 3" in ended.out
+
+
+def test_a_group_of_ones_own_may_be_named_nearly_as_one_of_ours(cli, tmp_path):
+    (tmp_path / "conf" / "experiments").mkdir(parents=True)
+    (tmp_path / "conf" / "experiments" / "mine.yaml").write_text("a: 1\n")
+    ended = cli("--config-dir", str(tmp_path / "conf"), "+experiments=mine", "precision=fp17")
+    assert "error: precision=fp17: " in ended.err

@@ -41,7 +41,8 @@ def record_at_start(cfg: DictConfig) -> dict[str, Any]:
             fail(f"{section}={cfg.get(section)}: expected one of its values to be set, as in {section}.{example}")
     config: Any = OmegaConf.to_container(cfg)  # as written: what cannot be resolved is a failed job, with a record
     for key, example in OWN.items():
-        if OmegaConf.is_missing(OmegaConf.select(cfg, key), "_target_"):
+        node = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+        if isinstance(node, DictConfig) and OmegaConf.is_missing(node, "_target_"):
             fail(f"{key}._target_: expected what to import, as in {example}")
     with fails_on_input_errors():
         check_appended(hydra_config.overrides.task, chosen)

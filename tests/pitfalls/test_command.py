@@ -76,7 +76,7 @@ def test_names_choose_and_repeat_nothing(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sum"], f"pitfall=sum: expected one of {', '.join(PITFALLS)}"),
+        (["sum"], f"pitfall=sum: expected one of {', '.join(PITFALLS)} (did you mean sums?)"),
         (["norm", "--out", "formats"], "--out=formats: expected a name that ends in one of .png, .svg, .pdf"),
         (
             ["norm", "--out", "not/there/f.png"],

@@ -46,7 +46,7 @@ scalers() {
 first_look() { # its table, the answers, and the line that names the page
   "$python" -m mpcompare +experiment=first_look "${overrides[@]}" hydra.sweep.dir="$sweeps/first_look" |
     sed "/^\[/d; s| *\$||; s|$sweeps/first_look|multirun/DATE/TIME|" |
-    awk 'cut && /^(Right|Faster|Smaller)\?/; !cut; /^$/ && ++blank == 2 {cut = 1; print "..."} {last = $0} END {print last}' \
+    awk 'cut && /^(Right|Faster|Smaller)\?/; !cut && NF; /^$/ && ++blank == 2 {cut = 1; print "..."} {last = $0} END {print last}' \
       >"$docs/first_look/output.txt"
   scripts/screenshot.sh "$sweeps/first_look/report/index.html" "$docs/first_look/page.png" 1280,760
 }

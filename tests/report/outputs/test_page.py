@@ -204,7 +204,8 @@ def test_verdicts_in_words(runs):
     (comparison,) = compare(find_runs([runs]), "amp")
 
     def words(*verdict, checks=(), unchecked=()):
-        answer = answers(comparison, {"0": Verdict(*verdict, "1", list(checks), list(unchecked))})[0]
+        found = answers(comparison, {"0": Verdict(*verdict, "1", list(checks), list(unchecked))})
+        answer = next(each for each in found if each.label == "mine bf16")
         return f"{answer.label}: {answer.word}{answer.more}"
 
     assert words("same", "", "", checks=[check()]) == (
@@ -223,6 +224,18 @@ def test_verdicts_in_words(runs):
         "mine bf16: not comparable: seed: seed is not that of 1"
     )
     assert [answer.word for answer in answers(comparison, {})] == ["did not finish"] * 3
+
+
+def test_what_differs_comes_first_and_the_verdict_stands_beside_the_name(tmp_path):
+    for place, backend in enumerate(("amp", "right", "mine")):
+        write_run(tmp_path / str(place), backend)
+    text = rendered(tmp_path, [check(value=3.0)])
+    table = text[text.index('aria-label="Runs"') :]
+    headings = re.findall(r'<th scope="col" class="\w+">(.*?)</th>', table)
+    assert headings[:3] == ["backend", "precision", "verdict"]
+    assert re.findall(r'<tr class="(\w+)">\s*<td[^>]*>(.*?)</td>', table)[0] == ("differs", "mine")
+    answers = text[text.index('class="answers"') :]
+    assert re.findall(r"<strong>(.*?)</strong>", answers)[0] == "mine bf16"
 
 
 def test_a_report_in_which_nothing_finished_has_a_page(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.figures.kit import COLOURS, DASHES
+from mpcompare.report.figures.kit import colour, dashes
 
 QUANTITIES = {"loss": "training loss", "loss_scale": "loss scale", "grad_norm": "norm of the gradients"}
 POINTS = 1000  # steps of a curve: of longer training every n-th is shown
@@ -28,11 +28,11 @@ def series(comparison: Comparison) -> dict[str, Any]:
 
 def _run(place: int, entry: Entry, steps: list[int]) -> dict[str, Any]:
     by_step = entry.run.steps.set_index("step").reindex(steps)
-    dashes = DASHES[place % len(DASHES)]
+    dash = dashes(place)
     values = {name: [_number(value) for value in by_step[name].to_numpy(dtype=float)] for name in QUANTITIES}
     style: dict[str, Any] = {
-        "colour": COLOURS[place % len(COLOURS)],
-        "dash": [] if isinstance(dashes, str) else dashes[1],
+        "colour": colour(place),
+        "dash": [] if isinstance(dash, str) else dash[1],
     }
     return {"label": entry.label, **style, **values}
 

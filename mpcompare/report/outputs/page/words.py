@@ -21,6 +21,24 @@ SIGNS = {
 KINDS = {"no difference found": "same", "differs": "differs", "did not finish": "differs"}
 
 
+def word(entry: Entry, verdict: Verdict | None) -> str:
+    """Returns the verdict on a run in a word or three."""
+    if not entry.ok or verdict is None:
+        return "did not finish"
+    return "no difference found" if verdict.word == "same" else verdict.word
+
+
+def kind(entry: Entry, verdict: Verdict | None) -> str:
+    """Returns the verdict as a class of elements."""
+    return KINDS.get(word(entry, verdict), "other")
+
+
+def rank(entry: Entry, verdict: Verdict | None) -> int:
+    """Returns the place of a run in lists: what differs comes first, then what nobody can vouch for."""
+    known = ("no difference found", "differs as declared", "within noise", "reference")
+    return 0 if kind(entry, verdict) == "differs" else 2 if word(entry, verdict) in known else 1
+
+
 @dataclass(frozen=True)
 class Answer:
     """The verdict on a run.
@@ -50,9 +68,10 @@ class Answer:
 
 
 def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
-    """Returns the verdicts on the runs of a comparison, in its order."""
+    """Returns the verdicts on the runs of a comparison, what differs first."""
     labels = {entry.run.name: entry.label for entry in comparison.entries}
-    return [_answer(entry, verdicts.get(entry.run.name), labels) for entry in comparison.entries]
+    known = [(entry, verdicts.get(entry.run.name)) for entry in comparison.entries]
+    return [_answer(entry, verdict, labels) for entry, verdict in sorted(known, key=lambda each: rank(*each))]
 
 
 def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> Answer:

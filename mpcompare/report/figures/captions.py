@@ -2,6 +2,10 @@
 
 # Title, and how to read it, by the name of the figure.
 CAPTIONS = {
+    "glance": (
+        "Time, memory and verdict of each run",
+        "Time and memory are over the baseline's, so smaller is better; colour and sign are the verdict's.",
+    ),
     "loss": (
         "Loss",
         "Curves that lie on each other computed the same loss; the panel below shows on a log axis how far each is "

@@ -10,11 +10,11 @@ from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import classes, differing, layers_of, observed
 from mpcompare.report.figures import grouping
-from mpcompare.report.figures.kit import grid
+from mpcompare.report.figures.kit import ON_DARK, ON_LIGHT, grid
 
 SHOWN = ("weight", "input", "computes", "output", "gradient")
 # Background and text; every cell says its dtype as well.
-STYLES = {"fp32": ("#0072B2", "white"), "bf16": ("#E69F00", "black"), "fp16": ("#CC79A7", "black")}
+STYLES = {"fp32": ("#0072B2", ON_DARK), "bf16": ("#E69F00", ON_LIGHT), "fp16": ("#CC79A7", ON_LIGHT)}
 OTHER = ("0.75", "black")
 PALE = 0.22  # the opacity of a cell that is as the baseline's
 CELL, ROW, GAP = 0.4, 0.24, 0.5  # inches: width and height of a cell; in cells: between two runs

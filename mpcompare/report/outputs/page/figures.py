@@ -10,8 +10,11 @@ from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.captions import CAPTIONS
 from mpcompare.report.figures.guarded import rendered
+from mpcompare.report.figures.kit import WIDTH
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.page.svg import inline
+
+WIDE = 1.25 * WIDTH  # inches: a wider figure takes both columns
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Drawn:
     title: str
     reading: str
     svg: Markup
+    wide: bool
 
 
 def drawn(comparison: Comparison, report: Report, place: int) -> Iterator[Drawn]:
@@ -37,5 +41,6 @@ def drawn(comparison: Comparison, report: Report, place: int) -> Iterator[Drawn]
         if figure := draw(alone):
             title, reading = CAPTIONS[name]
             alt = f"{title} of {labels}. {reading} The tables and checks of this page hold the numbers."
+            wide = figure.get_figwidth() > WIDE
             svg = rendered(name, figure, partial(inline, name=f"{name}{place}", alt=alt))
-            yield Drawn(name, title, reading, svg)
+            yield Drawn(name, title, reading, svg, wide)

@@ -10,7 +10,7 @@ from mpcompare.report import inference, summary
 from mpcompare.report.columns import Column
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Verdicts
-from mpcompare.report.outputs.page import words
+from mpcompare.report.figures import words
 
 
 @dataclass(frozen=True)

@@ -6,37 +6,9 @@ from dataclasses import dataclass
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
+from mpcompare.report.figures.words import KINDS, rank, sign
 from mpcompare.report.outputs.page.checks import Checked, bars
 from mpcompare.verdict.judge.verdict import Verdict
-
-# A sign for each verdict, so that colour is not all that tells them apart.
-SIGNS = {
-    "no difference found": "✓",
-    "differs as declared": "≠",
-    "differs": "✗",
-    "reference": "=",
-    "did not finish": "!",
-}
-# The classes of elements that have a colour of their own.
-KINDS = {"no difference found": "same", "differs": "differs", "did not finish": "differs"}
-
-
-def word(entry: Entry, verdict: Verdict | None) -> str:
-    """Returns the verdict on a run in a word or three."""
-    if not entry.ok or verdict is None:
-        return "did not finish"
-    return "no difference found" if verdict.word == "same" else verdict.word
-
-
-def kind(entry: Entry, verdict: Verdict | None) -> str:
-    """Returns the verdict as a class of elements."""
-    return KINDS.get(word(entry, verdict), "other")
-
-
-def rank(entry: Entry, verdict: Verdict | None) -> int:
-    """Returns the place of a run in lists: what differs comes first, then what nobody can vouch for."""
-    known = ("no difference found", "differs as declared", "within noise", "reference")
-    return 0 if kind(entry, verdict) == "differs" else 2 if word(entry, verdict) in known else 1
 
 
 @dataclass(frozen=True)
@@ -59,7 +31,7 @@ class Answer:
 
     @property
     def sign(self) -> str:
-        return SIGNS.get(self.word, "?")
+        return sign(self.word)
 
     @property
     def kind(self) -> str:

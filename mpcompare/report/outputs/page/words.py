@@ -20,7 +20,7 @@ class Answer:
         word: the verdict in a word or three.
         more: the rest of the sentence, with what was compared and why; may be empty.
         unchecked: what could not be checked; may be empty.
-        anchor: the anchor of the check that decided, or came nearest to its limit; may be empty.
+        anchor: the anchor of the check that decided; empty where none failed.
     """
 
     label: str
@@ -51,25 +51,24 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
         return Answer(entry.label, "did not finish", f": {entry.run.result['status']}: {entry.error}")
     other = labels.get(verdict.reference or "", verdict.reference or "")
     checked = Checked(entry, verdict, bars(entry.run.name, verdict.checks))
-    nearest, count = checked.furthest, len(checked.bars)
-    anchor = nearest.anchor if nearest else ""
-    near = f"; the nearest to its limit, {nearest.check.name}, is at {nearest.text} of it" if nearest else ""
+    failed, count = checked.first_failed, len(checked.bars)
+    anchor = failed.anchor if failed else ""
     word = verdict.word
     match word:
         case "same":
-            word, more = checked.word, f" from {other} in {count} checks{near}"
+            word, more = checked.word, f" from {other} in {count} checks"
         case "not seen":
             more = f": {verdict.cause}: {verdict.because}; no difference from {other} was found in {count} checks"
         case "within noise":
-            more = f": its gradients cannot be seen; in {count} checks it cannot be told from {other}{near}"
+            more = f": its gradients cannot be seen; in {count} checks it cannot be told from {other}"
         case "differs":
             more = f" from {other}" if other != entry.label else ""
             detail = f" ({verdict.detail})" if verdict.detail else ""
             more += f": {verdict.cause}{detail}, because {verdict.because} ({checked.failed} of {count} checks failed)"
         case "differs as declared":
-            more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks{near}"
+            more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks"
         case "reference":
-            more = f": others are compared with it; it passed the {count} checks that need no other run{near}"
+            more = f": others are compared with it; it passed the {count} checks that need no other run"
             more += f"; {verdict.because}" if verdict.because else ""
         case _:
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""

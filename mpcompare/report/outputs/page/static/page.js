@@ -92,7 +92,7 @@
   const STEPS = [1, 2, 5].flatMap((digit) => [...Array(8).keys()].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
   const digits = (value) => (value === null || value === undefined ? "-" : String(Number(value.toPrecision(6))));
   const label = (tick) => (tick === null ? "" : digits(tick));
-  const SCALES = { loss: {}, loss_scale: { distr: 3, log: 2 }, grad_norm: { distr: 3, log: 10 } };
+  const SCALES = { difference: { distr: 3, log: 10 }, loss: {}, loss_scale: { distr: 3, log: 2 }, grad_norm: { distr: 3, log: 10 } };
 
   function curves(box, part) {
     if (!part.steps.length) return;
@@ -113,7 +113,7 @@
     for (const [name, title] of Object.entries(part.panels)) {
       const logarithmic = SCALES[name].distr === 3;
       const series = part.runs.map((run) => ({
-        label: run.label, stroke: run.colour === "#000000" ? theme("--text") : run.colour, width: 2, dash: run.dash.map((length) => 2 * length), spanGaps: name === "grad_norm",
+        label: run.label, show: run[name].some((value) => value !== null), stroke: run.colour === "#000000" ? theme("--text") : run.colour, width: 2, dash: run.dash.map((length) => 2 * length), spanGaps: name === "grad_norm",
       }));
       const values = part.runs.map((run) => run[name].map((value) => (logarithmic && !(value > 0) ? null : value)));
       const plot = new uPlot({

@@ -9,10 +9,9 @@ from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percen
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.remarks import environment, resumed_from
+from mpcompare.report.signs import sign
 from mpcompare.verdict.judge.verdict import Verdict
 
-# A sign for each verdict, so that colour is not all that tells them apart.
-SIGNS = {"same": "✓", "differs as declared": "≠", "differs": "✗", "reference": "=", "not examined": "-"}
 NAMES = ("backend", "precision", "variant")  # the columns of a run that did not finish
 LONG = 16  # characters: a baseline's label from here on is "baseline" in the headings
 
@@ -58,7 +57,7 @@ def cell(column: Column[Row], row: Row) -> str:
 
 def signed(verdict: Verdict | None) -> str:
     """Returns a verdict in words behind its sign."""
-    return f"{SIGNS.get(verdict.word, '?')} {verdict}" if verdict else ""
+    return f"{sign(verdict.word)} {verdict}" if verdict else ""
 
 
 def _phase(name: str) -> Column[Row]:

@@ -8,19 +8,23 @@ from matplotlib.figure import Figure
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.figures.kit import grid
 
+MANY = 8  # runs; of more each has less room
 Fill = Callable[[Axes, Sequence[Entry]], None]
 
 
-def bars(comparisons: Sequence[Comparison], fill: Fill, inches: float = 0.5, room: float = 1.75) -> Figure:
+def bars(
+    comparisons: Sequence[Comparison], fill: Fill, inches: float = 0.5, many: float = 0.3, room: float = 1.75
+) -> Figure:
     """Returns a figure with a panel for each comparison, the first run at the top.
 
     Args:
         fill: draws the bars of a panel's runs, the n-th of which is at height n.
         inches: height of a run.
+        many: the same where there are more than MANY runs.
         room: width of the panel, the longest bar being 1: the numbers stand beside the bars.
     """
     most = max(len(comparison.finished) for comparison in comparisons)
-    figure, parts = grid(comparisons, 1.3 + inches * most)
+    figure, parts = grid(comparisons, 1.3 + (inches if most <= MANY else many) * most)
     for part, comparison in zip(parts, comparisons, strict=True):
         axes, entries = part.subplots(), comparison.finished
         fill(axes, entries)

@@ -1,5 +1,6 @@
 """The figure of dtypes: a row a layer, for each run what the layer holds, takes, computes and hands on."""
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -10,15 +11,16 @@ from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import classes, differing, layers_of, observed
 from mpcompare.report.figures import grouping
-from mpcompare.report.figures.kit import grid
+from mpcompare.report.figures.kit import ON_DARK, ON_LIGHT, grid
 
 SHOWN = ("weight", "input", "computes", "output", "gradient")
 # Background and text; every cell says its dtype as well.
-STYLES = {"fp32": ("#0072B2", "white"), "bf16": ("#E69F00", "black"), "fp16": ("#CC79A7", "black")}
+STYLES = {"fp32": ("#0072B2", ON_DARK), "bf16": ("#E69F00", ON_LIGHT), "fp16": ("#CC79A7", ON_LIGHT)}
 OTHER = ("0.75", "black")
 PALE = 0.22  # the opacity of a cell that is as the baseline's
 CELL, ROW, GAP = 0.4, 0.24, 0.5  # inches: width and height of a cell; in cells: between two runs
 HEAD = 0.75  # inches above the rows
+BESIDE = 4  # runs that stand side by side; more stand below them
 MOST = 42  # rows that fit a page
 
 
@@ -30,11 +32,14 @@ def dtypes(report: Report) -> Figure | None:
     drawn = [alike(observed(comparison)) for comparison in comparisons]
     rows = [grouped(list(runs.values())) for runs in drawn]
     longest = max(len(_name(names, layer_class)) for each in rows for names, layer_class in each)
-    width = 0.075 * longest + CELL * max(len(runs) for runs in drawn) * (len(SHOWN) + GAP) + 0.4
+    beside = max(min(len(runs), BESIDE) for runs in drawn)
+    width = 0.075 * longest + CELL * beside * (len(SHOWN) + GAP) + 0.4
+    bands = max(math.ceil(len(runs) / BESIDE) for runs in drawn)
     below = 0.9 + 0.15 * any(map(_together, rows))
-    figure, parts = grid(comparisons, HEAD + below + ROW * max(map(len, rows)), max(width, 6.4))
+    figure, parts = grid(comparisons, below + bands * (HEAD + ROW * max(map(len, rows))), max(width, 6.4))
     for part, runs, layers in zip(parts, drawn, rows, strict=True):
-        _panel(part.subplots(), runs, layers)
+        for axes, band in zip(part.subplots(bands, 1, squeeze=False)[:, 0], _bands(runs, bands), strict=True):
+            _panel(axes, band, layers, beside, baseline=next((e for e in runs.values() if e.is_baseline), None))
         handles = [Patch(color=colour, label=name) for name, (colour, _) in STYLES.items()]
         handles.append(Patch(color=OTHER[0], label="another"))
         if any(entry.is_baseline for entry in runs.values()):
@@ -42,6 +47,12 @@ def dtypes(report: Report) -> Figure | None:
         part.legend(handles=handles, title=_caption(runs, layers), loc="outside lower left", ncols=5, fontsize=8,
                     title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
     return figure
+
+
+def _bands(runs: Mapping[str, Entry], bands: int) -> list[dict[str, Entry]]:
+    """The runs, at most BESIDE in each band."""
+    items = list(runs.items())
+    return [dict(items[BESIDE * band : BESIDE * (band + 1)]) for band in range(bands)]
 
 
 def _caption(runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]]) -> str:
@@ -116,8 +127,10 @@ def _name(layers: Sequence[str], layer_class: str) -> str:
     return f"{name} ({layer_class})" if name else f"{len(layers)} {layer_class}"
 
 
-def _panel(axes: Axes, runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]]) -> None:
-    baseline = next((entry for entry in runs.values() if entry.is_baseline), None)
+def _panel(
+    axes: Axes, runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]], beside: int, baseline: Entry | None
+) -> None:
+    """Draws a band of runs, as wide as one of ``beside`` runs."""
     step = len(SHOWN) + GAP
     for place, (heading, entry) in enumerate(runs.items()):
         left = place * step
@@ -131,7 +144,7 @@ def _panel(axes: Axes, runs: Mapping[str, Entry], rows: Sequence[tuple[list[str]
             different = SHOWN if baseline in (None, entry) else differing(entry, layers[0], baseline)
             for x, role in enumerate(SHOWN):
                 _cell(axes, left + x, y, dtypes[role], role in different)
-    axes.set_xlim(-0.1, len(runs) * step - GAP + 0.9)
+    axes.set_xlim(-0.1, beside * step - GAP + 0.9)
     axes.set_ylim(len(rows), -HEAD / ROW)
     axes.set_yticks([y + 0.5 for y in range(len(rows))], [_name(*row) for row in rows], fontsize=8)
     axes.set_xticks([])

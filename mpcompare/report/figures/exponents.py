@@ -24,7 +24,7 @@ def exponents(report: Report) -> Figure | None:
     """Draws figure 3 of Micikevicius et al., Mixed Precision Training (2018): the range of fp16 above, below it
     histograms of activations and gradients, and beside these the shares that it loses. None where no run counted
     exponents."""
-    comparisons = judged(report)
+    comparisons = [[run for run in runs if run.precision == "fp16"] for runs in judged(report)]
     if not any(map(histograms.counted, comparisons)):
         return None
     figure, parts = grid(report.finished, 8.6, 1.75 * WIDTH)
@@ -32,7 +32,7 @@ def exponents(report: Report) -> Figure | None:
         if run := histograms.counted(runs):
             _part(part, run)
         else:
-            nothing(part.subplots(), "no run counted exponents")
+            nothing(part.subplots(), "no run in fp16 counted exponents")
     return figure
 
 

@@ -6,9 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
 from mpcompare.report.figures.gradients import Gradients, Series
-from mpcompare.report.figures.kit import at_the_top, positive
+from mpcompare.report.figures.kit import at_the_top, hatch, legend, positive
 
-HATCHES = ("", "////", "....", r"\\\\", "xxxx", "----", "++++")
 INCHES = 0.14  # width of a bar, and of the gap beside it
 
 
@@ -39,7 +38,7 @@ def draw(part: SubFigure, gradients: Gradients, ylabel: str, xlabel: str) -> Non
     axes.set_axisbelow(True)
     axes.set_ylabel(ylabel)
     axes.set_xlabel(f"{xlabel}\n(gap: no error; triangle: inf, NaN or missing)", fontsize=9)
-    part.legend(loc="outside lower center", ncols=2, fontsize=8)  # hides no bar
+    legend(part, *axes.get_legend_handles_labels())  # below: it hides no bar
 
 
 def _bars(axes: Axes, series: Series, middle: np.ndarray, width: float) -> None:
@@ -49,7 +48,7 @@ def _bars(axes: Axes, series: Series, middle: np.ndarray, width: float) -> None:
         np.where(np.isfinite(errors), errors, 0),
         width,
         color=run.colour,
-        hatch=HATCHES[run.place % len(HATCHES)],
+        hatch=hatch(run.place),
         edgecolor="white",
         linewidth=0.5,
         label=series.label,

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.ticker import LogLocator
 
-from mpcompare.report.figures import grouping
+from mpcompare.report.figures import grouping, kit
 from mpcompare.report.figures.gradients import Gradients, Series
 from mpcompare.report.figures.kit import positive
 
@@ -18,7 +18,6 @@ HIGHEST = 8.4  # inches of all rows together, so that the figure fits a page
 ROW, LANE, GAP = 0.17, 0.045, 0.06  # inches: height of a row at least, of a run in it, and between two rows
 LETTER, LINE = 0.06, 0.17  # inches: width of a letter and height of a line of small text
 PANELS, AROUND = 6.0, 1.4  # inches: width of the panels, height of what stands above and below them, less the legend
-MARKERS = "os^DvP"  # not as many as there are colours, so that 42 runs look different
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def _panel(axes: Axes, series: Sequence[Series], values: Sequence[np.ndarray], l
         heights = np.empty(len(value))
         for row, places in enumerate(layout.rows):
             heights[list(places)] = row + (number - (len(series) - 1) / 2) * lane
-        colour, marker = each.run.colour, MARKERS[each.run.place % len(MARKERS)]
+        colour, marker = each.run.colour, kit.marker(each.run.place)
         shown = np.where(value > 0, value, np.nan)
         axes.scatter(shown, heights, s=10, color=colour, marker=marker, linewidths=0, alpha=0.75, label=each.label)
         beyond = heights[value == np.inf]

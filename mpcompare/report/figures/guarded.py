@@ -2,14 +2,16 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from matplotlib.figure import Figure
 
 from mpcompare.report.brief import one_line
+from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.kit import WIDTH, nothing
-from mpcompare.report.figures.texts import as_they_are, without_formulas
+from mpcompare.report.figures.texts import as_they_are, without_folders, without_formulas
 
 T = TypeVar("T")
 Draw = Callable[[Report], Figure | None]  # None where there is nothing to draw
@@ -18,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def guarded(draw: Draw) -> Draw:
-    """Returns the same figure, its texts shown as they are."""
+    """Returns the same figure, its texts shown as they are, but without the folders of this machine."""
 
     def drawn(report: Report) -> Figure | None:
         try:
             with as_they_are():
-                figure = draw(report)
+                figure = draw(_without_folders(report))
                 if figure is not None:
                     without_formulas(figure)
             return figure
@@ -31,6 +33,17 @@ def guarded(draw: Draw) -> Draw:
             return _excuse(draw.__name__, error)
 
     return drawn
+
+
+def _without_folders(report: Report) -> Report:
+    return replace(report, comparisons=[_shown(comparison) for comparison in report.comparisons])
+
+
+def _shown(comparison: Comparison) -> Comparison:
+    """Returns a comparison whose texts name no folder. Runs and verdicts stay the same objects."""
+    texts = {name: without_folders(getattr(comparison, name)) for name in ("title", "dataset", "not_the_same")}
+    entries = [replace(entry, label=without_folders(entry.label)) for entry in comparison.entries]
+    return replace(comparison, **texts, entries=entries)
 
 
 def rendered(name: str, figure: Figure, render: Callable[[Figure], T]) -> T:

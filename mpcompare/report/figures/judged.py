@@ -39,6 +39,10 @@ class Judged:
         return self.entry.run
 
     @property
+    def precision(self) -> str:
+        return str(self.run.result["precision"])
+
+    @property
     def is_reference(self) -> bool:
         return self.reference is self.entry
 

@@ -12,9 +12,14 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.report.comparison import Comparison
 
-# Okabe and Ito's palette: told apart by colour-blind readers; lines differ in their dashes too.
+# Okabe and Ito's palette, which colour-blind readers tell apart. A run also has dashes, a mark and a hatch, so that no
+# two of 42 runs look alike.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
+MARKERS = "os^DvP"  # six, beside seven colours
+HATCHES = ("", "////", "....", r"\\\\", "xxxx", "----", "++++")
+# Text on light and on dark colours. They are no greys: the page turns greys over in the dark.
+ON_LIGHT, ON_DARK = "#101011", "#fffffe"
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
 logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run announces a font cache
 
@@ -24,14 +29,44 @@ def colour(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
+def marker(place: int) -> str:
+    """Returns the mark of a run."""
+    return MARKERS[place % len(MARKERS)]
+
+
+def hatch(place: int) -> str:
+    """Returns the hatch of a run's bars."""
+    return HATCHES[_turn(place)]
+
+
+def dashes(place: int) -> Any:
+    """Returns the dashes of a run's lines."""
+    return DASHES[_turn(place)]
+
+
+def _turn(place: int) -> int:
+    """The n-th run of a colour is one further in the list of dashes than the run before."""
+    return (place + place // len(COLOURS)) % len(DASHES)
+
+
 def dashed(place: int) -> dict[str, Any]:
-    """Returns colour and dashes of a run's lines."""
-    return {"color": colour(place), "linestyle": DASHES[place % len(DASHES)]}
+    """Returns colour and dashes of a run's lines; from the second run of a colour on, also marks."""
+    style = {"color": colour(place), "linestyle": dashes(place)}
+    if place >= len(COLOURS):
+        style |= {"marker": marker(place), "markersize": 4, "markevery": 0.15}
+    return style
 
 
 def line(place: int) -> dict[str, Any]:
     """Returns the style of lines that may coincide: the later ones are thinner, so that none hides another."""
     return {**dashed(place), "linewidth": max(2.6 - 0.5 * place, 1)}
+
+
+def legend(part: Figure | SubFigure, handles: Sequence[Any], labels: Sequence[str], **more: Any) -> None:
+    """Draws a legend below a part, in as many columns as the labels leave room for."""
+    longest = max(map(len, labels), default=1)
+    ncols = max(1, min(4, len(labels), int(part.get_figure(root=True).get_figwidth() * 15 / (longest + 10))))
+    part.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8, handlelength=4, **more)
 
 
 def grid(comparisons: Sequence[Comparison], height: float, width: float = WIDTH) -> tuple[Figure, list[SubFigure]]:
@@ -44,12 +79,14 @@ def grid(comparisons: Sequence[Comparison], height: float, width: float = WIDTH)
     rows = math.ceil(len(comparisons) / 3)
     in_row = math.ceil(len(comparisons) / rows)
     texts = [(c.title, c.dataset, c.not_the_same) for c in comparisons]
-    titles = [[line for text in paragraphs for line in textwrap.wrap(text, 84)] for paragraphs in texts]
+    letters = int(width * 13)
+    titles = [[line for text in paragraphs for line in textwrap.wrap(text, letters)] for paragraphs in texts]
     height += LINE * max(map(len, titles))
     figure = Figure(figsize=(width * in_row, height * rows), layout="constrained")
     parts = list(figure.subfigures(rows, in_row, squeeze=False).flat)[: len(comparisons)]
     for part, title in zip(parts, titles, strict=True):
-        part.suptitle("\n".join(title), fontsize=9, x=0.02, ha="left")
+        if title:
+            part.suptitle("\n".join(title), fontsize=9, x=0.02, ha="left")
     return figure, parts
 
 

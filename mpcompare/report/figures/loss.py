@@ -10,7 +10,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.kit import colour, dashed, grid
+from mpcompare.report.figures.kit import colour, dashed, grid, legend, marker
 from mpcompare.verdict.judge.trajectories import steps_of_both
 
 
@@ -44,7 +44,7 @@ def _part(part: SubFigure, comparison: Comparison, classes: bool) -> None:
     for axes in rows:
         axes.axvspan(0.5, warmup + 0.5, color="0.92", zorder=0, label="warm-up" if warmup else None)
         axes.grid(alpha=0.3)
-    above.legend(fontsize=8)
+    legend(part, *above.get_legend_handles_labels())
     above.set_ylabel("training and held-out loss" if evaluated else "training loss")
     below.set_yscale("log")
     below.set_ylabel("|loss - baseline's|")
@@ -77,7 +77,7 @@ def _difference(axes: Axes, place: int, entry: Entry) -> None:
         return
     number = steps_of_both(entry.run, entry.baseline)
     difference = np.where(entry.loss_diff > 0, entry.loss_diff, np.nan)
-    axes.plot(number, difference, marker="o", markersize=3, **dashed(place))
+    axes.plot(number, difference, **{**dashed(place), "marker": marker(place), "markersize": 3})
     lost = number[~np.isfinite(entry.loss_diff)]
     axes.plot(lost, np.ones(len(lost)), "^", color=colour(place), transform=axes.get_xaxis_transform())
 
@@ -104,5 +104,5 @@ def _has_accuracy(entry: Entry) -> bool:
 
 def _held_out(place: int) -> dict[str, Any]:
     """The style of evaluations: white squares, so that they are told from the training loss."""
-    marks = {"marker": "s", "markersize": max(7 - place, 3), "markerfacecolor": "white", "zorder": 3}
+    marks = {"marker": "s", "markersize": max(7 - place, 3), "markevery": 1, "markerfacecolor": "white", "zorder": 3}
     return {**dashed(place), "linewidth": 0.8, **marks}

@@ -31,7 +31,8 @@ OPERATORS, OTHERS = 5, "other operators"  # the number that is told apart in a r
 # Labels of the measured rows; short, because a legend does not wrap.
 ALLOCATED = "measured: allocator"
 OUTSIDE = "measured: packing buffers"
-RESIDENT = "measured: rise of RSS"
+RESIDENT = "measured: rise of RSS"  # a triangle where it is beyond the axis
+FAR = 1.2  # times the longest bar: a resident set beyond it is a triangle there, and the bars stay readable
 Piece = tuple[float, str, dict[str, Any]]  # width, label and style of a part of a stacked bar
 
 
@@ -41,7 +42,7 @@ def memory(report: Report) -> Figure | None:
     if not report.finished:
         return None
     operators = _operators(entry.run for comparison in report.finished for entry in comparison.finished)
-    figure = bars(report.finished, partial(_memory, operators=operators), inches=0.95)
+    figure = bars(report.finished, partial(_memory, operators=operators), inches=0.95, many=0.6)
     ncols = 2 if max(map(len, operators), default=0) > 16 else 3  # a legend does not wrap
     one_legend(figure, [*KIND_COLOURS, *operators, OTHERS, ALLOCATED, OUTSIDE, RESIDENT], ncols)
     return figure
@@ -60,6 +61,7 @@ def _operators(runs: Iterable[Run]) -> list[str]:
 def _memory(axes: Axes, entries: Sequence[Entry], operators: Sequence[str]) -> None:
     """Three rows a run: the model, stacked by kind (where there is none the measured peak, by operator); the measured
     peak; the rise of the resident set."""
+    far = FAR * max(map(_longest, entries))
     for place, entry in enumerate(entries):
         result = entry.run.result
         if model := _by_kind(result):
@@ -77,9 +79,16 @@ def _memory(axes: Axes, entries: Sequence[Entry], operators: Sequence[str]) -> N
             text += f" + {workspace:.3g} MB"
         beside(axes, _stack(axes, place + 0.05, pieces), place + 0.05, text)
         if (resident := _resident(result)) is not None:
-            axes.plot(resident, place + 0.3, "d", color="black", markersize=6, label=RESIDENT)
-            beside(axes, resident, place + 0.3, f"{resident:.4g} MB resident")
+            at, mark = min((resident, "d"), (far, ">"))
+            axes.plot(at, place + 0.3, mark, color="black", markersize=6, label=RESIDENT)
+            beside(axes, at, place + 0.3, f"{resident:.4g} MB resident")
     axes.set_xlabel("peak memory of a step in MB, the batch included")
+
+
+def _longest(entry: Entry) -> float:
+    """The MB at which the longest bar of a run ends."""
+    result = entry.run.result
+    return max(sum(_by_kind(result).values()), result["peak_memory_bytes"] / 1e6 + _outside(result))
 
 
 def _by_kind(result: Mapping[str, Any]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.judged import Judged, compared, judged, references
-from mpcompare.report.figures.kit import at_the_top, grid, nothing, positive
+from mpcompare.report.figures.kit import at_the_top, grid, marker, nothing, positive
 from mpcompare.verdict.judge.trajectories import steps_of_both
 
 
@@ -51,7 +51,8 @@ def _panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
     for run, difference in zip(runs, differences, strict=True):
         number = steps_of_both(run.run, reference.run)
         visible = np.where(difference > 0, difference, np.nan)
-        axes.plot(number, visible, marker="o", markersize=3, label=run.entry.label, **run.line)
+        marks = {"marker": marker(run.place), "markersize": 3}
+        axes.plot(number, visible, label=run.entry.label, **{**run.line, **marks})
         at_the_top(axes, number[~np.isfinite(difference)], run.colour, 0.97)
     axes.set_yscale("log")
     axes.set_ylim(bottom, top)

@@ -9,6 +9,7 @@ from mpcompare.phases import PHASES, WHOLE_STEP
 from mpcompare.report.comparison import Entry, phases_of
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.bars import bars, beside, one_legend
+from mpcompare.report.figures.kit import ON_LIGHT
 
 # The colour of each phase, in their order: Okabe and Ito's palette, but for the fourth, which is from ColorBrewer's
 # Dark2. Colour-blind readers tell it from the phases beside it better than the palette's blue and vermilion.
@@ -43,7 +44,9 @@ def _phases(axes: Axes, entries: Sequence[Entry]) -> None:
             colour = COLOURS.get(name, "0.6")
             axes.barh(place, width, left=right, color=colour, edgecolor="white", linewidth=0.5, label=name)
             if width > LABELLED * longest:
-                axes.text(right + width / 2, place, f"{width:.3g}", ha="center", va="center", fontsize=8)
+                axes.text(
+                    right + width / 2, place, f"{width:.3g}", ha="center", va="center", fontsize=8, color=ON_LIGHT
+                )
             right += width
         clock = "" if times.get(WHOLE_STEP) else f" (clock {entry.run.result['phase_overhead']:+.1%})"
         beside(axes, right, place, f"{right:.4g} ms{clock}")

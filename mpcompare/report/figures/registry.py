@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from mpcompare.report.figures.digits import digits_figure
 from mpcompare.report.figures.dtypes import dtypes
 from mpcompare.report.figures.exponents import exponents
+from mpcompare.report.figures.glance import glance
 from mpcompare.report.figures.gradient_error import gradient_error
 from mpcompare.report.figures.guarded import Draw, guarded
 from mpcompare.report.figures.loss import loss
@@ -17,6 +18,7 @@ from mpcompare.report.figures.update_ratio import update_ratio
 
 # Figures by the name of their files, in the order in which a reader wants them.
 FIGURES: Mapping[str, Draw] = {
+    "glance": guarded(glance),
     "loss": guarded(loss),
     "step_time": guarded(step_time),
     "phases": guarded(phases),

@@ -1,5 +1,6 @@
-"""The figure of step times: median and spread, and the speed relative to the baseline."""
+"""The figure of step times: median and spread, and the ratio to the baseline's time."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,9 +23,19 @@ def _step_time(axes: Axes, entries: Sequence[Entry]) -> None:
     colours = [colour(place) for place in range(len(entries))]
     axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=colours, ecolor="0.2", capsize=4)
     for place, entry in enumerate(entries):
-        side = "" if entry.side_by_side else ", not side by side"
-        ratio = "baseline" if entry.is_baseline else f"{entry.time_ratio}{side}"
         axes.annotate(
-            f"{p50[place]:.4g} ms, {ratio}", (p80[place], place), (6, 0), textcoords="offset points", va="center"
+            f"{p50[place]:.4g} ms, {_ratio(entry)}",
+            (p80[place], place),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
         )
-    axes.set_xlabel("ms a step: median, p20 to p80 of the blocks\nx: speed relative to the baseline (95 % interval)")
+    axes.set_xlabel("ms a step: median, p20 to p80 of the blocks; in brackets the 95 % interval of time / baseline")
+
+
+def _ratio(entry: Entry) -> str:
+    if entry.is_baseline:
+        return "baseline"
+    if math.isnan(entry.time_ratio.low):
+        return "too few blocks for a ratio"
+    return f"{entry.time_ratio} of the baseline{'' if entry.side_by_side else ', not side by side'}"

@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.kit import at_the_top, colour, grid, line, nothing, positive
+from mpcompare.report.figures.kit import at_the_top, colour, grid, legend, line, marker, nothing, positive
 
 SHARES = {
     "grad_zero": "gradients that\nare 0 in %",
@@ -44,7 +44,7 @@ def training(report: Report) -> Figure | None:
             rows = part.subplots(most, 1, sharex=True, squeeze=False)[:, 0]  # all panels are of one height
             _draw(rows, own, entries)
             runs = [Line2D([], [], label=entry.label, **line(place)) for place, entry in entries]
-            part.legend(handles=runs, loc="outside lower center", ncols=min(3, len(runs)), fontsize=8)
+            legend(part, runs, [entry.label for _, entry in entries])
         else:
             nothing(part.subplots(), "nothing to show: rate and scale never change, and nothing was monitored")
     return figure
@@ -172,7 +172,8 @@ def _decades(axes: Axes, percents: pd.Series) -> None:
 def _points(place: int, entry: Entry, values: pd.Series) -> dict[str, Any]:
     """The style of a line; with marks where only some steps have a value."""
     sparse = len(values) < len(entry.run.steps)
-    return {**line(place), "marker": "o" if sparse else None, "markersize": 4, "label": entry.label}
+    marks = {"marker": marker(place), "markersize": 4, "markevery": 1} if sparse else {}
+    return {**line(place), **marks, "label": entry.label}
 
 
 def _fit(axes: Axes, series: Sequence[pd.Series], *more: float) -> None:

@@ -1,12 +1,12 @@
 """The figure of updates: relative to their weights, beside the smallest that a format can add."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpcompare.precision import FP16, PRECISIONS
+from mpcompare.precision import PRECISIONS
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import histograms
 from mpcompare.report.figures.judged import Counts, Judged, judged
@@ -20,32 +20,46 @@ ROUNDOFF = {each.storage.name: math.log2(each.storage.unit_roundoff) for each in
 
 
 def update_ratio(report: Report) -> Figure | None:
-    """Draws histograms of the updates over their weights; None where no run counted exponents."""
+    """Draws histograms of the updates over their weights; None where no run counted exponents,
+    and where no format of the runs would lose an update."""
     comparisons = judged(report)
-    if not any(map(histograms.counted, comparisons)):
+    if not any(map(_loses, comparisons)):
         return None
     figure, parts = grid(report.finished, 3.6, 1.75 * WIDTH)
     for part, runs in zip(parts, comparisons, strict=True):
         axes = part.subplots()
         if run := histograms.counted(runs):
-            _panel(axes, run)
+            _panel(axes, run, _limits(runs))
         else:
             nothing(axes, "no run counted exponents")
     return figure
 
 
-def _panel(axes: Axes, run: Judged) -> None:
+def _limits(runs: Sequence[Judged]) -> dict[str, float]:
+    """The limits of the formats that the runs of a comparison are in."""
+    asked = {run.precision for run in runs}
+    return {name: limit for name, limit in ROUNDOFF.items() if name in asked}
+
+
+def _loses(runs: Sequence[Judged]) -> bool:
+    """Returns whether any update would be lost in a format of the runs."""
+    run = histograms.counted(runs)
+    counts = run.exponents("updates")["first"].values() if run else ()
+    return any(lost_updates(each)[name] > 0 for each in counts for name in _limits(runs))
+
+
+def _panel(axes: Axes, run: Judged, limits: Mapping[str, float]) -> None:
     counts = run.exponents("updates")
     names, left_out = histograms.choose(histograms.nonempty(run, counts["first"]))
-    low, high = histograms.ends([histograms.only(counts, names)], min(ROUNDOFF.values()), 0.0)
-    axes.axvspan(low, ROUNDOFF[FP16.name], color="0.93", zorder=0, linewidth=0)
-    for precision, limit in ROUNDOFF.items():
+    low, high = histograms.ends([histograms.only(counts, names)], min(limits.values()), 0.0)
+    axes.axvspan(low, max(limits.values()), color="0.93", zorder=0, linewidth=0)
+    for precision, limit in limits.items():
         axes.axvline(limit, color="black", linestyle="--", linewidth=0.8)
         side = {"fp16": "right", "bf16": "left"}.get(precision, "center")
         axes.annotate(f"{precision}: {power(2, limit)}", (limit, 1), (0, 3), xycoords=axes.get_xaxis_transform(),
                       textcoords="offset points", ha=side, fontsize=8)  # fmt: skip
     histograms.draw(axes, names, counts, low, high)
-    histograms.table(axes, *_losses(names, counts["first"]), left_out)
+    histograms.table(axes, *_losses(names, counts["first"], list(limits)), left_out)
     title = histograms.source(run) + ("\n" if left_out else "")  # above the names that are left out
     axes.set_title(title, fontsize=9, loc="left", pad=16)
     axes.set_xlabel("lr |gradient| / |weight|   (at the left: gradient exactly 0)\n"
@@ -58,13 +72,14 @@ def lost_updates(counts: Sequence[int]) -> dict[str, float]:
     return {precision: histograms.share(counts, -math.inf, limit) for precision, limit in ROUNDOFF.items()}
 
 
-def _losses(names: Sequence[str], counts: Counts) -> tuple[str, list[str]]:
+def _losses(names: Sequence[str], counts: Counts, formats: Sequence[str]) -> tuple[str, list[str]]:
     """The head and the rows of the table: the shares of the updates of each parameter that are lost."""
     width, shown = histograms.short(names)
-    precisions = "".join(f"{precision:>9}" for precision in ROUNDOFF)
+    precisions = "".join(f"{precision:>9}" for precision in formats)
     head = "% of what is not 0: lost (at most) in\n" + " " * width + precisions
     rows = []
     for name, text in zip(names, shown, strict=True):
-        shares = "".join(f"{histograms.percent(lost):>9}" for lost in lost_updates(counts[name]).values())
+        lost = lost_updates(counts[name])
+        shares = "".join(f"{histograms.percent(lost[each]):>9}" for each in formats)
         rows.append(text + shares)
     return head, rows

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from mpcompare.records import write_atomically
 from mpcompare.report import formats
 from mpcompare.report.contents import Report
+from mpcompare.report.figures.captions import CAPTIONS
 from mpcompare.report.figures.guarded import rendered
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.files import path_in
@@ -24,6 +25,7 @@ def write(report: Report, folder: Path) -> None:
     wanted = [each for each in formats.FIGURES if each in report.formats]
     for name, draw in FIGURES.items() if wanted else ():
         if figure := draw(report):
+            figure.suptitle(CAPTIONS[name][0], fontsize=11, fontweight="bold", x=0.01, ha="left")
             for each in wanted:
                 rendered(name, figure, partial(_save, path=path_in(folder, f"{name}.{each}")))
 

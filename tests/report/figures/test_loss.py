@@ -13,13 +13,14 @@ def test_what_was_evaluated_in_between_stands_beside_the_training_loss(tmp_path)
     write_run(tmp_path / "0", "mine", evals=[(1, 2.5, 0.25), (3, 1.5, 0.5)])
     write_run(tmp_path / "1", "amp", evals=[(3, 1.25, 0.75)])  # only after training
     (comparison,) = compare(find_runs([tmp_path]), "amp")
-    loss, accuracy, _difference = loss_figure.loss(Report([comparison], {}, "amp")).axes
+    figure = loss_figure.loss(Report([comparison], {}, "amp"))
+    loss, accuracy, _difference = figure.axes
     (held_out,) = (line for line in loss.lines if line.get_marker() == "s" and len(line.get_xdata()))
     (curve,) = accuracy.lines
     assert (held_out.get_xdata().tolist(), held_out.get_ydata().tolist()) == ([1, 3], [2.5, 1.5])
     assert (curve.get_xdata().tolist(), curve.get_ydata().tolist()) == ([1, 3], [0.25, 0.5])
     assert held_out.get_color() == curve.get_color() == loss.lines[0].get_color()
-    assert "held-out loss" in [text.get_text() for text in loss.get_legend().get_texts()]
+    assert "held-out loss" in [text.get_text() for text in figure.subfigs[0].legends[0].get_texts()]
 
 
 @pytest.mark.parametrize("evals", [[], [(3, 1.5, 0.5)], [(1, 1.5, None), (3, 1.5, None)]])

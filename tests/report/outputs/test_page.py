@@ -180,15 +180,16 @@ def test_of_many_checks_those_that_failed_and_the_nearest_are_drawn():
     assert wrong.left_out == "202 more are in verdict.json: 3 that failed, too"
 
 
-def test_nearness_to_a_tight_limit_is_not_said():
-    tight = replace(check(value=0.999, limit=1.0), tight=True)
-    loose = check(value=0.4, limit=1.0)
+def test_nearness_is_said_of_no_run_and_the_first_check_that_failed_decides(runs):
+    tight, loose = replace(check(value=0.999), tight=True), check("another", 0.9)
+    assert [bar.state for bar in bars("run", [tight, loose])] == ["far", "near"]
+    passed = rendered(runs, [tight, loose])
+    assert "nearest to its limit" not in Page(passed).words
     entry = SimpleNamespace(run=SimpleNamespace(name="run"))
-    run = Checked(entry, Verdict("same", "", "", "1", [tight, loose]), bars("run", [tight, loose]))
-    assert [bar.state for bar in run.bars] == ["far", "far"]
-    assert run.furthest.check is loose
-    failed = replace(tight, value=1.001)
-    assert bars("run", [failed])[0].state == "failed"
+    found = [tight, check("first", 1.5), check("second", 9.0)]
+    run = Checked(entry, Verdict("differs", "", "", "1", found), bars("run", found))
+    assert run.first_failed.check.name == "first"
+    assert Checked(entry, run.verdict, bars("run", [tight])).first_failed is None
 
 
 def test_the_limit_stands_where_the_axis_is_1():
@@ -204,7 +205,8 @@ def test_verdicts_in_words(runs):
     (comparison,) = compare(find_runs([runs]), "amp")
 
     def words(*verdict, checks=(), unchecked=()):
-        answer = answers(comparison, {"0": Verdict(*verdict, "1", list(checks), list(unchecked))})[0]
+        found = answers(comparison, {"0": Verdict(*verdict, "1", list(checks), list(unchecked))})
+        answer = next(each for each in found if each.label == "mine bf16")
         return f"{answer.label}: {answer.word}{answer.more}"
 
     assert words("same", "", "", checks=[check()]) == ("mine bf16: no difference found from amp bf16 in 1 checks")
@@ -228,6 +230,18 @@ def test_the_answers_stand_first(runs):
         "Right? mine bf16 does not compute the same (a cause): the loss is too far. "
     ), page.words[begin : begin + 200]
     assert begin < page.words.index("Faster?") < page.words.index("Smaller?") < page.words.index("Verdicts")
+
+
+def test_what_differs_comes_first_and_the_verdict_stands_beside_the_name(tmp_path):
+    for place, backend in enumerate(("amp", "right", "mine")):
+        write_run(tmp_path / str(place), backend)
+    text = rendered(tmp_path, [check(value=3.0)])
+    table = text[text.index('aria-label="Runs"') :]
+    headings = re.findall(r'<th scope="col" class="\w+">(.*?)</th>', table)
+    assert headings[:3] == ["backend", "precision", "verdict"]
+    assert re.findall(r'<tr class="(\w+)">\s*<td[^>]*>(.*?)</td>', table)[0] == ("differs", "mine")
+    answers = text[text.index('class="answers"') :]
+    assert re.findall(r"<strong>(.*?)</strong>", answers)[0] == "mine bf16"
 
 
 def test_a_report_in_which_nothing_finished_has_a_page(tmp_path):
@@ -286,12 +300,14 @@ def test_a_browser_draws_the_page_without_errors_and_requests(runs):
     ended = browse("index.html")
     assert time.perf_counter() - start < 60
     assert "CONSOLE" not in ended.stderr, ended.stderr
-    assert ended.stdout.count("<canvas") == 1  # the loss: no scale, and no norm was recorded
+    assert ended.stdout.count("<canvas") == 2  # difference and loss: no scale, and no norm was recorded
     ended = browse("probe.html")
     (probe,) = (attributes["data-probe"] for attributes in Page(ended.stdout).all("body"))
     seen = json.loads(probe)
     assert seen["requests"] == 0
     assert seen["open"]
     assert seen["wide"] <= seen["narrow"]
-    for canvas in seen["drawn"]:
-        assert {0x0072B2, 0xD55E00} <= set(canvas)
+    difference, loss = seen["drawn"]
+    assert 0x0072B2 in difference
+    assert 0xD55E00 not in difference  # the baseline's
+    assert {0x0072B2, 0xD55E00} <= set(loss)

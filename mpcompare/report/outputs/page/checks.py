@@ -137,11 +137,12 @@ class Checked:
         return [Kind(name, bars) for name, bars in kinds.items()]
 
     @property
-    def furthest(self) -> Bar | None:
-        """The bar that is the furthest: the first that failed, else that nearest to its limit, unless this is tight."""
-        failed = [bar for bar in self.bars if not bar.check.passed]
-        loose = [bar for bar in self.bars if not bar.check.tight]
-        return failed[0] if failed else max(loose or self.bars, key=lambda bar: bar.ratio, default=None)
+    def first_failed(self) -> Bar | None:
+        """The bar of the first check that failed, which decides; None where all passed.
+
+        Nearness is said of no run: some limits bound the worst of many roundings, and correct runs come near to them.
+        """
+        return next((bar for bar in self.bars if not bar.check.passed), None)
 
     @property
     def failed(self) -> int:

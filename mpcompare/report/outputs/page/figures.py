@@ -1,71 +1,20 @@
 """The figures of a comparison, each with a sentence that says how to read it, and a text in its place."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from markupsafe import Markup
 
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
+from mpcompare.report.figures.captions import CAPTIONS
 from mpcompare.report.figures.guarded import rendered
+from mpcompare.report.figures.kit import WIDTH
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.page.svg import inline
 
-# Title, and how to read it, by the name of the figure.
-CAPTIONS = {
-    "loss": (
-        "Loss",
-        "Curves that lie on each other computed the same loss; the panel below shows on a log axis how far each is "
-        "from the baseline's.",
-    ),
-    "step_time": (
-        "Step time",
-        "A shorter bar is a faster step; x is the speed relative to the baseline, with the interval that holds it in "
-        "95 of 100 cases.",
-    ),
-    "phases": (
-        "Phases of a step",
-        "Each piece of a bar is the time of one phase, so two runs differ where their pieces differ in length.",
-    ),
-    "memory": (
-        "Memory",
-        "The coloured bar is what must be live by the memory model, the grey bar what was measured; the two should be "
-        "of one length.",
-    ),
-    "training": (
-        "Training steps",
-        "Each panel is one quantity by step: rate, loss scale, norm of the gradients, and shares that 16 bits lose.",
-    ),
-    "gradient_error": (
-        "Errors of the gradients",
-        "Each bar, or dot where a network has many tensors, is the distance of a gradient from the exact one; what "
-        "is beyond its black mark, or right of the line of the limit, breaks its limit.",
-    ),
-    "noise": (
-        "Loss beside the noise",
-        "The grey band is how far correct runs lie from each other; a line that stays below the dashed limit cannot "
-        "be told from the reference.",
-    ),
-    "exponents": (
-        "Exponents",
-        "Each curve is the share of a tensor's values by power of two; what lies left of a limit underflows in fp16, "
-        "what lies right of it overflows.",
-    ),
-    "update_ratio": (
-        "Updates beside their weights",
-        "Updates left of a dashed line are too small for that format, and are lost if the weights are stored in it.",
-    ),
-    "dtypes": (
-        "Precision of each layer",
-        "A row is a layer and a cell the dtype that was observed there; pale cells are as in the baseline.",
-    ),
-    "digits": (
-        "Where the network loses its digits",
-        "A row is a layer, or the work before one; a mark right of the dashed line has lost more than half of the "
-        "digits of the precision, and the text beside it says why.",
-    ),
-}
+WIDE = 1.25 * WIDTH  # inches: a wider figure takes both columns
 
 
 @dataclass(frozen=True)
@@ -76,6 +25,7 @@ class Drawn:
     title: str
     reading: str
     svg: Markup
+    wide: bool
 
 
 def drawn(comparison: Comparison, report: Report, place: int) -> Iterator[Drawn]:
@@ -84,11 +34,13 @@ def drawn(comparison: Comparison, report: Report, place: int) -> Iterator[Drawn]
     Args:
         place: the number of the comparison on the page, from 0.
     """
-    alone = Report([comparison], report.verdicts, report.baseline)
+    untitled = replace(comparison, title="", dataset="", not_the_same="")  # the page says these above the figures
+    alone = Report([untitled], report.verdicts, report.baseline)
     labels = ", ".join(entry.label for entry in comparison.entries)
     for name, draw in FIGURES.items():
         if figure := draw(alone):
             title, reading = CAPTIONS[name]
             alt = f"{title} of {labels}. {reading} The tables and checks of this page hold the numbers."
+            wide = figure.get_figwidth() > WIDE
             svg = rendered(name, figure, partial(inline, name=f"{name}{place}", alt=alt))
-            yield Drawn(name, title, reading, svg)
+            yield Drawn(name, title, reading, svg, wide)

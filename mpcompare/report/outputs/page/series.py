@@ -4,16 +4,23 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from mpcompare.report.comparison import Comparison, Entry
-from mpcompare.report.figures.kit import COLOURS, DASHES
+from mpcompare.report.figures.kit import colour, dashes
+from mpcompare.verdict.judge.trajectories import steps_of_both
 
-QUANTITIES = {"loss": "training loss", "loss_scale": "loss scale", "grad_norm": "norm of the gradients"}
+QUANTITIES = {
+    "difference": "|training loss - baseline's|",
+    "loss": "training loss",
+    "loss_scale": "loss scale",
+    "grad_norm": "norm of the gradients",
+}
 POINTS = 1000  # steps of a curve: of longer training every n-th is shown
 
 
 def series(comparison: Comparison) -> dict[str, Any]:
-    """Returns loss, scale and norm of the finished runs by step, for JSON; None is a step without a value."""
+    """Returns the numbers of the finished runs by step, for JSON; None is a step without a value."""
     steps = sorted({int(step) for entry in comparison.finished for step in entry.run.steps["step"]})
     every = math.ceil(len(steps) / POINTS) or 1
     runs = [_run(place, entry, steps[::every]) for place, entry in enumerate(comparison.finished)]
@@ -27,12 +34,18 @@ def series(comparison: Comparison) -> dict[str, Any]:
 
 
 def _run(place: int, entry: Entry, steps: list[int]) -> dict[str, Any]:
-    by_step = entry.run.steps.set_index("step").reindex(steps)
-    dashes = DASHES[place % len(DASHES)]
+    by_step = entry.run.steps.set_index("step")
+    if entry.baseline is not None and not entry.is_baseline and len(entry.loss_diff):
+        difference = pd.Series(entry.loss_diff, index=steps_of_both(entry.run, entry.baseline))
+        by_step = by_step.assign(difference=difference)
+    else:
+        by_step = by_step.assign(difference=math.nan)
+    by_step = by_step.reindex(steps)
     values = {name: [_number(value) for value in by_step[name].to_numpy(dtype=float)] for name in QUANTITIES}
+    dash = dashes(place)
     style: dict[str, Any] = {
-        "colour": COLOURS[place % len(COLOURS)],
-        "dash": [] if isinstance(dashes, str) else dashes[1],
+        "colour": colour(place),
+        "dash": [] if isinstance(dash, str) else dash[1],
     }
     return {"label": entry.label, **style, **values}
 

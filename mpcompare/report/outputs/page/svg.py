@@ -9,6 +9,8 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from mpcompare.report.signs import COLOURS
+
 MARKS = 250  # a line shows about so many marks: one mark takes 100 bytes
 # Text stays text, in the reader's font. Points that shift a line by less than half a pixel are left out.
 _SETTINGS: dict[Any, Any] = {"svg.fonttype": "none", "path.simplify_threshold": 0.5, "svg.hashsalt": "mpcompare"}
@@ -17,6 +19,7 @@ _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _STYLE = re.compile(r"<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)  # it would hold for the whole page
 _NUMBERS = re.compile(r'(?<= )(d|x|y)="([^"]*)"')
 _NUMBER = re.compile(r"-?\d+\.\d+")
+_GREY = re.compile(r"#([0-9a-f]{2})\1\1\b")
 _COMMAND = re.compile(r"\s*([A-Za-z])\s*")
 _ID = re.compile(r' id="([^"]*)"')
 _REFERENCE = re.compile(r'(url\(#|href="#)([^")]*)')
@@ -35,7 +38,9 @@ def inline(figure: Figure, name: str, alt: str) -> Markup:
     text = io.StringIO()
     with matplotlib.rc_context(_SETTINGS):
         # Tight: labels that are too long for the figure widen it, and are not cut.
-        figure.savefig(text, format="svg", metadata=_NO_METADATA, bbox_inches="tight", pad_inches=0.05)
+        figure.savefig(
+            text, format="svg", metadata=_NO_METADATA, transparent=True, bbox_inches="tight", pad_inches=0.05
+        )
     return Markup(_shrink(_with_own_ids(text.getvalue(), name), alt))
 
 
@@ -50,8 +55,17 @@ def _shrink(svg: str, alt: str) -> str:
     """Returns the ``<svg>`` element alone, with coordinates to a tenth of a point."""
     svg = _STYLE.sub("", _COMMENT.sub("", svg[svg.index("<svg") :]))
     svg = _NUMBERS.sub(lambda match: f'{match[1]}="{_coordinates(match[2])}"', svg)
+    for kind in ("same", "differs"):
+        svg = svg.replace(COLOURS[kind], f"var(--{kind})")
+    svg = _GREY.sub(_of_theme, svg)
     svg = re.sub(r">\s*\n\s*<", "><", svg)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
+
+
+def _of_theme(grey: re.Match[str]) -> str:
+    """Returns a grey as a mixture of the colours of text and ground, which are others in the dark."""
+    share = round(100 * (1 - int(grey[1], 16) / 255))
+    return f"color-mix(in srgb,var(--text) {share}%,var(--ground))"
 
 
 def _coordinates(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mpcompare.report import digits as maps
 from mpcompare.report import inference, summary
+from mpcompare.report import signs as words
 from mpcompare.report.columns import Column
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Verdicts
@@ -22,20 +23,28 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: the columns with their headings, and the cells of each row."""
+    """A table: the columns with their headings, the cells of each row, and the class of each row, if rows have one."""
 
     columns: Sequence[tuple[str, Column[Any]]]
     rows: Sequence[Sequence[Cell]]
+    kinds: Sequence[str] = ()
 
 
 def runs(comparison: Comparison, verdicts: Verdicts) -> Table:
-    """Returns the table of runs, as a wide console shows it; a run that did not finish has its names and its status."""
-    columns = summary.shown(comparison)
-    rows = [
-        [_cell(column, row) if row.entry.ok else _unfinished(column, row) for _, column in columns]
-        for row in summary.rows_of(comparison, verdicts)
+    """Returns the table of runs: what differs comes first, and the verdict stands beside the name.
+
+    A run that did not finish has its names and its status.
+    """
+    names = (*summary.NAMES, "verdict")
+    columns = sorted(
+        summary.shown(comparison),
+        key=lambda shown: names.index(shown[1].name) if shown[1].name in names else len(names),
+    )
+    rows = sorted(summary.rows_of(comparison, verdicts), key=lambda row: words.rank(row.entry, row.verdict))
+    cells = [
+        [_cell(column, row) if row.entry.ok else _unfinished(column, row) for _, column in columns] for row in rows
     ]
-    return Table(columns, rows)
+    return Table(columns, cells, [words.kind(row.entry, row.verdict) for row in rows])
 
 
 def _unfinished(column: Column[summary.Row], row: summary.Row) -> Cell:

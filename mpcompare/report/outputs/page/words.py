@@ -8,18 +8,8 @@ from mpcompare.report import answers as questions
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.outputs.page.checks import Checked, bars
+from mpcompare.report.signs import KINDS, rank, sign
 from mpcompare.verdict.judge.verdict import Verdict
-
-# A sign for each verdict, so that colour is not all that tells them apart.
-SIGNS = {
-    "no difference found": "✓",
-    "differs as declared": "≠",
-    "differs": "✗",
-    "reference": "=",
-    "did not finish": "!",
-}
-# The classes of elements that have a colour of their own.
-KINDS = {"no difference found": "same", "differs": "differs", "did not finish": "differs"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +21,7 @@ class Answer:
         word: the verdict in a word or three.
         more: the rest of the sentence, with what was compared and why; may be empty.
         unchecked: what could not be checked; may be empty.
-        anchor: the anchor of the check that failed first, or came nearest to its limit; may be empty.
+        anchor: the anchor of the check that decided; empty where none failed.
     """
 
     label: str
@@ -42,7 +32,7 @@ class Answer:
 
     @property
     def sign(self) -> str:
-        return SIGNS.get(self.word, "?")
+        return sign(self.word)
 
     @property
     def kind(self) -> str:
@@ -51,9 +41,10 @@ class Answer:
 
 
 def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
-    """Returns the verdicts on the runs of a comparison, in its order."""
+    """Returns the verdicts on the runs of a comparison, what differs first."""
     labels = {entry.run.name: entry.label for entry in comparison.entries}
-    return [_answer(entry, verdicts.get(entry.run.name), labels) for entry in comparison.entries]
+    known = [(entry, verdicts.get(entry.run.name)) for entry in comparison.entries]
+    return [_answer(entry, verdict, labels) for entry, verdict in sorted(known, key=lambda each: rank(*each))]
 
 
 def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> Answer:
@@ -61,8 +52,8 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
         return Answer(entry.label, "did not finish", f": {entry.run.result['status']}: {entry.error}")
     other = labels.get(verdict.reference or "", verdict.reference or "")
     checked = Checked(entry, verdict, bars(entry.run.name, verdict.checks))
-    nearest, count = checked.furthest, len(checked.bars)
-    anchor = nearest.anchor if nearest else ""
+    failed, count = checked.first_failed, len(checked.bars)
+    anchor = failed.anchor if failed else ""
     word = verdict.word
     match word:
         case "same":

@@ -87,11 +87,12 @@
 
   // Curves
   const few = (_, ticks) => ticks.map((tick, place) => (place % Math.ceil(ticks.length / 8) ? null : tick));
-  const AXIS = { stroke: "#1a1d21", grid: { stroke: "#e3e6e9", filter: few }, ticks: { stroke: "#c9ced4", filter: few } };
+  const theme = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name);
+  const AXIS = { stroke: theme("--text"), grid: { stroke: theme("--raised"), filter: few }, ticks: { stroke: theme("--rule"), filter: few } };
   const STEPS = [1, 2, 5].flatMap((digit) => [...Array(8).keys()].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
   const digits = (value) => (value === null || value === undefined ? "-" : String(Number(value.toPrecision(6))));
   const label = (tick) => (tick === null ? "" : digits(tick));
-  const SCALES = { loss: {}, loss_scale: { distr: 3, log: 2 }, grad_norm: { distr: 3, log: 10 } };
+  const SCALES = { difference: { distr: 3, log: 10 }, loss: {}, loss_scale: { distr: 3, log: 2 }, grad_norm: { distr: 3, log: 10 } };
 
   function curves(box, part) {
     if (!part.steps.length) return;
@@ -112,7 +113,7 @@
     for (const [name, title] of Object.entries(part.panels)) {
       const logarithmic = SCALES[name].distr === 3;
       const series = part.runs.map((run) => ({
-        label: run.label, stroke: run.colour, width: 2, dash: run.dash.map((length) => 2 * length), spanGaps: name === "grad_norm",
+        label: run.label, show: run[name].some((value) => value !== null), stroke: run.colour === "#000000" ? theme("--text") : run.colour, width: 2, dash: run.dash.map((length) => 2 * length), spanGaps: name === "grad_norm",
       }));
       const values = part.runs.map((run) => run[name].map((value) => (logarithmic && !(value > 0) ? null : value)));
       const plot = new uPlot({
@@ -131,9 +132,10 @@
       for (const plot of plots) plot.setCursor({ left: plot.valToPos(part.steps[index], "x"), top: 1 }, false);
     });
     const rows = part.runs.map((run, row) => {
-      const swatch = make("span", { className: "swatch" });
-      swatch.style.borderTopColor = run.colour;
-      swatch.style.borderTopStyle = run.dash.length ? "dashed" : "solid";
+      const swatch = make("span", { className: "swatch", ariaHidden: true });
+      const length = run.dash.map((each) => 2 * each);
+      const colour = run.colour === "#000000" ? "currentColor" : run.colour;
+      swatch.innerHTML = `<svg width="48" height="4"><path d="M0 2H48" stroke="${colour}" stroke-width="3" stroke-dasharray="${length.join(" ")}"/></svg>`;
       return make("tr", {}, make("th", { scope: "row" }, swatch, run.label), ...cells[row]);
     });
     const titles = Object.values(part.panels).map((title) => make("th", { scope: "col", className: "right" }, title));

@@ -1,0 +1,69 @@
+"""The figure of all runs at a glance: the verdict on each, and its time and memory over the baseline's."""
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+
+from mpcompare.race.intervals import Interval
+from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.contents import Report, Verdicts
+from mpcompare.report.figures.kit import grid
+from mpcompare.report.signs import COLOURS, kind, rank, sign, word
+
+ROW, AROUND = 0.26, 0.75  # inches: height of a run, and of what stands above and below all
+WIDE = 10.4  # inches
+
+
+def glance(report: Report) -> Figure | None:
+    """Draws a row a run, what differs first; None where no run finished."""
+    if not report.finished:
+        return None
+    most = max(len(comparison.entries) for comparison in report.finished)
+    figure, parts = grid(report.finished, AROUND + ROW * most, WIDE)
+    for part, comparison in zip(parts, report.finished, strict=True):
+        _part(part, comparison, report.verdicts, most)
+    return figure
+
+
+def _part(part: SubFigure, comparison: Comparison, verdicts: Verdicts, most: int) -> None:
+    entries = sorted(comparison.entries, key=lambda entry: rank(entry, verdicts.get(entry.run.name)))
+    time, memory = part.subplots(1, 2, sharey=True)
+    colours = [COLOURS[kind(entry, verdicts.get(entry.run.name))] for entry in entries]
+    _ratios(time, [entry.time_ratio for entry in entries], colours)
+    _ratios(memory, [Interval(*[entry.memory_ratio] * 3) for entry in entries], colours)
+    baselines = {comparison.label(entry.baseline) for entry in entries if entry.baseline}
+    versus = baselines.pop() if len(baselines) == 1 else "baseline"
+    time.set_xlabel(f"time of a step / {versus}'s   (line: 95 % interval)", fontsize=9)
+    memory.set_xlabel(f"peak memory / {versus}'s   (smaller is better)", fontsize=9)
+    time.set_yticks(range(len(entries)), [_said(entry, verdicts) for entry in entries], fontsize=9)
+    for text, colour in zip(time.get_yticklabels(), colours, strict=True):
+        text.set_color(colour)
+    time.set_ylim(most - 0.4, -0.6)
+    memory.tick_params(labelleft=False)
+
+
+def _said(entry: Entry, verdicts: Verdicts) -> str:
+    verdict = verdicts.get(entry.run.name)
+    said = word(entry, verdict)
+    return f"{entry.label}: {said} {sign(said)}"
+
+
+def _ratios(axes: Axes, ratios: Sequence[Interval], colours: Sequence[str]) -> None:
+    """Draws a dot a run with its interval, and the number beside it; without an interval there is neither."""
+    ends = [each.high for each in ratios if math.isfinite(each.high)]
+    right = max([1.0, *ends])
+    for place, (each, colour) in enumerate(zip(ratios, colours, strict=True)):
+        if not math.isfinite(each.low):
+            axes.annotate("cannot be told", (0, place), (4, 0), textcoords="offset points", va="center", fontsize=8,
+                          color="0.4")  # fmt: skip
+            continue
+        axes.barh(place, each.median, 0.5, color=colour, alpha=0.3, linewidth=0)
+        axes.plot([each.low, each.high], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
+        axes.plot(each.median, place, "o", color=colour, markersize=5)
+        axes.annotate(f"{each.median:.2f}", (1.03 * right, place), va="center", fontsize=9)
+    axes.axvline(1, color="0.3", linestyle="--", linewidth=1, zorder=0)
+    axes.set_xlim(0, 1.18 * right)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)

@@ -1,0 +1,41 @@
+"""The verdict on a run in a word or three, with a sign, a colour and a rank: for figures and the page."""
+
+from mpcompare.report.comparison import Entry
+from mpcompare.verdict.judge.verdict import Verdict
+
+# A sign for each verdict, so that colour is not all that tells them apart.
+SIGNS = {
+    "no difference found": "✓",
+    "same": "✓",
+    "differs as declared": "≠",
+    "differs": "✗",
+    "reference": "=",
+    "did not finish": "!",
+    "not examined": "-",
+}
+# The classes of verdicts that have a colour of their own, and the colours.
+KINDS = {"no difference found": "same", "differs": "differs", "did not finish": "differs"}
+COLOURS = {"same": "#00664b", "differs": "#a83a00", "other": "0.3"}
+VOUCHED = ("no difference found", "differs as declared", "within noise", "reference")
+
+
+def word(entry: Entry, verdict: Verdict | None) -> str:
+    """Returns the verdict on a run in a word or three."""
+    if not entry.ok or verdict is None:
+        return "did not finish"
+    return "no difference found" if verdict.word == "same" else verdict.word
+
+
+def sign(said: str) -> str:
+    """Returns the sign of a verdict in words."""
+    return SIGNS.get(said, "?")
+
+
+def kind(entry: Entry, verdict: Verdict | None) -> str:
+    """Returns the class of a verdict, which has a colour."""
+    return KINDS.get(word(entry, verdict), "other")
+
+
+def rank(entry: Entry, verdict: Verdict | None) -> int:
+    """Returns the place of a run in lists: what differs comes first, then what nobody can vouch for."""
+    return 0 if kind(entry, verdict) == "differs" else 2 if word(entry, verdict) in VOUCHED else 1

@@ -1,0 +1,55 @@
+"""Any reader can tell runs apart, and no figure names a folder of the machine that drew it."""
+
+import pytest
+from matplotlib.text import Text
+from support.records import write_run
+
+from mpcompare.report.comparison import compare
+from mpcompare.report.contents import Report
+from mpcompare.report.figures import kit
+from mpcompare.report.figures.captions import CAPTIONS
+from mpcompare.report.figures.registry import FIGURES
+from mpcompare.report.figures.texts import without_folders
+from mpcompare.report.runs import find_runs
+
+
+def test_42_runs_have_lines_and_bars_and_dots_of_their_own():
+    def looks(style):
+        return len({(kit.colour(place), style(place)) for place in range(42)})
+
+    assert looks(kit.dashes) == looks(kit.marker) == looks(kit.hatch) == 42
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("data=/home/anna/x.pt", "data=x.pt"),
+        ("the folder /tmp/a/mnist is there", "the folder mnist is there"),
+        ("~/data/mnist, C:\\Users\\me\\mnist", "mnist, mnist"),
+        ("file:///srv/data/set.npz (asked for)", "set.npz (asked for)"),
+        ("samples/s, ||g - exact|| / ||exact||, error / its limit, 3/4", ""),
+        ("https://example.org/a/b", ""),
+        ("a/b.c", ""),
+    ],
+)
+def test_of_a_path_the_name_is_shown(text, shown):
+    assert without_folders(text) == (shown or text)
+
+
+def test_no_figure_shows_a_folder(tmp_path):
+    for place, backend in enumerate(("amp", "mine")):
+        more = {"dataset_reason": "found in /home/anna/data/mnist", "options": {"cache": f"/home/anna/{backend}"}}
+        write_run(tmp_path / f"{place}", backend, **more)
+    write_run(tmp_path / "2", "mine", options={"cache": "/home/anna/other"})
+    comparisons = compare(find_runs([tmp_path]), "amp")
+    assert any("/home" in entry.label for entry in comparisons[0].entries)
+    figures = [figure for draw in FIGURES.values() if (figure := draw(Report(comparisons, {}, "amp")))]
+    assert len(figures) > 3
+    for figure in figures:
+        figure.draw_without_rendering()
+        assert not any("anna" in text.get_text() for text in figure.findobj(Text))
+
+
+def test_every_figure_has_a_title():
+    assert set(FIGURES) == set(CAPTIONS)
+    assert all(title and reading for title, reading in CAPTIONS.values())

@@ -58,8 +58,9 @@ def time_ratio(entry: Entry) -> Interval:
 
 def memory_ratio(entry: Entry) -> Interval:
     """Returns this run's peak memory over the baseline's, which has no interval; NaN where there is none."""
-    known = entry.ok and entry.baseline is not None and entry.baseline.result.get("peak_memory_bytes")
-    ratio = entry.run.result["peak_memory_bytes"] / entry.baseline.result["peak_memory_bytes"] if known else math.nan
+    if not entry.ok or entry.baseline is None:
+        return Interval(math.nan, math.nan, math.nan)
+    ratio = entry.run.result["peak_memory_bytes"] / entry.baseline.result["peak_memory_bytes"]
     return Interval(ratio, ratio, ratio)
 
 

@@ -73,7 +73,7 @@ def test_outputs_write_the_files_for_which_there_is_something_to_show(tmp_path):
     write_run(tmp_path / "1", "amp")
     assert report([tmp_path], tmp_path / "report", "amp")
     always = {"summary.csv", "summary.md", "verdict.json", "index.html"}
-    always |= {"loss.png", "step_time.png", "phases.png", "memory.png", "noise.png"}
+    always |= {"glance.png", "loss.png", "step_time.png", "phases.png", "memory.png", "noise.png"}
     assert {path.name for path in (tmp_path / "report").iterdir()} == always
     layer = {"kind": "Linear", **dict.fromkeys(ROLES, "bf16")}
     way = {"test_accuracy": 0.5, "test_loss": 1.0, "latency_ms": 1.0}

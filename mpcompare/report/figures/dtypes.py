@@ -1,6 +1,7 @@
 """The figure of dtypes: a row a layer, for each run what the layer holds, takes, computes and hands on."""
 
 import math
+import textwrap
 from collections.abc import Hashable, Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -44,7 +45,8 @@ def dtypes(report: Report) -> Figure | None:
         handles.append(Patch(color=OTHER[0], label="another"))
         if any(entry.is_baseline for entry in runs.values()):
             handles.append(Patch(facecolor=STYLES["fp32"][0], alpha=PALE, label="pale: as in the baseline"))
-        part.legend(handles=handles, title=_caption(runs, layers), loc="outside lower left", ncols=5, fontsize=8,
+        caption = _caption(runs, layers, int(15 * max(width, 6.4)))
+        part.legend(handles=handles, title=caption, loc="outside lower left", ncols=5, fontsize=8,
                     title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
     return figure
 
@@ -55,22 +57,26 @@ def _bands(runs: Mapping[str, Entry], bands: int) -> list[dict[str, Entry]]:
     return [dict(items[BESIDE * band : BESIDE * (band + 1)]) for band in range(bands)]
 
 
-def _caption(runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]]) -> str:
+def _caption(runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]], letters: int) -> str:
+    """The meaning of the columns, in lines of so many letters."""
     masters: dict[str, list[str]] = {}
     for label, entry in runs.items():
         for dtype in sorted({row["master"] for row in layers_of(entry).values()} - {"-"}):
             masters.setdefault(dtype, []).append(label)
-    updated = (
-        next(iter(masters)) if len(masters) == 1 else "; ".join(f"{d}: {', '.join(m)}" for d, m in masters.items())
-    )
+    updated = next(iter(masters)) if len(masters) == 1 else "; ".join(f"{d}: {_few(m)}" for d, m in masters.items())
     together = "\na..b, or a number and a class: layers of one class that do the same in every run"
-    return (
+    text = (
         f"weight: as the layer holds it (what the optimizer updates: {updated or 'not seen'})"
         "    input, output: what it is given and hands on\n"
         "computes: operands of its own operators in forward, of a block those beside its layers'"
         "    gradient: of the loss by the output\n"
         "-: none, or inside of one operator    empty: not seen    two dtypes: several operators, or one that takes both"
     ) + (together if _together(rows) else "")
+    return "\n".join(piece for each in text.splitlines() for piece in textwrap.wrap(each, letters))
+
+
+def _few(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 
 def _together(rows: Sequence[tuple[list[str], str]]) -> bool:

@@ -126,7 +126,11 @@ def short(names: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def _end(name: str, size: int) -> str:
-    return name if len(name) <= size else "..." + name[3 - size :]
+    """The last parts of a name, as many as ``size`` characters hold; of a part that is longer its end."""
+    if len(name) <= size:
+        return name
+    tail = name[3 - size :]
+    return "..." + (tail.partition(".")[2] or tail)
 
 
 def table(axes: Axes, head: str, rows: Sequence[str], left_out: Sequence[str]) -> None:

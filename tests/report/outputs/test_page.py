@@ -232,6 +232,14 @@ def test_the_answers_stand_first(runs):
     assert begin < page.words.index("Faster?") < page.words.index("Smaller?") < page.words.index("Verdicts")
 
 
+def test_how_to_read_the_page_is_said_with_its_own_numbers(runs):
+    words = Page(rendered(runs, [check(value=3.0), check("another")])).words
+    assert "a step of mine bf16 takes 0.50 of amp bf16's time" in words
+    assert "between 0.50 and 0.50" in words
+    assert "mine bf16 needs 1.00 of amp bf16's peak" in words
+    assert "1 of its 2 checks failed" in words
+
+
 def test_what_differs_comes_first_and_the_verdict_stands_beside_the_name(tmp_path):
     for place, backend in enumerate(("amp", "right", "mine")):
         write_run(tmp_path / str(place), backend)

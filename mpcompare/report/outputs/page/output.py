@@ -18,7 +18,7 @@ from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs import summary_md
 from mpcompare.report.outputs.files import path_in
-from mpcompare.report.outputs.page import checks, figures, series, settings, tables, words
+from mpcompare.report.outputs.page import checks, figures, reading, series, settings, tables, words
 
 PACKAGE = "mpcompare.report.outputs.page"
 NAME = "index.html"
@@ -40,6 +40,7 @@ class Part:
     comparison: Comparison
     glance: Sequence[tuple[str, Markup]]
     answers: Sequence[words.Answer]
+    reading: Sequence[str]
     runs: tables.Table
     ways: tables.Table
     way_lines: Sequence[str]
@@ -88,6 +89,7 @@ def _part(report: Report, place: int) -> Part:
         comparison=comparison,
         glance=words.glance(comparison, verdicts),
         answers=words.answers(comparison, verdicts),
+        reading=reading.lines(comparison, verdicts),
         runs=tables.runs(comparison, verdicts),
         ways=tables.ways(comparison),
         way_lines=inference.lines(comparison),

@@ -120,7 +120,7 @@
         width: card.clientWidth - 16, height: 220, title, legend: { show: false },
         cursor: { sync: { key: box.dataset.place }, focus: { prox: 16 } },
         scales: { x: { time: false }, y: SCALES[name] },
-        axes: [{ ...AXIS, incrs: STEPS }, { ...AXIS, size: 70, filter: few, values: (_, ticks) => ticks.map(label) }],
+        axes: [{ ...AXIS, incrs: STEPS }, { ...AXIS, size: 80, filter: few, values: (_, ticks) => ticks.map(label) }],
         series: [{ label: "step" }, ...series],
         hooks: { setCursor: [(each) => each.cursor.idx !== null && each.cursor.idx !== undefined && read(each.cursor.idx)] },
       }, [part.steps, ...values], card);

@@ -82,8 +82,8 @@ def _faster(comparison: Comparison, wrong: Sequence[Entry]) -> list[Sentence]:
     )
     if unknown := [entry for entry in others if entry not in known]:
         rounds = min(int(entry.run.result["timing"]["rounds"]) for entry in unknown)
-        blocks = f"{rounds} round{'' if rounds == 1 else 's'} of blocks, and {MIN_VALUES} are needed"
-        said += about(unknown, f" cannot be told from the baseline: {blocks}.")
+        blocks = f"{rounds} round{'' if rounds == 1 else 's'}, and {MIN_VALUES} are needed"
+        said += about(unknown, f": too few blocks for a ratio ({blocks}).")
     return said
 
 

@@ -76,9 +76,7 @@ def test_many_runs_are_counted(tmp_path):
 def test_a_ratio_without_an_interval_is_no_number(tmp_path):
     write_run(tmp_path / "0", "amp", blocks=[10.0])
     write_run(tmp_path / "1", "mine", step_ms=5.0, blocks=[5.0])
-    assert (
-        said(tmp_path)["Faster?"] == "mine bf16 cannot be told from the baseline: 1 round of blocks, and 6 are needed."
-    )
+    assert said(tmp_path)["Faster?"] == "mine bf16: too few blocks for a ratio (1 round, and 6 are needed)."
 
 
 def test_times_of_other_races_are_in_doubt_and_those_of_a_wrong_run_too(tmp_path):

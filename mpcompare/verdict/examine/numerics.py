@@ -52,7 +52,7 @@ def finite_norm(tensors: Mapping[str, Tensor]) -> float:
 
     def square(x: Tensor) -> float:
         total = torch.dot(x, x).item()
-        return total if math.isfinite(total) else x.masked_fill_(~x.isfinite(), 0).square_().sum().item()
+        return total if math.isfinite(total) else x.masked_fill(~x.isfinite(), 0).square_().sum().item()
 
     return math.sqrt(sum(square(x.double()) for t in tensors.values() for (x,) in chunks(t.detach())))
 

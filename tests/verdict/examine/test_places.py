@@ -68,3 +68,4 @@ def test_infinities_of_a_mask_are_equal():
     errors, point = Errors(1.0, 1), Point("output", "layer")
     errors.compare(point, exact + torch.tensor([0.5, 0.0, 0.0]), exact, torch.float16)
     assert errors.errors[point][:2] == (0.5, 5**0.5)
+    assert exact[1] == -torch.inf  # the network goes on with it

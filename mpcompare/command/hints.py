@@ -39,8 +39,9 @@ def check_appended(overrides: Sequence[str], chosen: Collection[str]) -> None:
     """
     for override in overrides:
         name, _, value = override.partition("=")
-        near = difflib.get_close_matches(name.lstrip("+"), _groups(), n=1, cutoff=0.8)
-        if name.startswith("+") and near and name.lstrip("+") not in chosen and "." not in name:
+        if not name.startswith("+") or name.lstrip("+") in chosen or "." in name:
+            continue
+        if near := difflib.get_close_matches(name.lstrip("+"), _groups(), n=1, cutoff=0.8):
             raise InputError(name, value, f"there is no such group (did you mean +{near[0]}?)")
 
 

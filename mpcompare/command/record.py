@@ -18,7 +18,7 @@ SECTIONS = {
     "train": "steps=50", "eval": "every=10", "monitor": "every=10", "measure": "budget_s=60",
     "inference": "enabled=false", "verdict": "enabled=false", "report": "baseline=amp",
 }  # fmt: skip
-# What names a user's own code, and how to name it.
+# Keys that name a user's own code, with an example of each.
 OWN = {
     "task.model": "task.model._target_=my_package.Net, its arguments as +task.model.KEY=VALUE",
     "data": "data._target_=my_package.load, its arguments as +data.KEY=VALUE",

@@ -1,11 +1,11 @@
 """The three questions of a report and their answers: is it right, is it faster, is it smaller?"""
 
 import math
-from collections.abc import Sequence
 
 from mpcompare.race.intervals import MIN_VALUES
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
+from mpcompare.report.runs import Run
 from mpcompare.report.sentences import MOST, Answer, Name, Sentence, about, first_clause
 from mpcompare.verdict.judge.verdict import Verdict
 
@@ -16,16 +16,15 @@ def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
     """Returns the answers on a comparison, each with what matters most first."""
     if not comparison.finished:
         return [Answer("Right?", [("No run finished.",)])]
-    wrong = [e for e in comparison.finished if (v := verdicts.get(e.run.name)) and v.word == "differs"]
     return [
         Answer("Right?", _right(comparison, verdicts)),
-        Answer("Faster?", _faster(comparison, wrong)),
+        Answer("Faster?", _faster(comparison, verdicts)),
         Answer("Smaller?", _smaller(comparison)),
     ]
 
 
 def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
-    """What is wrong comes first, then what is not known, then what is right."""
+    """Returns sentences on wrong runs first, then on those of which it is not known, then on right ones."""
     of_word: dict[str, list[tuple[Entry, Verdict]]] = {}
     for entry in comparison.finished:
         if verdict := verdicts.get(entry.run.name):
@@ -59,8 +58,8 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
                          " are references, and there is nothing to compare with them.")  # fmt: skip
 
 
-def _faster(comparison: Comparison, wrong: Sequence[Entry]) -> list[Sentence]:
-    """The fastest comes first. A ratio without an interval is no number on which anyone could rely."""
+def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
+    """Returns sentences on the fastest first. A ratio without an interval is no number on which anyone could rely."""
     others = [entry for entry in comparison.finished if not entry.is_baseline]
     if not others:
         entry = comparison.finished[0]
@@ -69,13 +68,13 @@ def _faster(comparison: Comparison, wrong: Sequence[Entry]) -> list[Sentence]:
     said: list[Sentence] = []
     for entry in known[:MOST]:
         ratio, of = entry.time_ratio, Name(comparison.label(entry.baseline))
-        span = f" ({digits(ratio.low)} to {digits(ratio.high)})" + (
-            ", and does not compute the same." if entry in wrong else "."
-        )
+        verdict = verdicts.get(entry.run.name)
+        end = ", and does not compute the same." if verdict and verdict.word == "differs" else "."
+        span = f" ({_digits(ratio.low)} to {_digits(ratio.high)}){end}"
         if ratio.low <= 1 <= ratio.high:
             said.append((Name(entry.label), " takes as long as ", of, span))
         else:
-            said.append((Name(entry.label), f" takes {digits(ratio.median)} of the time of ", of, span))
+            said.append((Name(entry.label), f" takes {_digits(ratio.median)} of the time of ", of, span))
     said += about(known[MOST:], " takes longer than these.", " take longer than these.")
     said += about(
         [e for e in known if not e.side_by_side], " took no turns with the baseline: drift of the machine counts."
@@ -88,26 +87,26 @@ def _faster(comparison: Comparison, wrong: Sequence[Entry]) -> list[Sentence]:
 
 
 def _smaller(comparison: Comparison) -> list[Sentence]:
-    """The smallest comes first."""
+    """Returns sentences on the smallest first."""
     others = [entry for entry in comparison.finished if not entry.is_baseline and not math.isnan(entry.memory_ratio)]
     others.sort(key=lambda entry: entry.memory_ratio)
     if not others:
         entry = comparison.finished[0]
-        return [(Name(entry.label), f" needs {_megabytes(entry)} at the peak of a step.")]
+        return [(Name(entry.label), f" needs {_megabytes(entry.run)} at the peak of a step.")]
     said: list[Sentence] = []
     for entry in others[:MOST]:
-        own, of = f" needs {_megabytes(entry)}, ", Name(comparison.label(entry.baseline))
-        baseline = next(each for each in comparison.finished if each.run is entry.baseline)
+        assert entry.baseline is not None
+        own, of = f" needs {_megabytes(entry.run)}, ", Name(comparison.label(entry.baseline))
         said.append(
-            (Name(entry.label), own, f"{digits(entry.memory_ratio)} of the {_megabytes(baseline)} of ", of, ".")
+            (Name(entry.label), own, f"{_digits(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of ", of, ".")
         )
     return said + about(others[MOST:], " needs more than these.", " need more than these.")
 
 
-def digits(ratio: float) -> str:
+def _digits(ratio: float) -> str:
     """Returns a ratio with two digits after the point, and a small one with its first two."""
     return f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.2g}"
 
 
-def _megabytes(entry: Entry) -> str:
-    return f"{entry.run.result['peak_memory_bytes'] / MB:.4g} MB"
+def _megabytes(run: Run) -> str:
+    return f"{run.result['peak_memory_bytes'] / MB:.4g} MB"

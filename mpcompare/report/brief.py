@@ -1,5 +1,6 @@
 """The brief table: the columns of a run that matter in a document. ``summary.md`` and ``summary.tex`` show it."""
 
+import re
 from collections.abc import Sequence
 
 from mpcompare.report import summary
@@ -7,6 +8,9 @@ from mpcompare.report.columns import Column
 from mpcompare.report.contents import Report
 from mpcompare.report.summary import Row
 
+_NAME = r"[^\s\\/,;:()\"']+"
+# The folders of an absolute path: it begins at home or at a drive, or at the root with a folder at least.
+_FOLDERS = re.compile(rf"(?<![\w/.:])(?:(?:file://|~|[A-Za-z]:)(?:[\\/]{_NAME})*|(?:[\\/]{_NAME})+)[\\/](?={_NAME})")
 LONGEST = 240  # characters of a text that somebody else wrote, such as an error
 
 
@@ -34,11 +38,12 @@ def headings(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[str]:
 
 def cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:
     """Returns the cells of a run; of one that did not finish its name, and its status in place of the verdict."""
-    if row.entry.ok:
-        return [one_line(column.cell(row)) for column in columns]
-    known = {column.name: column.cell(row) for column in columns if column.name in summary.NAMES}
-    known["verdict"] = row.result["status"]
-    return [one_line(known.get(column.name, "")) for column in columns]
+    return [one_line(summary.cell(column, row)) for column in columns]
+
+
+def without_folders(text: str) -> str:
+    """Returns a text in which the name alone is left of each absolute path: nobody else has these folders."""
+    return _FOLDERS.sub("", text)
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

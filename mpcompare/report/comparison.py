@@ -91,7 +91,7 @@ class Entry:
         if not self.ok or self.baseline is None:
             return math.nan
         own, other = (run.result["peak_memory_bytes"] for run in (self.run, self.baseline))
-        return own / other if own is not None and other else math.nan
+        return own / other if other else math.nan
 
     @property
     def model_difference(self) -> float:

@@ -366,7 +366,7 @@ class PlaceError:
 
 @dataclass(frozen=True)
 class Digits:
-    """What a precision of 16 bits costs at one layer, or in the work before it.
+    """The cost of a precision of 16 bits at one layer, or in the work before it.
 
     Attributes:
         kind: the class of the layer; empty for the work before one.

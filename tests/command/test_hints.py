@@ -1,4 +1,4 @@
-"""What is said of a key, a group or an option that is misspelt, and of one that must be given; and when."""
+"""Messages on a key, a group or an option that is misspelt, and on one that must be given; and when they come."""
 
 import sys
 

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
-from mpcompare.report.brief import one_line
+from mpcompare.report.brief import one_line, without_folders
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.kit import WIDTH, nothing
-from mpcompare.report.figures.texts import as_they_are, without_folders, without_formulas
+from mpcompare.report.figures.texts import as_they_are, without_formulas
 
 T = TypeVar("T")
 Draw = Callable[[Report], Figure | None]  # None where there is nothing to draw

@@ -12,13 +12,6 @@ from matplotlib.ticker import Formatter, LogFormatterMathtext
 
 _RAISED = str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹")
 _FORMULA = re.compile(r"\$\\mathdefault\{(?P<number>.*?)(?:\^\{(?P<exponent>[^}]*)\})?\}\$")
-# A path of at least two folders that starts at the root, at home, or at a drive.
-_FOLDERS = re.compile(r"(?<![\w/.:])(?:file://|~|[A-Za-z]:)?(?:[\\/][^\s\\/,;:()\"']+)*[\\/](?=[^\s\\/,;:()\"']+)")
-
-
-def without_folders(text: str) -> str:
-    """Returns a text in which the name alone is left of each absolute path: nobody else has these folders."""
-    return _FOLDERS.sub("", text)
 
 
 def power(base: int, exponent: float) -> str:

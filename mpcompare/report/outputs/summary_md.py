@@ -7,7 +7,7 @@ from pathlib import Path
 from mpcompare.records import write_atomically
 from mpcompare.report import brief, digits, remarks
 from mpcompare.report.answers import answers
-from mpcompare.report.brief import LONGEST, one_line
+from mpcompare.report.brief import LONGEST, one_line, without_folders
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs.files import path_in
@@ -29,7 +29,6 @@ ORDER = (
     "not examined",
 )
 # Backslashes keep these from being markup. An underscore within a word is none.
-FOLDERS = re.compile(r"(?<![\w/.:])/(?:[\w.@+~-]+/)+(?=[\w.@+~-])")  # of somebody's machine, before a name
 MARKUP = re.compile(r"[\\`*\[\]|~$#]|(?<![^\W_])_|_(?![^\W_])")
 
 
@@ -56,7 +55,7 @@ def lines(report: Report) -> list[str]:
 def escape(text: str, longest: int = LONGEST) -> str:
     """Returns a text as one line of Markdown that shows it as it is, but for the folders before the name of a file: no
     markup, no HTML, no mention of anybody."""
-    line = FOLDERS.sub("", one_line(text, longest)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = without_folders(one_line(text, longest)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = MARKUP.sub(lambda match: f"\\{match.group()}", line)
     return re.sub(r"@(?=\w)", "@\u200b", line)  # a space of no width: a name behind @ would be sent a message
 

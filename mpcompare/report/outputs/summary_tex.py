@@ -1,20 +1,22 @@
 """The file ``summary.tex``: the table as LaTeX, for ``\\input`` within a table of a paper."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mpcompare.records import write_atomically
 from mpcompare.report import brief
+from mpcompare.report.columns import Column
 from mpcompare.report.contents import Report
 from mpcompare.report.formats import TEX
 from mpcompare.report.outputs.files import path_in
+from mpcompare.report.signs import sign
+from mpcompare.report.summary import Row
 
 SPECIAL = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", "`": r"\textasciigrave{}", '"': r"\textquotedbl{}", "-": "{-}",
     **{each: f"\\{each}" for each in "&%$#_{}"},
 }  # fmt: skip
-
-SIGNS = "✓≠✗?= "  # of verdicts; the fonts of LaTeX lack some
 
 
 def write(report: Report, folder: Path) -> None:
@@ -35,7 +37,7 @@ def lines(report: Report) -> list[str]:
         if len(groups) > 1:
             title = escape(brief.one_line(rows[0].comparison.title))
             body.append(rf"\multicolumn{{{len(columns)}}}{{l}}{{{title}}} \\")
-        body += [_row(brief.cells(columns, row)) for row in rows]
+        body += [_row(_cells(columns, row)) for row in rows]
     sides = "".join(column.justify[0] for column in columns)
     titles = [f"% {brief.one_line(comparison.title)}" for comparison in report.comparisons]
     return [
@@ -49,9 +51,16 @@ def lines(report: Report) -> list[str]:
     ]
 
 
+def _cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:
+    """Returns the cells of a run, without the sign of its verdict, which LaTeX's fonts may lack."""
+    before = f"{sign(row.verdict.word)} " if row.verdict else ""
+    named = zip(columns, brief.cells(columns, row), strict=True)
+    return [cell.removeprefix(before) if column.name == "verdict" else cell for column, cell in named]
+
+
 def escape(text: str) -> str:
     """Returns a text as LaTeX that prints it as it is."""
-    return "".join(SPECIAL.get(each, each) for each in text.lstrip(SIGNS))
+    return "".join(SPECIAL.get(each, each) for each in text)
 
 
 def _row(cells: list[str]) -> str:

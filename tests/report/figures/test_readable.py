@@ -4,12 +4,12 @@ import pytest
 from matplotlib.text import Text
 from support.records import write_run
 
+from mpcompare.report.brief import without_folders
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import kit
 from mpcompare.report.figures.captions import CAPTIONS
 from mpcompare.report.figures.registry import FIGURES
-from mpcompare.report.figures.texts import without_folders
 from mpcompare.report.runs import find_runs
 
 
@@ -24,7 +24,8 @@ def test_42_runs_have_lines_and_bars_and_dots_of_their_own():
     ("text", "shown"),
     [
         ("data=/home/anna/x.pt", "data=x.pt"),
-        ("the folder /tmp/a/mnist is there", "the folder mnist is there"),
+        ("the folder /data/a/mnist is there", "the folder mnist is there"),
+        ("~/mnist and /mnist", "mnist and /mnist"),
         ("~/data/mnist, C:\\Users\\me\\mnist", "mnist, mnist"),
         ("file:///srv/data/set.npz (asked for)", "set.npz (asked for)"),
         ("samples/s, ||g - exact|| / ||exact||, error / its limit, 3/4", ""),

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
+from mpcompare.report.signs import word
 from mpcompare.verdict.judge.check import Check
 from mpcompare.verdict.judge.verdict import Verdict
 
@@ -126,7 +127,7 @@ class Checked:
     @property
     def word(self) -> str:
         """The verdict in a word or three."""
-        return "no difference found" if self.verdict.word == "same" else self.verdict.word
+        return word(self.entry, self.verdict)
 
     @property
     def kinds(self) -> list[Kind]:

@@ -1,4 +1,4 @@
-"""How to read the page, said with the numbers of its own runs."""
+"""Sentences that explain the page with the numbers of its own runs."""
 
 import math
 

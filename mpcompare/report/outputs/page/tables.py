@@ -42,15 +42,10 @@ def runs(comparison: Comparison, verdicts: Verdicts) -> Table:
     )
     rows = sorted(summary.rows_of(comparison, verdicts), key=lambda row: words.rank(row.entry, row.verdict))
     cells = [
-        [_cell(column, row) if row.entry.ok else _unfinished(column, row) for _, column in columns] for row in rows
+        [_cell(column, row) if row.entry.ok else Cell(summary.cell(column, row)) for _, column in columns]
+        for row in rows
     ]
     return Table(columns, cells, [words.kind(row.entry, row.verdict) for row in rows])
-
-
-def _unfinished(column: Column[summary.Row], row: summary.Row) -> Cell:
-    if column.name == "verdict":
-        return Cell(row.result["status"])
-    return _cell(column, row) if column.name in summary.NAMES else Cell("")
 
 
 def ways(comparison: Comparison) -> Table:

@@ -56,7 +56,7 @@ from mpcompare.typed import check_type
 
 MemoryModel = dict[str, dict[str, int]]
 ModuleDtypes = dict[str, dict[str, str]]
-Batches = Sequence[tuple[Tensor, Tensor]]  # the micro-batches of one step, inputs and targets
+Batches = Sequence[tuple[Any, Any]]  # the micro-batches of one step, inputs and targets: tensors, or trees of them
 
 
 class Generators(TypedDict, total=False):

@@ -12,6 +12,7 @@ from mpcompare.command.nodes import task_of
 from mpcompare.contract import Batches
 from mpcompare.instruments import fp32_products, heap, machine
 from mpcompare.shared import save
+from mpcompare.tasks.trial import fitted
 from mpcompare.tasks.twin import examined_twin
 from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.lent import of_network
@@ -46,6 +47,7 @@ def make_ground(cfg: DictConfig, batch: Batches) -> tuple[Ground, str]:
     task = task_of(cfg.task)
     with fp32_products.tf32(False):  # a user's module may set flags of its own when it is imported
         model = task.new_model(cfg.seed, device)
-    twin, _ = examined_twin(model, task)
     on_device = [(x.to(device), y.to(device)) for x, y in batch]
+    task = fitted(model, task, *on_device[0])
+    twin, _ = examined_twin(model, task)
     return Ground(model if twin is None else twin, task.loss_fn, on_device), of_network(model)["network"]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ def evaluate(
         return score(with_values(model, params, buffers).eval(), dataset, task)
 
 
-def score(network: Callable[[Tensor], Tensor], dataset: Dataset, task: Task) -> Scores:
+def score(network: Callable[[Any], Any], dataset: Dataset, task: Task) -> Scores:
     """Returns loss and accuracy on all held-out samples, as many at once as a micro-batch has, 2048 at most.
 
     Args:
@@ -51,10 +52,17 @@ def score(network: Callable[[Tensor], Tensor], dataset: Dataset, task: Task) -> 
                 total += task.loss_fn(output, y_part).item() * weight
                 weights += weight
                 labels += weight if count else y_part.numel()
-                if not y_part.is_floating_point() and output.shape[:-1] == y_part.shape:
+                if _are_classes(output, y_part):
                     correct = (correct or 0) + int((output.argmax(dim=-1) == y_part).sum())
     accuracy = None if correct is None else correct / max(labels, 1)
     return {"test_loss": total / max(weights, 1), "test_accuracy": accuracy}
+
+
+def _are_classes(output: Any, y: Any) -> bool:
+    """Returns whether targets are classes in the output's last dimension."""
+    if not isinstance(output, Tensor) or not isinstance(y, Tensor) or y.is_floating_point():
+        return False
+    return output.shape[:-1] == y.shape
 
 
 SHARE = 1 / 16  # of the samples that training sees: forward alone is a third of a step, so that this is 2 % of it

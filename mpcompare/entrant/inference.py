@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mpcompare.contract import State
 from mpcompare.dtypes import torch_dtype
@@ -32,11 +32,12 @@ from mpcompare.instruments import fp32_products, meter
 from mpcompare.instruments.clock import Clock
 from mpcompare.precision import PRECISIONS, preferred
 from mpcompare.shared import Shared
+from mpcompare.tasks.batch import Batch, nbytes
 from mpcompare.tasks.cast import cast_module
 from mpcompare.tasks.task import with_values
 
 MIN_BATCHES = 3  # timed ones of each way, also where the time is spent after the first
-Forward = Callable[[Tensor], Tensor]
+Forward = Callable[[Batch], Any]
 Row = dict[str, Any]
 
 
@@ -54,7 +55,7 @@ class Way:
     network: nn.Module
     tf32: bool = False
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Batch) -> Any:
         with torch.inference_mode(), fp32_products.tf32(self.tf32):
             return self.forward(x)
 
@@ -69,7 +70,7 @@ def autocast(network: nn.Module, dtype: torch.dtype) -> Way:
     """Returns the network under ``torch.autocast``, the recipe of ``torch.amp`` for inference."""
     device_type = next(network.parameters()).device.type
 
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Batch) -> Any:
         with torch.autocast(device_type, dtype=dtype):
             return network(x)
 
@@ -144,19 +145,19 @@ def _unavailable(error: Exception) -> Row:
     return {"unavailable": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
-def _batch(setup: Setup, rows: int) -> Tensor:
+def _batch(setup: Setup, rows: int) -> Batch:
     """Returns a batch of training samples from the first on, again and again where there are fewer."""
     x = setup.dataset.x_train
     return x[:rows] if rows <= len(x) else x[torch.arange(rows, device=x.device) % len(x)]
 
 
-def _costs(able: dict[str, Way], x: Tensor, setup: Setup, budget_s: float) -> dict[str, Any]:
+def _costs(able: dict[str, Way], x: Batch, setup: Setup, budget_s: float) -> dict[str, Any]:
     """Returns time and memory of each way, which do not depend on the values of the weights."""
     rows: dict[str, Row] = {}
     for name, way in able.items():
         try:
             peak = meter.peak_memory(setup.device, partial(way, x)).bytes  # which also warms it up
-            rows[name] = {"weight_bytes": way.weight_bytes, "peak_memory_bytes": peak + x.nbytes + way.weight_bytes}
+            rows[name] = {"weight_bytes": way.weight_bytes, "peak_memory_bytes": peak + nbytes(x) + way.weight_bytes}
         except Exception as error:  # out of memory, say
             rows[name] = _unavailable(error)
     times = time_batches(
@@ -169,7 +170,7 @@ def _costs(able: dict[str, Way], x: Tensor, setup: Setup, budget_s: float) -> di
     return {"ways": rows, "batches": max(map(len, times.values()), default=0)}
 
 
-def time_batches(able: dict[str, Way], x: Tensor, clock: Clock, budget_s: float) -> dict[str, list[float]]:
+def time_batches(able: dict[str, Way], x: Batch, clock: Clock, budget_s: float) -> dict[str, list[float]]:
     """Returns the milliseconds of each timed batch.
 
     The ways take turns, in an order that rotates, so that drift hits all alike.

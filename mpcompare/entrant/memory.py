@@ -6,6 +6,7 @@ from mpcompare.contract import Backend, Batches, MemoryModel, Stepper, memory_mo
 from mpcompare.cost import memory
 from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import meter
+from mpcompare.tasks.batch import nbytes
 
 MIN_STEPS = 3  # the second one runs with everything that outlives the first
 
@@ -36,7 +37,7 @@ class Memory:
 def measure_memory(setup: Setup) -> Memory:
     """Measures the peak of a fresh backend's first steps."""
     batch = next(setup.batches())
-    batch_bytes = sum(x.nbytes + y.nbytes for x, y in batch)
+    batch_bytes = nbytes(*(each for pair in batch for each in pair))
     backends: list[Backend] = []
 
     def run() -> list[Backend]:

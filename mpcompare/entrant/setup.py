@@ -21,7 +21,7 @@ from mpcompare.tasks.data import Dataset, batches, drawn_batches
 from mpcompare.tasks.data.finite import not_finite
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import Task, params_of
-from mpcompare.tasks.trial import first_loss, try_out
+from mpcompare.tasks.trial import first_loss, fitted, try_out
 from mpcompare.verdict.examine.lent import Lent, of_batch, of_network
 
 Stream = Iterator[Batches]
@@ -110,6 +110,7 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
         loaded = shared.once("dataset", lambda: _with_fingerprint(plan.dataset()))
     dataset_fingerprint, infinite = loaded.pop("fingerprint"), loaded.pop("not_finite")
     dataset = Dataset(**loaded).to(device)
+    task = fitted(model, task, dataset.x_train, dataset.y_train)
     try_out(model, task, dataset.x_train, dataset.y_train, dataset.name, dataset.y_test)
     infinite = infinite or first_loss(model, task, *next(batches(dataset, task.batch_size)))
     if infinite and not plan.train.not_finite:

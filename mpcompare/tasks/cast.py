@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 
+from mpcompare.tasks.batch import returns_trees
+
 STAY_IN_FP32 = (
     nn.modules.batchnorm._NormBase,  # batch and instance norms
     nn.GroupNorm,
@@ -25,6 +27,14 @@ STAY_IN_FP32 = (
     nn.EmbeddingBag,
     ParametrizationList,
 )
+# Losses that a network may take itself: a mean over many rows, computed in fp32 as under autocast.
+LOSSES: frozenset[Callable[..., Any]] = frozenset(
+    {
+        F.cross_entropy, F.nll_loss, F.gaussian_nll_loss, F.kl_div, F.binary_cross_entropy,
+        F.binary_cross_entropy_with_logits, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
+        F.cosine_embedding_loss, F.margin_ranking_loss,
+    }
+)  # fmt: skip
 # Functions that take operands of one dtype only.
 PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
     getattr(owner, name)
@@ -40,7 +50,8 @@ PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
 
 class ProductsIn(TorchFunctionMode):
     """While it is entered, products of fp32 numbers and 16-bit ones are products of 16-bit numbers: what an fp32 buffer
-    was added to or multiplied with is rounded as it enters a product, as under autocast."""
+    was added to or multiplied with is rounded as it enters a product, as under autocast. A loss is one of fp32 numbers.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -51,12 +62,16 @@ class ProductsIn(TorchFunctionMode):
         if func in PRODUCTS:
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()]
             if len({t.dtype for t in tensors}) > 1:
-                args = tuple(map(self._rounded, args))
-                kwargs = {name: self._rounded(a) for name, a in kwargs.items()}
+                args = tuple(_cast(a, self.dtype) for a in args)
+                kwargs = {name: _cast(a, self.dtype) for name, a in kwargs.items()}
+        elif func in LOSSES:
+            args = tuple(_cast(a, torch.float32) for a in args)
+            kwargs = {name: _cast(a, torch.float32) for name, a in kwargs.items()}
         return func(*args, **kwargs)
 
-    def _rounded(self, value: object) -> object:
-        return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+def _cast(value: object, dtype: torch.dtype) -> object:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
@@ -64,14 +79,12 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
 
     Hooks cast the inputs of these layers to fp32 and their outputs to ``dtype``. Tied parameters stay tied: a weight
     that an embedding shares with a product is cast, because the product needs it in ``dtype``. Buffers stay in fp32;
-    where another layer has a floating one, the module is called in the mode ``ProductsIn``, which costs a look at each
-    function of its forward.
+    where another layer has a floating one, or the module may return its loss, it is called in the mode ``ProductsIn``,
+    which costs a look at each function of its forward.
     """
 
     def inputs_in(wanted: torch.dtype) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-        return lambda _, args: tuple(
-            a.to(wanted) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
-        )
+        return lambda _, args: tuple(_cast(a, wanted) for a in args)
 
     def to_16_bits(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         return output.to(dtype)
@@ -92,7 +105,7 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
             module.register_forward_pre_hook(inputs_in(dtype))
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN wants its weights in one piece
-    if has_buffers:
+    if has_buffers or returns_trees(model):
         _call_in(ProductsIn(dtype), model)
 
 

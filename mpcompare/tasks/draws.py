@@ -9,6 +9,7 @@ generators tells whether a backend asked for the same ones. ``torch.compile`` dr
 import copy
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ def masks_depend_on_dtype(device: torch.device) -> bool:
     return False
 
 
-def masks_are_shared(network: nn.Module, x: Tensor) -> bool:
+def masks_are_shared(network: nn.Module, x: Any) -> bool:
     """Returns whether every mask that a network draws for ``x`` is the same one whatever its dtype: a mask of
     :class:`MaskedDropout` is, and any other is where :func:`masks_depend_on_dtype` says so."""
     if not masks_depend_on_dtype(x.device):

@@ -3,13 +3,13 @@
 import hashlib
 from collections.abc import Mapping
 
-from torch import Tensor
+from mpcompare.tasks.batch import Batch, named
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+def fingerprint(tensors: Mapping[str, Batch]) -> str:
     """Returns the first 16 hex digits of the SHA-256 over names, shapes, dtypes and bytes."""
     digest = hashlib.sha256()
-    for name, tensor in tensors.items():
+    for name, tensor in (leaf for each in tensors.items() for leaf in named(*each)):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()[:16]

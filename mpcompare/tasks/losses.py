@@ -6,13 +6,14 @@ micro-batch is a part of it as large as its share of the labels (:func:`shares`)
 would be another loss, in which a label counts more the fewer there are beside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
@@ -52,10 +53,19 @@ def mse(output: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(output, y)
 
 
+def of_model(output: Any, _: Any) -> Tensor:
+    """Returns the loss that the network has computed itself, of labels among its inputs."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None:
+        raise ValueError("the output has no loss: are there labels among the inputs?")
+    return cast(Tensor, loss)
+
+
 LOSSES: dict[str, Loss] = {
     "cross_entropy": cross_entropy,
     "masked_cross_entropy": MaskedCrossEntropy(),
     "mse": mse,
+    "model": of_model,
 }
 
 
@@ -66,7 +76,7 @@ def count_of(loss: Loss) -> Callable[[Tensor], Tensor] | None:
     return count
 
 
-def shares(loss: Loss, targets: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor] | None:
+def shares(loss: Loss, targets: Sequence[Any], dtype: torch.dtype = torch.float32) -> list[Tensor] | None:
     """Returns the shares of a step's micro-batches in its loss, 0-d tensors where the targets are; None where they are
     equal."""
     if (count := count_of(loss)) is None:

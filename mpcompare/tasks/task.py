@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from mpcompare.errors import InputError, check_number, check_whole
+from mpcompare.tasks.batch import Batch
 from mpcompare.tasks.groups import check_groups
 from mpcompare.tasks.losses import LOSSES, Loss
 from mpcompare.tasks.optimizers import Optimizer
@@ -26,10 +27,10 @@ class Task:
     """A network and its training, the same for every backend.
 
     Attributes:
-        model: makes the network, an ``nn.Module`` that is called with a batch's inputs ``[n, ...]``, with initial
-            weights from torch's global generator.
-        loss: ``cross_entropy``, ``masked_cross_entropy`` or ``mse`` (:mod:`mpcompare.tasks.losses`), or a callable of
-            output and targets that returns a scalar.
+        model: makes the network, an ``nn.Module`` that is called with a batch's inputs ``[n, ...]``, of which there
+            may be several (:mod:`mpcompare.tasks.batch`), with initial weights from torch's global generator.
+        loss: ``cross_entropy``, ``masked_cross_entropy``, ``mse`` (:mod:`mpcompare.tasks.losses`), or ``model``, which
+            returns its loss itself; or a callable of output and targets that returns a scalar.
         optimizer: the formula that updates the weights (:mod:`mpcompare.tasks.optimizers`).
         batch_size: samples of a batch, all that one update sees. Only whole batches are used.
         schedule: the learning rate of each update (:mod:`mpcompare.tasks.schedules`).
@@ -81,7 +82,7 @@ class Task:
         """The number of samples that forward and backward see at once."""
         return self.batch_size // self.accumulate
 
-    def micro_batches(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def micro_batches(self, x: Batch, y: Batch) -> list[tuple[Batch, Batch]]:
         """Returns a batch as its micro-batches, which are views of it."""
         rows = self.micro_batch_size
         return list(zip(x.split(rows), y.split(rows), strict=True))

@@ -3,18 +3,20 @@
 import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mpcompare.errors import InputError
+from mpcompare.tasks.batch import Batch, OfTrees, Tree, returns_trees, take_trees, tensors_of, tree_of
 from mpcompare.tasks.draws import EXAMINED, draws, seed_step
 from mpcompare.tasks.losses import MaskedCrossEntropy, shares
 from mpcompare.tasks.task import Task
 
 
-def try_out(model: nn.Module, task: Task, x: Tensor, y: Tensor, data: str, y_test: Tensor | None = None) -> None:
+def try_out(model: nn.Module, task: Task, x: Batch, y: Batch, data: str, y_test: Batch | None = None) -> None:
     """Calls a copy of the network and the loss on a few samples, so that a task that cannot work fails before training.
 
     Args:
@@ -30,6 +32,7 @@ def try_out(model: nn.Module, task: Task, x: Tensor, y: Tensor, data: str, y_tes
     few, targets = x[:4], y[:4]
     name = type(model).__name__
     model = copy.deepcopy(model)
+    task = fitted(model, task, x, y)
     with _forked_generators(x.device):
         with torch.no_grad():
             output = _try_network(model, few, name, f"data={data}, inputs {_shape(few)}")
@@ -37,18 +40,46 @@ def try_out(model: nn.Module, task: Task, x: Tensor, y: Tensor, data: str, y_tes
         _try_backward(model, task, few, targets, name)
 
 
-def _try_network(model: nn.Module, few: Tensor, name: str, given: str) -> Tensor:
+def fitted(model: nn.Module, task: Task, x: Batch, y: Batch) -> Task:
+    """Lets a network take and return nests of tensors where its data and its own output are nests. Returns the task
+    with a loss that takes them.
+
+    Raises:
+        InputError: the loss is of one tensor, and the network returns several, or there are several targets.
+    """
+    take_trees(model, isinstance(x, Tree), outputs=False)
+    with _forked_generators(x.device), torch.no_grad():
+        try:
+            output = copy.deepcopy(model)(x[:4])
+        except (Exception, SystemExit):
+            return task  # ``try_out`` says why
+    nest = not isinstance(output, Tensor | Tree)
+    if not nest and not returns_trees(model) and not isinstance(y, Tree):
+        return task
+    name = type(model).__name__
+    if nest and not tree_of(output).tensors:
+        raise InputError("task.model", name, f"returns a {type(output).__name__}: expected tensors")
+    take_trees(model, False, nest)
+    if isinstance(task.loss, OfTrees):
+        return task
+    if isinstance(task.loss, str) and task.loss != "model":
+        what = f"{name} returns a {type(output).__name__}" if nest else "there are several targets"
+        expected = f"{what}: expected model, where the output has a loss, or a function of output and targets"
+        raise InputError("task.loss", task.loss, expected)
+    return replace(task, loss=OfTrees(task.loss_fn, _loss_name(task)))
+
+
+def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     """Returns the output for a few samples, in training mode."""
     own = [where for where, _ in model.named_parameters()]
     try:
         output, again = _called_alike(model, few)
     except (Exception, SystemExit) as error:
         raise InputError("task.model", name, f"cannot be called with {given}: {_first_line(error)}") from error
-    if not isinstance(output, Tensor):
-        raise InputError("task.model", name, f"returns a {type(output).__name__}: expected one tensor")
     if new := [where for where, _ in model.named_parameters() if where not in own]:
         raise InputError("task.model", name, f"makes its parameter {new[0]} in forward: expected it from the start")
-    if not torch.equal(output, again) and not output.isnan().any():
+    alike = map(torch.equal, tensors_of(output), tensors_of(again))
+    if not all(alike) and not any(t.isnan().any() for t in tensors_of(output)):
         expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"
         raise InputError("task.model", name, expected)
     if draws(lambda: model.eval()(few), few.device):
@@ -58,7 +89,7 @@ def _try_network(model: nn.Module, few: Tensor, name: str, given: str) -> Tensor
     return output
 
 
-def _try_loss(task: Task, output: Tensor, targets: Tensor, every: Sequence[Tensor], data: str) -> None:
+def _try_loss(task: Task, output: Any, targets: Batch, every: Sequence[Any], data: str) -> None:
     both = f"data={data}, output {_shape(output)}, targets {_shape(targets)}"
     try:
         if task.loss in ("cross_entropy", "masked_cross_entropy"):
@@ -76,7 +107,7 @@ def _try_loss(task: Task, output: Tensor, targets: Tensor, every: Sequence[Tenso
         raise InputError("task.loss", _loss_name(task), f"gives {found} for {both}: expected a scalar")
 
 
-def _try_backward(model: nn.Module, task: Task, few: Tensor, targets: Tensor, name: str) -> None:
+def _try_backward(model: nn.Module, task: Task, few: Batch, targets: Batch, name: str) -> None:
     output = model(few)
     if not output.requires_grad:
         raise InputError(
@@ -91,7 +122,7 @@ def _try_backward(model: nn.Module, task: Task, few: Tensor, targets: Tensor, na
         raise InputError("task.model", name, f"has a backward that fails: {_first_line(error)}") from error
 
 
-def first_loss(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> str:
+def first_loss(model: nn.Module, task: Task, x: Batch, y: Batch) -> str:
     """Returns why the network's loss on the first batch, in fp32, is no finite number; nothing where it is one.
 
     Args:
@@ -105,7 +136,8 @@ def first_loss(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> str:
             loss = task.loss_fn(output, targets)
             if not bool(loss.isfinite()):
                 said = f"the first loss of {type(model).__name__} is {float(loss):g}"
-                rows = output.reshape(len(few), -1) if len(output) == len(few) else output.new_zeros(1, 1)
+                one = isinstance(output, Tensor) and len(output) == len(few)
+                rows = output.reshape(len(few), -1) if one else loss.new_zeros(1, 1)
                 wrong = (rows.isnan() | rows.isposinf()).any(dim=1).nonzero()
                 where = f": its output for x_train, sample {first + int(wrong[0])} is not finite" if len(wrong) else ""
                 return said + where
@@ -118,7 +150,7 @@ def _loss_name(task: Task) -> str:
     return task.loss if isinstance(task.loss, str) else own
 
 
-def _called_alike(model: nn.Module, x: Tensor) -> list[Any]:
+def _called_alike(model: nn.Module, x: Batch) -> list[Any]:
     """Returns the outputs of two calls that begin with the same random numbers."""
     outputs = []
     for _ in range(2):
@@ -143,8 +175,9 @@ def _check_classes(y: Tensor, classes: int, masked: bool) -> None:
         raise ValueError(f"a label is {int(counted.min())}, and masked_cross_entropy leaves out those of -100")
 
 
-def _shape(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+def _shape(batch: Batch) -> str:
+    shapes = (f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_of(batch))
+    return " and ".join(shapes)
 
 
 def _first_line(error: BaseException) -> str:

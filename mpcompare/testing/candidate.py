@@ -16,6 +16,7 @@ from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, Stati
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.data import Dataset, batches
 from mpcompare.tasks.task import Task
+from mpcompare.tasks.trial import fitted
 from mpcompare.verdict.examine.oracle import Exact, exact_step
 
 CPU = torch.device("cpu")
@@ -43,7 +44,14 @@ class Candidate:
         return f"{self.task_name} {self.precision}"
 
     def model(self, seed: int = 0) -> nn.Module:
-        return self.task.new_model(seed, self.device)
+        model = self.task.new_model(seed, self.device)
+        fitted(model, self.task, self.dataset.x_train, self.dataset.y_train)
+        return model
+
+    def fitted(self) -> "Candidate":
+        """Returns the candidate with the task as its data and its network's output want it."""
+        model = self.task.new_model(0, self.device)
+        return replace(self, task=fitted(model, self.task, self.dataset.x_train, self.dataset.y_train))
 
     def make(self, model: nn.Module, scaling: LossScale) -> Any:
         return self.backend_class(model, self.task, self.precision, copy.deepcopy(scaling), **self.options)

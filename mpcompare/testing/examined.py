@@ -51,7 +51,7 @@ def examined_run(
     Returns:
         The run, as its record would be read back.
     """
-    candidate = candidate.over(steps)
+    candidate = candidate.over(steps).fitted()
     task, scaling, model = candidate.task, scaling or candidate.auto_scaling(), candidate.model(seed)
 
     def stream() -> Iterator[Batches]:

@@ -89,7 +89,10 @@ def test_a_module_and_data_of_ones_own_are_compared_without_a_yaml(cli, tmp_path
         ("+task.model.depth=3", "task.model._target_=my_package.Net: cannot be made (TypeError"),
         ("task.model._target_=my_package.load", "cannot be made (TypeError"),
         ("task.model._target_=my_package.NoParameters", "task.model=NoParameters: has no parameters to train"),
-        ("task.loss=huber", "task.loss=huber: expected one of cross_entropy, masked_cross_entropy, mse, or a node"),
+        (
+            "task.loss=huber",
+            "task.loss=huber: expected one of cross_entropy, masked_cross_entropy, mse, model, or",
+        ),
         ("task.loss=mse", "task.loss=mse: cannot be taken of data=load"),
         ("task.loss={_target_: my_package.two_numbers, _partial_: true}", "gives a tensor [2] for data=load"),
         ("task.batch_size=49", "task.batch_size=49: data=load has only 48 samples"),
@@ -157,7 +160,7 @@ def test_samples_that_do_not_fit_the_network_or_the_loss_are_named():
         (nn.Linear(3, 4), "mse", real, "expected the output's shape to be the targets'"),
         (Noisy(3, 5), "cross_entropy", classes, "draws random numbers that torch.manual_seed does not repeat"),
         (DropsForEver(3, 5), "cross_entropy", classes, "draws random numbers in evaluation mode, too: F.dropout wants"),
-        (nn.LSTM(3, 5), "cross_entropy", classes, "returns a tuple: expected one tensor"),
+        (nn.LSTM(3, 5), "cross_entropy", classes, "task.loss=cross_entropy: LSTM returns a tuple: expected model"),
     ):
         with pytest.raises(InputError, match=message) as refused:
             try_out(model, module_task(model, loss), x, y, "d")

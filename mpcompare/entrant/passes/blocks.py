@@ -66,7 +66,7 @@ def take(entrant: Entrant) -> Pass[Part]:
 
 
 def _part(entrant: Entrant, blocks: Blocks) -> Part:
-    task, timed = entrant.plan.task, percentiles(blocks.step_ms)
+    task, timed = entrant.setup.task, percentiles(blocks.step_ms)
     seconds = timed["step_ms_p50"] / 1e3
     x, y = next(entrant.setup.batches())[0]
     micro_batch_flops = step_flops(entrant.setup.model, task.loss_fn, x, y)

@@ -4,10 +4,11 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from mpcompare.tasks.batch import Batch
 from mpcompare.tasks.fingerprint import fingerprint
 
 
@@ -20,14 +21,16 @@ class Dataset:
         x_train, x_test: ``[N, ...]`` of any shape: fp32 values (images are ``[N, channels, height, width]``), or int64
             ids of tokens (``[N, T]``).
         y_train, y_test: int64 classes ``[N]``, or ``[N, T]`` with one for every token; or fp32 targets ``[N, ...]``.
+
+    Each may be a :class:`Tree` of such tensors.
     """
 
     name: str
     reason: str
-    x_train: Tensor
-    y_train: Tensor
-    x_test: Tensor
-    y_test: Tensor
+    x_train: Batch
+    y_train: Batch
+    x_test: Batch
+    y_test: Batch
 
     def to(self, device: torch.device) -> "Dataset":
         """Returns the same data on ``device``."""
@@ -40,7 +43,7 @@ class Dataset:
         return fingerprint({n: getattr(self, n) for n in ("x_train", "y_train", "x_test", "y_test")})
 
 
-def batches(dataset: Dataset, batch_size: int, served: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(dataset: Dataset, batch_size: int, served: int = 0) -> Iterator[tuple[Any, Any]]:
     """Yields whole batches in order, over and over; a remainder shorter than a batch is left out.
 
     Args:
@@ -51,7 +54,7 @@ def batches(dataset: Dataset, batch_size: int, served: int = 0) -> Iterator[tupl
     return _numbered(dataset, batch_size, (number % in_all for number in itertools.count(served)))
 
 
-def drawn_batches(dataset: Dataset, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def drawn_batches(dataset: Dataset, batch_size: int, seed: int) -> Iterator[tuple[Any, Any]]:
     """Yields whole batches, each drawn from all of them: who does not know ``seed`` cannot foresee them."""
     generator, in_all = random.Random(seed), _in_all(dataset, batch_size)
     return _numbered(dataset, batch_size, (generator.randrange(in_all) for _ in itertools.count()))
@@ -61,7 +64,7 @@ def _in_all(dataset: Dataset, batch_size: int) -> int:
     return len(dataset.x_train) // batch_size
 
 
-def _numbered(dataset: Dataset, batch_size: int, numbers: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
+def _numbered(dataset: Dataset, batch_size: int, numbers: Iterable[int]) -> Iterator[tuple[Any, Any]]:
     for number in numbers:
         rows = slice(number * batch_size, (number + 1) * batch_size)
         yield dataset.x_train[rows], dataset.y_train[rows]

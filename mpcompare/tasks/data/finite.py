@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from mpcompare.tasks.batch import named
 from mpcompare.tasks.data.dataset import Dataset
 from mpcompare.tasks.data.given import PARTS
 
@@ -12,8 +13,9 @@ LARGEST = torch.finfo(torch.float32).max ** 0.5  # 1.8e19: the square of a gradi
 def not_finite(dataset: Dataset) -> str:
     """Returns where the first number of the data stands that is NaN, infinite, or beyond ``LARGEST``; else nothing."""
     for part in PARTS:
-        if words := _first(part, getattr(dataset, part)):
-            return words
+        for name, values in named(part, getattr(dataset, part)):
+            if words := _first(name, values):
+                return words
     return ""
 
 

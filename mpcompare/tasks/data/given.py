@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_map_with_path
 
 from mpcompare.errors import InputError
+from mpcompare.tasks.batch import Batch, Tree, named
 from mpcompare.tasks.data.dataset import Dataset
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
@@ -46,15 +48,28 @@ def dataset_of(loaded: Any, name: str) -> Dataset:
     else:
         expected = "expected a Dataset, or the tensors x_train, y_train, x_test, y_test"
         raise InputError("data._target_", name, expected)
-    tensors = {part: _tensor(part, value, name) for part, value in zip(PARTS, parts, strict=True)}
+    tensors = {part: batch_of(part, value, name) for part, value in zip(PARTS, parts, strict=True)}
     for x, y in (("x_train", "y_train"), ("x_test", "y_test")):
-        if len(tensors[x]) != len(tensors[y]):
-            lengths = f"{len(tensors[x])} samples in {x}, and {len(tensors[y])} in {y}"
-            raise InputError("data._target_", name, f"has {lengths}: expected as many")
+        (first, values), *others = [*named(x, tensors[x]), *named(y, tensors[y])]
+        for other, its in others:
+            if len(its) != len(values):
+                lengths = f"{len(values)} samples in {first}, and {len(its)} in {other}"
+                raise InputError("data._target_", name, f"has {lengths}: expected as many")
     for train, test in (("x_train", "x_test"), ("y_train", "y_test")):
         if (of_train := _sample(tensors[train])) != (of_test := _sample(tensors[test])):
             raise InputError("data._target_", name, f"{test} has samples {of_test}, and {train} {of_train}")
     return Dataset(name, reason, *tensors.values())
+
+
+def batch_of(part: str, value: Any, name: str) -> Batch:
+    """Returns the part of a data set as a tensor, or as a tree of them where it is a dict, a tuple or a list."""
+    if not isinstance(value, (dict, tuple, list, Tree)):
+        return _tensor(part, value, name)
+    value = value.value if isinstance(value, Tree) else value
+    tree = Tree(tree_map_with_path(lambda path, leaf: _tensor(part + keystr(path), leaf, name), value))
+    if not tree.tensors:
+        raise InputError("data._target_", name, f"{part} is an empty {type(value).__name__}: expected samples")
+    return tree
 
 
 def _tensor(part: str, value: Any, name: str) -> Tensor:
@@ -72,5 +87,9 @@ def _tensor(part: str, value: Any, name: str) -> Tensor:
     return value.detach().cpu()
 
 
-def _sample(tensor: Tensor) -> str:
-    return f"{list(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
+def _sample(batch: Batch) -> str:
+    samples = (
+        f"{where + ' ' if where else ''}{list(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}"
+        for where, t in named("", batch)
+    )
+    return ", ".join(samples)

@@ -31,7 +31,7 @@ def test_arrays_of_numpy_are_taken_in_torchs_own_types():
     [
         (5, "expected a Dataset, or the tensors x_train, y_train, x_test, y_test"),
         ((X, Y), "expected a Dataset, or the tensors x_train, y_train, x_test, y_test"),
-        ((X.tolist(), Y, X, Y), "x_train is a list: expected a tensor or a numpy array of numbers"),
+        ((X.tolist(), Y, X, Y), "x_train[0][0] is a float: expected a tensor or a numpy array of numbers"),
         (("x", Y, X, Y), "x_train is a str: expected a tensor or a numpy array of numbers"),
         ((X, None, X, Y), "y_train is a NoneType: expected a tensor or a numpy array of numbers"),
         ((X, np.array(["a"] * 8), X, Y), "y_train is a ndarray <U1: expected a tensor or a numpy array of numbers"),

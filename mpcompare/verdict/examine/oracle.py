@@ -15,6 +15,7 @@ from torch.func import functional_call
 from mpcompare.contract import Batches
 from mpcompare.dtypes import dtype_name, rounded_to
 from mpcompare.precision import FORMATS, Precision
+from mpcompare.tasks.batch import Batch, each
 from mpcompare.tasks.draws import EXAMINED, masks_are_shared, seed_step, state
 from mpcompare.tasks.losses import Loss, shares
 from mpcompare.tasks.task import Params
@@ -146,7 +147,7 @@ def exact_step(
     )
 
 
-def _drawn(network: nn.Module, x: Tensor, states: list[str]) -> list[str]:
+def _drawn(network: nn.Module, x: Batch, states: list[str]) -> list[str]:
     """Returns these states of the generators, or empty texts where the oracle's masks are nobody else's."""
     return states if masks_are_shared(network, x[:8]) else ["", ""]
 
@@ -163,7 +164,7 @@ class _Tally:
         self.order: list[str] = []
         self.drawn = ""  # the state of the generators after the first forward pass
 
-    def micro_batch(self, parts: Sequence[tuple[Tensor, Tensor, float]]) -> Params:
+    def micro_batch(self, parts: Sequence[tuple[Batch, Batch, float]]) -> Params:
         """Adds a micro-batch: inputs and targets in parts, each with its weight in the mean of the loss. Returns what
         it adds to the gradients."""
         own: Params = {}
@@ -174,7 +175,7 @@ class _Tally:
         self.grads |= {name: self.grads[name] + g if name in self.grads else g for name, g in own.items()}
         return own
 
-    def _part(self, x: Tensor, y: Tensor, weight: float) -> Params:
+    def _part(self, x: Batch, y: Batch, weight: float) -> Params:
         """Returns the gradients of a part.
 
         Backward is that of a training step, and not ``torch.autograd.grad``, with which a checkpoint does not compute
@@ -222,10 +223,10 @@ def unfrozen(network: nn.Module) -> dict[str, nn.Parameter]:
     return trained
 
 
-def rounded_batch(x: Tensor, y: Tensor, precision: Precision, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rounded_batch(x: Any, y: Any, precision: Precision, dtype: torch.dtype) -> tuple[Any, Any]:
     """Returns inputs as the precision has them, and targets, both in ``dtype`` where they are no whole numbers."""
     if x.is_floating_point():
-        x = rounded_to(x, precision.activation).to(dtype)
+        x = each(lambda t: rounded_to(t, precision.activation) if t.is_floating_point() else t, x).to(dtype)
     return x, y.to(dtype) if y.is_floating_point() else y
 
 
@@ -296,7 +297,7 @@ def numbered(name: str, known: Iterable[str]) -> str:
     return f"{name}#{calls + 1}" if calls else name
 
 
-def shares_of(loss_fn: Loss, targets: Sequence[Tensor]) -> list[float]:
+def shares_of(loss_fn: Loss, targets: Sequence[Batch]) -> list[float]:
     """Returns the part of the mean loss over all these targets that the mean over some of them is."""
     if parts := shares(loss_fn, targets, torch.float64):
         return [part.item() for part in parts]
@@ -304,7 +305,7 @@ def shares_of(loss_fn: Loss, targets: Sequence[Tensor]) -> list[float]:
     return [len(y) / rows for y in targets]
 
 
-def rows_are_independent(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
+def rows_are_independent(network: nn.Module, loss_fn: Loss, x: Batch, y: Batch) -> bool:
     """Returns whether the loss of a batch is the mean of its rows' losses, as far as eight rows in float64 tell. Batch
     norm couples them, and so do masks that are drawn for all rows at once."""
 

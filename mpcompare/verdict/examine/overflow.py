@@ -12,6 +12,7 @@ from torch import nn
 from mpcompare.contract import Batches
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
 from mpcompare.precision import FORMATS, FP16
+from mpcompare.tasks.batch import each
 from mpcompare.verdict.examine.drive import Driver, drive
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, at_scale
@@ -59,7 +60,7 @@ def _infinite(subject: Subject, batch: Batches) -> Batches | None:
     (x, y), *others = batch
     if not x.is_floating_point():
         return None
-    infinite = torch.full_like(x, math.inf)
+    infinite = each(lambda t: torch.full_like(t, math.inf) if t.is_floating_point() else t, x)
     try:
         with torch.no_grad():
             copy.deepcopy(subject.examined)(infinite[:4])

@@ -10,10 +10,11 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpcompare.contract import Batches, State, Walk
+from mpcompare.tasks.batch import each
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, buffers_of, params_of, with_values
@@ -62,7 +63,7 @@ def _exact_values(ground: Ground) -> dict[str, Any]:
     return {"loss": loss, "finite": finite}
 
 
-def _loss(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> float:
+def _loss(network: nn.Module, loss_fn: Loss, x: Any, y: Any) -> float:
     """Returns the loss of a step whose gradients the network gets; NaN where the network divides by nothing."""
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.enable_grad():
         seed_step(EXAMINED)
@@ -75,9 +76,9 @@ def _loss(network: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> float:
     return loss.item()
 
 
-def _zero(x: Tensor) -> Tensor:
+def _zero(x: Any) -> Any:
     """Returns inputs of 0; whole numbers are no quantities, and stay as they are."""
-    return torch.zeros_like(x) if x.is_floating_point() else x
+    return each(lambda t: torch.zeros_like(t) if t.is_floating_point() else t, x)
 
 
 def _zeros(network: nn.Module) -> Params:

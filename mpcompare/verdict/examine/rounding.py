@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from mpcompare.contract import Batches
 from mpcompare.precision import FORMATS, Precision
+from mpcompare.tasks.batch import each
 from mpcompare.tasks.draws import EXAMINED, seed_step, without_masks
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.forced.roundings import Roundings, in_operations
@@ -84,7 +85,7 @@ def _some_rows(network: nn.Module, loss_fn: Loss, batches: Batches) -> tuple[Bat
     few = [t[:8].double() if t.is_floating_point() else t[:8] for t in batches[0]]
     if n <= ROWS or not rows_are_independent(copy.deepcopy(network).double(), loss_fn, few[0], few[1]):
         return batches, 1.0
-    x, y = (torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in zip(*batches, strict=True))
+    x, y = (each(lambda *t: torch.cat(t) if len(t) > 1 else t[0], *parts) for parts in zip(*batches, strict=True))
     return [(x[:ROWS], y[:ROWS])], math.sqrt(ROWS / n)
 
 

@@ -78,7 +78,7 @@ class Errors:
         self.zeros: dict[Point, float] = {}  # elements that became 0, of all samples
         self.some: dict[Point, Some] = {}
         self.loss_noise = 0.0
-        self.output: dict[int, Tensor] = {}
+        self.output: dict[tuple[int, int], Tensor] = {}  # by call and place
 
     def compare(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Writes down how far a recorded tensor is from the exact one."""
@@ -91,9 +91,9 @@ class Errors:
         self.some[point] = Some.of(exact, ELEMENTS.get(point.kind, FEW))
         self.exact[point] = self.some[point].taken(exact)
         if point.layer == OUTPUT and point.kind == "output":
-            self.output[point.call] = seen.to(exact.dtype)
+            self.output[point.call, point.place] = seen.to(exact.dtype)
         elif point.layer == OUTPUT:
-            z = self.output.pop(point.call)
+            z = self.output.pop((point.call, point.place))
             self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / self.micro_batches)
 
     def sample(self, roundings: Roundings, point: Point, exact: Tensor) -> None:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.contract import Batches
+from mpcompare.tasks.batch import tensors_of
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
@@ -112,12 +113,13 @@ class Replay:
         if len(calls) != len(self.batches):
             return False
         for call, (x, _) in zip(calls, self.batches, strict=True):
-            given = next((v for v in call.inputs if isinstance(v, Tensor)), None)
-            if given is None or given.shape != x.shape:
+            given, own = [v for v in call.inputs if isinstance(v, Tensor)], tensors_of(x)
+            if [t.shape for t in given[: len(own)]] != [t.shape for t in own]:
                 return False
-            same = torch.isclose(given.double(), x.double(), rtol=2.0**-8, atol=2.0**-24, equal_nan=True)
-            if not bool(same.all()):
-                return False
+            for one, other in zip(given, own, strict=False):
+                same = torch.isclose(one.double(), other.double(), rtol=2.0**-8, atol=2.0**-24, equal_nan=True)
+                if not bool(same.all()):
+                    return False
         return True
 
     def _backward(self, call: Call, output: Any) -> None:

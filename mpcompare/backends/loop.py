@@ -1,0 +1,132 @@
+"""The loop as people write it, a function ``step(model, optimizer, batch)``, as a backend whose step is one piece.
+
+The function has its own autocast, backward, clipping and ``optimizer.step()``, and returns the loss. One with an
+argument ``scaler`` is given a ``torch.amp.GradScaler`` of the run's loss scale. The gradients of the step are those
+that the optimizer, or the scaler, is called with: hooks of both note which tensors they are, and copy nothing.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from mpcompare.backends.amp import grad_scaler
+from mpcompare.backends.torch_model import TorchModel, require_kernels, set_lr
+from mpcompare.contract import Batches, MemoryModel
+from mpcompare.errors import InputError
+from mpcompare.loss_scale import LossScale
+from mpcompare.tasks.batch import Batch, Tree, without_doors
+from mpcompare.tasks.task import Params, Task
+
+
+class Loop(TorchModel):
+    """The base of the classes that :func:`backend_of` makes."""
+
+    PRECISIONS: tuple[str, ...] = ("fp16", "bf16", "fp32", "tf32")
+    function: ClassVar[Callable[..., Any]]
+
+    def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
+        self.name = type(self).__name__
+        if task.accumulate > 1:
+            expected = f"backend={self.name} is given the whole batch, and accumulates by itself: leave it out"
+            raise InputError("task.accumulate", task.accumulate, expected)
+        self.task, self.device_type = task, next(model.parameters()).device.type
+        require_kernels(model, self.device_type, precision, self.name)
+        self.model = without_doors(copy.deepcopy(model))
+        self.optimizer = task.optimizer.make(self.model.named_parameters())
+        self.optimizer.register_step_pre_hook(lambda *_: self._note())
+        self.optimizer.register_step_post_hook(lambda *_: self._stepped())
+        self.more: dict[str, Any] = {}
+        if takes_scaler(self.function):
+            self.scaler = grad_scaler(loss_scale, self.device_type)
+            self.scaler.step = self._noted(self.scaler.step)  # type: ignore[method-assign]
+            self.more = {"scaler": self.scaler}
+        self.model.register_forward_hook(self._returned)
+        self.skipped: bool | Tensor = False
+        self.observed = {}
+        self._grads: Params = {}
+
+    def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
+        set_lr(self.optimizer, lr)
+        self._grads, self.skipped = {}, True
+        loss = type(self).function(self.model, self.optimizer, as_given(*batches[0]), **self.more)
+        if not isinstance(loss, (Tensor, float)):
+            raise InputError("backend", self.name, f"returned a {type(loss).__name__}: expected the loss of the step")
+        if not self._grads:
+            self._note()
+        loss = torch.as_tensor(loss).detach()
+        self.observed["loss"] = loss.dtype
+        return loss.float()
+
+    def grads(self) -> Params:
+        return self._grads
+
+    def loss_scale(self) -> float | Tensor:
+        return self.scaler.scale(torch.ones((), device=self.device_type)) if self.more else 1.0
+
+    def memory_model(self) -> MemoryModel:
+        return {}
+
+    def _note(self) -> None:
+        self._grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        for gradient in self._grads.values():
+            self.observed["gradients"] = gradient.dtype
+
+    def _noted(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._note()
+            return step(*args, **kwargs)
+
+        return noted
+
+    def _stepped(self) -> None:
+        self.skipped = getattr(self.optimizer, "found_inf", False)
+
+    def _returned(self, _: nn.Module, __: Any, output: Any) -> None:
+        dtypes = [t.dtype for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+        self.observed["activations"] = min(dtypes, key=lambda dtype: dtype.itemsize)
+
+
+def backend_of(function: Callable[..., Any]) -> type[Loop]:
+    """Returns the backend of a step, under the name of the function.
+
+    Raises:
+        InputError: the function cannot be called with a model, an optimizer and a batch.
+    """
+    name = function.__name__
+    takes_scaler(function)
+    space = {"function": staticmethod(function), "__module__": function.__module__, "__doc__": function.__doc__}
+    return type(name if name.isidentifier() else "step", (Loop,), space)
+
+
+def takes_scaler(function: Callable[..., Any]) -> bool:
+    """Returns whether a step has an argument ``scaler``.
+
+    Raises:
+        InputError: it takes other arguments, or uses a scaler that all of its backends would share.
+    """
+    name, signature = function.__name__, inspect.signature(function)
+    write = "write def step(model, optimizer, batch), or (model, optimizer, batch, scaler)"
+    scaler = {"scaler": None} if "scaler" in signature.parameters else {}
+    try:
+        signature.bind(None, None, None, **scaler)
+    except TypeError:
+        raise InputError("backends", name, f"takes {signature}: {write}") from None
+    used = inspect.getclosurevars(inspect.unwrap(function))
+    for own, value in {**used.globals, **used.nonlocals}.items():
+        if isinstance(value, torch.amp.GradScaler):
+            raise InputError("backends", name, f"uses {own}, a GradScaler of the whole program: {write}")
+    return bool(scaler)
+
+
+def as_given(x: Batch, y: Batch) -> Any:
+    """Returns a batch as a loader gives it: a dict, or a tuple of inputs and targets."""
+    if isinstance(x, Tree) and isinstance(x.value, dict):
+        whole = y.value if isinstance(y, Tree) and isinstance(y.value, dict) else {}
+        return {**x.value, **whole} if whole or isinstance(y, Tree) else (x.value, y)
+    inputs = tuple(x.value) if isinstance(x, Tree) else (x,)
+    return (*inputs, y.value if isinstance(y, Tree) else y)

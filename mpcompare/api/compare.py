@@ -1,8 +1,10 @@
 """``mpcompare.compare``: a sweep as a call, with the records and the processes of the command line."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from inspect import isroutine
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpcompare import caller
 from mpcompare.api.command import run_command
 from mpcompare.api.objects import Objects, written
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, check_number, check_whole
 
 if TYPE_CHECKING:
     from mpcompare.api.compared import Compared
@@ -19,98 +21,121 @@ if TYPE_CHECKING:
 
 
 def compare(
-    model: Callable[..., Any] | None = None,
+    model: Any = None,
     loss: Any = None,
     data: Any = None,
     backends: Any = None,
-    precision: str | Sequence[str] | None = None,
+    precision: Any = None,
     folder: str | Path | None = None,
+    *,
+    optimizer: Any = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    steps: int | None = None,
     **knobs: Any,
 ) -> "Compared":
     """Compares backends on a task, as ``python -m mpcompare -m`` does, and returns the report.
 
     Args:
-        model: a class or function that makes the network, a ``torch.nn.Module``; None: the network of ``task``.
-        loss: ``cross_entropy``, ``mse``, or a callable of output and targets; None: that of the task.
-        data: an option of the group ``data`` such as ``digits``; a function of the seed that returns ``x_train,
-            y_train, x_test, y_test``; or these four tensors. None: ``auto``.
-        backends: one or a list of names and classes. A class takes part under its own name.
-        precision: one or a list; None: ``auto``.
+        model: a ``torch.nn.Module``, its class, or a function that makes it; None: the network of ``task``.
+        loss: the name of a loss, ``model`` where the network's output has one, a class of losses, or a callable of
+            output and targets; None: that of the task, and ``model`` where a batch is a dict with labels.
+        data: a ``DataLoader``, a ``Dataset``, tensors or arrays ``(x, y)``, or two of these, the second of which is
+            held out; the tensors ``x_train, y_train, x_test, y_test``, or a function of the seed that returns them; an
+            option of the group ``data`` such as ``digits``. None: ``auto``.
+        backends: one or a list of names, classes, and functions ``step(model, optimizer, batch)`` that take a step and
+            return its loss. Classes and functions take part under their own names.
+        precision: one or a list, names or dtypes; None: ``auto``.
         folder: of the records and the report; None: a new one in ``multirun``, as of the command.
-        knobs: the other settings, each as on the command line: ``optimizer="adamw"``, ``train={"steps": 50}``,
-            ``**{"task.batch_size": 64}``.
+        optimizer: a word such as ``adamw``, a class of ``torch.optim``, a function of the parameters, or an optimizer.
+        lr, batch_size, steps: learning rate, samples of a batch, training steps.
+        knobs: the other settings, each as on the command line: ``train={"warmup_steps": 5}``,
+            ``**{"task.clip_norm": 1.0}``.
 
     Raises:
-        InputError: a value is not accepted, or no run finished. The line is that of the command.
+        InputError: a value is not accepted, or no run finished.
     """
-    from mpcompare.api.compared import read
-
     out = _new_folder() if folder is None else Path(folder).expanduser().absolute()
     objects = Objects()
+    call = Call(model, loss, data, _all(backends), precision, optimizer, lr, batch_size, steps, knobs)
     with tempfile.TemporaryDirectory(prefix="mpcompare-") as beside:
         conf, pickled = Path(beside) / "conf", Path(beside) / "objects.pkl"
-        overrides = [
-            *_task(objects, model, loss, data, knobs),
-            *_backends(objects, backends, conf),
-            *(["precision=" + ",".join(_listed(precision))] if precision is not None else []),
-            *_knobs(knobs),
-            f"hydra.sweep.dir={written('folder', str(out))}",
-        ]
+        overrides = [*overrides_of(call, objects, conf), f"hydra.sweep.dir={written('folder', str(out))}"]
         _save(objects, pickled)
         run_command(["--config-dir", str(conf), "-m", *overrides], pickled)
+    from mpcompare.api.compared import read
+
     return read(out)
 
 
-def _task(objects: Objects, model: Any, loss: Any, data: Any, knobs: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the overrides of network, loss and data."""
-    if model is not None:
-        if isinstance(knobs.get("task"), str):
-            raise InputError("task", knobs["task"], "expected either a task, or a model, whose task is module")
-        if not callable(model) or (hasattr(model, "parameters") and not isinstance(model, type)):
-            expected = "expected a class or function that makes the network, as in model=lambda: Net(64)"
-            raise InputError("model", type(model).__name__, expected)
-        yield "task=module"
-        yield f"++task.model={written('model', objects.call(model, 'model'))}"
-    if loss is not None:
-        node = loss if isinstance(loss, str) else objects.function(_callable("loss", loss), "loss")
-        yield f"++task.loss={written('loss', node)}"
-    if isinstance(data, str):
-        yield f"data={data}"
-    elif data is not None:
-        load = objects.function(data if callable(data) else _loader(data), "data")
-        yield "data=function"
-        yield f"++data={written('data', load)}"
+@dataclass(frozen=True)
+class Call:
+    """The arguments of :func:`compare`."""
+
+    model: Any
+    loss: Any
+    data: Any
+    backends: list[Any]
+    precision: Any
+    optimizer: Any
+    lr: Any
+    batch_size: Any
+    steps: Any
+    knobs: Mapping[str, Any]
 
 
-def _callable(field: str, given: Any) -> Any:
-    if not callable(given):
-        raise InputError(field, given, "expected a name, or a callable")
-    return given
+def overrides_of(call: Call, objects: Objects, conf: Path) -> list[str]:
+    """Returns the overrides of a call, whose arguments are all checked before its data are read.
+
+    Args:
+        objects: gets what must be carried into the processes of the race.
+        conf: a folder for the options of backends.
+    """
+    from mpcompare.api import checks, network  # which import torch
+
+    checks.check_knobs(call.knobs, Call.__dataclass_fields__, call.model is not None)
+    for name, check in (("steps", check_whole), ("batch_size", check_whole)):
+        if getattr(call, name) is not None:
+            check(name, getattr(call, name), at_least=1)
+    if call.lr is not None:
+        check_number("lr", call.lr, above=0)
+    overrides = list(_backends(objects, call.backends, conf))
+    if call.precision is not None:
+        device = str(call.knobs.get("device", "auto"))
+        overrides.append("precision=" + ",".join(checks.read_precisions(call.precision, call.backends, device)))
+    overrides += network.overrides_of(call, objects)
+    for key, value in {
+        "task.batch_size": call.batch_size,
+        "task.optimizer.lr": call.lr,
+        "train.steps": call.steps,
+    }.items():
+        if value is not None:
+            overrides.append(f"++{key}={written(key, value)}")
+    return [*overrides, *_knobs(call.knobs)]
 
 
-def _loader(tensors: Any) -> Callable[[int], Any]:
-    """Returns a function of the seed that returns data in memory."""
-    if not isinstance(tensors, (tuple, list)) or len(tensors) != 4:
-        expected = "expected a name, a function of the seed, or the tensors x_train, y_train, x_test, y_test"
-        raise InputError("data", type(tensors).__name__, expected)
-
-    def in_memory(seed: int) -> Any:
-        return tuple(tensors)
-
-    return in_memory
-
-
-def _backends(objects: Objects, backends: Any, conf: Path) -> Iterator[str]:
+def _backends(objects: Objects, backends: list[Any], conf: Path) -> Iterator[str]:
     """Yields the override that chooses the backends, and writes the option of each class into the folder ``conf``.
 
     Raises:
-        InputError: two have one name, or one is neither a name nor a class.
+        InputError: two have one name, or one is no backend.
     """
+    from mpcompare.api.checks import check_backend
+    from mpcompare.backends.loop import backend_of
+
     (conf / "backend").mkdir(parents=True)
     names: list[str] = []
-    for backend in [] if backends is None else _listed(backends):
-        if not isinstance(backend, (str, type)):
-            raise InputError("backends", backend, "expected the name of a backend, or its class")
+    for backend in backends:
+        if isinstance(backend, str):
+            check_backend(backend)
+        elif isroutine(backend):
+            backend = backend_of(backend)
+        elif not isinstance(backend, type):
+            expected = "expected the name of a backend, its class, or a function step(model, optimizer, batch)"
+            raise InputError("backends", backend, expected)
+        elif not hasattr(backend, "PRECISIONS") or not (hasattr(backend, "train_step") or hasattr(backend, "forward")):
+            expected = "is no backend: expected a class with PRECISIONS and train_step or forward (mpcompare.contract)"
+            raise InputError("backends", backend.__name__, expected)
         names.append(name := backend if isinstance(backend, str) else backend.__name__)
         if names.count(name) > 1:
             raise InputError("backends", name, "is there twice")
@@ -118,6 +143,10 @@ def _backends(objects: Objects, backends: Any, conf: Path) -> Iterator[str]:
             (conf / "backend" / f"{name}.yaml").write_text(f"_target_: {objects.name(backend, name)}\n")
     if names:
         yield f"backend={','.join(names)}"
+
+
+def _all(backends: Any) -> list[Any]:
+    return [] if backends is None else _listed(backends)
 
 
 def _listed(given: Any) -> list[Any]:

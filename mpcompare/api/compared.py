@@ -1,5 +1,6 @@
 """The result of a comparison: the report on its folder, as objects."""
 
+import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +56,10 @@ class Compared:
         """The figures of the report that have something to show, by name."""
         drawn = {name: draw(self.report) for name, draw in FIGURES.items()}
         return {name: figure for name, figure in drawn.items() if figure}
+
+    def open(self) -> None:
+        """Shows the page of the report, with all figures, in a browser."""
+        webbrowser.open((self.folder / "report" / "index.html").absolute().as_uri())
 
     def __repr__(self) -> str:
         return "\n".join(summary_md.lines(self.report))

@@ -107,11 +107,11 @@ def written(key: str, value: Any) -> str:
     """
     if isinstance(value, dict):
         return "{" + ",".join(f"{name}: {written(key, item)}" for name, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(written(key, item) for item in value) + "]"
     if not plain(value):
         kind = type(value).__name__
         raise InputError(key, f"{kind} {value}", "expected a number, a text, a bool, None, or a list of these")
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(written(key, item) for item in value) + "]"
     if isinstance(value, str):
         text = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + (m[2] and rf"\{m[2]}"), value)  # backslashes before a quote
         return f"'{text}'"

@@ -86,7 +86,8 @@ def test_a_network_is_called_with_what_is_in_the_tree_and_so_are_its_copies(valu
     assert [t.dtype for t in output.to(torch.float16).tensors] == [torch.float16, torch.float16]
     again = without_doors(network)(X, IDS)
     assert isinstance(again, Output)
-    assert not network._forward_pre_hooks and not network._forward_hooks and not network._forward_pre_hooks_with_kwargs
+    hooks = (network._forward_pre_hooks, network._forward_hooks, network._forward_pre_hooks_with_kwargs)
+    assert not any(hooks)
 
 
 def test_a_loss_is_given_the_nests_and_counts_their_labels():
@@ -113,5 +114,7 @@ def test_data_may_be_trees_and_must_have_as_many_rows_everywhere():
         dataset_of(({"a": X, "b": IDS[:5]}, IDS, {"a": X, "b": IDS}, IDS), "load")
     with pytest.raises(InputError, match="y_train is an empty dict: expected samples"):
         dataset_of((X, {}, X, {}), "load")
-    with pytest.raises(InputError, match=r"x_test has samples \['a'\] \[2\] float32, and x_train \['a'\] \[1\] float32"):
+    with pytest.raises(
+        InputError, match=r"x_test has samples \['a'\] \[2\] float32, and x_train \['a'\] \[1\] float32"
+    ):
         dataset_of(({"a": X[:, :1]}, IDS, {"a": X}, IDS), "load")

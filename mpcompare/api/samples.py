@@ -1,0 +1,211 @@
+"""Data as people have them, as the four parts of a data set: a loader, a data set, tensors, arrays."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from mpcompare.errors import InputError
+
+EXPECTED = (
+    "expected a DataLoader, a Dataset, tensors or arrays (x, y), the name of a data set, or a function of the seed "
+    "that returns x_train, y_train, x_test, y_test"
+)
+LABELS = ("labels", "label", "targets", "target", "y")
+HELD_OUT = 9  # one of so many samples
+Parts = tuple[Any, Any, Any, Any]
+
+
+def parts_of(data: Any, wanted: int, model: Any, loss: Any) -> Parts:
+    """Returns inputs and targets of training and held-out samples, each tensors or nests of them.
+
+    Args:
+        data: two of what is accepted are the training and the held-out samples; of one the last part is held out.
+        wanted: the number of samples after which a loader is not asked for more.
+        model: the network or its class, whose arguments choose the inputs among the entries of a dict.
+        loss: a batch that is a dict is input and target at once, unless the loss is a name that takes labels.
+
+    Raises:
+        InputError: it is nothing of that kind.
+    """
+    if isinstance(data, (tuple, list)) and len(data) == 4 and all(map(_is_part, data)):
+        return tree_map(_on_cpu, tuple(data))
+    if isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_is_source, data)):
+        train, test = (_whole(each, wanted) for each in data)
+        return (*_pair(train, model, loss), *_pair(test, model, loss))
+    whole = _whole(data, wanted)
+    x, y = _pair(whole, model, loss)
+    rows = min(len(leaf) for leaf in tree_flatten((x, y))[0] if isinstance(leaf, Tensor))
+    held_out = max(rows // HELD_OUT, 1)
+    if rows < 2:
+        raise InputError("data", f"{rows} sample", "expected at least two, of which one is held out")
+    parts = (slice(0, rows - held_out), slice(rows - held_out, rows))
+    (x_train, y_train), (x_test, y_test) = (tree_map(lambda t, part=part: t[part], (x, y)) for part in parts)
+    return x_train, y_train, x_test, y_test
+
+
+def batch_size_of(data: Any) -> int | None:
+    """Returns the batch size of a loader; None of all else."""
+    source = data[0] if isinstance(data, (tuple, list)) and data else data
+    return source.batch_size if isinstance(source, DataLoader) else None
+
+
+def _is_indexed(data: Any) -> bool:
+    """Returns whether it is a data set with a length, or a list of samples."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (str, type))
+
+
+def _is_part(data: Any) -> bool:
+    return isinstance(data, Tensor | np.ndarray | Mapping)
+
+
+def _is_source(data: Any) -> bool:
+    return isinstance(data, (DataLoader, Dataset))
+
+
+def _whole(data: Any, wanted: int) -> Any:
+    """Returns the samples as one batch."""
+    if inspect.isclass(data):
+        raise InputError("data", data.__name__, f"is a class: {EXPECTED}")
+    if isinstance(data, Tensor | np.ndarray):
+        return _on_cpu(data)
+    if isinstance(data, Mapping) or (isinstance(data, tuple) and not any(map(_is_source, data))):
+        return _numbers(data)
+    if isinstance(data, list) and data and all(isinstance(each, Tensor | np.ndarray) for each in data):
+        return _numbers(data)
+    if isinstance(data, IterableDataset):
+        raise InputError(
+            "data", type(data).__name__, "is an IterableDataset: put it into a DataLoader with a batch size"
+        )
+    if _is_indexed(data):
+        return _collated(data, wanted)
+    if isinstance(data, (DataLoader, Iterable)):
+        return _joined(_until(iter(data), wanted))
+    raise InputError("data", type(data).__name__, EXPECTED)
+
+
+def _collated(data: Any, wanted: int) -> Any:
+    """Returns samples of a data set, drawn at random where it has more than are wanted: many are sorted by class."""
+    if not len(data):
+        raise InputError("data", type(data).__name__, "is empty")
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:wanted]
+    try:
+        return _numbers(default_collate([data[int(row)] for row in order]))
+    except (TypeError, RuntimeError, ValueError) as error:
+        expected = f"its samples make no batch ({_line(error)}): give a DataLoader, or an iterator of batches"
+        raise InputError("data", type(data).__name__, expected) from error
+
+
+def _until(batches: Iterator[Any], wanted: int) -> list[Any]:
+    """Returns as many batches as hold the samples that are wanted."""
+    found: list[Any] = []
+    rows = 0
+    for batch in islice(batches, wanted):
+        found.append(_numbers(batch))
+        rows += len(next((t for t in tree_flatten(found[-1])[0] if isinstance(t, Tensor)), ()))
+        if rows >= wanted:
+            break
+    return found
+
+
+def _joined(batches: list[Any]) -> Any:
+    if not batches:
+        raise InputError("data", "loader", "gives no batch")
+    spec = tree_flatten(batches[0])[1]
+    try:
+        columns = zip(*(tree_flatten(batch)[0] for batch in batches), strict=True)
+        return tree_unflatten([torch.cat(column) for column in columns], spec)
+    except (RuntimeError, TypeError, ValueError) as error:
+        expected = f"gives batches that do not fit each other ({_line(error)}): pad all samples to one length"
+        raise InputError("data", "loader", expected) from error
+
+
+def _numbers(batch: Any) -> Any:
+    """Returns a batch as a nest of tensors, without what no network takes, such as names of files."""
+    if isinstance(batch, Mapping):
+        return {key: _numbers(value) for key, value in batch.items() if _holds_numbers(value)}
+    if isinstance(batch, (tuple, list)):
+        return tuple(_numbers(value) for value in batch)
+    if not isinstance(batch, Tensor | np.ndarray):
+        raise InputError("data", f"batch of {type(batch).__name__}", EXPECTED)
+    return _on_cpu(batch)
+
+
+def _holds_numbers(value: Any) -> bool:
+    return not isinstance(value, str) and not (isinstance(value, list) and value and isinstance(value[0], str))
+
+
+def _on_cpu(values: Any) -> Tensor:
+    return torch.as_tensor(values).detach().cpu()
+
+
+def _pair(batch: Any, model: Any, loss: Any) -> tuple[Any, Any]:
+    """Returns inputs and targets. The only tensor of a batch is both, and of several the last is the target."""
+    if isinstance(batch, Tensor):
+        return batch, batch
+    if isinstance(batch, tuple):
+        *inputs, y = batch
+        return (batch[0], batch[0]) if not inputs else (inputs[0] if len(inputs) == 1 else tuple(inputs), y)
+    if loss == "model":
+        return batch, batch
+    labels = next((name for name in LABELS if name in batch), None)
+    taken = _arguments(model)
+    x = {name: each for name, each in batch.items() if name in taken} if taken else dict(batch)
+    if not x:
+        expected = f"has {', '.join(batch)}, and the network takes {', '.join(taken or ())}"
+        raise InputError("data", "batch", expected)
+    if not isinstance(loss, str):
+        return x, batch
+    if labels is None:
+        expected = f"has {', '.join(batch)}, and loss={loss} needs targets: expected one of {', '.join(LABELS)}"
+        raise InputError("data", "batch", expected)
+    return {name: each for name, each in x.items() if name != labels}, batch[labels]
+
+
+def _arguments(model: Any) -> tuple[str, ...] | None:
+    """Returns the names that a network's forward takes; None where it takes any, or they are not known."""
+    cls = model if inspect.isclass(model) else type(model) if isinstance(model, nn.Module) else None
+    if cls is None or not issubclass(cls, nn.Module):
+        return None
+    forward: Callable[..., Any] = cls.forward
+    parameters = inspect.signature(forward).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return tuple(each.name for each in parameters)[1:]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+
+
+def is_function(data: Any) -> bool:
+    """Returns whether ``data`` is a function of the seed, and nothing that holds samples.
+
+    Raises:
+        InputError: it is a function of something else.
+    """
+    if not callable(data) or inspect.isclass(data) or _is_source(data) or hasattr(data, "__getitem__"):
+        return False
+    try:
+        inspect.signature(data).bind(0)
+    except TypeError as error:
+        name = getattr(data, "__name__", type(data).__name__)
+        raise InputError("data", name, f"{error}: expected a function of the seed") from None
+    except ValueError:
+        pass
+    return True
+
+
+def has_labels(data: Any) -> bool:
+    """Returns whether samples are dicts with labels, of which a network makes its loss itself."""
+    source: Any = data[0] if isinstance(data, (tuple, list)) and len(data) == 2 and _is_source(data[0]) else data
+    source = source.dataset if isinstance(source, DataLoader) else source
+    if not isinstance(source, Mapping) and _is_indexed(source) and len(source):
+        source = source[0]
+    return isinstance(source, Mapping) and "labels" in source

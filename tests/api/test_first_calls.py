@@ -1,0 +1,272 @@
+"""The first calls that people write: each composes what they mean, or says in one line and at once what to write."""
+
+import functools
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.trees import HalvesGradients
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import mpcompare
+from mpcompare.api.compare import Call, overrides_of
+from mpcompare.api.objects import Objects
+from mpcompare.backends.amp import Amp
+from mpcompare.errors import InputError
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(640, 12, generator=GENERATOR)
+Y = X[:, :3].argmax(dim=1)
+SMALL = {"device": "cpu", "measure": {"budget_s": 0.2, "block_s": 0.01}, "inference": {"enabled": False}}
+
+
+class Net(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.hidden, self.output = nn.Linear(12, width), nn.Linear(width, 3)
+
+    def forward(self, x):
+        return self.output(torch.tanh(self.hidden(x)))
+
+
+class Wide(Net):
+    def __init__(self, width):
+        super().__init__(width)
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 600
+
+    def __getitem__(self, row):
+        return X[row].numpy(), int(Y[row])
+
+
+class Words(Dataset):
+    """As of Hugging Face: dicts, a text among the numbers."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, row):
+        return {"input_ids": torch.arange(5) + row, "labels": row % 2, "text": "a word"}
+
+
+class Labelled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.output = nn.Embedding(80, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids, labels=None):
+        logits = self.output(self.words(input_ids).mean(1))
+        return {"logits": logits} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+
+
+def my_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def my_halving_step(model, optimizer, batch, scaler):
+    x, y = batch
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(x), y)
+    scaler.scale(loss / 2).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return loss
+
+
+SCALER = torch.amp.GradScaler("cpu")
+
+
+def step_with_a_scaler_of_its_own(model, optimizer, batch):
+    SCALER.scale(model(batch[0]).sum()).backward()
+
+
+def composed(tmp_path: Path, **arguments: Any) -> tuple[list[str], Objects]:
+    known = {name: arguments.pop(name, None) for name in Call.__dataclass_fields__ if name not in ("knobs", "backends")}
+    backends = arguments.pop("backends", [])
+    objects = Objects()
+    call = Call(**known, backends=backends if isinstance(backends, list) else [backends], knobs=arguments)
+    return overrides_of(call, objects, tmp_path / "conf"), objects
+
+
+LOADER = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
+WORKS = {
+    "a module and a loader": ({"model": Net(), "data": LOADER}, ["++task.batch_size=32", "data=function"]),
+    "a class and tensors": ({"model": Net, "data": (X, Y), "batch_size": 64}, ["++task.batch_size=64"]),
+    "a lambda and arrays": ({"model": lambda: Net(4), "data": (X.numpy(), Y.numpy())}, ["task=module"]),
+    "a partial and a data set": ({"model": functools.partial(Wide, 4), "data": Samples()}, ["data=function"]),
+    "two loaders": ({"model": Net, "data": (LOADER, LOADER)}, ["++task.batch_size=32"]),
+    "two data sets": ({"model": Net, "data": [Samples(), Samples()]}, ["data=function"]),
+    "an iterator of batches": ({"model": Net, "data": iter(LOADER), "batch_size": 32}, ["data=function"]),
+    "a list of samples": ({"model": Net, "data": list(TensorDataset(X, Y)), "batch_size": 32}, ["data=function"]),
+    "four arrays": ({"model": Net, "data": (X.numpy(), Y.numpy(), X[:9], Y[:9])}, ["data=function"]),
+    "a data set of dicts with labels": ({"model": Labelled, "data": Words(), "batch_size": 8}, ["++task.loss='model'"]),
+    "an autoencoder": ({"model": nn.Linear(12, 12), "data": X, "loss": "mse"}, ["++task.loss='mse'"]),
+    "a class of losses": ({"model": Net, "data": (X, Y), "loss": nn.CrossEntropyLoss}, ["CrossEntropyLoss"]),
+    "a loss with arguments": ({"model": Net, "data": (X, Y), "loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, []),
+    "a function of torch": ({"model": Net, "data": (X, Y), "loss": nn.functional.cross_entropy}, ["cross_entropy"]),
+    "AdamW": ({"optimizer": torch.optim.AdamW, "lr": 3e-4}, ["optimizer=adamw", "++task.optimizer.lr=0.0003"]),
+    "a word": ({"optimizer": "AdamW"}, ["optimizer=adamw"]),
+    "SGD with momentum": (
+        {"optimizer": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)},
+        ["optimizer=sgd", "++task.optimizer.lr=0.1", "++task.optimizer.momentum=0.9"],
+    ),
+    "a partial optimizer": (
+        {"optimizer": functools.partial(torch.optim.Adam, betas=(0.9, 0.95))}, ["++task.optimizer.betas=[0.9,0.95]"],
+    ),
+    "dtypes": ({"precision": [torch.bfloat16, torch.float16]}, ["precision=bf16,fp16"]),
+    "bf16 and fp32": ({"precision": torch.bfloat16, "backends": ["amp", "fp32"], "device": "cpu"}, ["precision=auto"]),
+    "a function is a backend": ({"backends": ["amp", my_step]}, ["backend=amp,my_step"]),
+    "a class is a backend": ({"backends": [Amp, HalvesGradients]}, ["backend=Amp,HalvesGradients"]),
+    "steps": ({"steps": 20}, ["++train.steps=20"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_what_people_write_is_composed(name, tmp_path):
+    arguments, expected = WORKS[name]
+    overrides, _ = composed(tmp_path, **dict(arguments))
+    for each in expected:
+        assert any(each in override for override in overrides), overrides
+
+
+def test_groups_of_an_optimizer_are_known_by_the_names_of_their_parameters(tmp_path):
+    net = Net()
+    groups = [{"params": net.hidden.parameters()}, {"params": net.output.parameters(), "lr": 0.2, "weight_decay": 0.0}]
+    overrides, _ = composed(tmp_path, model=net, data=(X, Y), optimizer=torch.optim.AdamW(groups, lr=0.1))
+    assert ("++task.optimizer.groups=[{match: ['output.weight','output.bias'],lr_factor: 2.0,weight_decay: 0.0}]"
+            in overrides)  # fmt: skip
+
+
+def test_a_module_begins_with_the_weights_that_it_has_and_stays_as_it_is(tmp_path):
+    net = Net()
+    before = net.hidden.weight.detach().clone()
+    _, objects = composed(tmp_path, model=net, data=(X, Y))
+    made = objects.carried["Net"]()
+    assert torch.equal(made.hidden.weight, before)
+    with torch.no_grad():
+        made.hidden.weight.zero_()
+    assert torch.equal(net.hidden.weight, before)
+    assert torch.equal(objects.carried["Net"]().hidden.weight, before)
+
+
+def test_as_many_samples_are_read_as_the_steps_need_and_the_last_are_held_out(tmp_path):
+    read = []
+
+    def batches():
+        for number in range(1000):
+            read.append(number)
+            yield X[:10], Y[:10]
+
+    _, objects = composed(tmp_path, model=Net, data=batches(), batch_size=10, steps=5)
+    x_train, y_train, x_test, y_test = objects.carried["in_memory"](0)
+    assert len(read) == 9  # 5 steps and 3 of warm-up, and one ninth of them beside that
+    assert [len(each) for each in (x_train, y_train, x_test, y_test)] == [80, 80, 10, 10]
+
+
+REFUSED = {
+    "a name": ({"model": "resnet18"}, "model=resnet18: expected a module, its class, or a function"),
+    "arguments": ({"model": Wide}, "model=Wide: missing a required argument: 'width': write model=lambda: Wide(...)"),
+    "a loss": ({"loss": "nll"}, "loss=nll: expected one of cross_entropy, masked_cross_entropy, mse, model"),
+    "an optimizer": ({"optimizer": torch.optim.RMSprop}, "optimizer=RMSprop: its updates are not known here"),
+    "a word": ({"optimizer": "adamW2"}, "optimizer=adamw2: expected one of sgd, momentum, nesterov, adam, adamw"),
+    "amsgrad": ({"optimizer": lambda p: torch.optim.Adam(p, amsgrad=True)}, "optimizer: amsgrad=True: is not known"),
+    "a precision": ({"precision": "bfloat16"}, "precision=bfloat16: expected one of auto, fp32, tf32, fp16, bf16"),
+    "steps": ({"steps": 0}, "steps=0: expected a whole number of at least 1"),
+    "lr": ({"lr": -1.0}, "lr=-1.0: expected a finite number above 0"),
+    "a backend": ({"backends": ["ampp"]}, "backends=ampp: expected one of accelerate, amp, "),
+    "a class": ({"backends": [Net]}, "backends=Net: is no backend: expected a class with PRECISIONS"),
+    "a step": ({"backends": [lambda model: 0]}, "backends=<lambda>: takes (model): write def step(model, optimizer,"),
+    "a scaler": ({"backends": [step_with_a_scaler_of_its_own]}, "backends=step_with_a_scaler_of_its_own: uses SCALER"),
+    "data": ({"data": 3}, "data=int: expected a DataLoader, a Dataset, tensors or arrays (x, y), the name of a data"),
+    "a name of data": ({"data": "mnits"}, "data=mnits: expected one of auto, cifar10, digits,"),
+    "a class of data": ({"data": Samples}, "data=Samples: is a class"),
+    "a batch too large": (
+        {"model": Net, "data": (X, Y), "batch_size": 600},
+        "batch_size=600: data has only 569 training samples (71 are held out)",
+    ),
+    "another width": (
+        {"model": Net, "data": (X[:, :5], Y), "batch_size": 8},
+        "model=Net: cannot be called with the data, inputs [4, 5] float32: RuntimeError: ",
+    ),
+    "real targets": ({"model": Net, "data": (X, X), "batch_size": 8}, "loss=cross_entropy: cannot be taken of the"),
+    "no name": ({"stepz": 3}, "stepz=3: is no argument (did you mean steps?)"),
+    "no value of a section": ({"train": {"stepz": 3}}, "train.stepz=3: expected one of steps, warmup_steps,"),
+    "no value of the task": (
+        {"model": Net, "task": {"batchsize": 3}}, "task.batchsize=3: expected one of model, loss, optimizer, batch",
+    ),
+    "several lengths": (
+        {"model": Net, "data": iter([(X[:4, :7], Y[:4]), (X[4:], Y[4:])])}, "data=loader: gives batches that do not",
+    ),
+    "bf16 weights": ({"model": Net().bfloat16(), "data": (X, Y)}, "model=Net: parameter hidden.weight is torch.bf"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_meant_is_one_line_within_a_second(name, tmp_path):
+    arguments, message = REFUSED[name]
+    start = time.monotonic()
+    with pytest.raises(InputError) as refused:
+        mpcompare.compare(folder=tmp_path / "runs", **arguments)
+    assert time.monotonic() - start < 1
+    assert str(refused.value).startswith(message)
+    assert len(str(refused.value).splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_the_loop_as_people_write_it_is_compared(tmp_path, monkeypatch):
+    result = mpcompare.compare(
+        model=Net(), data=LOADER, loss=nn.CrossEntropyLoss, optimizer=torch.optim.AdamW, steps=4, lr=3e-4,
+        precision=torch.bfloat16, backends=["amp", "fp32", my_step, my_halving_step], folder=tmp_path / "runs", **SMALL,
+    )  # fmt: skip
+    assert {label: str(verdict) for label, verdict in result.verdicts.items()} == {
+        "amp bf16": "reference",
+        "fp32": "reference",
+        "my_step bf16": "same",
+        "my_halving_step bf16": "differs: gradient scaled",
+    }
+    assert result.errors == {}
+    assert "my_step" in result._repr_html_()
+    shown = []
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    result.open()
+    assert shown == [(tmp_path / "runs" / "report" / "index.html").as_uri()]
+
+
+@pytest.mark.slow
+def test_a_step_with_a_scaler_is_compared_in_fp16(tmp_path):
+    def scaled(model, optimizer, batch, scaler):
+        x, y = batch
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    result = mpcompare.compare(
+        model=Net, data=(X.numpy(), Y.numpy()), batch_size=32, steps=4, precision="fp16", backends=["amp", scaled],
+        folder=tmp_path / "runs", **SMALL,
+    )  # fmt: skip
+    assert str(result.verdicts["scaled fp16"]) == "same", result.verdicts["scaled fp16"].because
+
+
+@pytest.mark.slow
+def test_a_data_set_of_dicts_and_a_network_with_its_loss_are_compared(tmp_path):
+    result = mpcompare.compare(model=Labelled(), data=Words(), batch_size=8, steps=4, lr=0.1, folder=tmp_path / "runs",
+                               backends=["amp", "master_weights", "fp32"], **SMALL)  # fmt: skip
+    assert [str(verdict) for verdict in result.verdicts.values()] == ["reference", "same", "reference"]

@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 LINES, PARAMETERS = 60, 7
 # Functions with more parameters, and the reason.
 MANY = {
+    # What people name in one call: a network, its data, loss, optimizer and their values.
+    "mpcompare/api/compare.py": {"compare"},
     # An argument for each of the operator's schema in csrc/ops.cpp, named as there.
     "mpcompare/native/ops.py": {"torch_gemm", "sgd", "adam", "update_scale"},
     # The arguments of all backends, and an option for each technique that can be taken away.

@@ -1,6 +1,10 @@
 """The first calls that people write: each composes what they mean, or says in one line and at once what to write."""
 
 import functools
+import os
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from mpcompare.api.compare import Call, overrides_of
 from mpcompare.api.objects import Objects
 from mpcompare.backends.amp import Amp
 from mpcompare.errors import InputError
+from mpcompare.paths import CONF
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(640, 12, generator=GENERATOR)
@@ -244,6 +249,16 @@ def test_the_loop_as_people_write_it_is_compared(tmp_path, monkeypatch):
     monkeypatch.setattr("webbrowser.open", shown.append)
     result.open()
     assert shown == [(tmp_path / "runs" / "report" / "index.html").as_uri()]
+
+
+@pytest.mark.slow
+def test_the_loop_of_the_page_is_compared(tmp_path, monkeypatch):
+    page = (CONF.parent / "docs" / "from_python.md").read_text()
+    (block,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "my_step" in code)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(
+        [sys.executable, "-"], input=block, text=True, check=True, env={**os.environ, "PYTHONPATH": str(CONF.parent)},
+    )  # fmt: skip
 
 
 @pytest.mark.slow

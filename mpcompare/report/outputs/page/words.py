@@ -7,6 +7,7 @@ from markupsafe import Markup, escape
 from mpcompare.report import answers as questions
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
+from mpcompare.report.outputs.page.advice import advice
 from mpcompare.report.outputs.page.checks import Checked, bars
 from mpcompare.report.signs import KINDS, rank, sign
 from mpcompare.verdict.judge.verdict import Verdict
@@ -22,6 +23,7 @@ class Answer:
         more: the rest of the sentence, with what was compared and why; may be empty.
         unchecked: what could not be checked; may be empty.
         anchor: the anchor of the check that decided; empty where none failed.
+        cause: the cause of a run that differs, else empty.
     """
 
     label: str
@@ -29,6 +31,12 @@ class Answer:
     more: str
     unchecked: str = ""
     anchor: str = ""
+    cause: str = ""
+
+    @property
+    def advice(self) -> Markup:
+        """What the cause means and what to do, as HTML; empty where nothing differs."""
+        return advice(self.cause)
 
     @property
     def sign(self) -> str:
@@ -74,7 +82,8 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
         case _:
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
     more += f"; the examination {verdict.sees}" if verdict.sees and word != "differs" else ""
-    return Answer(entry.label, word, more, ", ".join(verdict.unchecked), anchor)
+    cause = verdict.cause if verdict.word == "differs" else ""
+    return Answer(entry.label, word, more, ", ".join(verdict.unchecked), anchor, cause)
 
 
 def glance(comparison: Comparison, verdicts: Verdicts) -> list[tuple[str, Markup]]:

@@ -50,7 +50,7 @@ def about(entries: Sequence[Entry], one: str, several: str | None = None) -> lis
 
 
 def first_clause(because: str) -> str:
-    """Returns the beginning of a reason, with no more than its first tensor."""
+    """Returns the beginning of a reason as the end of a sentence, with no more than its first tensors."""
     clause = re.split(r"(?:: |; | \()", because, maxsplit=1)[0]
     words = re.sub(r",? and \d+ more\b", "", clause).split()
-    return " ".join(words[:WORDS]) + (" ..." if len(words) > WORDS else "")
+    return " ".join(words[:WORDS]) + (" ..." if len(words) > WORDS else ".")

@@ -42,7 +42,7 @@ def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp
     assert said(tmp_path, verdicts)["Right?"] == (
         "bad bf16 does not compute the same (bias sum): only bias gradients are wrong. gone bf16 did not finish. "
         "blind bf16 may be wrong: a large error would not be seen everywhere. "
-        "plain bf16 differs from amp bf16 in what it declares alone. "
+        "plain bf16 differs from amp bf16 only as declared. "
         "mine bf16 and other bf16 compute the same as amp bf16 (0 checks)."
     )
 
@@ -109,7 +109,7 @@ def test_numbers_are_those_of_the_table(tmp_path, step_ms):
 
 def test_a_reason_is_cut_after_its_first_clause():
     assert first_clause("the output of a is off, beyond what roundings make: what b passes") == (
-        "the output of a is off, beyond what roundings make"
+        "the output of a is off, beyond what roundings make."
     )
-    assert first_clause("a.weight, b.weight and 17 more have no gradient") == "a.weight, b.weight have no gradient"
+    assert first_clause("a.weight, b.weight and 17 more have no gradient") == "a.weight, b.weight have no gradient."
     assert first_clause(" ".join("x" * 40)).endswith(" ...")

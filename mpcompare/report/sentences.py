@@ -24,10 +24,9 @@ class Answer:
     question: str
     sentences: Sequence[Sentence]
 
-    def text(self, name: Callable[[str], str] = str, rest: Callable[[str], str] = str) -> str:
-        """Returns the sentences in a row, with each name and each other piece as these functions write it."""
-        pieces = ((name(p) if isinstance(p, Name) else rest(p) for p in sentence) for sentence in self.sentences)
-        return " ".join("".join(each) for each in pieces)
+    def lines(self, name: Callable[[str], str] = str, rest: Callable[[str], str] = str) -> list[str]:
+        """Returns the sentences, with each name and each other piece as these functions write it."""
+        return ["".join(name(p) if isinstance(p, Name) else rest(p) for p in sentence) for sentence in self.sentences]
 
 
 def about(entries: Sequence[Entry], one: str, several: str | None = None) -> list[Sentence]:

@@ -24,7 +24,7 @@ def said(folder, verdicts=None):
     for answer in found:
         for sentence in answer.sentences:
             assert len("".join(sentence).split()) <= LONGEST, "".join(sentence)
-    return {answer.question: answer.text() for answer in found}
+    return {answer.question: " ".join(answer.lines()) for answer in found}
 
 
 def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp_path):

@@ -65,7 +65,7 @@ def _answers(report: Report) -> list[str]:
     each = []
     for comparison in report.comparisons:
         said = [
-            f"**{answer.question}** {answer.text(lambda name: f'`{_code(name)}`', _spaced)}"
+            f"**{answer.question}** {' '.join(answer.lines(lambda name: f'`{_code(name)}`', _spaced))}"
             for answer in answers(comparison, report.verdicts)
         ]
         number = _number(report, comparison)

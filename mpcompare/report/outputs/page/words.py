@@ -89,4 +89,5 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
 def glance(comparison: Comparison, verdicts: Verdicts) -> list[tuple[str, Markup]]:
     """Returns the three questions of a report, and their answers as HTML."""
     name = Markup("<strong>{}</strong>").format
-    return [(each.question, Markup(each.text(name, escape))) for each in questions.answers(comparison, verdicts)]
+    lines = ((each.question, each.lines(name, escape)) for each in questions.answers(comparison, verdicts))
+    return [(question, Markup("<br>\n").join(map(Markup, answer))) for question, answer in lines]

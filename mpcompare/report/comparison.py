@@ -155,7 +155,7 @@ def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> li
 
 def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
     finished = [run for run in runs if run.result["status"] == "ok"]
-    datasets = [f"{r['dataset']}: {r['dataset_reason']}" for r in (run.result for run in runs) if "dataset" in r]
+    datasets = [f"data: {r['dataset']} ({r['dataset_reason']})" for r in (run.result for run in runs) if "dataset" in r]
     different = varied(runs)
     comparison = Comparison(
         title=title,

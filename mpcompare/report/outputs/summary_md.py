@@ -162,7 +162,7 @@ def _measured(report: Report) -> list[str]:
             "mpcompare": result.get("commit"),
         }
         machine = ", ".join(f"{key} {value}" for key, value in known.items() if value)
-        machines.append(f"- {number}Measured on {escape(machine or 'no device')}; data {escape(comparison.dataset)}")
+        machines.append(f"- {number}Measured on {escape(machine or 'no device')}; {escape(comparison.dataset)}")
         if comparison.finished:
             timing += [f"- {number}{escape(line)}" for line in digits.lines(comparison, report.verdicts)]
             timing += [f"- {number}{escape(line)}" for line in remarks.timing(comparison)]

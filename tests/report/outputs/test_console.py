@@ -77,7 +77,7 @@ def test_a_console_shows_the_comparison_then_its_table_and_what_there_is_to_say(
     ruled = [line for line in lines if line and set(line) != {"─"}]
     assert ruled == [
         "t, batch 8, seed 0, cpu",
-        "synthetic: asked for",
+        "data: synthetic (asked for)",
         "  ".join([*NAMES, *COLUMNS]),
         "mine  bf16  5  0.50 (0.50-0.50)  2  1.00  0.5000  1.12500  2.5e-01  torch  4 - 6  -",
         "amp  bf16  10  1  2  1  0.5000  1.00000  baseline  torch  9 - 11  +0.0 %",

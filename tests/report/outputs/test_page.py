@@ -230,7 +230,7 @@ def test_the_answers_stand_first(runs):
     page = Page(rendered(runs, [check(because="the loss is too far", value=3.0)]))
     begin = page.words.index("Right?")
     assert page.words[begin:].startswith(
-        "Right? mine bf16 does not compute the same (a cause): the loss is too far. "
+        "Right? mine bf16 does not compute the same as amp bf16 (a cause): the loss is too far. "
     ), page.words[begin : begin + 200]
     assert begin < page.words.index("Faster?") < page.words.index("Smaller?") < page.words.index("Verdicts")
 

@@ -77,13 +77,27 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
         case "differs as declared":
             more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks"
         case "reference":
-            more = f": others are compared with it; it passed the {count} checks that need no other run"
+            word, more = (
+                checked.word,
+                f": others are compared with it; it passed the {count} checks that need no other run",
+            )
             more += f"; {verdict.because}" if verdict.because else ""
         case _:
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
     more += f"; the examination {verdict.sees}" if verdict.sees and word != "differs" else ""
     cause = verdict.cause if verdict.word == "differs" else ""
     return Answer(entry.label, word, more, ", ".join(verdict.unchecked), anchor, cause)
+
+
+def baselines(comparison: Comparison) -> str:
+    """Returns a line on what the runs are compared with."""
+    labels = [entry.label for entry in comparison.finished if entry.is_baseline]
+    count = f"{len(comparison.entries)} run{'s' if len(comparison.entries) > 1 else ''}"
+    if not labels:
+        return f"{count}."
+    several = len(labels) > 1
+    are, them = ("the baselines are", "them") if several else ("the baseline is", "it")
+    return f"{count}; {are} {', '.join(labels)}: time, memory and losses are compared with {them}."
 
 
 def glance(comparison: Comparison, verdicts: Verdicts) -> list[tuple[str, Markup]]:

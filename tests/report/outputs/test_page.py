@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from markdown_it import MarkdownIt
+from support.prose import too_long
 from support.records import write_run
 
 from mpcompare.paths import DIFFERS
@@ -260,6 +261,18 @@ def test_the_advice_on_a_cause_is_its_whole_section_and_nothing_else(cause, sect
     assert len(page.all("pre")) == 1
     assert not page.all("a")  # it would lead nowhere from a page that was sent to somebody
     assert not {"h2", "h3"} & {tag for tag, _ in page.elements}
+
+
+def test_no_sentence_of_the_page_and_of_the_markdown_is_too_long(runs):
+    long = "the gradient of blocks.0.weight in the first step is 12 times its limit: " + "a reason, " * 5
+    text = rendered(runs, [check(value=3.0, because=long), check("another")])
+    text, licence, _ = text.partition("Permission is hereby granted")
+    assert licence
+    page = re.sub(r"<(script|style|svg).*?</\1>", "", text, flags=re.DOTALL)
+    page = re.sub(
+        r"<br>|</?(p|li|d[dlt]|t[dhr]|h\d|summary|figcaption|div|pre|button|label|nav|ul)\b[^>]*>", "\n\n", page
+    )
+    assert too_long(re.sub(r"<[^>]*>", "", page)) == []
 
 
 def test_what_differs_comes_first_and_the_verdict_stands_beside_the_name(tmp_path):

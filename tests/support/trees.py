@@ -107,5 +107,35 @@ def _gpt2() -> tuple[Task, Dataset]:
     return Task(partial(GPT2LMHeadModel, config), "model", Sgd(0.1, 0.9), BATCH), given(batch, batch)
 
 
-TREES = {"tuple": partial(_two_inputs, tuple), "dict": partial(_two_inputs, dict), "vae": _vae}
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.output = nn.Embedding(20, 16), nn.Linear(16, 5)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        h = self.words(ids) * mask[..., None]
+        return {"tags": self.output(torch.tanh(h + h.mean(1, keepdim=True)))}
+
+
+class OfTags:
+    """The mean over the labels that are not -100, of which each micro-batch has another number."""
+
+    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        tags = output["tags"].float().flatten(0, 1)
+        total = nn.functional.cross_entropy(tags, batch["tags"].flatten(), ignore_index=-100, reduction="sum")
+        return total / self.count(batch).clamp(min=1)
+
+    def count(self, batch: dict[str, Tensor]) -> Tensor:
+        return (batch["tags"] != -100).sum()
+
+
+def _tagger() -> tuple[Task, Dataset]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(20, (SAMPLES, 6), generator=generator)
+    mask = torch.arange(6) < torch.randint(1, 7, (SAMPLES, 1), generator=generator)
+    batch = {"ids": ids, "mask": mask, "tags": (ids % 5).masked_fill(~mask, -100)}
+    return Task(Tagger, OfTags(), Sgd(0.1, 0.9), BATCH), given({"ids": ids, "mask": mask}, batch)
+
+
+TREES = {"tagger": _tagger, "tuple": partial(_two_inputs, tuple), "dict": partial(_two_inputs, dict), "vae": _vae}
 HUGGING_FACE = {"bert": _bert, "gpt2": _gpt2}

@@ -17,6 +17,8 @@ computes in the background anywhere else must have finished when the phase retur
 
 The harness owns the data, the schedule, the clock and the records; a backend owns its parameters and how it computes.
 It writes neither into a batch nor into the network that it is made from, which others get after it.
+Inputs, targets and outputs are tensors, or trees of them (:mod:`mpcompare.tasks.batch`), which are cast and handed on
+as tensors are: a backend need not know which.
 
 A step is finished when its last call returns: on a CPU all weights are written by then; on a GPU all work is queued on
 the current stream, or the current stream waits for it. A timed block ends when its last loss and ``master_params()``

@@ -254,7 +254,7 @@ def test_the_loop_as_people_write_it_is_compared(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_loop_of_the_page_is_compared(tmp_path, monkeypatch):
     page = (CONF.parent / "docs" / "from_python.md").read_text()
-    (block,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "my_step" in code)
+    (block,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def my_step" in code)
     monkeypatch.chdir(tmp_path)
     subprocess.run(
         [sys.executable, "-"], input=block, text=True, check=True, env={**os.environ, "PYTHONPATH": str(CONF.parent)},

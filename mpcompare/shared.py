@@ -1,5 +1,6 @@
 """Values that the entrants of a race share: the first to ask computes one, and the others map it from its file."""
 
+import copy
 import logging
 import pickle
 import sys
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from mpcompare.records import write_atomically
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+LARGE = 1 << 25  # bytes from which on a value is put aside into a file
 
 
 class Shared:
@@ -69,6 +72,19 @@ class Shared:
                 return _map(file)
         write_atomically(file, write)
         return _map(file)
+
+    def aside(self, value: T) -> T:
+        """Returns a copy of a value that is not needed for a while. Its tensors lie in a file that goes with them, and
+        are in memory once somebody reads them: the system may take their pages back. Small ones are copied in memory,
+        and so are those of another device, and all where no file can be written."""
+        tensors = [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+        large = sum(t.nbytes for t in tensors) >= LARGE and all(t.device.type == "cpu" for t in tensors)
+        if large and sys.platform == "linux":
+            with suppress(*_UNREADABLE), tempfile.TemporaryDirectory(prefix="mpcompare-", dir=self.folder) as folder:
+                save(value, file := Path(folder) / "aside.pt")
+                copied: T = _map(file)
+                return copied
+        return copy.deepcopy(value)
 
     def _warn(self, name: str, error: Exception) -> None:
         if not self._warned:

@@ -99,6 +99,7 @@ def examine(
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact = oracle(subject, batches[0], subject.precision)
+    of_network = _of_network(subject, batches[0], exact)  # before a backend has tensors beside those of the oracle
     late = Attempts()
     at_the_start = _at_the_start(subject, batches, exact, late)
     yield Progress(0, 1, "each layer")
@@ -121,7 +122,7 @@ def examine(
     return Findings(
         precision=subject.precision.name,
         recipe=recipe(promised_task(subject.task, promises)),
-        **_of_network(subject, batches[0], exact),
+        **of_network,
         overflow=overflowed,
         reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),

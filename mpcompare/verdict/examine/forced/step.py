@@ -24,7 +24,7 @@ from mpcompare.verdict.examine.forced.places import FP32, Errors
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
-from mpcompare.verdict.examine.forced.weights import with_buffers_of
+from mpcompare.verdict.examine.forced.weights import in_dtype
 from mpcompare.verdict.findings import GradientError, Layers, PlaceError, RoundingError
 
 SAMPLES, MOST = 4, 12  # of roundings: more where a few do not tell them from the tensor
@@ -111,7 +111,7 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
 
 
 def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any = lambda _: None) -> Replay:
-    network = with_buffers_of(recorded.network, dtype)
+    network = in_dtype(recorded.network, dtype)
     batches, loss_fn = recorded.batches, recorded.loss_fn
     return Replay(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
 

@@ -4,7 +4,6 @@ A copy of the network in float64 has twice the bytes of its parameters, and so h
 needs them at a time. What is left of a parameter between forward and backward is its place in autograd's graph.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from mpcompare.tasks.task import sharing_parameters
 
 # What is asked of a parameter without its numbers.
 ASKED = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__} | {
@@ -67,17 +68,13 @@ class Weights(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def with_buffers_of(network: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Returns a copy of a network with buffers of its own, which it writes into. Its parameters are those of the
-    network itself: nobody writes into them.
-
-    Args:
-        dtype: of the copies of real numbers; None: each as it is.
-    """
-    copied = copy.deepcopy(network, {id(p): p for p in network.parameters()})
+def in_dtype(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Returns a network with the same parameters, and with copies of the buffers; those of real numbers are in this
+    dtype."""
+    copied = sharing_parameters(network)
     for module in copied.modules():
         for name, b in module._buffers.items():
-            if b is not None and b.is_floating_point() and dtype is not None:
+            if b is not None and b.is_floating_point():
                 module._buffers[name] = b.to(dtype)
     return copied
 

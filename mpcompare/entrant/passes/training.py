@@ -64,7 +64,7 @@ def take(entrant: Entrant) -> Pass[Part]:
     scores = evaluations.take(steps[-1]["step"], backend)
     entrant.trained = Trained(
         rows=steps,
-        state=entrant.shared.aside(backend.state_dict()),
+        read=entrant.shared.aside(backend.state_dict()),
         updates=int(stepper.rates.updates),
         scores=scores,
         moved=_moved(entrant),

@@ -52,6 +52,13 @@ def kept() -> Iterator[None]:
             libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGE)
 
 
+def trim() -> None:
+    """Gives freed memory back to the system within :func:`kept`, too: the next tensors have other sizes, and would lie
+    beside the holes that the last ones left."""
+    if libc := _glibc():
+        libc.malloc_trim(0)
+
+
 def _keep(libc: ctypes.CDLL) -> None:
     while _filled:
         libc.free(_filled.pop())
@@ -81,5 +88,6 @@ def _glibc() -> ctypes.CDLL | None:
     assert libc is not None
     libc.mallinfo2.restype = _Mallinfo2
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.malloc_trim.argtypes = (ctypes.c_size_t,)
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     return libc

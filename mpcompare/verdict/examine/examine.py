@@ -30,6 +30,7 @@ from typing import Any
 from torch import nn
 
 from mpcompare.contract import Batches, Stepper, promises_of
+from mpcompare.instruments import heap
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.precision import Precision
 from mpcompare.race.course import NOISE
@@ -100,7 +101,7 @@ def examine(
     batches = list(islice(subject.batches(), 4))
     exact = oracle(subject, batches[0], subject.precision)
     of_network = _of_network(subject, batches[0], exact)  # before a backend has tensors beside those of the oracle
-    late = Attempts()
+    late = Attempts(heap.trim)
     at_the_start = _at_the_start(subject, batches, exact, late)
     yield Progress(0, 1, "each layer")
     replays = _replays(subject, batches[0], late)
@@ -148,6 +149,7 @@ def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, la
         late: takes all passes but the first one.
     """
     batch, driver = batches[0], first(subject, batches, exact)
+    late.trim()
     return {
         "first": driver.result(),
         "aged": late.take("aged", lambda: aged(subject, driver, batch, exact), None),

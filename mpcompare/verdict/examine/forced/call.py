@@ -53,7 +53,8 @@ class ForcedLayer:
         values = [rounded(v).requires_grad_() if is_real(v) else v for v in call.inputs]
         params = {}
         for name, p in self.module.named_parameters():
-            params[name] = self._parameter(call, replay, name, p).requires_grad_(p.requires_grad)
+            cast = replay.weights.cast(p, half or call.held.get(name))
+            params[name] = replay.operand(cast).requires_grad_(p.requires_grad)
         return values, params
 
     def free(self, params: Params) -> None:
@@ -64,11 +65,7 @@ class ForcedLayer:
     def fill(self, params: Params, call: Call, replay: Any) -> None:
         """Puts their numbers back."""
         for name, p in self.module.named_parameters():
-            fill(params[name], self._parameter(call, replay, name, p))
-
-    def _parameter(self, call: Call, replay: Any, name: str, p: Tensor) -> Tensor:
-        taken: Tensor = replay.operand(replay.weights.cast(p, self._half(call) or call.held.get(name)))
-        return taken
+            fill(params[name], replay.weights.numbers(p, self._half(call) or call.held.get(name)), replay.operand)
 
     def _half(self, call: Call) -> torch.dtype | None:
         """Returns the format of 16 bits in which the layer multiplies."""

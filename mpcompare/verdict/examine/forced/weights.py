@@ -4,7 +4,7 @@ A copy of the network in float64 has twice the bytes of its parameters, and so h
 needs them at a time. What is left of a parameter between forward and backward is its place in autograd's graph.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,11 +42,15 @@ class Weights(TorchFunctionMode):
 
     def cast(self, p: Tensor, held: torch.dtype | None = None) -> Tensor:
         """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return self.numbers(p, held).to(self.dtype, copy=True)
+
+    def numbers(self, p: Tensor, held: torch.dtype | None = None) -> Tensor:
+        """Returns a parameter's numbers, as they are in the dtype ``held``, in any dtype."""
         name = self.names[id(p)]
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             source = self.between.get(name, p).detach()
-            values = source.to(self.held.get(name, source.dtype)).to(held or source.dtype).to(self.dtype)
-            return values.clone() if values.data_ptr() == source.data_ptr() else values
+            return source.to(self.held.get(name, source.dtype)).to(held or source.dtype)
 
     def taken(self, value: Any) -> Any:
         """Returns a value that is used between layers: of a parameter its leaf, of any other itself."""
@@ -85,9 +89,11 @@ def free(operand: Tensor) -> None:
         storage.resize_(0)
 
 
-def fill(operand: Tensor, values: Tensor) -> None:
-    """Puts the numbers of a freed operand back."""
+def fill(operand: Tensor, numbers: Tensor, taken: Callable[[Tensor], Tensor]) -> None:
+    """Puts back what ``taken`` returns of the numbers of a freed operand; they may be of another dtype."""
     if not (storage := operand.untyped_storage()).nbytes():
         with _disable_current_modes(), torch.no_grad():
-            storage.resize_(values.untyped_storage().nbytes())
-            operand.data.copy_(values)
+            storage.resize_(operand.numel() * operand.element_size())
+            operand.data.copy_(numbers)
+            if (changed := taken(operand.detach())).data_ptr() != operand.data_ptr():
+                operand.data.copy_(changed)

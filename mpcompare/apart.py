@@ -47,6 +47,12 @@ class Apart:
         self._process.start()
         far_end.close()
 
+    @property
+    def pid(self) -> int | None:
+        """The number of the process."""
+        pid: int | None = self._process.pid
+        return pid
+
     def make(self, *arguments: Any) -> Any:
         """Lets it make the thing from these arguments; returns the answer.
 

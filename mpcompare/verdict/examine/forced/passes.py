@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from mpcompare.contract import Batches, Walk, called_module, promises_of, watched_products
+from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import sharing_parameters, with_values
@@ -49,6 +50,7 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
     factor = own_factor(backend, task) if in_one_piece else 1.0
     if factor != 1:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
+    heap.trim()  # a replay has tensors of other sizes
     try:
         return beside_the_replay(step, subject.precision)
     except OtherNumbersError:

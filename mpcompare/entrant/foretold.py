@@ -60,7 +60,7 @@ class Sizes:
             params=params,
             moments=params * len(state.keys() - {"step"}),
             layer=max(own),
-            outputs=_outputs(model, *next(setup.batches())[0]),
+            outputs=_outputs(model, next(setup.batches())[0][0]),
             data=sum(t.nbytes for t in vars(setup.dataset).values() if isinstance(t, Tensor)),
             narrow=PRECISIONS[setup.precision].is_16_bit,
             aged="step" in state or isinstance(setup.loss_scale, DynamicLossScale),
@@ -117,7 +117,7 @@ def available() -> int:
     return max(there, 0)
 
 
-def _outputs(model: nn.Module, x: Tensor, y: Tensor) -> int:
+def _outputs(model: nn.Module, x: Tensor) -> int:
     """Returns the bytes in fp32 of the outputs of all layers for a micro-batch."""
     few, elements = x[:ROWS], 0
 

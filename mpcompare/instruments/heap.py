@@ -5,6 +5,7 @@ a quarter of a second for every GB. Steps are trained and timed like that. Exami
 """
 
 import ctypes
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import psutil
+from torch import Tensor
 
 from mpcompare.instruments import meter
 
@@ -24,7 +26,8 @@ SET_BY_USER = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # with these malloc i
 
 HUGE = 1 << 21  # bytes of a page
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-MADV_HUGEPAGE, MADV_NOHUGEPAGE = 14, 15  # mman.h
+MADV_DONTNEED, MADV_HUGEPAGE, MADV_NOHUGEPAGE = 4, 14, 15  # mman.h
+LARGE_TENSOR = 1 << 20  # bytes
 
 _filled: list[int] = []  # addresses of the blocks that lie in holes
 _reserved: list[int] = []  # the address from which on the heap may have large pages
@@ -68,6 +71,31 @@ def trim() -> None:
         libc.malloc_trim(0)
         if _reserved:
             _reserve(libc)
+
+
+def forget(mapped: Tensor) -> None:
+    """Lets the system take back the pages of a large tensor that is mapped from a file and that nobody wrote into; they
+    are read again when somebody asks for its numbers. Any other tensor stays as it is."""
+    size = mapped.untyped_storage().nbytes()
+    if size < LARGE_TENSOR or mapped.device.type != "cpu" or not (libc := _glibc()):
+        return
+    start = mapped.untyped_storage().data_ptr()
+    if _lies_in_file(start, start + size):
+        page = start - start % mmap.PAGESIZE
+        libc.madvise(page, start + size - page, MADV_DONTNEED)
+
+
+def _lies_in_file(start: int, end: int) -> bool:
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return False
+    for line in maps:
+        addresses, _, _, _, inode, *_ = line.split(maxsplit=5)
+        first, last = (int(address, 16) for address in addresses.split("-"))
+        if first <= start and end <= last:
+            return inode != "0"
+    return False
 
 
 def _keep(libc: ctypes.CDLL) -> None:

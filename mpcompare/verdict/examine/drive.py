@@ -16,6 +16,7 @@ from torch import Tensor
 from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Batches, State, Walk, promises_of
 from mpcompare.dtypes import torch_dtype
+from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
 from mpcompare.precision import FORMATS
 from mpcompare.tasks.optimizers import IN_FP32, Coarse
@@ -371,4 +372,5 @@ def _first_update(task: Task, taken: _Taken, exact: Mapping[str, Tensor]) -> dic
         updates[name] = FirstUpdate(
             error, norm, torch.stack(largest).max().item(), weights, gain / grad if grad else 0.0
         )
+        heap.forget(exact[name])
     return updates

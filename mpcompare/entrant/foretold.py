@@ -76,15 +76,16 @@ class Sizes:
         libraries."""
         p = self.params
         rest = self.data + p + self.backend()  # the initial weights, and the backend that was trained
-        # The network, its copy in float64 and the gradients in float64.
+        # The network, its copy in float64, the gradients in float64, and what autograd keeps.
         oracle = p + 2 * p + 2 * p + 4 * self.outputs
-        copies = p * (4 + self.clipped)  # weights and gradients before and after clipping, and the oracle's in float64
+        copies = p * (3 + self.clipped)  # of the weights before a step, and of gradients; and the backend's gradients
         first = self.backend() + copies
         aged = 2 * self.backend() + self.moments + copies if self.aged else 0
+        last = p + self.backend() + 2 * p  # the network as it was trained, a new backend, the gradients of both
         reload = 2 * self.backend() + p * (2 + self.clipped) + self.moments
         # Inputs, outputs and gradients of each layer are recorded, and once more in float64; so is one layer.
-        replay = 3 * p + 8 * self.layer + 12 * self.outputs
-        return SMALL + rest + max(p + max(first, aged, reload, replay), oracle)
+        replay = p + self.backend() + 8 * self.layer + 12 * self.outputs
+        return SMALL + rest + max(p + max(first, aged, last, reload, replay), oracle)
 
 
 def check(setup: Setup) -> int | None:

@@ -27,8 +27,6 @@ from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from torch import nn
-
 from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import NoLossScale
@@ -108,11 +106,8 @@ def examine(
 
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
-    network = with_values(subject.model, trained.master_params(), trained.buffers())
-    at_the_end = _at_the_end(subject, stepper, rows, network, after, late)
+    at_the_end = _at_the_end(subject, stepper, rows, exact if noise else None, after, late)
     replays["last"] = at_the_end.pop("replay")
-    none: dict[str, Counts] = {}
-    exponents = late.take("exponents", lambda: exponents_of(subject, exact, network, after), none) if noise else none
 
     if not isinstance(subject.scaling, NoLossScale):
         yield Progress(0, 1, "overflow")
@@ -130,7 +125,6 @@ def examine(
         moved=moved,
         moves=moves,
         noise=runs,
-        exponents=exponents,
         replays={name: found for name, found in replays.items() if found},
         promises=promises,
         written=written(subject.lent, subject.model, batches[0]) if subject.lent else None,
@@ -183,22 +177,27 @@ def _at_the_end(
     subject: Subject,
     stepper: Stepper,
     rows: Sequence[Mapping[str, Any]],
-    network: nn.Module,
+    exact: Exact | None,
     batch: Batches,
     late: Attempts,
 ) -> dict[str, Any]:
     """Returns the findings, by their names, of what training left, and of the step that follows.
 
     Args:
-        network: the one that was trained.
+        exact: the oracle's first step, whose exponents are counted too; None: none are.
         batch: of that step.
         late: takes that step, which may stop.
     """
-    buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
+    trained = stepper.backend
+    network = with_values(subject.model, trained.master_params(), trained.buffers())
+    buffers, held_out = buffers_of_backend(subject, trained), subject.held_out_by(trained)
     found = late.take("last", lambda: last(subject, stepper, rows, network, batch), UNKNOWN)
     of_step = dict(zip(("last", "last_buffers", "trained", "replay"), found, strict=True))
     middle = late.take("midway", lambda: midway(subject, stepper), None)
-    return {"buffers": buffers, "held_out": held_out, "midway": middle, **of_step}
+    exponents: dict[str, Counts] = {}
+    if exact is not None:
+        exponents = late.take("exponents", lambda: exponents_of(subject, exact, network, batch), exponents)
+    return {"buffers": buffers, "held_out": held_out, "midway": middle, "exponents": exponents, **of_step}
 
 
 def _noise_runs(

@@ -43,6 +43,10 @@ def main() -> None:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if not (known := error.options):
             fail(str(error))
+        inside = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        if "/" in group and not {*inside} & {*known}:
+            group, _, folder = group.partition("/")  # a folder of options within a group: backend=mistake/NAME
+            name, known = f"{folder}/{name}", [f"{folder}/{each}" for each in inside] or known
         fail(f"{group}={name}: expected one of {', '.join(known)}{did_you_mean(name, known)}")
     except (HydraException, OmegaConfBaseException) as error:
         if said := unknown_key(error):

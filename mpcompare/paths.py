@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
-# In a checkout conf/ and csrc/ stand beside the package; in an installed wheel they are inside it.
+# In a checkout conf/, csrc/ and docs/ stand beside the package; in an installed wheel they are inside it.
 _ROOT = _PACKAGE.parent if (_PACKAGE.parent / "conf" / "config.yaml").is_file() else _PACKAGE
 CONF = _ROOT / "conf"
 CSRC = _ROOT / "csrc"
+DIFFERS = _ROOT / "docs" / "differs.md"  # what each cause means
 
 
 def data_root() -> str:

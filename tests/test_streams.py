@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.marks import slow_after
 from support.records import write_run
 
 from mpcompare.streams import lasting
@@ -16,14 +17,17 @@ REPORT = f"{sys.executable} -m mpcompare.report runs --formats"
 
 @pytest.mark.parametrize(
     "command",
-    [
-        f"set -o pipefail; {REPORT} | true",
-        f"{REPORT} >/dev/full",
-        f"{REPORT} >/dev/full 2>/dev/full",
-        f"{REPORT} >&- 2>&- <&-",
-        f"PYTHONIOENCODING=ascii {REPORT} >/dev/null",
-    ],
-    ids=["closed pipe", "full", "both full", "closed", "ascii"],
+    slow_after(
+        2,
+        [
+            f"set -o pipefail; {REPORT} | true",
+            f"{REPORT} >/dev/full 2>/dev/full",
+            f"{REPORT} >/dev/full",
+            f"{REPORT} >&- 2>&- <&-",
+            f"PYTHONIOENCODING=ascii {REPORT} >/dev/null",
+        ],
+    ),
+    ids=["closed pipe", "both full", "full", "closed", "ascii"],
 )
 def test_a_lost_stream_costs_no_file_and_is_no_error(tmp_path, command):
     write_run(tmp_path / "runs" / "0", "amp")

@@ -11,6 +11,7 @@ from support.marks import slow_after
 UPSTREAM = Path(__file__).parents[1] / "docs" / "upstream"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", slow_after(1, ["torch_fused_sgd", "torch_sums_in_bf16", "deepspeed_growth_step", "deepspeed_adamw_count"])
 )

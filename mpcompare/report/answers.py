@@ -29,31 +29,33 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     for entry in comparison.finished:
         if verdict := verdicts.get(entry.run.name):
             of_word.setdefault(verdict.word, []).append((entry, verdict))
+    labels = {entry.run.name: entry.label for entry in comparison.entries}
     judged = {word: [entry for entry, _ in pairs] for word, pairs in of_word.items()}
 
     said: list[Sentence] = []
     for entry, verdict in of_word.get("differs", [])[:MOST]:
-        does = " is wrong" if entry.is_baseline else " does not compute the same"
-        said.append((Name(entry.label), f"{does} ({verdict.cause}): {first_clause(verdict.because)}."))
+        reason = f" ({verdict.cause}): {first_clause(verdict.because)}"
+        other = labels.get(verdict.reference or "", "the others")
+        does = [" is wrong"] if other == entry.label else [" does not compute the same as ", Name(other)]
+        said.append((Name(entry.label), *does, reason))
     said += about(judged.get("differs", [])[MOST:], " does not, either.", " do not, either.")
     said += about([e for e in comparison.entries if not e.ok], " did not finish.")
     for entry, verdict in of_word.get("reference", []):
         if verdict.because:
-            said.append((Name(entry.label), f" is a reference in doubt: {first_clause(verdict.because)}."))
+            said.append((Name(entry.label), f" is a reference in doubt: {first_clause(verdict.because)}"))
     said += about(judged.get("not comparable", []), " cannot be compared with the others.")
     said += about(judged.get("not seen", []), " may be wrong: a large error would not be seen everywhere.")
     said += about(judged.get("within noise", []), ": losses are within the noise, and gradients are not known.")
     said += about(judged.get("not examined", []), " was not examined.", " were not examined.")
-    for word, one, several, end in (
-        ("differs as declared", " differs from ", " differ from ", " in what it declares alone."),
-        ("same", " computes the same as ", " compute the same as ", ""),
+    for word, one, several in (
+        ("differs as declared", " differs from ", " differ from "),
+        ("same", " computes the same as ", " compute the same as "),
     ):
         for reference in dict.fromkeys(verdict.reference for _, verdict in of_word.get(word, [])):
             alike = [(e, v) for e, v in of_word[word] if v.reference == reference]
-            label = next((e.label for e in comparison.entries if e.run.name == reference), str(reference))
-            checks = f" ({min(len(v.checks) for _, v in alike)} checks)."
+            end = f" ({min(len(v.checks) for _, v in alike)} checks)." if word == "same" else " only as declared."
             ((*pieces,),) = about([e for e, _ in alike], one, several)
-            said.append((*pieces, Name(label), end or checks))
+            said.append((*pieces, Name(labels.get(reference or "", str(reference))), end))
     return said or about(comparison.finished, " is the reference, and there is nothing to compare with it.",
                          " are references, and there is nothing to compare with them.")  # fmt: skip
 
@@ -66,15 +68,18 @@ def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         return [(Name(entry.label), f" takes {float(entry.run.result['step_ms_p50']):.4g} ms a step.")]
     known = sorted((e for e in others if not math.isnan(e.time_ratio.low)), key=lambda e: e.time_ratio.median)
     said: list[Sentence] = []
+    if known and len(known) == len(others) and known[0].time_ratio.low > 1:
+        said += about(_baselines(comparison), " is the fastest.", " are the fastest.")
     for entry in known[:MOST]:
         ratio, of = entry.time_ratio, Name(comparison.label(entry.baseline))
+        low, high, median = _digits(ratio.low), _digits(ratio.high), _digits(ratio.median)
         verdict = verdicts.get(entry.run.name)
-        end = ", and does not compute the same." if verdict and verdict.word == "differs" else "."
-        span = f" ({_digits(ratio.low)} to {_digits(ratio.high)}){end}"
+        wrong = ", and does not compute the same" if verdict and verdict.word == "differs" else ""
         if ratio.low <= 1 <= ratio.high:
-            said.append((Name(entry.label), " takes as long as ", of, span))
+            span, rest = f"{low} to {high}", wrong or ": which one is faster cannot be told"
         else:
-            said.append((Name(entry.label), f" takes {_digits(ratio.median)} of the time of ", of, span))
+            span, rest = median, f" ({low} to {high}){wrong}"
+        said.append((Name(entry.label), f" takes {span} of the time of ", of, f"{rest}."))
     said += about(known[MOST:], " takes longer than these.", " take longer than these.")
     said += about(
         [e for e in known if not e.side_by_side], " took no turns with the baseline: drift of the machine counts."
@@ -94,6 +99,8 @@ def _smaller(comparison: Comparison) -> list[Sentence]:
         entry = comparison.finished[0]
         return [(Name(entry.label), f" needs {_megabytes(entry.run)} at the peak of a step.")]
     said: list[Sentence] = []
+    if others[0].memory_ratio > 1:
+        said += about(_baselines(comparison), " needs the least.", " need the least.")
     for entry in others[:MOST]:
         assert entry.baseline is not None
         own, of = f" needs {_megabytes(entry.run)}, ", Name(comparison.label(entry.baseline))
@@ -101,6 +108,10 @@ def _smaller(comparison: Comparison) -> list[Sentence]:
             (Name(entry.label), own, f"{_digits(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of ", of, ".")
         )
     return said + about(others[MOST:], " needs more than these.", " need more than these.")
+
+
+def _baselines(comparison: Comparison) -> list[Entry]:
+    return [entry for entry in comparison.finished if entry.is_baseline]
 
 
 def _digits(ratio: float) -> str:

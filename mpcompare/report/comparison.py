@@ -155,7 +155,7 @@ def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> li
 
 def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
     finished = [run for run in runs if run.result["status"] == "ok"]
-    datasets = [f"{r['dataset']}: {r['dataset_reason']}" for r in (run.result for run in runs) if "dataset" in r]
+    datasets = [f"data: {r['dataset']} ({r['dataset_reason']})" for r in (run.result for run in runs) if "dataset" in r]
     different = varied(runs)
     comparison = Comparison(
         title=title,
@@ -179,6 +179,7 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
         )
 
     variants = [" ".join(filter(None, both)) for both in zip(variants, _options(runs), strict=True)]
+    variants = [" ".join(filter(None, both)) for both in zip(variants, _sweeps(runs, variants), strict=True)]
     for run, label, variant in zip(runs, _labels(runs, variants), variants, strict=True):
         comparison.entries.append(Entry(run, label, variant, closest(run) if run.result["status"] == "ok" else None))
     return comparison
@@ -247,6 +248,14 @@ def _options(runs: Sequence[Run]) -> list[str]:
         )
 
     return [words(run) for run in runs]
+
+
+def _sweeps(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
+    """For each run the folder of its sweep, if runs of several sweeps would have one label without it."""
+    labels = [(run.result["backend"], run.result["precision"], v) for run, v in zip(runs, variants, strict=True)]
+    folders = [run.name.rpartition("/")[0] or run.name for run in runs]
+    apart = len(set(labels)) < len(runs) == len(set(zip(labels, folders, strict=True)))
+    return [f"in {folder}" if apart else "" for folder in folders]
 
 
 def _labels(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:

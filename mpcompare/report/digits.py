@@ -135,7 +135,8 @@ def _line(each: Map) -> str:
     rows = sorted(each.rows, key=lambda row: row.rank, reverse=True)
     (worst, *_), advised = rows, sum(bool(row.advice) for row in rows)
     verb = "goes beyond" if worst.overflows else "loses the most digits of"
-    text = f"{_network(each.entry)} {verb} {each.precision} in {worst.titled} {each.when}: "
+    where = worst.name if worst.name.startswith("before ") else f"in {worst.titled}"
+    text = f"{_network(each.entry)} {verb} {each.precision} {where}, {each.when}: "
     if not advised:
         part, error, _ = worst.worst
         text += f"one rounding is {judge.percent(error)} of its {part}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mpcompare.report.comparison import Entry
 
 MOST = 4  # runs that a sentence names, or that have a sentence of their own
-WORDS = 18  # of a reason; the rest of it is unfolded elsewhere
+WORDS = 16  # of a reason; the rest of it is unfolded elsewhere
 
 
 class Name(str):
@@ -24,10 +24,9 @@ class Answer:
     question: str
     sentences: Sequence[Sentence]
 
-    def text(self, name: Callable[[str], str] = str, rest: Callable[[str], str] = str) -> str:
-        """Returns the sentences in a row, with each name and each other piece as these functions write it."""
-        pieces = ((name(p) if isinstance(p, Name) else rest(p) for p in sentence) for sentence in self.sentences)
-        return " ".join("".join(each) for each in pieces)
+    def lines(self, name: Callable[[str], str] = str, rest: Callable[[str], str] = str) -> list[str]:
+        """Returns the sentences, with each name and each other piece as these functions write it."""
+        return ["".join(name(p) if isinstance(p, Name) else rest(p) for p in sentence) for sentence in self.sentences]
 
 
 def about(entries: Sequence[Entry], one: str, several: str | None = None) -> list[Sentence]:
@@ -50,7 +49,7 @@ def about(entries: Sequence[Entry], one: str, several: str | None = None) -> lis
 
 
 def first_clause(because: str) -> str:
-    """Returns the beginning of a reason, with no more than its first tensor."""
+    """Returns the beginning of a reason as the end of a sentence, with no more than its first tensors."""
     clause = re.split(r"(?:: |; | \()", because, maxsplit=1)[0]
     words = re.sub(r",? and \d+ more\b", "", clause).split()
-    return " ".join(words[:WORDS]) + (" ..." if len(words) > WORDS else "")
+    return " ".join(words[:WORDS]) + (" ..." if len(words) > WORDS else ".")

@@ -10,12 +10,19 @@ SIGNS = {
     "differs as declared": "≠",
     "differs": "✗",
     "reference": "=",
+    "reference in doubt": "?",
     "did not finish": "!",
     "not examined": "-",
 }
 # The classes of verdicts that have a colour of their own, and the colours.
-KINDS = {"no difference found": "same", "differs": "differs", "did not finish": "differs"}
-COLOURS = {"same": "#00664b", "differs": "#a83a00", "other": "0.3"}
+KINDS = {
+    "no difference found": "same",
+    "differs": "differs",
+    "did not finish": "differs",
+    "reference in doubt": "near",
+    "not seen": "near",
+}
+COLOURS = {"same": "#00664b", "differs": "#a83a00", "near": "#7a5200", "other": "0.3"}
 VOUCHED = ("no difference found", "differs as declared", "within noise", "reference")
 
 
@@ -23,7 +30,9 @@ def word(entry: Entry, verdict: Verdict | None) -> str:
     """Returns the verdict on a run in a word or three."""
     if not entry.ok or verdict is None:
         return "did not finish"
-    return "no difference found" if verdict.word == "same" else verdict.word
+    if verdict.word == "same":
+        return "no difference found"
+    return str(verdict) if verdict.in_doubt else verdict.word
 
 
 def sign(said: str) -> str:

@@ -57,7 +57,7 @@ def cell(column: Column[Row], row: Row) -> str:
 
 def signed(verdict: Verdict | None) -> str:
     """Returns a verdict in words behind its sign."""
-    return f"{sign(verdict.word)} {verdict}" if verdict else ""
+    return f"{sign(str(verdict) if verdict.in_doubt else verdict.word)} {verdict}" if verdict else ""
 
 
 def _phase(name: str) -> Column[Row]:

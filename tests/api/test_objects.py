@@ -71,6 +71,7 @@ def test_the_arguments_of_a_partial_are_shown_where_they_are_plain(notebook):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_another_process_finds_what_is_carried(notebook, of_a_test, tmp_path):
     objects, path = Objects(), tmp_path / "objects.pkl"
     for thing in (notebook.Cell, notebook.half, of_a_test, functools.partial(notebook.half, nn.Linear)):

@@ -66,6 +66,7 @@ def assert_as_good_as_peer(name, task, precision, device, engine, seed):
         assert error <= 2 * peer_error + floor * magnitude[k].norm(), k
 
 
+@pytest.mark.slow
 @given(
     in_features=st.integers(1, 40), hidden=st.lists(st.integers(1, 40), max_size=4), out_features=st.integers(2, 12),
     batch_size=st.integers(1, 48), loss=st.sampled_from(["cross_entropy", "mse"]), seed=st.integers(0, 2**31),

@@ -7,6 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 from support.judging import dataset_of, examined
+from support.marks import slow_after
 from support.tasks import make_task
 
 from mpcompare.backends import mistakes
@@ -69,7 +70,7 @@ def references():
     return of
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_after(4, NAMES))
 def test_the_verdict_finds_it(references, name):
     task, cls = TASKS[name], get_class(chosen(name)._target_)
     run = examined("mistake", cls, task, dataset_of(task), "fp16", policy=POLICY, steps=13)

@@ -32,6 +32,7 @@ def test_a_key_is_one_line_with_what_is_like_it(cli, override):
     ("override", "hint"),
     [
         ("backend=ampp", "(did you mean amp?)"),
+        ("backend=mistake/sums_the_los", "(did you mean mistake/sums_the_loss?)"),
         ("+experiment=frist_look", "(did you mean first_look?)"),
         ("precision=bf61", "(did you mean bf16?)"),
         ("precision=BF16", "(did you mean bf16?)"),

@@ -321,6 +321,7 @@ def test_a_thread_of_an_entrant_does_not_hold_up_a_sweep(cli, tmp_path):
     assert {result["status"] for result in results(tmp_path / "s").values()} == {"ok"}
 
 
+@pytest.mark.slow
 def test_what_entrants_are_forks_of_has_no_threads_and_has_not_asked_for_a_gpu(tmp_path):
     script = (
         "import os, threading, torch\n"

@@ -173,6 +173,7 @@ def test_wrong_input_of_one_job_is_its_row(cli, tmp_path, bad):
     assert bad.split("=")[0] in table["error"][1]
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_backend_is_its_row_with_the_traceback_in_the_log(cli, tmp_path, monkeypatch):
     def broken(self):
         raise ZeroDivisionError("a bug")
@@ -394,6 +395,7 @@ def test_cuda_where_there_is_none(cli):
     assert "use device=cpu" in ended.err
 
 
+@pytest.mark.slow
 def test_a_second_run_into_the_same_folder_loses_nothing(cli, tmp_path):
     folder = tmp_path / "run"
     assert cli(*SMALL, f"hydra.run.dir={folder}").code == 0

@@ -5,25 +5,9 @@ import re
 import pytest
 from support.causes_of import causes
 from support.pages import ROOT
+from support.prose import sentences, too_long
 
-WORDS = 30  # of a sentence, at most
 SHORT = ("docs/differs.md", "docs/reading.md", "CONTRIBUTING.md")  # pages whose sentences are counted
-NO_PROSE = re.compile(r"<!--.*?-->|^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"!?\[([^\]]*)\]\([^)\n]*\)")
-CODE = re.compile(r"`[^`]+`")  # one word, whatever stands in it
-BEGINS = re.compile(r"^(?:#+ |[-*] |\d+\. |\|)", re.MULTILINE)  # a heading, an item or a row is a paragraph
-
-
-def sentences(text):
-    """Returns the sentences of a page of Markdown, without code. A cell of a table is a paragraph, as an item is."""
-    text = CODE.sub("code", LINK.sub(r"\1", NO_PROSE.sub("\n\n", text)))
-    paragraphs = re.split(r"\n\s*\n|\|", BEGINS.sub("\n\n", text))
-    flat = (" ".join(paragraph.split()) for paragraph in paragraphs)
-    return [each for paragraph in flat for each in re.split(r"(?<=[.?!:])\**\s+", paragraph) if each]
-
-
-def too_long(text):
-    return [each for each in sentences(text) if len(each.split()) > WORDS]
 
 
 @pytest.mark.parametrize("page", SHORT)

@@ -30,6 +30,7 @@ def entrant(tmp_path):
     return compete(PLAN, Recorder(tmp_path, AT_START))
 
 
+@pytest.mark.slow
 def test_every_block_times_steps_from_the_trained_weights_on_batches_that_the_race_draws(entrant, tmp_path):
     turn(entrant, None)
     assert STARTS == []  # nothing is computed before it is its turn
@@ -152,6 +153,7 @@ class HalfTheRowsOnceLoaded(Fp32):
         self.loaded = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "same"), [(Recording, True), (HalfTheRowsOnceLoaded, False)])
 def test_a_block_is_beside_that_of_the_trained_backend(tmp_path, cls, same):
     entrant = compete(replan(PLAN, make_backend=cls, verdict={"enabled": True}), Recorder(tmp_path, AT_START))

@@ -72,6 +72,7 @@ def left_after(whole, folder, step, result):
     return replan(PLAN, resume={"folder": folder, "goes_on": True})
 
 
+@pytest.mark.slow
 def test_every_number_is_as_if_nobody_had_killed_it(whole, tmp_path):
     """Checkpoints are there of steps 9 and 10; the run was killed in between, or before its examination was done."""
     for step in (9, 10):
@@ -100,6 +101,7 @@ def test_one_that_was_examined_is_taken_as_it_is_and_timed(whole, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_it_begins_anew(whole, tmp_path):
     plan = left_after(whole, tmp_path / "anew", 5, {})
     assert not list((tmp_path / "anew" / CHECKPOINTS).iterdir())

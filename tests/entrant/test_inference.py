@@ -191,6 +191,7 @@ class Recurrent(nn.Module):
         return self.last(self.lstm(x.reshape(len(x), 28, 28))[0][:, -1])
 
 
+@pytest.mark.slow
 def test_recurrent_layers_in_fp16_on_a_cpu_are_measured_where_it_has_them_and_end_nothing(tmp_path, monkeypatch):
     task = Task(Recurrent, "cross_entropy", Sgd(0.1), 32)
     trained = Trained(tmp_path / "0", task=task, make_backend=Fp32, precision="fp32", steps=1)
@@ -228,6 +229,7 @@ def test_entrants_of_a_race_share_what_it_costs_and_say_how_exact_their_own_weig
         assert row["test_accuracy"] < first[name]["test_accuracy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enabled", [True, False])
 def test_it_is_measured_in_the_last_turn_of_the_entrant(tmp_path, enabled):
     turns = compete(replan(PLAN, inference={"enabled": enabled}), Recorder(tmp_path, AT_START))

@@ -149,6 +149,7 @@ def test_looking_changes_no_bit_of_training(tmp_path, cls, precision, policy, op
     assert monitored["skipped"].any() == (policy is SCALE)
 
 
+@pytest.mark.slow
 def test_every_so_many_steps_are_looked_into_and_every_step_has_its_time(tmp_path, monkeypatch):
     def slowly(*args):
         time.sleep(0.5)
@@ -162,6 +163,7 @@ def test_every_so_many_steps_are_looked_into_and_every_step_has_its_time(tmp_pat
     assert ((steps["step_ms"] > 0) & (steps["step_ms"] < 400)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [Sgd(1e-12), Adam(1e-12)])
 def test_with_a_tiny_rate_all_updates_of_weights_are_lost(tmp_path, optimizer):
     steps, _ = train(tmp_path / "0", task=replace(TASK, optimizer=optimizer), monitor={"every": 3})

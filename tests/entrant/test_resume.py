@@ -547,6 +547,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_and_an_exit_code(cli, tmp_path):
     assert cli(*SMALL, "verdict.enabled=false", "train.checkpoint_every=5", "hydra.run.dir=left").code == 0
     (tmp_path / "left" / ".hydra").mkdir(exist_ok=True)

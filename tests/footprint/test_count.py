@@ -67,7 +67,7 @@ def test_count_is_what_is_measured(case):
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(), Sgd(momentum=0.9)], ids=["sgd", "momentum"])
-@pytest.mark.parametrize("name", ["fp32", "amp", "master_weights"])
+@pytest.mark.parametrize("name", slow_after(1, ["amp", "fp32", "master_weights"]))
 def test_count_of_an_mlp_is_exact(name, optimizer):
     """Products in bf16 take memory of their own on some CPUs. Products in fp32 take none on any."""
     task, batch = task_of("mlp", optimizer)
@@ -77,6 +77,7 @@ def test_count_of_an_mlp_is_exact(name, optimizer):
     assert without.bytes == footprint.bytes or (name != "fp32" and without.bytes < footprint.bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32", "amp", "master_weights"])
 def test_a_mean_of_squares_keeps_its_terms(name):
     """torch's mse_loss on a CPU returns a scalar in the storage of all squares."""

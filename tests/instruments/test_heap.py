@@ -34,6 +34,7 @@ def found():
     return in_a_fresh_process("freed_memory.py")
 
 
+@pytest.mark.slow
 def test_a_tensor_lies_where_one_was_freed(found):
     assert min(found["plain"]) >= PAGES
     assert found["kept"][-1] < PAGES / 100

@@ -37,6 +37,7 @@ def test_peak_memory_is_the_fullest_moment(device):
     del before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_a_checkpoint_computes_again_is_not_kept(reentrant):
     x = torch.randint(20, (8, 32))

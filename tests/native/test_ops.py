@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.marks import slow_after
 from support.operators import CPU, DTYPES, UNIT_ROUNDOFF
 
 from mpcompare.native import ops
@@ -93,7 +94,7 @@ def test_gemm_and_its_naive_reference_agree(dtype):
 
 
 @pytest.mark.parametrize(("M", "N", "K"), [(1100, 1100, 700), (2000, 10, 3000), (2000, 3000, 10), (10, 2000, 3000)])
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", slow_after(1, ["bf16", "fp16", "fp32"]))
 def test_gemm_across_every_block_boundary(M, N, K, dtype):
     for trans_a, trans_b in ((False, False), (True, False), (False, True)):
         a, b, c = operands(M, N, K, dtype, trans_a, trans_b)
@@ -250,6 +251,7 @@ torch.save(out, sys.argv[1])
     assert ((tiles.double() - vectors).abs() <= bound).all()
 
 
+@pytest.mark.slow
 def test_one_openmp_runtime_serves_torch_and_the_operators():
     script = "from mpcompare.native import ops; ops.load('cpu'); print(open('/proc/self/maps').read())"
     if not sys.platform.startswith("linux"):

@@ -91,6 +91,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys, arguments, m
     assert capsys.readouterr().err == f"mpcompare: error: {message}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("out", "start"), [("f.png", b"\x89PNG"), ("f.svg", b"<?xml"), ("f.pdf", b"%PDF")])
 def test_the_figure_is_written(monkeypatch, capsys, tmp_path, out, start):
     run(monkeypatch, "norm", "--out", str(tmp_path / out))

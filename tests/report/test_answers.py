@@ -24,7 +24,7 @@ def said(folder, verdicts=None):
     for answer in found:
         for sentence in answer.sentences:
             assert len("".join(sentence).split()) <= LONGEST, "".join(sentence)
-    return {answer.question: answer.text() for answer in found}
+    return {answer.question: " ".join(answer.lines()) for answer in found}
 
 
 def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp_path):
@@ -40,9 +40,9 @@ def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp
         "5": Verdict("differs as declared", "no master weights", reference="1"),
     }
     assert said(tmp_path, verdicts)["Right?"] == (
-        "bad bf16 does not compute the same (bias sum): only bias gradients are wrong. gone bf16 did not finish. "
-        "blind bf16 may be wrong: a large error would not be seen everywhere. "
-        "plain bf16 differs from amp bf16 in what it declares alone. "
+        "bad bf16 does not compute the same as amp bf16 (bias sum): only bias gradients are wrong. "
+        "gone bf16 did not finish. blind bf16 may be wrong: a large error would not be seen everywhere. "
+        "plain bf16 differs from amp bf16 only as declared. "
         "mine bf16 and other bf16 compute the same as amp bf16 (0 checks)."
     )
 
@@ -65,7 +65,7 @@ def test_many_runs_are_counted(tmp_path):
     verdicts = {f"{place:02}": Verdict("differs", "loss", "it is", "amp") for place in range(6)}
     verdicts |= {f"{place:02}": Verdict("same", reference="amp") for place in range(6, 12)}
     found = said(tmp_path, verdicts)
-    assert found["Right?"].count("does not compute the same (loss)") == 4
+    assert found["Right?"].count("does not compute the same as amp bf16 (loss)") == 4
     assert "b04 bf16 and b05 bf16 do not, either." in found["Right?"]
     assert "b06 bf16, b07 bf16, b08 bf16 and 3 more compute the same as amp bf16" in found["Right?"]
     assert found["Faster?"].startswith("b11 bf16 takes 0.35 of the time of amp bf16 (0.35 to 0.35).")
@@ -92,6 +92,18 @@ def test_nothing_finished(tmp_path):
     assert said(tmp_path) == {"Right?": "No run finished."}
 
 
+def test_the_baseline_is_said_where_it_is_the_best(tmp_path):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "mine", step_ms=20.0, peak_memory_bytes=3_000_000)
+    found = said(tmp_path)
+    assert found["Faster?"].startswith("amp bf16 is the fastest. mine bf16 takes 2.00 of the time of amp bf16")
+    assert found["Smaller?"].startswith("amp bf16 needs the least. mine bf16 needs 3 MB, 1.50 of the 2 MB of amp bf16")
+    write_run(tmp_path / "2", "other", step_ms=5.0, peak_memory_bytes=1_000_000)
+    found = said(tmp_path)
+    assert "the fastest" not in found["Faster?"]
+    assert "the least" not in found["Smaller?"]
+
+
 @pytest.mark.parametrize("step_ms", [0.03, 1.234, 987.6])
 def test_numbers_are_those_of_the_table(tmp_path, step_ms):
     write_run(tmp_path / "0", "amp")
@@ -109,7 +121,7 @@ def test_numbers_are_those_of_the_table(tmp_path, step_ms):
 
 def test_a_reason_is_cut_after_its_first_clause():
     assert first_clause("the output of a is off, beyond what roundings make: what b passes") == (
-        "the output of a is off, beyond what roundings make"
+        "the output of a is off, beyond what roundings make."
     )
-    assert first_clause("a.weight, b.weight and 17 more have no gradient") == "a.weight, b.weight have no gradient"
+    assert first_clause("a.weight, b.weight and 17 more have no gradient") == "a.weight, b.weight have no gradient."
     assert first_clause(" ".join("x" * 40)).endswith(" ...")

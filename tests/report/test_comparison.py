@@ -172,3 +172,13 @@ def test_runs_that_differ_in_nothing_but_the_folder_have_names_of_their_own(tmp_
     labels = [entry.label for entry in comparison.entries]
     assert len(set(labels)) == 2
     assert all(label.startswith("amp bf16") for label in labels)
+
+
+def test_runs_of_two_sweeps_are_told_apart_by_the_folders_of_the_sweeps(tmp_path):
+    for sweep in ("monday", "tuesday"):
+        for number, backend in enumerate(("mine", "amp")):
+            write_run(tmp_path / sweep / str(number), backend, sweep=sweep)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    names = ["mine bf16 in monday", "amp bf16 in monday", "mine bf16 in tuesday", "amp bf16 in tuesday"]
+    assert [entry.label for entry in comparison.entries] == names
+    assert [entry.variant for entry in comparison.entries] == ["in monday"] * 2 + ["in tuesday"] * 2

@@ -54,7 +54,7 @@ def test_a_line_names_the_layer_that_loses_the_most_digits_and_the_dtype_of_the_
     )
     (line,) = digits.lines(comparison, verdicts)
     assert line == (
-        "Net loses the most digits of bf16 in Minus minus after training: one rounding is 12 % of its output, for it "
+        "Net loses the most digits of bf16 in Minus minus, after training: one rounding is 12 % of its output, for it "
         "sums what is 50 times as large; amp bf16 computes it in bf16; 1 of the 2 places that were seen should stay "
         "in fp32"
     )
@@ -63,7 +63,7 @@ def test_a_line_names_the_layer_that_loses_the_most_digits_and_the_dtype_of_the_
 def test_a_line_says_overflow_first():
     (line,) = digits.lines(*compared(entry("amp", "fp16", first={"minus": CANCELS, "norm": SQUARES})))
     assert line == (
-        "Net goes beyond fp16 in Norm norm in the first step: squares above 65504; amp fp16 computes it in fp32; "
+        "Net goes beyond fp16 in Norm norm, in the first step: squares above 65504; amp fp16 computes it in fp32; "
         "2 of the 2 places that were seen should stay in fp32"
     )
 

@@ -127,6 +127,7 @@ def test_the_report_imports_no_torch():
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_a_report_is_drawn_without_torch(tmp_path):
     """The process that launches a sweep draws its report, and torch would take seconds and hundreds of megabytes."""
     write_run(tmp_path / "0", "mine")

@@ -39,6 +39,7 @@ def run(cli):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_suite_ends_at_once_and_writes_nothing(tmp_path):
     environment = {**os.environ, "PYTHON": sys.executable}

@@ -6,7 +6,6 @@ import threading
 import pytest
 import torch
 from support.backends import BACKENDS
-from support.marks import slow_after
 
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.fp32 import Fp32
@@ -21,6 +20,7 @@ MLP = {"mlp": TASKS["mlp"]}
 CNN = {"cnn": TASKS["cnn"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision"),
     [
@@ -41,7 +41,8 @@ def test_they_keep_it_in_all_their_precisions(name):
     assert len(check_backend(BACKENDS[name]).candidates) == 6
 
 
-@pytest.mark.parametrize("name", slow_after(1, ["fused", "scratch"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fused", "scratch"])
 def test_backends_of_mlps_keep_the_contract_and_the_other_tasks_are_skipped(name):
     checked = check_backend(BACKENDS[name])
     assert checked.candidates == ["mlp fp16", "mlp bf16", "mlp fp32"]
@@ -322,6 +323,7 @@ def test_all_broken_requirements_are_listed_each_once():
     assert [line.rpartition(" (")[2] for line in caught.value.requirements] == ["mlp fp32, again fp32)"] * 2
 
 
+@pytest.mark.slow
 def test_an_option_is_handed_to_the_constructor_and_a_wrong_one_is_named():
     assert check_backend(BACKENDS["scratch"], precision="bf16", tasks=MLP, engine="torch").candidates == ["mlp bf16"]
     with pytest.raises(BrokenContract, match="verdict is differs"):

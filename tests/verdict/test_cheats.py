@@ -61,6 +61,7 @@ def failed_kinds(verdict):
     return {check.kind for check in verdict.checks if not check.passed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "precision"),
     [(HalfOfTheRows, "fp16"), (HalfOfTheRows, "bf16"), (ScalerForgotten, "fp16"), (MomentumForgotten, "bf16")],
@@ -105,6 +106,7 @@ def judged(run):
     return verdict, {check.name for check in checks if not check.passed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "kinds"),
     [
@@ -123,6 +125,7 @@ def test_timed_blocks_of_a_right_backend_end_as_the_examined_one_does_bit_for_bi
     assert all(each["difference"] == 0 < each["moved"] for each in result["timed_state"].values())
 
 
+@pytest.mark.slow
 def test_the_loss_of_timed_steps_is_that_of_the_examined_backend(timed):
     _, failed = judged(timed(HalfOfTheRows))
     assert {"loss of timed steps", "weights after timed steps"} <= failed
@@ -207,6 +210,7 @@ class ReplaysByBatch(Replays):
         return x.data_ptr()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [Replays, pytest.param(ReplaysByBatch, marks=pytest.mark.slow)])
 def test_losses_that_are_replayed_are_found(timed, backend):
     backend.seen = {}
@@ -235,6 +239,7 @@ class HonestAtTimes(Replays):
         return self.left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("honest", [(1, 10), pytest.param((1, 3, 5, 10), marks=pytest.mark.slow)])
 def test_a_block_of_those_that_make_the_median_is_compared(timed, honest):
     HonestAtTimes.honest, HonestAtTimes.numbers = honest, itertools.count(1)
@@ -465,6 +470,7 @@ class AsleepMeanwhile(NotWaitedFor):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "cause"),
     [(NotWaitedFor, "unfinished steps"), pytest.param(AsleepMeanwhile, "timed steps", marks=pytest.mark.slow)],

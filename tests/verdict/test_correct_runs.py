@@ -22,7 +22,7 @@ LSTM = pytest.param("lstm", marks=BF16_LSTM)
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
 @pytest.mark.parametrize("seed", slow_after(1, range(25)))
 def test_correct_runs_are_the_same_whatever_the_task(seed, precision, device):
     """There are 100 correct runs: 25 shapes, depths, losses and seeds, in two precisions, with two backends."""
@@ -53,7 +53,8 @@ def test_scratch_and_fused_are_the_same_on_real_digits(precision):
         assert max(ratios) < 0.55
 
 
-@pytest.mark.parametrize("family", slow_after(1, ["cnn", LSTM, "gpt"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["cnn", LSTM, "gpt"])
 def test_correct_runs_of_a_family_are_the_same(family):
     assert accused(CASES[family](2, "bf16")) == []
 
@@ -80,6 +81,7 @@ def unstable_task(hidden: list[int], batch_size: int, lr: float, momentum: float
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scratch", "fused", "plain products"])
 def test_training_that_is_unstable_is_not_held_against_a_backend(name):
     """Losses go up, gradients overflow and steps are skipped, and each correct run goes its own way from there."""
@@ -119,6 +121,7 @@ def test_correct_runs_are_the_same_whatever_the_groups_branches_and_masks(family
     assert accused(CASES[family](seed, "fp16" if seed % 2 else "bf16")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [Sgd(0.05, 0.9), AdamW(1e-3)])
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_graph_shows_clipped_gradients_and_is_the_same(precision, optimizer, recorded_graphs):

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from planted.judged import judged
 from planted.registry import FAMILIES, bugs_of
-from support.marks import BF16_LSTM, slow_after
+from support.marks import BF16_LSTM
 
 
 def parameters():
@@ -51,7 +51,8 @@ def test_a_planted_bug_is_found_and_named(bug, precision):
         assert verdict.because
 
 
-@pytest.mark.parametrize("family", slow_after(1, FAMILY))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILY)
 def test_planted_bugs_of_a_family_are_named(family):
     bugs = [bug for bug in bugs_of(family) if bug.name in QUICK[family]]
     assert len(bugs) == len(QUICK[family])

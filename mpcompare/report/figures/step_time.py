@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.bars import bars
+from mpcompare.report.figures.bars import bars, beside
 from mpcompare.report.figures.kit import colour
 
 
 def step_time(report: Report) -> Figure | None:
     """Draws a bar a run; None where no run finished."""
-    return bars(report.finished, _step_time) if report.finished else None
+    return bars(report.finished, _step_time, room=2.2) if report.finished else None
 
 
 def _step_time(axes: Axes, entries: Sequence[Entry]) -> None:
@@ -23,13 +23,7 @@ def _step_time(axes: Axes, entries: Sequence[Entry]) -> None:
     colours = [colour(place) for place in range(len(entries))]
     axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=colours, ecolor="0.2", capsize=4)
     for place, entry in enumerate(entries):
-        axes.annotate(
-            f"{p50[place]:.4g} ms, {_ratio(entry)}",
-            (p80[place], place),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-        )
+        beside(axes, p80[place], place, f"{p50[place]:.4g} ms, {_ratio(entry)}")
     axes.set_xlabel("ms a step: median, p20 to p80 of the blocks; in brackets the 95 % interval of time / baseline")
 
 

@@ -54,8 +54,10 @@ def _show(console: Console, comparison: Comparison, verdicts: Verdicts) -> None:
             console.print(Text(f"{entry.label}: {entry.run.result['status']}: {entry.error}", style="red"))
         elif text := remarks.memory(entry):
             console.print(Text(text, style="yellow"), soft_wrap=True)
+    answered = Table.grid(padding=(0, 2, 0, 0))
     for answer in answers(comparison, verdicts):
-        console.print(Text.assemble((f"{answer.question:<9} ", "bold"), answer.text()))
+        answered.add_row(Text(answer.question, style="bold"), Text("\n".join(answer.lines())))
+    console.print(answered)
 
 
 def _lines(console: Console, lines: list[str], soft_wrap: bool | None = None) -> None:

@@ -31,19 +31,23 @@ def tables(
     chosen: list[int] = []
     for at in range(names, len(columns)):
         if chosen and sum(sizes[each] + GAP for each in [*named, *chosen, at]) - GAP + EDGES > width:
-            yield _table(columns, rows, [*named, *chosen])
+            yield _table(columns, rows, names, [*named, *chosen])
             chosen = []
         chosen.append(at)
-    yield _table(columns, rows, [*named, *chosen])
+    yield _table(columns, rows, names, [*named, *chosen])
 
 
-def _table(columns: Sequence[tuple[str, Column[Any]]], rows: Sequence[Cells], chosen: Sequence[int]) -> Table:
+def _table(
+    columns: Sequence[tuple[str, Column[Any]]], rows: Sequence[Cells], names: int, chosen: Sequence[int]
+) -> Table:
+    """Returns a table of the chosen columns. Rows that show nothing in them but their names are left out."""
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for at in chosen:
         heading, column = columns[at]
         table.add_column(heading, justify=column.justify, no_wrap=not column.wraps)
     for row in rows:
-        table.add_row(*(row[at] for at in chosen))
+        if any(str(row[at]) for at in set(chosen) - set(range(names))):
+            table.add_row(*(row[at] for at in chosen))
     return table
 
 

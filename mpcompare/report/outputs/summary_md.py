@@ -65,7 +65,7 @@ def _answers(report: Report) -> list[str]:
     each = []
     for comparison in report.comparisons:
         said = [
-            f"**{answer.question}** {answer.text(lambda name: f'`{_code(name)}`', _spaced)}"
+            f"**{answer.question}** {' '.join(answer.lines(lambda name: f'`{_code(name)}`', _spaced))}"
             for answer in answers(comparison, report.verdicts)
         ]
         number = _number(report, comparison)
@@ -162,7 +162,7 @@ def _measured(report: Report) -> list[str]:
             "mpcompare": result.get("commit"),
         }
         machine = ", ".join(f"{key} {value}" for key, value in known.items() if value)
-        machines.append(f"- {number}Measured on {escape(machine or 'no device')}; data {escape(comparison.dataset)}")
+        machines.append(f"- {number}Measured on {escape(machine or 'no device')}; {escape(comparison.dataset)}")
         if comparison.finished:
             timing += [f"- {number}{escape(line)}" for line in digits.lines(comparison, report.verdicts)]
             timing += [f"- {number}{escape(line)}" for line in remarks.timing(comparison)]

@@ -39,8 +39,7 @@ def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Iterator[
     factor = factor_of_norm(before, clip.clip_norm) if clip.should_factor is None else clip.should_factor
     why = _factors(clip, scales) if clip.should_norm is not None else ""
     for tensor, e in clip.factors.items():
-        because = f"clipping multiplies the gradient of {tensor} by {e.factor:.6g} in {name}, where it should by "
-        because += f"{factor:.6g}{why}"
+        because = f"clipping multiplies the gradient of {tensor} by {e.factor:.6g}, not by {factor:.6g}, in {name}{why}"
         # The factor has the error of the norm, and is made, and multiplied with, in four more roundings; below 2^-126
         # products may become 0.
         limit = (error + tiny / before + 4 * u) * factor + math.sqrt(clip.elements) * 2.0**-126 / e.norm

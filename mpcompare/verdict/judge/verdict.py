@@ -45,7 +45,14 @@ class Verdict:
     detail: str = ""
     sees: str = ""
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it is a reference that is beyond roundings itself."""
+        return self.word == "reference" and bool(self.because)
+
     def __str__(self) -> str:
+        if self.in_doubt:
+            return "reference in doubt"
         detail = f" ({self.detail})" if self.detail else ""
         return f"{self.word}: {self.cause}{detail}" if self.cause else self.word
 

@@ -108,7 +108,10 @@ def verdict(backend, precision, task, **options):
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize(("row", "precision", "task", "said"), ROWS)
+@pytest.mark.parametrize(
+    ("row", "precision", "task", "said"),
+    [*ROWS[1::2], *(pytest.param(*row, marks=pytest.mark.slow) for row in ROWS[::2])],
+)
 def test_what_the_verdict_says(row, precision, task, said):
     backend, options = backend_of(row)
     judged = verdict(backend, precision, task, **options)

@@ -77,7 +77,7 @@ def test_a_console_shows_the_comparison_then_its_table_and_what_there_is_to_say(
     ruled = [line for line in lines if line and set(line) != {"─"}]
     assert ruled == [
         "t, batch 8, seed 0, cpu",
-        "synthetic: asked for",
+        "data: synthetic (asked for)",
         "  ".join([*NAMES, *COLUMNS]),
         "mine  bf16  5  0.50 (0.50-0.50)  2  1.00  0.5000  1.12500  2.5e-01  torch  4 - 6  -",
         "amp  bf16  10  1  2  1  0.5000  1.00000  baseline  torch  9 - 11  +0.0 %",
@@ -91,6 +91,26 @@ def test_a_console_shows_the_comparison_then_its_table_and_what_there_is_to_say(
         "Faster?  mine bf16 takes 0.50 of the time of amp bf16 (0.50 to 0.50).",
         "Smaller?  mine bf16 needs 2 MB, 1.00 of the 2 MB of amp bf16.",
     ]
+
+
+def test_each_answer_is_a_line_of_its_own_beside_its_question(tmp_path, monkeypatch, capsys):
+    for place, backend in enumerate(("mine", "amp", "other")):
+        write_run(tmp_path / str(place), backend, step_ms=5.0 + place)
+    lines = shown(tmp_path, monkeypatch, capsys, 80)
+    begin = next(place for place, line in enumerate(lines) if line.startswith("Faster?"))
+    assert lines[begin : begin + 3] == [
+        "Faster?   mine bf16 takes 0.83 of the time of amp bf16 (0.83 to 0.83).",
+        "other bf16 takes 1.17 of the time of amp bf16 (1.17 to 1.17).",
+        "Smaller?  mine bf16 needs 2 MB, 1.00 of the 2 MB of amp bf16.",
+    ]
+
+
+def test_runs_that_fill_no_column_of_a_further_table_are_left_out_of_it(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "0", "amp")
+    write_run(tmp_path / "1", "gone", status="failed", losses=())
+    lines = shown(tmp_path, monkeypatch, capsys, 80)
+    rows = [line.split()[0] for line in lines if line.startswith(("amp  ", "gone  ", "backend  "))]
+    assert rows == ["backend", "amp", "gone", "backend", "amp", "backend", "amp"]
 
 
 def test_runs_with_baselines_of_their_own_say_which(tmp_path, monkeypatch, capsys):

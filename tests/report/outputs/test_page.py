@@ -12,13 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 from markdown_it import MarkdownIt
+from support.prose import too_long
 from support.records import write_run
 
+from mpcompare.paths import DIFFERS
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import ROLES
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.page import output
+from mpcompare.report.outputs.page.advice import advice
 from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, SHOWN, Bar, Checked, Kind, bars
 from mpcompare.report.outputs.page.figures import CAPTIONS
 from mpcompare.report.outputs.page.words import answers
@@ -29,6 +32,7 @@ from mpcompare.verdict.judge.verdict import Verdict
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = """<script>alert("x")</script>'</style>&amp;`|"""
+SECTIONS = [part.split("\n", 1) for part in re.split(r"^### ", DIFFERS.read_text(), flags=re.MULTILINE)[1:]]
 VOID = {"meta", "input", "link", "br", "hr", "img"}
 
 
@@ -227,7 +231,7 @@ def test_the_answers_stand_first(runs):
     page = Page(rendered(runs, [check(because="the loss is too far", value=3.0)]))
     begin = page.words.index("Right?")
     assert page.words[begin:].startswith(
-        "Right? mine bf16 does not compute the same (a cause): the loss is too far. "
+        "Right? mine bf16 does not compute the same as amp bf16 (a cause): the loss is too far. "
     ), page.words[begin : begin + 200]
     assert begin < page.words.index("Faster?") < page.words.index("Smaller?") < page.words.index("Verdicts")
 
@@ -238,6 +242,37 @@ def test_how_to_read_the_page_is_said_with_its_own_numbers(runs):
     assert "between 0.50 and 0.50" in words
     assert "mine bf16 needs 1.00 of amp bf16's peak" in words
     assert "1 of its 2 checks failed" in words
+
+
+def test_a_run_that_differs_says_what_its_cause_means_and_what_to_do(runs):
+    page = Page(rendered(runs, [replace(check(value=3.0), cause="clip")]))
+    assert "What this means, and what to do" in page.words
+    section = next(body for name, body in SECTIONS if name == "clip")
+    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    assert " ".join(code.split()) in page.words
+    assert "Confirm" in page.words
+    assert "What this means" not in Page(rendered(runs, [check()])).words
+
+
+@pytest.mark.parametrize(("cause", "section"), SECTIONS)
+def test_the_advice_on_a_cause_is_its_whole_section_and_nothing_else(cause, section):
+    page = Page(str(advice(cause)))
+    assert page.words.split()[:8] == re.sub(r"```python|```|[*`]", "", section).split()[:8]
+    assert len(page.all("pre")) == 1
+    assert not page.all("a")  # it would lead nowhere from a page that was sent to somebody
+    assert not {"h2", "h3"} & {tag for tag, _ in page.elements}
+
+
+def test_no_sentence_of_the_page_and_of_the_markdown_is_too_long(runs):
+    long = "the gradient of blocks.0.weight in the first step is 12 times its limit: " + "a reason, " * 5
+    text = rendered(runs, [check(value=3.0, because=long), check("another")])
+    text, licence, _ = text.partition("Permission is hereby granted")
+    assert licence
+    page = re.sub(r"<(script|style|svg).*?</\1>", "", text, flags=re.DOTALL)
+    page = re.sub(
+        r"<br>|</?(p|li|d[dlt]|t[dhr]|h\d|summary|figcaption|div|pre|button|label|nav|ul)\b[^>]*>", "\n\n", page
+    )
+    assert too_long(re.sub(r"<[^>]*>", "", page)) == []
 
 
 def test_what_differs_comes_first_and_the_verdict_stands_beside_the_name(tmp_path):

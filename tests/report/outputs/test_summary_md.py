@@ -33,10 +33,11 @@ def test_the_file_has_verdicts_in_words_a_table_and_what_was_measured(tmp_path):
     assert lines == [
         "### mpcompare: t, batch 8, seed 0, cpu",
         "",
-        "- **Right?** `bad bf16` does not compute the same (no loss scaling): most gradients are 0. `gone bf16` did "
-        "not finish. `mine bf16` computes the same as `amp bf16` (0 checks).",
-        "- **Faster?** `bad bf16` takes as long as `amp bf16` (1.00 to 1.00), and does not compute the same. "
-        "`other bf16` takes as long as `amp bf16` (1.00 to 1.00). `mine bf16` takes 2.00 of the time of `amp bf16` "
+        "- **Right?** `bad bf16` does not compute the same as `amp bf16` (no loss scaling): most gradients are 0. "
+        "`gone bf16` did not finish. `mine bf16` computes the same as `amp bf16` (0 checks).",
+        "- **Faster?** `bad bf16` takes 1.00 to 1.00 of the time of `amp bf16`, and does not compute the same. "
+        "`other bf16` takes 1.00 to 1.00 of the time of `amp bf16`: which one is faster cannot be "
+        "told. `mine bf16` takes 2.00 of the time of `amp bf16` "
         "(2.00 to 2.00).",
         "- **Smaller?** `mine bf16` needs 2 MB, 1.00 of the 2 MB of `amp bf16`. `bad bf16` needs 2 MB, 1.00 of the 2 "
         "MB of `amp bf16`. `other bf16` needs 2 MB, 1.00 of the 2 MB of `amp bf16`.",
@@ -56,7 +57,7 @@ def test_the_file_has_verdicts_in_words_a_table_and_what_was_measured(tmp_path):
         "- **Reference**: `amp bf16`; others are compared with it",
         "- **Not examined**: `other bf16`",
         "",
-        "- Measured on device cpu, threads 2, torch 2.15.0; data synthetic: asked for",
+        "- Measured on device cpu, threads 2, torch 2.15.0; data: synthetic (asked for)",
         "- 10 rounds of blocks, stopped because narrow enough: every ratio is known within 0.0% (95 %)",
     ]
 
@@ -91,7 +92,7 @@ def test_no_folder_of_a_machine_is_told(tmp_path):
         tmp_path / "0", "amp", dataset_reason=reason, environment={"LD_PRELOAD": "/usr/lib/x86_64/libjemalloc.so"}
     )
     lines, _ = shown(tmp_path)
-    assert any(line.endswith("; data synthetic: found in mnist") for line in lines)
+    assert any(line.endswith("; data: synthetic (found in mnist)") for line in lines)
     assert any("LD\\_PRELOAD=libjemalloc.so" in line or "LD_PRELOAD=libjemalloc.so" in line for line in lines)
     assert "/home" not in "".join(lines)
     assert summary_md.escape("time / amp, 1/2 of https://a.b/c/d") == "time / amp, 1/2 of https://a.b/c/d"
@@ -127,7 +128,7 @@ def test_many_runs_and_comparisons_take_at_most_40_lines(tmp_path):
     lines, tokens = shown(tmp_path, {name: Verdict("differs", "loss", f"why {name}") for name in names})
     assert len(lines) == summary_md.LINES
     assert lines[0] == "### mpcompare: 6 comparisons"
-    assert lines[2].startswith("- (1) **Right?** `b1 bf16` does not compute the same (loss): why 1-1. ")
+    assert lines[2].startswith("- (1) **Right?** `b1 bf16` does not compute the same as `the others` (loss): why 1-1. ")
     assert any(line.startswith("- (1) **Differs: loss**: `b1 bf16`: why 1-1") for line in lines)
     assert "- and 37 more: verdict.json" in lines
     rows = [line for line in lines if line.startswith("|")]

@@ -43,6 +43,7 @@ def judged(backend):
     return beside_amp(backend, TASK, DATA, "bf16", steps=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [Noisy, NoisyByItself])
 def test_noise_in_gradients_is_seen_in_their_bits(backend):
     verdict = judged(backend)

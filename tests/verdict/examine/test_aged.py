@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
+from support.marks import slow_after
 from support.tasks import make_task
 
 from mpcompare.tasks.optimizers import Adam, AdamW
@@ -20,7 +21,7 @@ def found(name, task, precision):
 
 
 @pytest.mark.parametrize("name", ["amp", "scratch", "fused", "master_weights"])
-@pytest.mark.parametrize("optimizer", [TASK.optimizer, *ADAMS], ids=repr)
+@pytest.mark.parametrize("optimizer", slow_after(1, [TASK.optimizer, *ADAMS]), ids=repr)
 def test_the_loss_scale_grows_and_gradients_and_the_update_are_right(name, optimizer):
     findings = found(name, replace(TASK, optimizer=optimizer), "fp16")
     aged, first = findings.aged, findings.first.finite

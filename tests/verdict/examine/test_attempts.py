@@ -54,6 +54,7 @@ def test_what_was_found_before_and_after_a_pass_that_stopped_stands(caplog):
     assert "in load_state_dict" in caplog.text  # the traceback
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "stopped"), [("fp16", "overflow"), ("bf16", "infinite input")])
 def test_a_backend_that_dislikes_an_input_is_not_called_the_same(precision, stopped):
     verdict, _ = judged(DislikesInfinity, precision)

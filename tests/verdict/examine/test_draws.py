@@ -39,6 +39,7 @@ def test_a_backend_of_other_dtypes_draws_the_same_masks(functions):
     assert {check.kind for check in verdict.checks} >= {"gradients", "later steps", "resume", "run"}
 
 
+@pytest.mark.slow
 def test_a_backend_with_masks_of_its_own_is_not_accused_and_what_was_not_checked_is_said():
     task, dataset, amp = reference(DROPOUT, "bf16", functions=False)
     run = examined("other", OtherMasks, task, dataset, "bf16", steps=DROPOUT.steps)

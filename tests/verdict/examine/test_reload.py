@@ -61,6 +61,7 @@ class ForgetsAStep(Trembling):
         super().step(lr / 2 if getattr(self, "loaded", False) else lr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [Sgd(0.05, 0.9), AdamW(1e-3)])
 def test_sums_in_another_order_are_not_held_against_a_reload_in_fp32(optimizer):
     task = replace(make_task(in_features=784, hidden=[64], out_features=10), optimizer=optimizer, samples=32 * 8)

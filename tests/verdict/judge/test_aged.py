@@ -68,6 +68,7 @@ def verdict(backend, task, precision):
     return judge_run(examined("wrong", backend, task, DATA, precision, steps=4), amp)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "precision", "cause", "because"),
     [

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from support.backends import BACKENDS
 from support.correct import ExplicitCasts
 from support.judging import beside_amp, dataset_of
@@ -47,6 +48,7 @@ def test_statistics_that_a_skip_puts_back_are_named():
     assert all(name.endswith("after a skipped step") for name in failed)
 
 
+@pytest.mark.slow
 def test_statistics_that_move_in_a_skipped_step_are_right():
     for backend in (BACKENDS["master_weights"], ExplicitCasts):
         verdict = judged(backend)

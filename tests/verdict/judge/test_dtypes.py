@@ -67,6 +67,7 @@ def judged(backend):
     return beside_amp(backend, TASK, DATA, "bf16", steps=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "words"),
     [

@@ -45,6 +45,7 @@ def judged(backend):
     return beside_amp(backend, TASK, DATA, "bf16", steps=4)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_cut_off_are_named_though_their_error_is_small():
     verdict = judged(CutOff)
     assert (verdict.word, verdict.cause) == ("differs", "rounding"), verdict.because

@@ -38,7 +38,9 @@ def judged(backend, policy):
 
 
 @pytest.mark.parametrize("backend", slow_after(1, [SplitBatch, InParts]))
-@pytest.mark.parametrize("policy", [DynamicLossScale(2.0**24), DynamicLossScale(), StaticLossScale(256.0)])
+@pytest.mark.parametrize(
+    "policy", slow_after(1, [DynamicLossScale(2.0**24), DynamicLossScale(), StaticLossScale(256.0)])
+)
 def test_a_batch_in_parts_overflows_at_a_larger_scale_and_is_right(backend, policy):
     amp, run, verdict = judged(backend, policy)
     assert verdict.word == "same", verdict.because

@@ -246,6 +246,7 @@ NORMED = replace(TASK, model=lambda: nn.Sequential(nn.Linear(20, 16), nn.BatchNo
 RESTORES = Promises(restores_buffers=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "said"),
     [

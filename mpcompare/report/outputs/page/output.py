@@ -38,6 +38,7 @@ class Part:
     """A comparison on the page, as the templates show it."""
 
     comparison: Comparison
+    baselines: str
     glance: Sequence[tuple[str, Markup]]
     answers: Sequence[words.Answer]
     reading: Sequence[str]
@@ -87,6 +88,7 @@ def _part(report: Report, place: int) -> Part:
     lines = [*remarks.resumed(comparison), *remarks.timing(comparison), *filter(None, memory)]
     return Part(
         comparison=comparison,
+        baselines=words.baselines(comparison),
         glance=words.glance(comparison, verdicts),
         answers=words.answers(comparison, verdicts),
         reading=reading.lines(comparison, verdicts),

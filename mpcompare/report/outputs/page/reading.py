@@ -19,7 +19,8 @@ def lines(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     if math.isfinite(time.low):
         said.append(
             f"Time: a step of {label} takes {time.median:.2f} of {baseline}'s time. The true ratio lies between "
-            f"{time.low:.2f} and {time.high:.2f} in 95 of 100 such measurements. Below 1 is faster."
+            f"{time.low:.2f} and {time.high:.2f} in 95 of 100 such measurements. Below 1 is faster. "
+            "It is the median over pairs of blocks that took turns, and may differ from the ratio of the two medians."
         )
     else:
         said.append(f"Time: the ratio of {label} has no interval here, so it is not shown.")

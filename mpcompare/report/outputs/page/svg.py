@@ -55,7 +55,7 @@ def _shrink(svg: str, alt: str) -> str:
     """Returns the ``<svg>`` element alone, with coordinates to a tenth of a point."""
     svg = _STYLE.sub("", _COMMENT.sub("", svg[svg.index("<svg") :]))
     svg = _NUMBERS.sub(lambda match: f'{match[1]}="{_coordinates(match[2])}"', svg)
-    for kind in ("same", "differs"):
+    for kind in ("same", "differs", "near"):
         svg = svg.replace(COLOURS[kind], f"var(--{kind})")
     svg = _GREY.sub(_of_theme, svg)
     svg = re.sub(r">\s*\n\s*<", "><", svg)

@@ -7,6 +7,7 @@ from markupsafe import Markup, escape
 from mpcompare.report import answers as questions
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
+from mpcompare.report.outputs.page.advice import advice
 from mpcompare.report.outputs.page.checks import Checked, bars
 from mpcompare.report.signs import KINDS, rank, sign
 from mpcompare.verdict.judge.verdict import Verdict
@@ -22,6 +23,7 @@ class Answer:
         more: the rest of the sentence, with what was compared and why; may be empty.
         unchecked: what could not be checked; may be empty.
         anchor: the anchor of the check that decided; empty where none failed.
+        cause: the cause of a run that differs, else empty.
     """
 
     label: str
@@ -29,6 +31,12 @@ class Answer:
     more: str
     unchecked: str = ""
     anchor: str = ""
+    cause: str = ""
+
+    @property
+    def advice(self) -> Markup:
+        """What the cause means and what to do, as HTML; empty where nothing differs."""
+        return advice(self.cause)
 
     @property
     def sign(self) -> str:
@@ -69,15 +77,31 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
         case "differs as declared":
             more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks"
         case "reference":
-            more = f": others are compared with it; it passed the {count} checks that need no other run"
+            word, more = (
+                checked.word,
+                f": others are compared with it; it passed the {count} checks that need no other run",
+            )
             more += f"; {verdict.because}" if verdict.because else ""
         case _:
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
     more += f"; the examination {verdict.sees}" if verdict.sees and word != "differs" else ""
-    return Answer(entry.label, word, more, ", ".join(verdict.unchecked), anchor)
+    cause = verdict.cause if verdict.word == "differs" else ""
+    return Answer(entry.label, word, more, ", ".join(verdict.unchecked), anchor, cause)
+
+
+def baselines(comparison: Comparison) -> str:
+    """Returns a line on what the runs are compared with."""
+    labels = [entry.label for entry in comparison.finished if entry.is_baseline]
+    count = f"{len(comparison.entries)} run{'s' if len(comparison.entries) > 1 else ''}"
+    if not labels:
+        return f"{count}."
+    several = len(labels) > 1
+    are, them = ("the baselines are", "them") if several else ("the baseline is", "it")
+    return f"{count}; {are} {', '.join(labels)}: time, memory and losses are compared with {them}."
 
 
 def glance(comparison: Comparison, verdicts: Verdicts) -> list[tuple[str, Markup]]:
     """Returns the three questions of a report, and their answers as HTML."""
     name = Markup("<strong>{}</strong>").format
-    return [(each.question, Markup(each.text(name, escape))) for each in questions.answers(comparison, verdicts)]
+    lines = ((each.question, each.lines(name, escape)) for each in questions.answers(comparison, verdicts))
+    return [(question, Markup("<br>\n").join(map(Markup, answer))) for question, answer in lines]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mpcompare.contract import Batches
 from mpcompare.dtypes import torch_dtype
+from mpcompare.instruments import heap
 from mpcompare.precision import Precision
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
@@ -65,7 +66,8 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     gradient = torch_dtype(precision.storage)
 
     def compare_gradient(name: str, exact: Tensor) -> None:
-        errors.compare(Point("parameter", name), recorded.grads.get(name, torch.zeros_like(exact)), exact, gradient)
+        shown = recorded.grads[name] if name in recorded.grads else torch.zeros_like(exact)
+        errors.compare(Point("parameter", name), shown, exact, gradient)
         gradients.update(gradient_errors(recorded.grads, {name: exact}))
 
     replay = _replay(recorded, torch.float64, compare_exact)
@@ -111,6 +113,7 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
 
 
 def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any = lambda _: None) -> Replay:
+    heap.trim()  # each replay begins without the holes of the last one
     network = in_dtype(recorded.network, dtype)
     batches, loss_fn = recorded.batches, recorded.loss_fn
     return Replay(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)

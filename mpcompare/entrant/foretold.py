@@ -83,8 +83,8 @@ class Sizes:
         aged = 2 * self.backend() + self.moments + copies if self.aged else 0
         last = p + self.backend() + 2 * p  # the network as it was trained, a new backend, the gradients of both
         reload = 2 * self.backend() + p * (2 + self.clipped) + self.moments
-        # Inputs, outputs and gradients of each layer are recorded, and once more in float64. One layer has its operands,
-        # their gradients and what is made of both in float64: eight tensors as large as its parameters.
+        # Inputs, outputs and gradients of each layer are recorded, and once more in float64. One layer has operands,
+        # gradients and what is made of both in float64: eight tensors as large as its parameters.
         replay = p + self.backend() + 16 * self.layer + 12 * self.outputs
         return SMALL + rest + max(p + max(first, aged, last, reload, replay), oracle)
 

@@ -1,9 +1,9 @@
-"""The wrong inputs of the command line, each with the line that it must print. ``faults.py`` tries them all."""
+"""The wrong inputs of the command line, each with the line that it must print. ``wrong_inputs.py`` tries them all."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import fault_user as user
+import wrong_user as user
 
 
 @dataclass(frozen=True)

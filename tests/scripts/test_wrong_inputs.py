@@ -32,4 +32,4 @@ def test_the_command_that_they_change_works(folder, cli, monkeypatch, tmp_path):
 
 
 def test_there_are_enough_of_them():
-    assert len(list(wrong_table.every())) >= 200
+    assert len(list(wrong_table.every())) >= 350

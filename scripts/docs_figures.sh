@@ -46,7 +46,7 @@ scalers() {
 first_look() { # its table, the answers, and the line that names the page
   "$python" -m mpcompare +experiment=first_look "${overrides[@]}" hydra.sweep.dir="$sweeps/first_look" |
     sed "/^\[/d; s| *\$||; s|$sweeps/first_look|multirun/DATE/TIME|" |
-    awk 'cut && /^(Right|Faster|Smaller)\?/; !cut && NF; /^$/ && ++blank == 2 {cut = 1; print "..."} {last = $0} END {print last}' \
+    awk '/^Right\?/ {answers = 1} answers; !cut && NF; /^$/ && ++blank == 2 {cut = 1; print "..."}' \
       >"$docs/first_look/output.txt"
   scripts/screenshot.sh "$sweeps/first_look/report/index.html" "$docs/first_look/page.png" 1280,760
 }
@@ -81,7 +81,7 @@ bench() {
 as_published() { # its verdicts in words, and the first losses of amp and of the scaler that doubles
   local folder=$sweeps/as_published
   "$python" -m mpcompare +experiment=as_published data=digits "${overrides[@]}" hydra.sweep.dir="$folder"
-  grep '^- \*\*' "$folder/report/summary.md" >"$docs/as_published/verdicts.txt"
+  grep '^- \*\*[^?]*\*\*:' "$folder/report/summary.md" >"$docs/as_published/verdicts.txt"
   paste -d, "$folder"/{0,2}/steps.csv | awk -F, 'NR == 1 {print "step,loss of `amp`,loss of the mistake,its loss scale"}
     NR > 1 && NR < 10 {printf "%d,%.5f,%s,%d\n", $1, $3, $16 + 0 == $16 ? sprintf("%.5f", $16) : "nan", $18}' \
     >"$docs/as_published/losses.csv"

@@ -9,7 +9,7 @@ CAPTIONS = {
     "loss": (
         "Loss",
         "Curves that lie on each other computed the same loss; the panel below shows on a log axis how far each is "
-        "from the baseline's.",
+        "from the baseline's. Of more than 20 runs each has a panel.",
     ),
     "step_time": (
         "Step time",

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
+from mpcompare.report.figures import small_multiples
 from mpcompare.report.figures.kit import colour, dashed, grid, legend, marker
 from mpcompare.verdict.judge.trajectories import steps_of_both
 
@@ -17,9 +18,15 @@ from mpcompare.verdict.judge.trajectories import steps_of_both
 def loss(report: Report) -> Figure | None:
     """Draws loss curves above, their difference to the baseline below on a log axis; warm-up shaded, skipped steps
     marked. Evaluations during training stand beside them: held-out loss, and its accuracy in a panel of its own.
-    None where no run finished."""
+    Of many runs each has a panel of its own, with its difference alone. None where no run finished."""
     if not report.finished:
         return None
+    most = max(len(comparison.finished) for comparison in report.finished)
+    if most > small_multiples.MANY:
+        figure, parts = grid(report.finished, 0.6 + small_multiples.INCHES * small_multiples.rows_of(most), width=9)
+        for part, comparison in zip(parts, report.finished, strict=True):
+            small_multiples.differences(part, comparison.finished)
+        return figure
     classes = any(_has_accuracy(entry) for comparison in report.finished for entry in comparison.finished)
     figure, parts = grid(report.finished, 8.0 if classes else 6.1)
     for part, comparison in zip(parts, report.finished, strict=True):

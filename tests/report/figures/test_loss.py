@@ -30,3 +30,17 @@ def test_without_accuracies_in_between_there_is_no_panel_for_them(tmp_path, eval
     assert [axes.get_ylabel() for axes in loss_figure.loss(Report([comparison], {}, "amp")).axes] == [
         "training and held-out loss" if len(evals) > 1 else "training loss", "|loss - baseline's|",
     ]  # fmt: skip
+
+
+def test_of_many_runs_each_has_a_panel_of_its_own(tmp_path):
+    write_run(tmp_path / "00", "amp", losses=(2.0, 1.0, 0.5))
+    for place in range(1, 24):
+        write_run(tmp_path / f"{place:02}", f"b{place:02}", losses=(2.0, 1.0 + place / 100, float("nan")))
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    axes = [each for each in loss_figure.loss(Report([comparison], {}, "amp")).axes if each.axison]
+    assert [each.get_title() for each in axes] == [f"b{place:02} bf16" for place in range(1, 24)]
+    for place, each in enumerate(axes, start=1):
+        own, lost = each.lines[-2:]
+        assert own.get_ydata()[1] == pytest.approx(place / 100)
+        assert lost.get_xdata().tolist() == [3]
+        assert len(each.lines) == 23 + 2

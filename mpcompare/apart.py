@@ -38,7 +38,7 @@ class Apart:
             make: makes the thing, and returns it with the answer to :meth:`make`; a function of a module, or a partial
                 of one, as all functions here are.
             save: saves a value in a file.
-            within: the context of everything that the process does.
+            within: the context of each thing that the process does.
         """
         processes = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._pipe, far_end = processes.Pipe()
@@ -46,6 +46,12 @@ class Apart:
         self._process = processes.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         self._process.start()
         far_end.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process."""
+        pid: int | None = self._process.pid
+        return pid
 
     def make(self, *arguments: Any) -> Any:
         """Lets it make the thing from these arguments; returns the answer.
@@ -95,14 +101,15 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to all processes
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     thing: Any = None
-    with within(), suppress(EOFError, OSError):
+    with suppress(EOFError, OSError):
         while True:
             file, function, arguments = pickle.loads(pipe.recv_bytes())
             try:
-                if function is None:
-                    thing, answer = make(*arguments)
-                else:
-                    answer = save(function(thing, *arguments), file)
+                with within():
+                    if function is None:
+                        thing, answer = make(*arguments)
+                    else:
+                        answer = save(function(thing, *arguments), file)
             except Exception as error:
                 pipe.send_bytes(pickle.dumps((False, f"{type(error).__name__}: {' '.join(str(error).split())}")))
             else:

@@ -127,6 +127,7 @@ class Result(AtStart, total=False):
     dataset_fingerprint: str
     initial_weights: str
     not_finite: str
+    examine_foretold_bytes: int | None
     device: str
     device_name: str
     host: str | None
@@ -152,6 +153,7 @@ class Result(AtStart, total=False):
     test_accuracy: float | None
     module_dtypes: dict[str, Layer]
     examine_s: float
+    examine_peak_bytes: int | None
     timed_loss: float
     timed_loss_difference: float
     timed_state: dict[str, Distance]

@@ -6,6 +6,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,22 @@ EXAMINED, TIMES, WENT_ON = "module_dtypes", ("step_ms_p20", "error"), "went_on"
 _WHOLE, _FLAGS = ("step",), ("warmup", "skipped", "clipped")  # columns that hold no float
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Lets ``write`` make a file beside ``path`` and moves it there: the new file is whole, or the old one stays."""
+def write_atomically(path: Path, write: Callable[[Path], object], new: bool = False) -> None:
+    """Lets ``write`` make a file beside ``path`` and moves it there: the new file is whole, or the old one stays.
+
+    Args:
+        new: whether an old one is a FileExistsError: of two who write at one time, one does.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     unfinished = Path(name)
     try:
         write(unfinished)
         unfinished.chmod(0o644)
+        if new:
+            with suppress(PermissionError):  # of file systems without links
+                os.link(unfinished, path)
+                return
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -78,7 +87,7 @@ class Recorder:
         if not goes_on:
             check_unused("hydra output folder", folder)
         before = json.loads((folder / RESULT).read_text()) if goes_on else {}
-        self._write({**before, "status": "running", **result})
+        self._write({**before, "status": "running", **result}, new=not goes_on)
 
     def steps(self, rows: Sequence[dict[str, Any]]) -> None:
         """Appends rows of ``STEP_FIELDS`` to ``steps.csv``."""
@@ -132,9 +141,12 @@ class Recorder:
             check_field(name, value)
         self._write({**self.result, **result})
 
-    def _write(self, result: dict[str, Any]) -> None:
+    def _write(self, result: dict[str, Any], new: bool = False) -> None:
         try:
-            _write_result(self.folder, result)
+            _write_result(self.folder, result, new)
+        except FileExistsError:
+            check_unused("hydra output folder", self.folder)  # a run that began in the same moment
+            raise
         except OSError as error:
             raise self._unwritable(error) from error
         self.result = result  # what cannot be written does not stay, and the next entries can
@@ -189,14 +201,14 @@ def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
     return True
 
 
-def _write_result(folder: Path, result: dict[str, Any]) -> None:
-    write_json(folder / RESULT, result, indent=2)
+def _write_result(folder: Path, result: dict[str, Any], new: bool = False) -> None:
+    write_json(folder / RESULT, result, indent=2, new=new)
 
 
-def write_json(path: Path, value: dict[str, Any], indent: int | None = None) -> None:
-    """Writes ``value`` whole or not at all."""
+def write_json(path: Path, value: dict[str, Any], indent: int | None = None, new: bool = False) -> None:
+    """Writes ``value`` whole or not at all; ``new`` as in :func:`write_atomically`."""
     text = json.dumps(finite(value), indent=indent, allow_nan=False) + "\n"
-    write_atomically(path, lambda unfinished: unfinished.write_text(text))
+    write_atomically(path, lambda unfinished: unfinished.write_text(text), new)
 
 
 def finite(value: Any) -> Any:

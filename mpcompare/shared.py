@@ -1,5 +1,6 @@
 """Values that the entrants of a race share: the first to ask computes one, and the others map it from its file."""
 
+import copy
 import logging
 import pickle
 import sys
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from mpcompare.records import write_atomically
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+LARGE = 1 << 25  # bytes from which on a value is put aside into a file
 
 
 class Shared:
@@ -70,6 +73,20 @@ class Shared:
         write_atomically(file, write)
         return _map(file)
 
+    def aside(self, value: T) -> Callable[[], T]:
+        """Puts a copy of a value aside that is not needed for a while; returns what gives it back, any number of times.
+
+        The copy lies in a file, which is gone with what is returned. Its tensors are in memory while somebody has them.
+        Small ones are copied in memory, and so are those of another device, and all where no file can be written.
+        """
+        if is_large(value):
+            with suppress(*_UNREADABLE), tempfile.TemporaryDirectory(prefix="mpcompare-", dir=self.folder) as folder:
+                save(value, path := Path(folder) / "aside.pt")
+                file = path.open("rb")  # it has no name from here on
+                return lambda: _map(Path(f"/proc/self/fd/{file.fileno()}"))
+        copied = copy.deepcopy(value)
+        return lambda: copied
+
     def _warn(self, name: str, error: Exception) -> None:
         if not self._warned:
             reason = " ".join(str(error).split())
@@ -78,6 +95,15 @@ class Shared:
 
 
 ALONE = Shared(None)
+
+
+def is_large(value: Any) -> bool:
+    """Returns whether the tensors of a value take less memory in a file: there are many bytes of them, on the CPU of a
+    system that maps files."""
+    tensors = [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+    on_cpu = all(t.device.type == "cpu" for t in tensors)
+    return on_cpu and sys.platform == "linux" and sum(t.nbytes for t in tensors) >= LARGE
+
 
 # torch.save raises these on a full disk, and torch.load on a file that is none of its own.
 _UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError)

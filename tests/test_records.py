@@ -1,6 +1,7 @@
 import csv
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
@@ -20,6 +21,22 @@ def row(step, loss=1.0):
         "step": step, "warmup": step < 2, "loss": loss, "lr": 0.1, "loss_scale": 65536.0, "skipped": False,
         "grad_norm": None, "clipped": False, "step_ms": 0.5,
     }  # fmt: skip
+
+
+def test_of_runs_that_begin_in_one_folder_at_one_time_one_has_it(tmp_path):
+    def begin(seed):
+        try:
+            return Recorder(tmp_path, {**AT_START, "seed": seed}).result["seed"]
+        except InputError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as threads:
+        said = list(threads.map(begin, range(40)))
+    (seed,) = (each for each in said if isinstance(each, int))
+    assert json.loads((tmp_path / "result.json").read_text())["seed"] == seed
+    (line,) = {each for each in said if isinstance(each, str)}
+    assert "already holds a run" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
 def test_what_is_written_is_read_back(tmp_path):

@@ -94,3 +94,32 @@ def test_a_fault_of_the_maker_is_the_makers(tmp_path):
 
     with pytest.raises(ValueError, match="no such data"):
         Shared(tmp_path).once("v", make)
+
+
+def test_a_value_that_is_put_aside_comes_back_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpcompare.shared.LARGE", 1000)
+    value = {"params": {"w": torch.arange(500.0)}, "scale": 2.0}
+    kept = value["params"]["w"].clone()
+    read = Shared(tmp_path).aside(value)
+    value["params"]["w"].zero_()
+    assert list(tmp_path.iterdir()) == []
+    for _ in range(2):
+        found = read()
+        assert torch.equal(found["params"]["w"], kept)
+        assert found["scale"] == 2.0
+        found["params"]["w"].zero_()  # the pages of one reader
+
+
+def test_a_small_value_that_is_put_aside_is_a_copy():
+    value = [torch.ones(3)]
+    read = ALONE.aside(value)
+    value[0].zero_()
+    assert torch.equal(read()[0], torch.ones(3))
+
+
+def test_a_value_is_put_aside_in_memory_where_no_file_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpcompare.shared.LARGE", 1)
+    value = torch.ones(30)
+    read = Shared(tmp_path / "none").aside(value)
+    value.zero_()
+    assert torch.equal(read(), torch.ones(30))

@@ -19,7 +19,7 @@ def known_fault(error: BaseException) -> str | None:
         return one_line(str(error))
     if isinstance(error, SystemExit):
         return f"the network, its data, its loss or the backend called sys.exit({error})"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return one_line(f"cannot write {error.filename or 'a file'} ({error.strerror})")
     if isinstance(error, (ImportError, AttributeError)) and (names := _shadowing(error)):
         return f"{', '.join(names)} in {Path.cwd()} hides a module of that name: rename it ({first_line(error)})"

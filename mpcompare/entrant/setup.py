@@ -16,7 +16,7 @@ from mpcompare.instruments import fp32_products, machine
 from mpcompare.instruments.clock import Clock, clock
 from mpcompare.loss_scale import LossScale
 from mpcompare.precision import PRECISIONS, resolve_precision
-from mpcompare.shared import Shared
+from mpcompare.shared import Shared, is_large
 from mpcompare.tasks.data import Dataset, batches, drawn_batches
 from mpcompare.tasks.data.finite import not_finite
 from mpcompare.tasks.fingerprint import fingerprint
@@ -104,6 +104,7 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
 
     initial_weights, network = fingerprint(params_of(model)), of_network(model)
     start = time.perf_counter()
+    _share(model, shared, f"weights-{initial_weights}")
     engine = make_backend(model, loss_scale).engine  # before the data: what cannot work says so at once
     construct_s = time.perf_counter() - start
     with fp32_products.tf32(uses_tf32):
@@ -131,6 +132,16 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
         clock=clock(device),
         not_finite=infinite,
     )
+
+
+def _share(model: nn.Module, shared: Shared, name: str) -> None:
+    """Lets the entrants of a race have the initial weights of a large network once in memory. Who writes into them has
+    copies of the pages that it wrote."""
+    own = params_of(model)
+    if shared.folder is not None and is_large(own):
+        values = shared.once(name, lambda: own)
+        for parameter, p in model.named_parameters():
+            p.data = values[parameter]
 
 
 def _with_fingerprint(dataset: Dataset) -> dict[str, Any]:

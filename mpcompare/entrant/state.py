@@ -7,6 +7,7 @@ from typing import TypeVar
 from mpcompare.apart import Apart
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.contract import Stepper
+from mpcompare.entrant.examined_memory import Memory
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.start import Start
@@ -34,6 +35,7 @@ class Entrant:
         apart: a process in which no backend has been, for the oracle; None: there is none.
         checkpoint: the one that training continues from, as it was saved; None: training begins anew.
         taken: whether the run was trained and examined before, and that is taken as it is.
+        memory: of this process and ``apart``, from before ``setup`` on.
         setup: everything that is made once.
         start: the point where training begins.
         stepper: the backend that was trained, and is never loaded. One that is examined takes a timed block in the end,
@@ -48,6 +50,7 @@ class Entrant:
     apart: Apart | None
     checkpoint: Checkpoint | None = field(init=False)
     taken: bool = field(init=False)
+    memory: Memory = field(init=False)
     setup: Setup = field(init=False)
     start: Start = field(init=False)
     stepper: Stepper = field(init=False)

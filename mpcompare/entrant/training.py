@@ -1,7 +1,7 @@
 """Training, with every step recorded."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -24,7 +24,7 @@ class Trained:
 
     Attributes:
         rows: those of ``steps.csv``, from the first step of the run on.
-        state: a copy of the backend's state.
+        read: returns a copy of the backend's state, the same one each time; nobody writes into it.
         updates: the number of updates that led to it.
         scores: loss and accuracy on the held-out samples.
         moved: the sketch (``verdict/examine/numerics.py``) of how far each parameter was moved.
@@ -32,11 +32,16 @@ class Trained:
     """
 
     rows: list[dict[str, Any]]
-    state: State
+    read: Callable[[], State]
     updates: int
     scores: Scores
     moved: dict[str, Any]
     moves: Moves | None = None
+
+    @property
+    def state(self) -> State:
+        """The backend's state."""
+        return self.read()
 
 
 def train(

@@ -5,10 +5,15 @@ a quarter of a second for every GB. Steps are trained and timed like that. Exami
 """
 
 import ctypes
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+
+import psutil
+from torch import Tensor
 
 from mpcompare.instruments import meter
 
@@ -19,7 +24,13 @@ LARGE = 32 << 20  # glibc maps blocks from its threshold on, which grows with wh
 HOLE = 1 << 20  # a free block of so many bytes or more is a hole
 SET_BY_USER = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # with these malloc is set up, and stays as it is
 
+HUGE = 1 << 21  # bytes of a page
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+MADV_DONTNEED, MADV_HUGEPAGE, MADV_NOHUGEPAGE = 4, 14, 15  # mman.h
+LARGE_TENSOR = 1 << 20  # bytes
+
 _filled: list[int] = []  # addresses of the blocks that lie in holes
+_reserved: list[int] = []  # the address from which on the heap may have large pages
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -47,9 +58,44 @@ def kept() -> Iterator[None]:
     finally:
         meter.release()
         if libc:
+            _as_before(libc)
             _fill_holes(libc)
             libc.mallopt(M_MMAP_THRESHOLD, LARGE)
             libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGE)
+
+
+def trim() -> None:
+    """Gives freed memory back to the system within :func:`kept`, too: the next tensors have other sizes, and would lie
+    beside the holes that the last ones left."""
+    if libc := _glibc():
+        libc.malloc_trim(0)
+        if _reserved:
+            _reserve(libc)
+
+
+def forget(mapped: Tensor) -> None:
+    """Lets the system take back the pages of a large tensor that is mapped from a file and that nobody wrote into; they
+    are read again when somebody asks for its numbers. Any other tensor stays as it is."""
+    size = mapped.untyped_storage().nbytes()
+    if size < LARGE_TENSOR or mapped.device.type != "cpu" or not (libc := _glibc()):
+        return
+    start = mapped.untyped_storage().data_ptr()
+    if _lies_in_file(start, start + size):
+        page = start - start % mmap.PAGESIZE
+        libc.madvise(page, start + size - page, MADV_DONTNEED)
+
+
+def _lies_in_file(start: int, end: int) -> bool:
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return False
+    for line in maps:
+        addresses, _, _, _, inode, *_ = line.split(maxsplit=5)
+        first, last = (int(address, 16) for address in addresses.split("-"))
+        if first <= start and end <= last:
+            return inode != "0"
+    return False
 
 
 def _keep(libc: ctypes.CDLL) -> None:
@@ -57,6 +103,27 @@ def _keep(libc: ctypes.CDLL) -> None:
         libc.free(_filled.pop())
     libc.mallopt(M_MMAP_MAX, 0)
     libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
+    if HUGE_PAGES.exists() and "[madvise]" in HUGE_PAGES.read_text():
+        _reserve(libc)
+
+
+def _reserve(libc: ctypes.CDLL) -> None:
+    """Grows the heap by as much as may be needed, in pages of 2 MB, none of which is touched: a tensor takes one page
+    fault then in place of 512."""
+    size = psutil.virtual_memory().available
+    if block := libc.malloc(size):
+        start = -(-block // HUGE) * HUGE
+        libc.madvise(start, size - HUGE, MADV_HUGEPAGE)
+        libc.free(block)
+        _reserved[:] = [min(start, *_reserved)] if _reserved else [start]
+
+
+def _as_before(libc: ctypes.CDLL) -> None:
+    """Lets what is left of the reserve have small pages again, as timed steps have them everywhere."""
+    if _reserved:
+        start, end = _reserved.pop(), libc.sbrk(0)
+        if end > start:
+            libc.madvise(start, end - start, MADV_NOHUGEPAGE)
 
 
 def _fill_holes(libc: ctypes.CDLL) -> None:
@@ -81,5 +148,8 @@ def _glibc() -> ctypes.CDLL | None:
     assert libc is not None
     libc.mallinfo2.restype = _Mallinfo2
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.malloc_trim.argtypes = (ctypes.c_size_t,)
+    libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t,)
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     return libc

@@ -153,15 +153,16 @@ def _asker(stack: list[str]) -> str:
     return next((name for name in reversed(stack) if not name.startswith(EMPTY)), stack[0] if stack else "-")
 
 
-def rss_bytes() -> int | None:
-    """Returns the resident set of this process now; None where that is not known (elsewhere than on Linux)."""
-    return _proc_status("VmRSS")
+def rss_bytes(pid: int | None = None) -> int | None:
+    """Returns the resident set of this process, or of another, now; None where that is not known (elsewhere than on
+    Linux)."""
+    return _proc_status("VmRSS", pid)
 
 
-def peak_rss_bytes() -> int | None:
+def peak_rss_bytes(pid: int | None = None) -> int | None:
     """Returns the largest resident set since the last reset, or since the process began; None where it is not known."""
-    peak = _proc_status("VmHWM")
-    if peak is not None:
+    peak = _proc_status("VmHWM", pid)
+    if peak is not None or pid is not None:
         return peak
     try:
         import resource
@@ -210,9 +211,9 @@ def reset_peak_rss() -> bool:
     return True
 
 
-def _proc_status(field: str) -> int | None:
+def _proc_status(field: str, pid: int | None = None) -> int | None:
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid or 'self'}/status").read_text().splitlines()
         value = next(line.split()[1] for line in lines if line.startswith(f"{field}:"))
     except (OSError, StopIteration):
         return None

@@ -148,6 +148,17 @@ def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping
     return model
 
 
+def sharing_parameters(model: nn.Module, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """Returns a copy of ``model`` with the same parameters, which nobody may write into, and with buffers of its own,
+    which have the values of ``buffers`` as far as they are given."""
+    model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    with torch.no_grad():
+        for name, b in model.named_buffers():
+            if buffers and name in buffers:
+                b.copy_(buffers[name])
+    return model
+
+
 def params_of(model: nn.Module) -> Params:
     """Returns the parameters themselves, detached."""
     return {name: p.detach() for name, p in model.named_parameters()}

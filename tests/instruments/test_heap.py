@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from mpcompare.instruments import heap
+from mpcompare.instruments import heap, meter
 
 MB = 1 << 20
 PAGES = 64 * MB // 4096
@@ -72,3 +73,16 @@ def test_a_timed_step_has_the_page_faults_of_a_program_of_its_own(tmp_path):
     settings = ["train.steps=4", "verdict.noise=1", "measure.budget_s=5", "inference.enabled=false", "data=digits"]
     run = ["backend=amp", "precision=bf16", "device=cpu", f"hydra.run.dir={tmp_path}", *settings]
     assert min(in_a_fresh_process("timed_faults.py", *run)) >= 4 * (8192 * 8192 * 2) // 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages of a file are known on Linux only")
+def test_a_tensor_that_is_mapped_is_forgotten_and_read_again_and_any_other_stays(tmp_path):
+    torch.save({"x": torch.arange(4_000_000.0)}, tmp_path / "x.pt")
+    mapped, own = torch.load(tmp_path / "x.pt", mmap=True)["x"], torch.arange(4_000_000.0)
+    total = float(mapped.sum())
+    before = meter.rss_bytes()
+    heap.forget(mapped)
+    heap.forget(own)
+    assert before - meter.rss_bytes() == pytest.approx(mapped.nbytes, rel=0.1)
+    assert float(mapped.sum()) == total
+    assert torch.equal(own, mapped)

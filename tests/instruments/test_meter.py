@@ -130,7 +130,7 @@ def test_the_resident_set_grows_by_what_is_touched_and_its_peak_starts_again():
 
 
 def test_without_proc_the_peak_is_the_processs_own_account(monkeypatch):
-    monkeypatch.setattr(meter, "_proc_status", lambda _: None)
+    monkeypatch.setattr(meter, "_proc_status", lambda *_: None)
     assert meter.rss_bytes() is None
     assert meter.peak_rss_bytes() > 50e6  # torch is loaded
 

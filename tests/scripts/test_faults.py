@@ -1,35 +1,45 @@
-"""A tenth of the wrong inputs that ``scripts/faults.py`` tries."""
+"""A tenth of the faults of scripts/faults.py, and what it calls damage."""
 
-from itertools import islice
+import random
 
-import fault_table
+import faults
 import pytest
-from faults import WORKS, faults_of, folder_of_a_user
-
-TENTH = [pytest.param(wrong, id=" ".join(wrong.overrides)) for wrong in islice(fault_table.every(), 0, None, 10)]
-
-
-@pytest.fixture(scope="module")
-def folder():
-    with folder_of_a_user() as folder:
-        yield folder
-
-
-@pytest.fixture(autouse=True)
-def _arguments(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["mpcompare"])  # put back afterwards
-
-
-@pytest.mark.parametrize("wrong", TENTH)
-def test_a_wrong_input_is_one_line_and_leaves_nothing_half_written(wrong, folder):
-    assert faults_of(wrong, folder) == []
+from faults_command import Command, error_line
+from faults_kinds import damage
 
 
 @pytest.mark.slow
-def test_the_command_that_they_change_works(folder, cli, monkeypatch, tmp_path):
-    (tmp_path / "wrong.py").write_text((folder / "wrong.py").read_text())
-    assert cli(*WORKS).code == 0
+def test_faults_cost_nothing(capfd):
+    with pytest.raises(SystemExit) as end:
+        faults.main(["--faults", "100", "--seed", "1"])
+    assert end.value.code == 0, capfd.readouterr().out
 
 
-def test_there_are_enough_of_them():
-    assert len(list(fault_table.every())) >= 200
+def test_damage_changes_a_file_in_each_way(tmp_path):
+    seen = set()
+    for seed in range(60):
+        (file := tmp_path / str(seed)).write_bytes(whole := bytes(range(100)))
+        how = damage(file, random.Random(seed)).split()[0]
+        assert not file.is_file() or file.read_bytes() != whole
+        seen.add(how)
+    assert seen == {"flip", "cut", "empty", "grow", "gone", "pipe", "folder"}
+
+
+def test_one_line_is_one_line():
+    line = "mpcompare: error: a=1: no"
+    assert error_line(2, f"log\n{line}\n") == line
+    for code, said in [(1, line), (2, ""), (2, f"{line}\n{line}"), (2, f"Traceback\n{line}")]:
+        with pytest.raises(AssertionError):
+            error_line(code, said)
+
+
+def leave_a_process():
+    import subprocess
+
+    subprocess.Popen(["sleep", "3"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_a_process_that_is_left_is_seen():
+    assert Command(main=lambda: None).end() == (0, "")
+    with pytest.raises(AssertionError, match="it has left .*sleep 3"):
+        Command(main=leave_a_process).end()

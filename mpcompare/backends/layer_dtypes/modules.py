@@ -42,6 +42,8 @@ class LayerDtypesMode(TorchDispatchMode):
         super().__exit__(*error)
         for handle in self.handles:
             handle.remove()
+        # The nodes' hooks know this mode, and no garbage collector sees that: it would keep the network for good.
+        self.claimed.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         computed_in = arithmetic(func, (t.dtype for t in floating((args, kwargs))))

@@ -1,6 +1,5 @@
 """The pass that times blocks of bare steps, in turns with the other entrants of the race."""
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,7 +49,7 @@ def take(entrant: Entrant) -> Pass[Part]:
     setup, trial, examined = entrant.setup, entrant.trial, entrant.plan.verdict.enabled
     trained = replace(entrant.trained, updates=0)
     if examined:  # it has taken a step more in its examination, and goes on from here with a timed block
-        trained = replace(trained, state=copy.deepcopy(entrant.stepper.backend.state_dict()))
+        trained = replace(trained, read=entrant.shared.aside(entrant.stepper.backend.state_dict()))
     settle()
     with meter.frozen():
         text = _describe_training(entrant)

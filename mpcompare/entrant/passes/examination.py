@@ -33,19 +33,23 @@ class Examined(Observed):
 
     Attributes:
         examine_s: seconds that it took.
+        examine_peak_bytes: the most memory that it took; None where that is not known.
     """
 
     examine_s: float
+    examine_peak_bytes: int | None
 
 
 def take(entrant: Entrant) -> Pass[Observed]:
-    """Needs ``setup``, ``start``, ``trained`` and ``stepper``, which it frees where it does not examine it. Ends
-    ``apart``, and leaves nothing."""
+    """Needs ``setup``, ``start``, ``trained``, ``memory`` and ``stepper``, which it frees where it does not examine it.
+    Ends ``apart``, and leaves nothing."""
     setup, enabled = entrant.setup, entrant.plan.verdict.enabled
+    entrant.memory.begin()
     with heap.kept():
         began = time.monotonic()
         if enabled:
             yield from _examine(entrant)
+        peak = entrant.memory.peak()
         if entrant.apart is not None:
             entrant.apart.close()
         if not enabled:
@@ -53,7 +57,7 @@ def take(entrant: Entrant) -> Pass[Observed]:
         seconds = time.monotonic() - began
         yield Progress(0, 1, "dtypes of each layer")
         dtypes = setup.new_backend().module_dtypes(*next(setup.batches())[0])
-    return Examined(dtypes, seconds) if enabled else Observed(dtypes)
+    return Examined(dtypes, seconds, peak) if enabled else Observed(dtypes)
 
 
 def _examine(entrant: Entrant) -> Generator[Progress, None, None]:

@@ -1,5 +1,6 @@
 """The pass of a run that was trained and examined before its sweep was killed: it is taken as it is, and only timed."""
 
+from functools import partial
 from typing import cast
 
 from mpcompare.contract import State
@@ -18,7 +19,7 @@ def take(entrant: Entrant) -> Pass[Nothing]:
     entrant.stepper = start.new_stepper()
     entrant.trained = Trained(
         rows=start.before.rows,
-        state=cast(State, start.checkpoint.state),
+        read=partial(cast, State, start.checkpoint.state),
         updates=start.checkpoint.updates,
         scores={"test_loss": result["test_loss"], "test_accuracy": result["test_accuracy"]},
         moved={},

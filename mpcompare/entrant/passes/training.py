@@ -1,6 +1,5 @@
 """The pass that trains, with every step recorded, and evaluates in the end."""
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +64,7 @@ def take(entrant: Entrant) -> Pass[Part]:
     scores = evaluations.take(steps[-1]["step"], backend)
     entrant.trained = Trained(
         rows=steps,
-        state=copy.deepcopy(backend.state_dict()),
+        read=entrant.shared.aside(backend.state_dict()),
         updates=int(stepper.rates.updates),
         scores=scores,
         moved=_moved(entrant),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mpcompare.contract import Batches, State, Walk
 from mpcompare.tasks.draws import EXAMINED, draws, seed_step
-from mpcompare.tasks.task import Params, buffers_of, params_of
+from mpcompare.tasks.task import Params, buffers_of, params_of, sharing_parameters
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import Again
@@ -23,11 +23,12 @@ def again(subject: Subject, backend: Any, batch: Batches) -> Again:
     Args:
         backend: one that nobody needs any more; it loads the initial weights.
     """
-    own: State = copy.deepcopy(backend.state_dict())
+    loaded = ("params", "buffers", "optimizer")
+    own = copy.deepcopy({kind: kept for kind, kept in backend.state_dict().items() if kind not in loaded})
     scale = {**own["loss_scale"], "scale": 1.0} if "scale" in own["loss_scale"] else own["loss_scale"]
     values = {"params": params_of(subject.examined), "buffers": buffers_of(subject.examined)}
     state: State = {**own, **values, "optimizer": {}, "loss_scale": scale}  # type: ignore[typeddict-item]
-    network, x = copy.deepcopy(subject.examined), batch[0][0]
+    network, x = sharing_parameters(subject.examined), batch[0][0]
     other = EXAMINED if draws(lambda: network(x), x.device) else EXAMINED + 1
     first, second = (_gradients(backend, state, subject, batch, number) for number in (EXAMINED, other))
     apart = {name: _apart(g, second[name]) for name, g in first.items() if not numerics.same_bits(g, second[name])}

@@ -51,7 +51,7 @@ def _should_count(name: str, driver: Driver) -> int:
 
 def _aged_state(young: Driver, new: Driver) -> State:
     """Returns the state of a new backend with an aged optimizer and an aged loss scale."""
-    state: State = copy.deepcopy(new.backend.state_dict())
+    state: State = new.backend.state_dict()
     kept = young.backend.state_dict()["optimizer"]
     known = young.task.optimizer.initial_state(torch.zeros(()))
     # A backend that remembers something else under names of its own begins anew: no replay could follow it.

@@ -17,16 +17,20 @@ class Attempts:
         stopped: by name of a pass the error that it stopped with, in a line.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trim: Callable[[], object] = lambda: None) -> None:
         self.stopped: dict[str, str] = {}
+        self.trim = trim
 
     def take(self, name: str, found: Callable[[], T], otherwise: T) -> T:
-        """Returns what a pass finds, or ``otherwise`` where it stops."""
+        """Returns what a pass finds, or ``otherwise`` where it stops. The next one has other tensors: freed memory goes
+        back to the system."""
         try:
             return found()
         except Exception as error:  # a backend, or a network, may raise anything
             self._write(name, error)
             return otherwise
+        finally:
+            self.trim()
 
     def over(self, name: str, found: Generator[Y, Any, T], otherwise: T) -> Generator[Y, Any, T]:
         """Does the same for a pass that yields its progress."""

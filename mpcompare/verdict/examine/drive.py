@@ -16,6 +16,7 @@ from torch import Tensor
 from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Batches, State, Walk, promises_of
 from mpcompare.dtypes import torch_dtype
+from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
 from mpcompare.precision import FORMATS
 from mpcompare.tasks.optimizers import IN_FP32, Coarse
@@ -74,6 +75,11 @@ def by_rows(tensors: Mapping[str, Tensor]) -> Params:
     return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
 
 
+def rows_of(tensors: Mapping[str, Tensor]) -> Params:
+    """Returns the tensors row by row: those that lie so are no copies."""
+    return {name: t.detach().contiguous() for name, t in tensors.items()}
+
+
 def beside(loss: float, grads: Params, exact: Exact) -> Gradients:
     """Returns loss and gradients beside the oracle's; ``grads`` is empty where none are shown."""
     of_batches = {name: g for name, g in grads.items() if any(name in share for share in exact.shares)}
@@ -97,7 +103,7 @@ class _Taken:
         loss: as the backend says.
         grads: before they were clipped; of a backend whose step is one piece, after; empty where none are shown.
         clipped: after they were clipped.
-        before, after: the weights.
+        before, after: the weights; those after it are the backend's own, which its next step changes.
         scale: the loss scale before the step, as the backend says.
         skipped: as the backend says.
         moved_early: whether weights changed before the gradients of all micro-batches were there.
@@ -223,7 +229,7 @@ class Driver:
         walk.through("clip")
         clipped = grads if walk.in_one_piece or self.task.clip_norm is None else by_rows(backend.grads())
         walk.through("step")
-        after, skipped = by_rows(backend.master_params()), bool(backend.skipped)
+        after, skipped = rows_of(backend.master_params()), bool(backend.skipped)
         walk.finish()
         return _Taken(
             lr, loss, grads, clipped, before, after, scale, skipped, moved_early, walk.in_one_piece, draws_alike
@@ -366,4 +372,5 @@ def _first_update(task: Task, taken: _Taken, exact: Mapping[str, Tensor]) -> dic
         updates[name] = FirstUpdate(
             error, norm, torch.stack(largest).max().item(), weights, gain / grad if grad else 0.0
         )
+        heap.forget(exact[name])
     return updates

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mpcompare.instruments import heap
 from mpcompare.tasks.optimizers import Replay
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.at_random import far_from
@@ -17,8 +18,13 @@ UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, 
 
 
 def gradient_errors(grads: Mapping[str, Tensor], exact: Params) -> Errors:
-    """Returns the error of each gradient beside the float64 ``exact``; None where the gradient is missing."""
-    return {name: gradient_error(grads[name], true) if name in grads else None for name, true in exact.items()}
+    """Returns the error of each gradient beside the float64 ``exact``; None where the gradient is missing. The exact
+    ones are mapped from a file where they are the oracle's: one at a time is in memory."""
+    errors: Errors = {}
+    for name, true in exact.items():
+        errors[name] = gradient_error(grads[name], true) if name in grads else None
+        heap.forget(true)
+    return errors
 
 
 def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:

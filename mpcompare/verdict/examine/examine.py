@@ -27,9 +27,8 @@ from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from torch import nn
-
 from mpcompare.contract import Batches, Stepper, promises_of
+from mpcompare.instruments import heap
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.precision import Precision
 from mpcompare.race.course import NOISE
@@ -99,18 +98,16 @@ def examine(
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact = oracle(subject, batches[0], subject.precision)
-    late = Attempts()
+    of_network = _of_network(subject, batches[0], exact)  # before a backend has tensors beside those of the oracle
+    late = Attempts(heap.trim)
     at_the_start = _at_the_start(subject, batches, exact, late)
     yield Progress(0, 1, "each layer")
     replays = _replays(subject, batches[0], late)
 
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
-    network = with_values(subject.model, trained.master_params(), trained.buffers())
-    at_the_end = _at_the_end(subject, stepper, rows, network, after, late)
+    at_the_end = _at_the_end(subject, stepper, rows, exact if noise else None, after, late)
     replays["last"] = at_the_end.pop("replay")
-    none: dict[str, Counts] = {}
-    exponents = late.take("exponents", lambda: exponents_of(subject, exact, network, after), none) if noise else none
 
     if not isinstance(subject.scaling, NoLossScale):
         yield Progress(0, 1, "overflow")
@@ -121,14 +118,13 @@ def examine(
     return Findings(
         precision=subject.precision.name,
         recipe=recipe(promised_task(subject.task, promises)),
-        **_of_network(subject, batches[0], exact),
+        **of_network,
         overflow=overflowed,
         reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         moves=moves,
         noise=runs,
-        exponents=exponents,
         replays={name: found for name, found in replays.items() if found},
         promises=promises,
         written=written(subject.lent, subject.model, batches[0]) if subject.lent else None,
@@ -147,6 +143,7 @@ def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, la
         late: takes all passes but the first one.
     """
     batch, driver = batches[0], first(subject, batches, exact)
+    late.trim()
     return {
         "first": driver.result(),
         "aged": late.take("aged", lambda: aged(subject, driver, batch, exact), None),
@@ -180,22 +177,27 @@ def _at_the_end(
     subject: Subject,
     stepper: Stepper,
     rows: Sequence[Mapping[str, Any]],
-    network: nn.Module,
+    exact: Exact | None,
     batch: Batches,
     late: Attempts,
 ) -> dict[str, Any]:
     """Returns the findings, by their names, of what training left, and of the step that follows.
 
     Args:
-        network: the one that was trained.
+        exact: the oracle's first step, whose exponents are counted too; None: none are.
         batch: of that step.
         late: takes that step, which may stop.
     """
-    buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
+    trained = stepper.backend
+    network = with_values(subject.model, trained.master_params(), trained.buffers())
+    buffers, held_out = buffers_of_backend(subject, trained), subject.held_out_by(trained)
     found = late.take("last", lambda: last(subject, stepper, rows, network, batch), UNKNOWN)
     of_step = dict(zip(("last", "last_buffers", "trained", "replay"), found, strict=True))
     middle = late.take("midway", lambda: midway(subject, stepper), None)
-    return {"buffers": buffers, "held_out": held_out, "midway": middle, **of_step}
+    exponents: dict[str, Counts] = {}
+    if exact is not None:
+        exponents = late.take("exponents", lambda: exponents_of(subject, exact, network, batch), exponents)
+    return {"buffers": buffers, "held_out": held_out, "midway": middle, "exponents": exponents, **of_step}
 
 
 def _noise_runs(

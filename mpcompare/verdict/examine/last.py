@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from mpcompare.contract import Batches, Stepper, Walk
+from mpcompare.contract import Batches, Stepper, Walk, promises_of
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.drive import beside, by_rows
@@ -15,7 +15,7 @@ from mpcompare.verdict.examine.forced.passes import layers_of, recorded_layers
 from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.examine.subject import Subject, at_scale, promised_task
 from mpcompare.verdict.examine.trained import gradients_of, start_of, trained_update
 from mpcompare.verdict.findings import Errors, Gradients, Layers, TrainedUpdate
 
@@ -39,9 +39,15 @@ def last(
     new = subject.make_backend(trained, at_scale(subject.scaling, float(backend.loss_scale())))
     before = 0 if subject.start is None else subject.start.updates
     start = start_of(backend, lr, before + sum(not row["skipped"] for row in rows), rows[-1]["step"])
-    scale, walk = float(backend.loss_scale()), Walk(backend, batch, lr)
+    scale, walk, new_walk = float(backend.loss_scale()), Walk(backend, batch, lr), Walk(new, batch, lr)
     with recorded_layers(backend, batch) as record:
-        loss, grads = gradients_of(walk)
+        loss, grads = gradients_of(walk, kept=promised_task(subject.task, promises_of(backend)).clip_norm is not None)
+    gradients = beside(loss, grads, Exact(*gradients_of(new_walk), {}, 0.0))
+    new_buffers = new.buffers()
+    if new_buffers:
+        new_walk.finish()
+        new_buffers = by_rows(new.buffers())
+    del new, new_walk  # before the replays
     step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale, by_rows(backend.buffers()))
     layers = layers_of(subject, backend, step, walk.in_one_piece)
     weights = params_of(trained)
@@ -50,10 +56,5 @@ def last(
     if update and without:
         found = moved(without, weights, by_rows(backend.master_params()))
         update = replace(update, drive=replace(update.drive, idle=[found]))
-    walk = Walk(new, batch, lr)
-    new_loss, new_grads = gradients_of(walk)
-    buffers: Errors = {}
-    if new.buffers():
-        walk.finish()
-        buffers = step_errors(backend.buffers(), new.buffers())
-    return beside(loss, grads, Exact(new_loss, new_grads, {}, 0.0)), buffers, update, layers
+    buffers = step_errors(backend.buffers(), new_buffers) if new_buffers else {}
+    return gradients, buffers, update, layers

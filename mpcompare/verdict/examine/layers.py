@@ -1,6 +1,5 @@
 """The layers of a network as an examination needs them: the owner of each tensor, and how long sums are."""
 
-import copy
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpcompare.tasks.task import sharing_parameters
 from mpcompare.verdict.findings import Layer
 
 
@@ -42,7 +42,7 @@ def layers(model: nn.Module, order: Sequence[str], x: Tensor) -> dict[str, Layer
 
 def _inputs(model: nn.Module, x: Tensor) -> dict[str, str]:
     """Returns, for each layer that is given the output of another as it is, the name of that other."""
-    model = copy.deepcopy(model)
+    model = sharing_parameters(model)
     made: dict[int, str] = {}
     inputs: dict[str, str] = {}
     kept = []  # an output that is gone could lend its id to another
@@ -75,7 +75,7 @@ def longest_sum(model: nn.Module, x: Tensor, rows: int) -> int:
             channels = values.shape[1 if channels_first else -1]
             lengths.append(values.numel() // channels // len(few) * rows)
 
-    model = copy.deepcopy(model)
+    model = sharing_parameters(model)
     for module in model.modules():
         module.register_forward_hook(hook)
     with torch.no_grad():

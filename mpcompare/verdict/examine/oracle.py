@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from mpcompare.contract import Batches
 from mpcompare.dtypes import dtype_name, rounded_to
+from mpcompare.instruments import heap
 from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.batch import Batch, each
 from mpcompare.tasks.draws import EXAMINED, masks_are_shared, seed_step, state
@@ -119,6 +120,7 @@ def exact_step(
         dtype: fp32 where orders of magnitude are all that is asked for.
     """
     network = rounded(model, precision).to(dtype)
+    heap.trim()  # the gradients do not fit where the copy in fp32 was
     batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
     x, y = batches[0]
     parts_of_loss = shares_of(loss_fn, [y for _, y in batches])

@@ -40,7 +40,7 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
     seed_step(EXAMINED)  # for a network that draws masks, and a backend that rounds at random
     loss, lr = float(take_step(first, batches[1], rates.now)), float(rates.now)
     begin, walk = start_of(loaded, lr, updates, 1), Walk(loaded, batches[1], lr)
-    again, grads = gradients_of(walk)
+    again, grads = gradients_of(walk, kept=subject.task.clip_norm is not None)
     without = idle(subject.model, subject.task.loss_fn, batches[1], grads, start)
     update = trained_update(subject, walk, begin, grads, without)
     ends = [{**backend.master_params(), **backend.buffers()} for backend in (first, loaded)]

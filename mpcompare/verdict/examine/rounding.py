@@ -7,12 +7,15 @@ these errors is left.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from mpcompare.contract import Batches
@@ -20,6 +23,7 @@ from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.draws import EXAMINED, seed_step, without_masks
 from mpcompare.tasks.losses import Loss
+from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.roundings import Roundings, in_operations
 from mpcompare.verdict.examine.numerics import chunks, sketch
 from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent, shares_of, unfrozen
@@ -52,30 +56,20 @@ def rounding_errors(
     roundings = Roundings(precision, math.inf)  # a loss scale keeps gradients in fp16's range
     without_masks(network)  # so that its roundings are seen
     step = _Step(network, loss_fn, batches)
-    exact = step.take()
-    norms = _products(exact, exact).sqrt_().clamp_(min=1e-300)
-    squares, of_some, alongs = (torch.zeros(len(step.names), dtype=torch.float64) for _ in range(3))
-    sketches: dict[str, list[list[float]]] = {name: [] for name in step.names}
-    gradients = len(step.named)
+    exact: Params = {}
+    step.take(exact.__setitem__)
+    errors = {name: _Errors(exact[name]) for name in step.names}
     for roundings.sample in range(number):
+
+        def compare(name: str, again: Tensor) -> None:
+            if name in step.named:
+                roundings.round_(again)  # gradients may be stored in 16 bits, too
+            errors[name].add(name, again.sub_(exact[name]), exact[name])
+
         # Scores of attention and their gradients sum up to 0 where a key has a bias: each operation is rounded.
         with roundings, in_operations(network), sdpa_kernel(SDPBackend.MATH):
-            again = step.take(roundings)
-        again[:gradients] = map(roundings.round_, again[:gradients])  # gradients may be stored in 16 bits, too
-        errors = [a.sub_(e) for a, e in zip(again, exact, strict=True)]
-        squares += _products(errors, errors) / number
-        alongs += (_products(errors, exact) / norms).square() / number
-        some = [e.flatten()[:: max(1, -(-e.numel() // ELEMENTS))] for e in errors]
-        of_some += _products(some, some) / number
-        for name, short in sketch(dict(zip(step.names, some, strict=True))).items():
-            sketches[name].append(short)
-    numbers = zip(step.names, squares.tolist(), of_some.tolist(), alongs.tolist(), strict=True)
-    return {
-        name: RoundingError(
-            share * math.sqrt(square), _dimensions(part, sketches[name]), number, share * math.sqrt(along)
-        )
-        for name, square, part, along in numbers
-    }
+            step.take(compare, roundings)
+    return {name: errors[name].summed_up(share) for name in step.names}
 
 
 def _some_rows(network: nn.Module, loss_fn: Loss, batches: Batches) -> tuple[Batches, float]:
@@ -87,6 +81,32 @@ def _some_rows(network: nn.Module, loss_fn: Loss, batches: Batches) -> tuple[Bat
         return batches, 1.0
     x, y = (each(lambda *t: torch.cat(t) if len(t) > 1 else t[0], *parts) for parts in zip(*batches, strict=True))
     return [(x[:ROWS], y[:ROWS])], math.sqrt(ROWS / n)
+
+
+class _Errors:
+    """Sums up the errors of one tensor, sample by sample."""
+
+    def __init__(self, exact: Tensor) -> None:
+        self.norm = max(math.sqrt(_product(exact, exact)), 1e-300)
+        self.squares: list[float] = []
+        self.of_some: list[float] = []
+        self.alongs: list[float] = []
+        self.sketches: list[list[float]] = []
+
+    def add(self, name: str, error: Tensor, exact: Tensor) -> None:
+        """Adds the error of a sample."""
+        self.squares.append(_product(error, error))
+        self.alongs.append((_product(error, exact) / self.norm) ** 2)
+        some = error.flatten()[:: max(1, -(-error.numel() // ELEMENTS))]
+        self.of_some.append(_product(some, some))
+        self.sketches.append(sketch({name: some})[name])
+
+    def summed_up(self, share: float) -> RoundingError:
+        """Returns the error, times ``share``, from the mean squares of all samples."""
+        number = len(self.squares)
+        square, part, along = (sum(each) / number for each in (self.squares, self.of_some, self.alongs))
+        dimensions = _dimensions(part, self.sketches)
+        return RoundingError(share * math.sqrt(square), dimensions, number, share * math.sqrt(along))
 
 
 def _dimensions(square: float, sketches: Sequence[Sequence[float]]) -> float:
@@ -113,24 +133,57 @@ class _Step:
         self.statistics = [name for name, b in network.named_buffers() if b.is_floating_point()]
         self.names = [*self.named, *self.statistics]
 
-    def take(self, roundings: Roundings | None = None) -> list[Tensor]:
-        """Returns gradients and buffers of the step."""
+    def take(self, found: Callable[[str, Tensor], None], roundings: Roundings | None = None) -> None:
+        """Takes the step. ``found`` is given each gradient and buffer, which it may keep. Of one micro-batch it
+        is given each gradient as soon as backward has made it, so that not all of them are in memory."""
         network, named = self.network, self.named
         state = copy.deepcopy(dict(network.named_buffers()))
-        sums: list[Tensor] = []
+        sums: Params = {}
+        handed: set[str] = set()
+        alone = len(self.batches) == 1
+
+        def hand_on(name: str, gradient: Tensor) -> None:
+            handed.add(name)
+            with _disable_current_modes(), torch.no_grad(), _summing(roundings):
+                found(name, gradient)
+
+        def arrived(name: str, p: Tensor) -> None:
+            gradient, p.grad = p.grad, None
+            assert gradient is not None
+            hand_on(name, gradient)
+
+        hooks = [p.register_post_accumulate_grad_hook(partial(arrived, name)) for name, p in named.items() if alone]
         seed_step(EXAMINED)
         for (x, y), share in zip(self.batches, shares_of(self.loss_fn, [y for _, y in self.batches]), strict=True):
             output = network(x) if roundings is None else _rounded_call(network, x, roundings)
             (self.loss_fn(output, y) * share).backward()  # as the oracle has it
             if roundings is not None:
                 roundings.passing("sum")  # of micro-batches, which is in fp32
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in named.values()]
+            for name, p in named.items():
+                if p.grad is not None:
+                    sums[name] = sums[name] + p.grad if name in sums else p.grad
             network.zero_grad(set_to_none=True)
-            sums = [a + b for a, b in zip(sums, grads, strict=True)] if sums else grads
-        buffers = [network.get_buffer(name).clone() for name in self.statistics]
+        for hook in hooks:
+            hook.remove()
+        for name, p in named.items():
+            if name not in handed:
+                hand_on(name, sums.pop(name) if name in sums else torch.zeros_like(p))
+        for name in self.statistics:
+            hand_on(name, network.get_buffer(name).clone())
         for name, before in state.items():
             network.get_buffer(name).copy_(before)
-        return sums + buffers
+
+
+@contextmanager
+def _summing(roundings: Roundings | None) -> Iterator[None]:
+    """Lets roundings be those of a stored sum while it is entered, and no more those of the part that is under way."""
+    if roundings is None:
+        yield
+        return
+    before = roundings.on, roundings.backward, roundings.constant
+    roundings.passing("sum")
+    yield
+    roundings.on, roundings.backward, roundings.constant = before
 
 
 def _rounded_call(network: nn.Module, x: Tensor, roundings: Roundings) -> Any:
@@ -147,11 +200,6 @@ def _rounded_call(network: nn.Module, x: Tensor, roundings: Roundings) -> Any:
         if isinstance(value, Tensor) and value.requires_grad:
             value.register_hook(arrived)
     return output
-
-
-def _products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Returns the scalar product of each pair of tensors, float64."""
-    return torch.tensor([_product(a, b) for a, b in zip(some, others, strict=True)], dtype=torch.float64)
 
 
 def _product(a: Tensor, b: Tensor) -> float:

@@ -81,12 +81,17 @@ def start_of(
     )
 
 
-def gradients_of(walk: Walk) -> tuple[float, Params]:
-    """Returns loss and gradients, copied as they lie in memory, of a step that is taken as far as they can be seen; it
-    begins with the random numbers of every examined step."""
+def gradients_of(walk: Walk, kept: bool = False) -> tuple[float, Params]:
+    """Returns loss and gradients of a step that is taken as far as they can be seen; it begins with the random numbers
+    of every examined step.
+
+    Args:
+        kept: whether the gradients are needed after they are clipped; then they are copies, as they lie in memory.
+    """
     seed_step(EXAMINED)
     walk.through("unscale")
-    return float(walk.loss), {name: g.detach().clone() for name, g in walk.backend.grads().items()}
+    grads = {name: g.detach() for name, g in walk.backend.grads().items()}
+    return float(walk.loss), {name: g.clone() for name, g in grads.items()} if kept else grads
 
 
 def trained_update(
@@ -98,11 +103,12 @@ def trained_update(
 
     Args:
         walk: the step, of which the gradients are there.
-        grads: before they were clipped; of a step in one piece, after.
+        grads: before they were clipped, copies where the task clips; of a step in one piece, after.
         idle: the parameters without a gradient, whatever is shown of them.
     """
     backend = walk.backend
     task = promised_task(subject.task, promises_of(backend))
+    shown = _some(grads)
     walk.through("clip")
     whole = grads if walk.in_one_piece or task.clip_norm is None else backend.grads()
     clips = [] if task.clip_norm is None or not grads else [_clip(walk, task, grads, whole)]
@@ -114,7 +120,7 @@ def trained_update(
     if skipped or not followed or not grads or not all(bool(g.isfinite().all()) for g in clipped.values()):
         return None
     kinds = backend.state_dict()["optimizer"]
-    drive, moments = replayed(subject, backend, start, (_some(grads), clipped, after), kinds)
+    drive, moments = replayed(subject, backend, start, (shown, clipped, after), kinds)
     return TrainedUpdate(replace(drive, clips=clips), moments, _counts(start, kinds.get("step", {}), clipped))
 
 

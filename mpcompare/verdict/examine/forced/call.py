@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Call, in_backward, is_real
+from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.oracle import MULTIPLY
 
 HALF = (torch.float16, torch.bfloat16)
@@ -44,17 +45,32 @@ class ForcedLayer:
     def operands(self, call: Call, replay: Any) -> tuple[list[Any], dict[str, Tensor]]:
         """Returns the operands of a call: the recorded inputs, and the parameters as they were held. A
         layer of products whose output has 16 bits rounds both to them first."""
-        results = [t.dtype for t in call.outputs if is_real(t)]
-        half = next((d for d in results if d in HALF), None) if isinstance(self.module, MULTIPLY) else None
+        half = self._half(call)
 
-        def rounded(t: Tensor, held: torch.dtype) -> Tensor:
-            return replay.operand(t.detach().to(half or held).to(replay.dtype))
+        def rounded(t: Tensor) -> Tensor:
+            return replay.operand(t.detach().to(half or t.dtype).to(replay.dtype))
 
-        values = [rounded(v, v.dtype).requires_grad_() if is_real(v) else v for v in call.inputs]
+        values = [rounded(v).requires_grad_() if is_real(v) else v for v in call.inputs]
         params = {}
         for name, p in self.module.named_parameters():
-            params[name] = rounded(p, call.held.get(name, p.dtype)).requires_grad_(p.requires_grad)
+            cast = replay.weights.cast(p, half or call.held.get(name))
+            params[name] = replay.operand(cast).requires_grad_(p.requires_grad)
         return values, params
+
+    def free(self, params: Params) -> None:
+        """Frees the parameters among the operands until backward."""
+        for operand in params.values():
+            free(operand)
+
+    def fill(self, params: Params, call: Call, replay: Any) -> None:
+        """Puts their numbers back."""
+        for name, p in self.module.named_parameters():
+            fill(params[name], replay.weights.numbers(p, self._half(call) or call.held.get(name)), replay.operand)
+
+    def _half(self, call: Call) -> torch.dtype | None:
+        """Returns the format of 16 bits in which the layer multiplies."""
+        results = [t.dtype for t in call.outputs if is_real(t)]
+        return next((d for d in results if d in HALF), None) if isinstance(self.module, MULTIPLY) else None
 
 
 @dataclass
@@ -104,6 +120,8 @@ class Forced(torch.autograd.Function):
         passed = [replay.operand(p) if passes else p for p, passes in zip(passed, call.passes, strict=True)]
         untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
         if layer is not None:
+            if not in_backward():  # where a checkpoint makes the operands again, backward needs these
+                layer.free(ctx.params)
             ctx.mark_non_differentiable(*untracked)
             replay.whose("forward", "")
         return tuple(passed)
@@ -137,6 +155,7 @@ class Forced(torch.autograd.Function):
         numbers = [v for v in ctx.values if is_real(v)]
         params = [p for p in ctx.params.values() if p.requires_grad]
         wanted = numbers + params
+        layer.fill(ctx.params, call, replay)
         replay.whose("backward", ctx.at.name)
         found = iter(torch.autograd.grad(ends, wanted, grads, allow_unused=True) if ends else ())
         replay.whose("", ctx.at.name)
@@ -145,17 +164,21 @@ class Forced(torch.autograd.Function):
             if g is not None:
                 passed = replay._unscaled(g)
                 replay.compare(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
-        owned = dict(layer.module.named_parameters())
+        del params, wanted
+        layer.free(ctx.params)
+        names = {name: replay.weights.names[id(p)] for name, p in layer.module.named_parameters()}
         for name, p in ctx.params.items():
+            full = names[name]
             if p.requires_grad and (grad := next(found, None)) is not None:
-                replay._add(full := replay.names[id(owned[name])], replay._unscaled(grad), ctx.at.name)
-                if not isinstance(layer.module, STAY_IN_FP32) or call.held.get(name) is not torch.float32:
-                    continue
-                if name == "weight" and not isinstance(layer.module, (nn.Embedding, nn.EmbeddingBag)):
-                    replay.gains.add(full)
-                else:
-                    terms = sum(y.numel() for y in ends) / max(p.numel(), 1)
-                    replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
+                replay.gradient(full, replay._unscaled(grad), ctx.at.name)
+                del grad
+                if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
+                    if name == "weight" and not isinstance(layer.module, (nn.Embedding, nn.EmbeddingBag)):
+                        replay.gains.add(full)
+                    else:
+                        terms = sum(y.numel() for y in ends) / max(p.numel(), 1)
+                        replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
+            replay.counted(full)
         ctx.results = ctx.values = ctx.params = None
         replay.whose("backward", f"before {ctx.at.name}")
         return (None,) * 2 + back

@@ -13,9 +13,10 @@ from typing import Any
 from torch import nn
 
 from mpcompare.contract import Batches, Walk, called_module, promises_of, watched_products
+from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.tasks.draws import EXAMINED, seed_step
-from mpcompare.tasks.task import with_values
+from mpcompare.tasks.task import sharing_parameters, with_values
 from mpcompare.verdict.examine.drive import RETRIES, by_rows, own_factor
 from mpcompare.verdict.examine.forced.random_numbers import OtherNumbersError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
@@ -49,6 +50,7 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
     factor = own_factor(backend, task) if in_one_piece else 1.0
     if factor != 1:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
+    heap.trim()  # a replay has tensors of other sizes
     try:
         return beside_the_replay(step, subject.precision)
     except OtherNumbersError:
@@ -82,12 +84,12 @@ def _layers(subject: Subject, network: nn.Module, batch: Batches) -> Layers | No
         return None
     lr = float(subject.task.new_rates().now)
     for _ in range(RETRIES if isinstance(subject.scaling, DynamicLossScale) else 1):
-        before, scale = with_values(network, {}, backend.buffers()), float(backend.loss_scale())
+        before, scale = sharing_parameters(network, backend.buffers()), float(backend.loss_scale())
         walk = Walk(backend, batch, lr)
         seed_step(EXAMINED)
         with recorded_layers(backend, batch) as record:
             walk.through("unscale")
-        loss, grads = float(walk.loss), by_rows(backend.grads())
+        loss, grads = float(walk.loss), backend.grads()
         step = Recorded(record, before, subject.task.loss_fn, batch, loss, grads, scale, by_rows(backend.buffers()))
         if found := layers_of(subject, backend, step, walk.in_one_piece):
             return found

@@ -7,6 +7,7 @@ the recorded input and the recorded gradient. So no error travels, in any networ
 the step is compared, each with the operands that the backend had.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
+from mpcompare.verdict.examine.forced.weights import Weights
 from mpcompare.verdict.examine.oracle import shares_of
 
 
@@ -34,7 +36,8 @@ class Replay:
     """A replay of one recorded step.
 
     Attributes:
-        network: a copy, with the parameters and buffers that the step began with, in the dtype of the replay.
+        network: with the parameters that the step began with, fp32, and buffers of its own, in ``dtype``.
+        dtype: the one in which the replay computes.
         scale: the loss scale of the record, by which its gradients are divided.
         kept: the part of that scale which gradients keep on their way through the network: with all of it, the numbers
             of backward are as large as in the step.
@@ -44,9 +47,11 @@ class Replay:
         operand: is given each operand of a layer, and of the work between layers, and returns the one that is taken.
         whose: is told whose operators come next: ``forward`` or ``backward`` and a layer, or ``before LAYER`` for the
             work between layers, empty where that layer is not known yet; or no part, and the layer that begins.
+        found: is given the gradient of each parameter, once all of it is there: nobody keeps it here.
     """
 
     network: nn.Module
+    dtype: torch.dtype
     record: Record
     loss_fn: Loss
     batches: Batches
@@ -56,31 +61,31 @@ class Replay:
     kept: float = 1.0
     operand: Callable[[Tensor], Tensor] = lambda operand: operand
     whose: Callable[[str, str], None] = lambda part, place: None
+    found: Callable[[str, Tensor], None] = lambda name, gradient: None
 
-    def run(self) -> tuple[float | None, Params]:
-        """Returns the loss, and the gradients of the parameters by name. The loss is None where the network was called
-        with other rows than those of the batches, as by a backend that splits them: the gradients of its outputs are
-        then those that were recorded.
+    def run(self) -> float | None:
+        """Returns the loss. It is None where the network was called with other rows than those of the batches, as by a
+        backend that splits them: the gradients of its outputs are then those that were recorded.
 
         Raises:
             OtherNumbersError: the network draws random numbers that the step did not draw.
         """
-        parameter = next(self.network.parameters())
-        self.dtype, self.names = parameter.dtype, {id(p): n for n, p in self.network.named_parameters()}
-        self.grads: Params = {}
+        self.weights = Weights(self.network, self.dtype)
+        self.grads: Params = {}  # those of which parts are missing
+        self.calls_left = self._calls_of_parameters()
         self.sources: dict[str, set[str]] = {}  # by parameter the layers that its gradient comes from
         self.arrived: dict[str, list[float]] = {}
         self.in_fp32: dict[str, float] = {}  # by shift of a norm or embedding held in fp32, the terms of its sum
         self.gains: set[str] = set()  # of norms held in fp32
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should
         self.factor = self.scale  # of the recorded gradients of this call of the network
-        self.zero = torch.zeros((), dtype=self.dtype, device=parameter.device)
+        self.zero = torch.zeros((), dtype=self.dtype, device=next(self.network.parameters()).device)
         calls, targets = self.record.calls[OUTPUT], [y for _, y in self.batches]
-        self._hold(calls[0].held if calls else {})
+        self.weights.held = calls[0].held if calls else {}
         loss = 0.0 if self._as_given(calls) else None
         shares = shares_of(self.loss_fn, targets)
         seed_step(EXAMINED)
-        with self._forcing(), Fed(self.record.drawn), default_dtype(self.dtype):
+        with self._forcing(), self.weights, Fed(self.record.drawn), default_dtype(self.dtype):
             for number, call in enumerate(calls):
                 assert call.arguments is not None
                 given = [v.to(self.dtype) if is_real(v) else v for v in call.inputs]
@@ -97,16 +102,12 @@ class Replay:
                 loss += part.item()
                 (part * self.kept).backward()
                 self.whose("", "")
-        for name, p in self.network.named_parameters():  # of those that no layer owns, such as a class token
-            if p.grad is not None:
-                self._add(name, self._unscaled(p.grad))
-                p.grad = None
-        return loss, self.grads
-
-    def _hold(self, held: dict[str, torch.dtype]) -> None:
-        """Rounds the parameters to the dtypes in which the step held them; no layer owns some, such as class tokens."""
-        for name, p in self.network.named_parameters():
-            p.data = p.detach().to(held.get(name, p.dtype)).to(self.dtype)
+        for name, leaf in self.weights.between.items():
+            if leaf.grad is not None:
+                self.gradient(name, self._unscaled(leaf.grad), "")
+        for name in list(self.grads):
+            self._hand_on(name)
+        return loss
 
     def _as_given(self, calls: list[Call]) -> bool:
         """Returns whether the network was called once for each micro-batch, with its inputs but for a rounding."""
@@ -136,11 +137,31 @@ class Replay:
         with _disable_current_modes():
             return grad / self.kept
 
-    def _add(self, name: str, grad: Tensor, of: str = "") -> None:
-        """Adds a part to the gradient of a parameter, that of the layer ``of``."""
+    def gradient(self, name: str, grad: Tensor, of: str) -> None:
+        """Adds a part to the gradient of a parameter, that of the layer ``of``; of none: of the work between layers."""
         self.sources.setdefault(name, set()).add(of)
         with _disable_current_modes():  # a sum in fp32, whatever is rounded
             self.grads[name] = self.grads[name] + grad if name in self.grads else grad
+
+    def counted(self, name: str) -> None:
+        """Counts a call of a layer with this parameter whose backward is over. After the last one the gradient is
+        whole, unless the work between layers has a part in it."""
+        self.calls_left[name] -= 1
+        if not self.calls_left[name] and name in self.grads and name not in self.weights.between:
+            self._hand_on(name)
+
+    def _hand_on(self, name: str) -> None:
+        with _disable_current_modes(), torch.no_grad():
+            self.found(name, self.grads.pop(name))
+
+    def _calls_of_parameters(self) -> Counter[str]:
+        """Returns by parameter the number of recorded calls of the layers that have it."""
+        counts: Counter[str] = Counter()
+        for name, module in self.network.named_modules():
+            if name in self.record.calls and name != OUTPUT:
+                calls = len(self.record.calls[name])
+                counts.update({self.weights.names[id(p)]: calls for p in module.parameters()})
+        return counts
 
     @contextmanager
     def _forcing(self) -> Iterator[None]:
@@ -163,6 +184,7 @@ class Replay:
 
     def _output(self, result: Any) -> Any:
         values, spec = tree_flatten(result)
+        values = list(map(self.weights.taken, values))
         number, call = self._next(OUTPUT, values)
         if call is None:
             return result
@@ -180,6 +202,7 @@ class Replay:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             flat, spec = tree_flatten((args, kwargs))
+            flat = list(map(self.weights.taken, flat))
             number, call = self._next(name, flat)
             if call is None:
                 return original(*args, **kwargs)

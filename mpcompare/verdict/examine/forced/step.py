@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mpcompare.contract import Batches
 from mpcompare.dtypes import torch_dtype
+from mpcompare.instruments import heap
 from mpcompare.precision import Precision
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
@@ -25,7 +25,8 @@ from mpcompare.verdict.examine.forced.places import FP32, Errors
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
-from mpcompare.verdict.findings import Layers, PlaceError, RoundingError
+from mpcompare.verdict.examine.forced.weights import in_dtype
+from mpcompare.verdict.findings import GradientError, Layers, PlaceError, RoundingError
 
 SAMPLES, MOST = 4, 12  # of roundings: more where a few do not tell them from the tensor
 
@@ -61,16 +62,21 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         errors.compare(point, seen, exact, dtype)
         ranges.count(point, exact)
 
+    gradients: dict[str, GradientError | None] = {}
+    gradient = torch_dtype(precision.storage)
+
+    def compare_gradient(name: str, exact: Tensor) -> None:
+        shown = recorded.grads[name] if name in recorded.grads else torch.zeros_like(exact)
+        errors.compare(Point("parameter", name), shown, exact, gradient)
+        gradients.update(gradient_errors(recorded.grads, {name: exact}))
+
     replay = _replay(recorded, torch.float64, compare_exact)
-    replay.whose, replay.kept = ranges.whose, recorded.scale
+    replay.whose, replay.kept, replay.found = ranges.whose, recorded.scale, compare_gradient
     with ranges:
-        exact_loss, exact = replay.run()
+        exact_loss = replay.run()
     for name, b in _statistics(replay):
         if name in recorded.buffers:
             errors.compare(Point("buffer", name), recorded.buffers[name], b, recorded.buffers[name].dtype)
-    gradient = torch_dtype(precision.storage)
-    for name, g in exact.items():
-        errors.compare(Point("parameter", name), recorded.grads.get(name, torch.zeros_like(g)), g, gradient)
     roundings, u = Roundings(precision, recorded.scale), precision.unit_roundoff
     dtype = torch.float32 if precision.is_16_bit else torch.float64
     for roundings.sample in range(MOST):
@@ -81,16 +87,15 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
             errors.sample(roundings, point, exact)
 
         again = _replay(recorded, dtype, compare, roundings.passing)
+        again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
         with roundings, in_operations(recorded.network):
             again.run()
-        for name, g in again.grads.items():
-            errors.sample(roundings, Point("parameter", name), g)
         for name, b in _statistics(again):
             errors.sample(roundings, Point("buffer", name), b)
     terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
     terms.operand = lambda operand: roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
-    for name, g in terms.run()[1].items():
-        errors.summed(Point("parameter", name), g, u)
+    terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
+    terms.run()
     for name, b in _statistics(terms):
         errors.summed(Point("buffer", name), b, u)
     points = [point for point in errors.errors if point.kind not in ("parameter", "back")]
@@ -99,18 +104,19 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         loss=recorded.loss,
         exact_loss=recorded.loss if exact_loss is None else exact_loss,
         loss_noise=errors.loss_noise,
-        gradients=gradient_errors(recorded.grads, exact),
+        gradients={name: gradients[name] for name in replay.sources},
         places=_worst({point: _place(errors, point) for point in points}),
         detached=list(dict.fromkeys(replay.detached)),
-        rounding={name: _of_gradient(errors, replay, u, name) for name in exact},
+        rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sources},
         digits=digits_of(replay, recorded.loss, norms, errors.rounding, ranges) if precision.is_16_bit else {},
     )
 
 
 def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any = lambda _: None) -> Replay:
-    network = with_values(recorded.network, {}, {}).to(dtype)
+    heap.trim()  # each replay begins without the holes of the last one
+    network = in_dtype(recorded.network, dtype)
     batches, loss_fn = recorded.batches, recorded.loss_fn
-    return Replay(network, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
+    return Replay(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
 
 
 def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:

@@ -1,9 +1,9 @@
-"""The wrong inputs of the command line, each with the line that it must print. ``faults.py`` tries them all."""
+"""The wrong inputs of the command line, each with the line that it must print. ``wrong_inputs.py`` tries them all."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import fault_user as user
+import wrong_user as user
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,17 @@ NUMBERS = {"measure.rel_ci": 0, "measure.budget_s": 0, "measure.block_s": 0, "in
 FLAGS = ("train.deterministic", "train.not_finite", "verdict.enabled", "inference.enabled", "report.strict",
          "resume_older")  # fmt: skip
 EVERY = ("eval.every", "monitor.every", "inference.batch_size")
+# By a group's option its numbers, each of which refuses all these values, in a line that names it.
+OPTIONS = {
+    "loss_scale=static": ("loss_scale.init_scale",),
+    "loss_scale=dynamic": ("loss_scale.init_scale", "loss_scale.growth_factor", "loss_scale.backoff_factor",
+                           "loss_scale.growth_interval", "loss_scale.hysteresis"),
+    "schedule=cosine": ("task.schedule.warmup_steps", "task.schedule.min_factor"),
+    "schedule=warmup": ("task.schedule.steps",),
+    "optimizer=adam": ("task.optimizer.lr", "task.optimizer.eps", "task.optimizer.weight_decay",
+                       "task.optimizer.betas"),
+}  # fmt: skip
+NO_NUMBERS = ("-1", "nan", "word", "true", "[]", "null", "[1,2,3]")
 CHOICES = {"precision": "auto, fp32", "engine": "auto, native", "device": "auto, cpu"}
 GROUPS = ("backend", "task", "data", "optimizer", "schedule", "loss_scale")
 SECTIONS = ("train", "eval", "monitor", "measure", "inference", "verdict", "report")
@@ -48,9 +59,15 @@ def _values() -> Iterator[Wrong]:
     for key in EVERY:
         for value in ("0", "-1", "1.5", "word", "true"):
             yield _of(key, value, "expected a whole number of at least 1, or null")
+    for value in ("0", "-1", "1.5", "word", "true"):
+        yield _of("train.checkpoint_every", value, "expected a whole number of at least 1")
     for key, first in CHOICES.items():
         for value in ("foo", "null", "7", "[]"):
             yield _of(key, value, f"expected one of {first}")
+    for option, keys in OPTIONS.items():
+        for key in keys:
+            for value in NO_NUMBERS:
+                yield Wrong((option, f"{key}={value}"), f"{key}=")
 
 
 def _of(key: str, value: str, expected: str) -> Wrong:

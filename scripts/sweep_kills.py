@@ -1,7 +1,7 @@
 """Kills sweeps at random moments, and resumes each as docs/resume.md says:
 
-python scripts/faults_kills.py                      # 20 sweeps, a quarter of an hour
-python scripts/faults_kills.py --kills 2 --seed 7   # a tenth, other moments
+python scripts/sweep_kills.py                      # 20 sweeps, a quarter of an hour
+python scripts/sweep_kills.py --kills 2 --seed 7   # a tenth, other moments
 
 Each moment lies between the first file of a sweep and its end. All processes die there, or the launcher, or an entrant,
 or the server of which entrants are forks; one of three resumed sweeps is killed again. In the end a sweep that nobody
@@ -108,7 +108,7 @@ def _session(process: psutil.Process) -> int:
 def record(folder: Path) -> dict[str, Any]:
     """Returns everything about a sweep that must not depend on kills, by the names of its jobs."""
     verdicts = json.loads((folder / "report" / "verdict.json").read_text())
-    found: dict[str, Any] = {"verdicts": {job: verdicts[job]["word"] for job in JOBS}}
+    found: dict[str, Any] = {"verdicts": {job: "{word}: {because}".format(**verdicts[job]) for job in JOBS}}
     races = set()
     for job in JOBS:
         result = json.loads((folder / job / "result.json").read_text())
@@ -124,6 +124,17 @@ def record(folder: Path) -> dict[str, Any]:
 def _rows(file: Path) -> list[dict[str, str]]:
     with file.open(newline="") as lines:
         return [{name: text for name, text in row.items() if name != "step_ms"} for row in csv.DictReader(lines)]
+
+
+def _first_difference(name: str, found: Any, expected: Any) -> str:
+    """Returns the name of the first value that differs, with both values."""
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        pairs = [(str(key), found[key], expected[key]) for key in found]
+    elif isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)) and len(found) == len(expected):
+        pairs = [(str(place), *both) for place, both in enumerate(zip(found, expected, strict=True))]
+    else:
+        return f"{name} is {str(found)[:200]}, expected {str(expected)[:200]}"
+    return next(_first_difference(f"{name}.{key}", one, other) for key, one, other in pairs if one != other)
 
 
 def killed_and_resumed(folder: Path, expected: dict[str, Any], lasts_s: float, moment: random.Random) -> str:
@@ -144,7 +155,8 @@ def killed_and_resumed(folder: Path, expected: dict[str, Any], lasts_s: float, m
         assert sweep.has_left_nothing_running(), told
         number += 1
     assert sweep.has_left_nothing_running(), told
-    assert record(sweep.folder) == expected, told
+    for part, found in record(sweep.folder).items():
+        assert found == expected[part], f"{told}: {_first_difference(part, found, expected[part])}"
     return ", then ".join(told)
 
 
@@ -154,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     asked = parser.parse_args(arguments)
     moment = random.Random(asked.seed)
-    with tempfile.TemporaryDirectory(prefix="faults-kills-") as name:
+    with tempfile.TemporaryDirectory(prefix="sweep-kills-") as name:
         whole = Sweep(Path(name) / "whole")
         whole.end()
         expected = record(whole.folder)

@@ -1,0 +1,33 @@
+"""The memory that an examination took: of the entrant's process, and of the one that computes its oracle."""
+
+from collections.abc import Callable
+
+from mpcompare.apart import Apart
+from mpcompare.instruments import meter
+
+
+class Memory:
+    """Both processes, from before they had tensors on."""
+
+    def __init__(self, apart: Apart | None) -> None:
+        self.pid = None if apart is None else apart.pid
+        self.own, self.aparts = meter.rss_bytes(), self._apart(meter.rss_bytes)
+        self.rest: int | None = None
+
+    def begin(self) -> None:
+        """Is told that the examination begins."""
+        self.rest = meter.rss_bytes() if meter.reset_peak_rss() else None
+
+    def peak(self) -> int | None:
+        """Returns the most bytes that both took together in the examination, beyond those before; None where that is
+        not known. While the oracle is computed the entrant waits, and while it works the oracle's process does."""
+        own = meter.peak_rss_bytes()
+        if self.rest is None or self.own is None or own is None:
+            return None
+        now, peak = self._apart(meter.rss_bytes), self._apart(meter.peak_rss_bytes)
+        if self.aparts is None or now is None or peak is None:
+            return own - self.own
+        return max(own + now, self.rest + peak) - self.own - self.aparts
+
+    def _apart(self, measure: Callable[[int | None], int | None]) -> int | None:
+        return None if self.pid is None else measure(self.pid)

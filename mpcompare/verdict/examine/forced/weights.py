@@ -1,0 +1,99 @@
+"""The parameters of a replay: each layer's are cast when the layer computes, and freed when it has computed.
+
+A copy of the network in float64 has twice the bytes of its parameters, and so have their operands. Only one layer
+needs them at a time. What is left of a parameter between forward and backward is its place in autograd's graph.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from mpcompare.tasks.task import sharing_parameters
+
+# What is asked of a parameter without its numbers.
+ASKED = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__} | {
+    vars(torch._C.TensorBase)[name].__get__
+    for name in ("shape", "device", "requires_grad", "is_cuda", "is_leaf", "ndim", "layout")
+}
+DTYPE = vars(torch._C.TensorBase)["dtype"].__get__
+
+
+class Weights(TorchFunctionMode):
+    """Gives parameters in the dtype of a replay.
+
+    While the mode is entered, a parameter that the network uses between its layers, such as a class token, is taken in
+    that dtype, too.
+
+    Attributes:
+        names: by ``id`` of a parameter.
+        between: by name the parameters that are used between layers, as leaves of autograd's graph.
+    """
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype, self.names = dtype, {id(p): name for name, p in network.named_parameters()}
+        self.held: Mapping[str, torch.dtype] = {}  # by name the dtypes in which the step held them
+        self.between: dict[str, Tensor] = {}
+
+    def cast(self, p: Tensor, held: torch.dtype | None = None) -> Tensor:
+        """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return self.numbers(p, held).to(self.dtype, copy=True)
+
+    def numbers(self, p: Tensor, held: torch.dtype | None = None) -> Tensor:
+        """Returns a parameter's numbers, as they are in the dtype ``held``, in any dtype."""
+        name = self.names[id(p)]
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            source = self.between.get(name, p).detach()
+            return source.to(self.held.get(name, source.dtype)).to(held or source.dtype)
+
+    def taken(self, value: Any) -> Any:
+        """Returns a value that is used between layers: of a parameter its leaf, of any other itself."""
+        if not isinstance(value, nn.Parameter) or (name := self.names.get(id(value))) is None:
+            return value
+        if name not in self.between:
+            leaf = self.cast(value)
+            with torch._C.DisableTorchFunction():
+                self.between[name] = leaf.requires_grad_(value.requires_grad)
+        return self.between[name]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in ASKED or not any(isinstance(v, nn.Parameter) for v in tree_leaves((args, kwargs))):
+            return func(*args, **kwargs)
+        if func == DTYPE and id(args[0]) in self.names:
+            return self.dtype
+        args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def in_dtype(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Returns a network with the same parameters, and with copies of the buffers; those of real numbers are in this
+    dtype."""
+    copied = sharing_parameters(network)
+    for module in copied.modules():
+        for name, b in module._buffers.items():
+            if b is not None and b.is_floating_point():
+                module._buffers[name] = b.to(dtype)
+    return copied
+
+
+def free(operand: Tensor) -> None:
+    """Frees the numbers of an operand; it stays in autograd's graph, and so do the tensors that share them."""
+    if (storage := operand.untyped_storage()).resizable():  # one that numpy has seen is not; it is small
+        storage.resize_(0)
+
+
+def fill(operand: Tensor, numbers: Tensor, taken: Callable[[Tensor], Tensor]) -> None:
+    """Puts back what ``taken`` returns of the numbers of a freed operand; they may be of another dtype."""
+    if not (storage := operand.untyped_storage()).nbytes():
+        with _disable_current_modes(), torch.no_grad():
+            storage.resize_(operand.numel() * operand.element_size())
+            operand.data.copy_(numbers)
+            if (changed := taken(operand.detach())).data_ptr() != operand.data_ptr():
+                operand.data.copy_(changed)

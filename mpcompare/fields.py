@@ -127,7 +127,6 @@ class Result(AtStart, total=False):
     dataset_fingerprint: str
     initial_weights: str
     not_finite: str
-    examine_foretold_bytes: int | None
     device: str
     device_name: str
     host: str | None

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from mpcompare.entrant.examined_memory import Memory
-from mpcompare.entrant.foretold import check
 from mpcompare.entrant.setup import set_up
 from mpcompare.entrant.state import Entrant, Pass
 
@@ -20,8 +19,6 @@ class Part:
         dataset, dataset_reason: the data set, and why it was taken.
         dataset_fingerprint, initial_weights: hashes of both.
         not_finite: :attr:`mpcompare.entrant.setup.Setup.not_finite`.
-        examine_foretold_bytes: the memory that its examination is foretold to take; None where there is none, and where
-            it is not foretold.
     """
 
     precision: str
@@ -33,21 +30,15 @@ class Part:
     dataset_fingerprint: str
     initial_weights: str
     not_finite: str
-    examine_foretold_bytes: int | None
 
 
 def take(entrant: Entrant) -> Pass[Part]:
-    """Needs ``taken``. Leaves ``memory`` and ``setup``; nothing is examined where its data are not finite.
-
-    Raises:
-        InputError: a device, precision, task or data set that cannot be had, or too little memory to examine the run.
-    """
+    """Needs nothing. Leaves ``memory`` and ``setup``; nothing is examined where its data are not finite."""
     yield from ()
     entrant.memory = Memory(entrant.apart)
     setup = entrant.setup = set_up(entrant.plan, entrant.shared)
     if setup.not_finite:  # what such data do is no fault of a backend
         entrant.plan = replace(entrant.plan, verdict=replace(entrant.plan.verdict, enabled=False))
-    examined = entrant.plan.verdict.enabled and not entrant.taken
     return Part(
         precision=setup.precision,
         engine=setup.engine,
@@ -58,5 +49,4 @@ def take(entrant: Entrant) -> Pass[Part]:
         dataset_fingerprint=setup.dataset_fingerprint,
         initial_weights=setup.initial_weights,
         not_finite=setup.not_finite,
-        examine_foretold_bytes=check(setup) if examined else None,
     )

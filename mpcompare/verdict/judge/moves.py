@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from scipy import special
 
 from mpcompare.verdict.findings import Moves
 from mpcompare.verdict.judge import promises
@@ -10,6 +11,7 @@ from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.limits import FP32, K
 from mpcompare.verdict.judge.trajectories import common_steps, noise_factor
 
+HARDLY = 1e-6  # the share of pairs of counts that are further apart
 DIGITS = 1e-4  # the error of a ratio of two numbers that are recorded with five digits
 
 
@@ -69,10 +71,13 @@ def _every_tensor(case: Case, run: Moves, correct: Sequence[Moves], taken: np.nd
 
 
 def _digits(case: Case, run: Moves, reference: Moves, taken: np.ndarray) -> Check:
-    """Looks for steps that leave weights with the digits of 16-bit numbers: as many as the reference has, twice, and 9
-    more (Poisson, 1e-6)."""
+    """Looks for steps that leave weights with the digits of 16-bit numbers, more than twice as often as the reference.
+
+    Two counts vary as Poisson's do. With rates K to 1, the numbers of the one that come before so many of the other
+    have a negative binomial distribution (Przyborowski and Wilenski, Biometrika 31, 1940).
+    """
     own, beside = (np.array(each.short[: len(taken)], dtype=float)[taken] for each in (run, reference))
-    over = own - (K * beside + 9)
+    over = own - np.ceil(special.nbdtrik(1 - HARDLY, beside + 1, 1 / (K + 1)))
     worst = int(np.argmax(over))
     number = case.reference.steps["step"].to_numpy()[: len(taken)][taken][worst]
     because = f"training step {number} leaves {own[worst]:.0f} of some weights with the digits of 16-bit numbers, in "

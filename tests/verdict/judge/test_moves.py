@@ -1,5 +1,6 @@
 """Verdicts on single training steps, of records: nothing is trained here but the reference."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -79,6 +80,18 @@ def test_weights_with_the_digits_of_16_bit_numbers_are_named(amp):
     assert verdict(amp, short=[*short[:2], short[2] + 9, *short[3:]])[0].word == "same"
     judged, failed = verdict(amp, short=[*short[:2], 200, *short[3:]])
     assert (judged.cause, failed) == ("no master weights", ["digits after training steps"])
+
+
+@pytest.mark.parametrize(("reference", "most"), [(0, 34), (1, 40), (100, 337)])
+def test_two_counts_of_short_numbers_may_be_as_far_apart_as_poissons_are(amp, reference, most):
+    """With rates 2 to 1, one count is beyond ``most`` in 1e-6 of the cases in which the other is ``reference``: the
+    negative binomial distribution, summed, says so."""
+    beyond = sum(math.comb(n + reference, n) * (2 / 3) ** n * (1 / 3) ** (reference + 1) for n in range(most + 1, 2000))
+    assert beyond < 1e-6
+    moves = replace(amp.findings.moves, short=[reference] * STEPS)
+    amp = replace(amp, findings=replace(amp.findings, moves=moves))
+    assert verdict(amp, short=[reference] * (STEPS - 1) + [most])[0].word == "same"
+    assert verdict(amp, short=[reference] * (STEPS - 1) + [most + 1])[0].cause == "no master weights"
 
 
 def test_a_skipped_step_that_moves_weights_is_named(amp):

@@ -101,9 +101,10 @@ def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
     known = reference.gradients if reference else {}
     scaled: dict[str, GradientError | None] = {}
     for name, e in run.gradients.items():
-        if e is None:
-            continue
         other = known.get(name)
+        if e is None:  # which is wrong where the reference has one
+            scaled[name] = other
+            continue
         share = other.error / other.norm if other and other.norm else 0.0
         zeros, slope = (other.zeros, other.slope) if other else (0.0, 1.0)
         if reference and name in reference.rounding:  # at its loss scale

@@ -131,6 +131,16 @@ def with_first(run, **changes):
     return replace(run, findings=replace(findings, replays={**findings.replays, "first": first}))
 
 
+def test_a_gradient_that_is_missing_fails_in_its_layer_too(amp):
+    first = amp.findings.replays["first"]
+    name = next(iter(first.gradients))
+    run = replace(with_first(amp, gradients={**first.gradients, name: None}), name="run")
+    case = Case(examined_of(run), examined_of(amp))
+    failed = [check for check in in_the_first_step(case) if not check.passed]
+    assert [check.name for check in failed] == [f"gradient in the first step, from the operands of its layer, {name}"]
+    assert failed[0].cause == "gradient missing"
+
+
 def test_a_verdict_is_not_green_where_nothing_is_seen(amp):
     same = judge_run(replace(amp, name="run"), amp)
     assert same.word == "same"

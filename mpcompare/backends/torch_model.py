@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.contract import BackendUnavailable, ModuleDtypes, State, take_step
@@ -202,9 +203,10 @@ def has_kernel(layer: Callable[..., nn.Module], number_format: Format) -> bool:
     """Returns whether torch computes such a recurrent layer in a 16-bit format on this CPU, which a small one tells."""
     if number_format == FP16:
         return False
-    small = layer(1, 1, device="meta").to_empty(device="cpu")  # draws no weights
     try:
-        with torch.autocast("cpu", dtype=torch_dtype(number_format)):
+        # Computed even where tensors have no data, as when a footprint is counted.
+        with _disable_current_modes(), torch.autocast("cpu", dtype=torch_dtype(number_format)):
+            small = layer(1, 1, device="meta").to_empty(device="cpu")  # draws no weights
             small(torch.zeros(1, 1, 1))
     except RuntimeError as error:
         if "could not create a primitive" not in str(error):  # "... descriptor for the LSTM forward propagation"

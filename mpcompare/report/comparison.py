@@ -253,7 +253,7 @@ def _options(runs: Sequence[Run]) -> list[str]:
 def _sweeps(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
     """For each run the folder of its sweep, if runs of several sweeps would have one label without it."""
     labels = [(run.result["backend"], run.result["precision"], v) for run, v in zip(runs, variants, strict=True)]
-    folders = [run.name.rpartition("/")[0] or run.name for run in runs]
+    folders = [run.name.rpartition("/")[0] for run in runs]
     apart = len(set(labels)) < len(runs) == len(set(zip(labels, folders, strict=True)))
     return [f"in {folder}" if apart else "" for folder in folders]
 

@@ -35,7 +35,7 @@ def test_a_page_does_what_it_says(page, tmp_path):
             assert (tmp_path / named["hydra.sweep.dir"] / "report" / "index.html").exists(), command
     if page.name == "files.md":
         sweep = tmp_path / "multirun" / "files"
-        promised = re.findall(r"^\| `(\S+)` \|", page.read_text(), re.MULTILINE)
+        promised = re.findall(r"^\| `(\S+\.\w+)` \|", page.read_text(), re.MULTILINE)
         assert "steps.csv" in promised
         assert [name for name in promised if not [*sweep.glob(name), *sweep.glob(f"*/{name}")]] == []
 

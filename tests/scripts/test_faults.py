@@ -11,7 +11,7 @@ from faults_kinds import damage
 @pytest.mark.slow
 def test_faults_cost_nothing(capfd):
     with pytest.raises(SystemExit) as end:
-        faults.main(["--faults", "100", "--seed", "1"])
+        faults.main(["--faults", "25", "--seed", "1"])
     assert end.value.code == 0, capfd.readouterr().out
 
 

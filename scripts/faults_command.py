@@ -70,17 +70,18 @@ class Command:
             with open(self._reading, errors="replace") as pipe:  # noqa: PTH123 - it has no path
                 said = pipe.read()
         assert ended, f"it hangs: {said}"
-        assert not (left := self._left()), f"it has left {left}"
+        assert not (left := left_of(self.pid)), f"it has left {left}"
         return code, said
 
-    def _left(self) -> list[str]:
-        """Returns the processes of its session."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.cmdline()))
-        return found
+
+def left_of(session: int) -> list[str]:
+    """Returns the commands of the processes of a session that are alive."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+    return found
 
 
 def _as_a_program(

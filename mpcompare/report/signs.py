@@ -5,7 +5,6 @@ from mpcompare.verdict.judge.verdict import Verdict
 
 # A sign for each verdict, so that colour is not all that tells them apart.
 SIGNS = {
-    "no difference found": "✓",
     "same": "✓",
     "differs as declared": "≠",
     "differs": "✗",
@@ -16,22 +15,20 @@ SIGNS = {
 }
 # The classes of verdicts that have a colour of their own, and the colours.
 KINDS = {
-    "no difference found": "same",
+    "same": "same",
     "differs": "differs",
     "did not finish": "differs",
     "reference in doubt": "near",
     "not seen": "near",
 }
 COLOURS = {"same": "#00664b", "differs": "#a83a00", "near": "#7a5200", "other": "0.3"}
-VOUCHED = ("no difference found", "differs as declared", "within noise", "reference")
+VOUCHED = ("same", "differs as declared", "within noise", "reference")
 
 
 def word(entry: Entry, verdict: Verdict | None) -> str:
     """Returns the verdict on a run in a word or three."""
     if not entry.ok or verdict is None:
         return "did not finish"
-    if verdict.word == "same":
-        return "no difference found"
     return str(verdict) if verdict.in_doubt else verdict.word
 
 

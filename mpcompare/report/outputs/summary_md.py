@@ -126,7 +126,7 @@ def _said(row: Row) -> tuple[str, str, str]:
     unchecked = f"; not checked: {escape(', '.join(verdict.unchecked))}" if verdict.unchecked else ""
     if verdict.word == "same":
         sees = f"; the examination {verdict.sees}" if verdict.sees else ""
-        return "same", "No difference found", compared + sees + unchecked
+        return "same", "Same", compared + sees + unchecked
     if verdict.word == "within noise":
         return "within noise", "Within noise", f"{compared}, but its gradients cannot be seen{unchecked}"
     said = escape(str(verdict)[:1].upper() + str(verdict)[1:])

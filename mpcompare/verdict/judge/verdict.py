@@ -69,7 +69,7 @@ def judge(run: Examined, reference: Examined) -> Verdict:
         because = "; ".join(f"the pass {each} stopped with {error}" for each, error in stopped.items())
         return Verdict("not examined", ", ".join(stopped), because, name, checks, unchecked)
     seen = sight(case)
-    sees = f"finds errors of a gradient from {_percent(seen.resolution)} on" if seen else ""
+    sees = f"would see an error in a gradient of {_percent(seen.resolution)} or more" if seen else ""
     if case.is_reference:
         return Verdict("reference", because=doubt(run), reference=name, checks=checks, sees=sees)
     if seen and not seen.enough:

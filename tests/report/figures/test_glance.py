@@ -23,7 +23,7 @@ def test_ratios_are_over_the_baseline_and_what_differs_comes_first(tmp_path):
     write_run(tmp_path / "2", "mine", step_ms=20.0)
     time, memory = drawn(tmp_path)
     names = [text.get_text() for text in time.get_yticklabels()]
-    assert names == ["mine bf16: differs ✗", "amp bf16: reference =", "fused bf16: no difference found ✓"]
+    assert names == ["mine bf16: differs ✗", "amp bf16: reference =", "fused bf16: same ✓"]
     assert [text.get_text() for text in time.texts] == ["2.00", "1.00", "0.50"]
     assert [text.get_text() for text in memory.texts] == ["1.00", "1.00", "0.50"]
 

@@ -97,8 +97,8 @@ def test_the_page_shows_the_answer_first_and_is_well_formed(runs):
     assert not page.open
     places = [page.words.index(text) for text in ("Verdicts", "Table", "Figures", "Checks", "Precision of each layer",
               "How it was measured", "Configurations", "Versions", "Downloads")]  # fmt: skip
-    assert "no difference found from amp bf16 in 1 checks" in page.words
-    assert places[0] < page.words.index("no difference found from") < places[1]
+    assert "same as amp bf16 in 1 checks" in page.words
+    assert places[0] < page.words.index("same as amp bf16 in") < places[1]
     headings = [tag for tag, _ in page.elements if tag in ("h1", "h2", "h3")]
     assert headings[:3] == ["h1", "h2", "h2"]
     assert {"href": "summary.csv"} in page.all("a")
@@ -213,7 +213,7 @@ def test_verdicts_in_words(runs):
         answer = next(each for each in found if each.label == "mine bf16")
         return f"{answer.label}: {answer.word}{answer.more}"
 
-    assert words("same", "", "", checks=[check()]) == ("mine bf16: no difference found from amp bf16 in 1 checks")
+    assert words("same", "", "", checks=[check()]) == ("mine bf16: same as amp bf16 in 1 checks")
     assert words("differs", "clip", "it is so", checks=[check(value=2.0)]) == (
         "mine bf16: differs from amp bf16: clip, because it is so (1 of 1 checks failed)"
     )

@@ -53,7 +53,7 @@ def test_the_file_has_verdicts_in_words_a_table_and_what_was_measured(tmp_path):
         "",
         "- **Differs: no loss scaling**: `bad bf16`, compared with `amp bf16`: most gradients are 0",
         "- **failed**: `gone bf16`: precision=fp16: no",
-        "- **No difference found**: `mine bf16`, compared with `amp bf16`; not checked: ReLU (examined as GELU)",
+        "- **Same**: `mine bf16`, compared with `amp bf16`; not checked: ReLU (examined as GELU)",
         "- **Reference**: `amp bf16`; others are compared with it",
         "- **Not examined**: `other bf16`",
         "",

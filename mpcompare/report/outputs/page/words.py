@@ -65,7 +65,7 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
     word = verdict.word
     match word:
         case "same":
-            word, more = checked.word, f" from {other} in {count} checks"
+            more = f" as {other} in {count} checks"
         case "not seen":
             more = f": {verdict.cause}: {verdict.because}; no difference from {other} was found in {count} checks"
         case "within noise":

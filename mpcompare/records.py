@@ -21,7 +21,8 @@ END_OF_BLOCK = (
     "s_between_turns",
     "cpu_s_between_turns",
     "seen_s",
-    "late_s",
+    "longest_s",
+    "messages_s",
 )  # older records lack some
 STEP_FIELDS = (
     *("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms"),

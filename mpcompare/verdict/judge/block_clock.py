@@ -14,7 +14,8 @@ MARK_MS = 1.0  # a clock on a GPU begins later than the wall's and ends earlier:
 def checks(timed: Timed) -> Iterator[Check]:
     """Yields the checks that the record allows: older ones have neither clock nor draw."""
     if apart := clocks_apart(timed.blocks):
-        yield Check("clock of timed blocks", *apart, "clock", clock_because(timed.blocks))
+        value, limit = apart
+        yield Check("clock of timed blocks", value, limit, "clock", clock_because(timed.blocks))
     if timed.compared is not None:
         step_ms = timed.blocks.set_index("round")["step_ms"]
         share = float(step_ms[timed.compared] / step_ms.median())

@@ -24,7 +24,7 @@ pytestmark = [
 def in_a_fresh_process(script: str, *arguments: str, **environment: str) -> Any:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(heap.SET_BY_USER)}
     command = [sys.executable, Path(__file__).parents[1] / "support" / script, *arguments]
-    done = subprocess.run(command, env={**inherited, **environment}, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env={**inherited, **environment}, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

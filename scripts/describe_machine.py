@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from mpcompare.instruments import machine
-from mpcompare.instruments.bystanders import nvidia_smi
 from mpcompare.native import build
 from mpcompare.records import write_json
 
@@ -34,6 +33,17 @@ def gpu(device: torch.device) -> dict[str, Any]:
         # The fields are asked for one by one: a driver that does not know one of several answers none of them.
         "nvidia_smi": {field: next(iter(nvidia_smi(device, field)), None) for field in GPU_FIELDS},
     }
+
+
+def nvidia_smi(device: torch.device, fields: str) -> list[str]:
+    """Returns the answer of nvidia-smi to ``--query-gpu=fields`` for this GPU; empty where there is none."""
+    command = ["nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"]
+    command += [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [field.strip() for field in answer.strip().split(",")]
 
 
 def nvcc() -> str | None:

@@ -12,7 +12,7 @@ import torch
 
 from mpcompare.errors import InputError, check_choice
 from mpcompare.instruments import fp32_products
-from mpcompare.instruments.bystanders import nvidia_smi
+from mpcompare.instruments.bystanders import driver_version
 
 
 def select_device(device: str) -> torch.device:
@@ -99,7 +99,7 @@ def provenance(device: torch.device) -> Provenance:
         python=platform.python_version(),
         versions={name: version(name) for name in packages},
         cuda=torch.version.cuda if on_gpu else None,
-        driver=", ".join(nvidia_smi(device, "driver_version")) or None if on_gpu else None,
+        driver=driver_version() if on_gpu else None,
         flags={
             "tf32": fp32_products.precisions()["cuda.matmul"] == "tf32",
             **{f"fp32_precision {name}": value for name, value in fp32_products.precisions().items()},

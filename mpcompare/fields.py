@@ -105,6 +105,7 @@ class Resumed(TypedDict):
 class AtStart(TypedDict):
     """The fields that every record has from its start."""
 
+    format_version: int
     status: str
     backend: str
     precision: str

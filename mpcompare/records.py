@@ -14,6 +14,7 @@ from mpcompare.errors import InputError
 from mpcompare.fields import check_field
 from mpcompare.foreign import read_json
 
+FORMAT = 1  # the version of these files, from result.json on
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
 END_OF_BLOCK = (
     "read_ms",
@@ -201,8 +202,15 @@ def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
     return True
 
 
+def check_format(file: str | Path, result: Any) -> None:
+    """Raises InputError unless a result has the version that is written today."""
+    found = result.get("format_version") if isinstance(result, dict) else None
+    if found != FORMAT:
+        raise InputError("format_version", found, f"expected {FORMAT}: another version of mpcompare has written {file}")
+
+
 def _write_result(folder: Path, result: dict[str, Any], new: bool = False) -> None:
-    write_json(folder / RESULT, result, indent=2, new=new)
+    write_json(folder / RESULT, {"format_version": FORMAT, **result}, indent=2, new=new)
 
 
 def write_json(path: Path, value: dict[str, Any], indent: int | None = None, new: bool = False) -> None:

@@ -25,6 +25,7 @@ from mpcompare.records import (
     RESULT,
     STEP_FIELDS,
     STEPS,
+    check_format,
     numbers,
 )
 from mpcompare.typed import check_type, is_of
@@ -96,8 +97,7 @@ def _checked(result: Any) -> dict[str, Any]:
     Raises:
         ValueError: it is none, or one that finished has a field of another type.
     """
-    if not isinstance(result, dict):
-        raise ValueError(f"{RESULT} is not one of mpcompare's")
+    check_format(RESULT, result)
     finished = result.get("status") == "ok"
     for key in (*AT_START, *(FINISHED if finished else ())):
         if key not in result:

@@ -45,6 +45,7 @@ class Timing(TypedDict):
     half_width: float
     seconds: float
     race: str | None
+    compared: int
 
 
 class Layer(TypedDict):

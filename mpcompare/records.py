@@ -16,14 +16,6 @@ from mpcompare.foreign import read_json
 
 FORMAT = 1  # the version of these files, from result.json on
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
-END_OF_BLOCK = (
-    "read_ms",
-    "finished",
-    "s_between_turns",
-    "cpu_s_between_turns",
-    "seen_s",
-    "late_s",
-)  # older records lack some
 STEP_FIELDS = (
     *("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms"),
     *MONITORED,
@@ -31,8 +23,7 @@ STEP_FIELDS = (
 EVAL_FIELDS = ("step", "test_loss", "test_accuracy")
 BLOCK_FIELDS = (
     *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
-    "cores_between_turns",
-    *END_OF_BLOCK,
+    *("cores_between_turns", "read_ms", "finished", "s_between_turns", "cpu_s_between_turns", "seen_s", "late_s"),
 )
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
 MOVES = "moves.json"  # of a run with checkpoints, until it is examined

@@ -14,20 +14,19 @@ LATE = 10.0
 
 
 def checks(timed: Timed) -> Iterator[Check]:
-    """Yields the checks that the record allows: older ones have neither clock nor draw."""
+    """Yields a check of the two clocks where there are enough blocks, and one of the block that was compared."""
     if apart := clocks_apart(timed.blocks):
         value, limit = apart
         yield Check("clock of timed blocks", abs(value), limit, "clock", clock_because(timed.blocks))
-    if timed.compared is not None:
-        step_ms = timed.blocks.set_index("round")["step_ms"]
-        share = float(step_ms[timed.compared] / step_ms.median())
-        because = f"the block that was compared took {share:.2f} times the median of all blocks"
-        yield Check("time of the compared block", share, 1.0, "timed steps", because)
+    step_ms = timed.blocks.set_index("round")["step_ms"]
+    share = float(step_ms[timed.compared] / step_ms.median())
+    because = f"the block that was compared took {share:.2f} times the median of all blocks"
+    yield Check("time of the compared block", share, 1.0, "timed steps", because)
 
 
 def clocks_apart(blocks: pd.DataFrame) -> tuple[float, float] | None:
     """Returns the milliseconds by which a block took longer by the race's clock than by the entrant's, in the median,
-    and how many they may be; None of too few blocks, and of an older record.
+    and how many they may be; None of too few blocks.
 
     Both clocks start and stop with a message to the race. A race that wakes up late for one of them sees a block that
     is shorter or longer by that, so it measures how late it wakes up from naps beside each block. To change the median

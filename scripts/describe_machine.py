@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mpcompare.foreign import version
 from mpcompare.instruments import machine
 from mpcompare.native import build
 from mpcompare.records import write_json
@@ -67,7 +68,7 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "dataset": args.dataset,
         **vars(machine.provenance(device)),
-        "packages": {name: machine.version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES},
         "nvcc": nvcc(),
         "gpu": gpu(device) if device.type == "cuda" else None,
     }

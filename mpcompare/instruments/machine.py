@@ -5,12 +5,12 @@ import os
 import platform
 import subprocess
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
 from mpcompare.errors import InputError, check_choice
+from mpcompare.foreign import version
 from mpcompare.instruments import fp32_products
 from mpcompare.instruments.bystanders import driver_version
 
@@ -115,14 +115,6 @@ def provenance(device: torch.device) -> Provenance:
         },
         commit=_commit(),
     )
-
-
-def version(package: str) -> str | None:
-    """Returns the version of an installed package; None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mpcompare.errors import InputError, check_number
+from mpcompare.foreign import version
 from mpcompare.tasks.data.dataset import Dataset
 from mpcompare.tasks.data.folder import find_root
 
@@ -156,15 +157,9 @@ def take_or_stand_in(
 
 def torchvision_mismatch(error: Exception) -> InputError:
     """Returns the error for a torchvision that fails at import: it was built for another torch, or is missing."""
-    from importlib import metadata
-
-    try:
-        installed = metadata.version("torchvision")
-    except metadata.PackageNotFoundError:
-        installed = "not installed"
     return InputError(
         "torchvision",
-        installed,
+        version("torchvision") or "not installed",
         f"does not work with torch {torch.__version__} ({' '.join(str(error).split())}); "
         "install a matching pair: pip install --upgrade torch torchvision",
     )

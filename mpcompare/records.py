@@ -23,7 +23,8 @@ STEP_FIELDS = (
 EVAL_FIELDS = ("step", "test_loss", "test_accuracy")
 BLOCK_FIELDS = (
     *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
-    *("cores_between_turns", "read_ms", "finished", "s_between_turns", "cpu_s_between_turns", "seen_s", "late_s"),
+    *("cores_between_turns", "read_ms", "finished", "s_between_turns", "cpu_s_between_turns"),
+    *("seen_s", "longest_s", "messages_s"),
 )
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
 MOVES = "moves.json"  # of a run with checkpoints, until it is examined

@@ -94,6 +94,7 @@ def _as_a_program(
     os.dup2(writing, 1)
     os.dup2(writing, 2)
     os.close(writing)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
     sys.argv = ["mpcompare", *arguments]
     code: object = 0
     try:

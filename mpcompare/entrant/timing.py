@@ -127,9 +127,11 @@ def _block(
     now = yield Turn()
     assert isinstance(now, Time)
     stream = setup.drawn_batches(now.seed)
+    began = time.perf_counter()
     yield Turn(goes_on=True)
     timed = time_block(stepper, stream, trial.steps, setup.clock, lines)
     over = yield Turn(timed.step_ms)
+    heard = time.perf_counter()
     assert isinstance(over, Conclude)
     load = bystanders.stop()
     settle()
@@ -141,7 +143,8 @@ def _block(
         "step_ms": timed.step_ms,
         "wall_ms": timed.wall_ms,
         "seen_s": over.seen_s,
-        "late_s": over.late_s,
+        "longest_s": over.longest_s,
+        "messages_s": heard - began - timed.wall_ms * max(trial.steps, 1) / 1e3,
         "read_ms": timed.read_ms,
         "finished": timed.still(weights),
         **load,

@@ -52,12 +52,12 @@ class Conclude:
     """A block is over.
 
     Attributes:
-        seen_s: seconds of the block by the clock of the race.
-        late_s: the seconds by which the race's own process woke up late before the block or after it, the larger.
+        seen_s: seconds by the clock of the race, from hearing that the block begins to hearing that it is over.
+        longest_s: seconds by the clock of the race, from the order to time the block to hearing that it is over.
     """
 
     seen_s: float
-    late_s: float
+    longest_s: float
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,6 @@ class Display(Protocol):
 # The first look is taken after so many: from fewer rounds the spread, which plans the next look, is hardly known.
 MIN_ROUNDS = 10
 
-NAP_S = 0.001  # enough for a core to be given to others
-
 _UNFORESEEN = random.SystemRandom()  # a generator with a seed could be run ahead
 
 
@@ -109,20 +107,13 @@ def _block(entrant: Entrant, untimed: int, order: Time, display: Display) -> Tur
     """
     if not _turn(entrant, Prepare(untimed), display):
         return None
-    late = _late_s()
+    told = time.monotonic()
     if not _turn(entrant, order, display):  # its clock starts
         return None
-    start = time.monotonic()
+    heard = time.monotonic()
     turn = _turn(entrant, None, display)
-    over = Conclude(time.monotonic() - start, max(late, _late_s()))
-    return turn if turn and _turn(entrant, over, display) else None
-
-
-def _late_s() -> float:
-    """Returns how late this process wakes up now: other programs may hold its core."""
-    start = time.monotonic()
-    time.sleep(NAP_S)
-    return time.monotonic() - start - NAP_S
+    over = time.monotonic()
+    return turn if turn and _turn(entrant, Conclude(over - heard, over - told), display) else None
 
 
 def _drawn(step_ms: Sequence[float]) -> int:

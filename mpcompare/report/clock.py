@@ -49,7 +49,7 @@ def doubts(entry: Entry) -> list[str]:
 def _clock(entry: Entry) -> str:
     """Says so where the clock of a run goes wrong that was not examined; else its verdict does."""
     apart = None if entry.run.findings else clocks_apart(entry.run.blocks)
-    return clock_because(entry.run.blocks) if apart and abs(apart[0]) > apart[1] else ""
+    return clock_because(entry.run.blocks) if apart and apart[0] > apart[1] else ""
 
 
 def _reading(entry: Entry) -> str:

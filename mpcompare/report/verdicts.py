@@ -13,8 +13,8 @@ from mpcompare.verdict.judge.verdict import Verdict, judge
 def judge_all(comparison: Comparison) -> dict[str, Verdict]:
     """Returns the verdict on every finished run of a comparison, by the name of its folder.
 
-    The reference of a run is the baseline in the same precision, or, where there is none, the first run in that
-    precision.
+    The reference of a run is the baseline in the same precision. Where there is none, it is the backend of torch that
+    has the precision's name, ``fp32`` or ``tf32``, and else the first run in that precision.
     """
     finished = [entry for entry in comparison.entries if entry.ok]
     return {entry.run.name: _judged(entry.run, _reference(entry, finished)) for entry in finished}
@@ -33,7 +33,8 @@ def _reference(entry: Entry, finished: Sequence[Entry]) -> Run:
     precision = entry.run.result["precision"]
     if entry.baseline and entry.baseline.result["precision"] == precision:
         return entry.baseline
-    return next(other.run for other in finished if other.run.result["precision"] == precision)
+    alike = [other.run for other in finished if other.run.result["precision"] == precision]
+    return next((run for run in alike if run.result["backend"] == precision), alike[0])
 
 
 def judge_run(run: Run, reference: Run) -> Verdict:

@@ -90,10 +90,10 @@ def test_the_race_looks_at_its_own_clock_while_a_block_runs():
 
     sleeper = Sleeper("a", [])
     race([sleeper], RULES, Board())
-    seen = [order.seen_s for order, _ in sleeper.told if isinstance(order, Conclude)]
-    assert len(seen) == 10
-    assert 0.02 <= min(seen) < 0.05
-    assert all(order.late_s >= 0 for order, _ in sleeper.told if isinstance(order, Conclude))
+    told = [order for order, _ in sleeper.told if isinstance(order, Conclude)]
+    assert len(told) == 10
+    assert 0.02 <= min(order.seen_s for order in told) < 0.05
+    assert all(order.longest_s >= order.seen_s + 0.05 for order in told)  # from the order to time it
 
 
 def test_the_compared_block_is_drawn_from_the_faster_half():

@@ -9,6 +9,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.outputs import summary_csv
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
+from mpcompare.report.verdicts import judge_all
 
 
 def labels(comparisons):
@@ -181,3 +182,14 @@ def test_runs_of_two_sweeps_are_told_apart_by_the_folders_of_the_sweeps(tmp_path
     names = ["mine bf16 in monday", "amp bf16 in monday", "mine bf16 in tuesday", "amp bf16 in tuesday"]
     assert [entry.label for entry in comparison.entries] == names
     assert [entry.variant for entry in comparison.entries] == ["in monday"] * 2 + ["in tuesday"] * 2
+
+
+def test_the_plain_backend_of_a_precision_is_its_reference_whoever_ran_first(tmp_path):
+    for number, (backend, precision) in enumerate([("mine", "fp32"), ("amp", "bf16"), ("fp32", "fp32")]):
+        write_run(tmp_path / str(number), backend, precision)
+    (comparison,) = compare(find_runs([tmp_path]), "amp")
+    assert {name: verdict.reference for name, verdict in judge_all(comparison).items()} == {
+        "0": "2",
+        "1": "1",
+        "2": "2",
+    }

@@ -94,7 +94,7 @@ def test_figures_and_the_table_are_written_in_the_formats_asked_for(cli, tmp_pat
         shutil.rmtree(tmp_path / "out")
         return files
 
-    names = {"loss", "step_time", "phases", "memory"}
+    names = {"glance", "loss", "step_time", "phases", "memory"}
     assert {name for name in written() if name.endswith("png")} == {f"{name}.png" for name in names}
     asked = ("--formats", "svg", "pdf", "tex")
     files = written(*asked)

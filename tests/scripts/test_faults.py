@@ -1,4 +1,4 @@
-"""A tenth of the faults of scripts/faults.py, and what it calls damage."""
+"""25 of the faults of scripts/faults.py, and what it calls damage."""
 
 import random
 

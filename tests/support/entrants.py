@@ -35,7 +35,7 @@ def block(turns, number, seed):
     turn(turns, Time(number, seed))
     start = time.monotonic()
     event = turn(turns, None)
-    turn(turns, Conclude(time.monotonic() - start, late_s=0.0))
+    turn(turns, Conclude(*2 * [time.monotonic() - start]))
     return event
 
 

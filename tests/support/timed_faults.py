@@ -11,9 +11,9 @@ faults: list[float] = []
 time_block = timing.time_block
 
 
-def counted(stepper: Any, stream: Any, steps: int, clock: Any) -> Any:
+def counted(stepper: Any, stream: Any, steps: int, *others: Any) -> Any:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    result = time_block(stepper, stream, steps, clock)
+    result = time_block(stepper, stream, steps, *others)
     if steps:
         faults.append((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / steps)
     return result

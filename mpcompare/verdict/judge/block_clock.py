@@ -8,16 +8,14 @@ from mpcompare.race.intervals import MIN_VALUES
 from mpcompare.verdict.judge.check import Check, Timed
 
 OF_A_BLOCK = 0.02  # ratios are known within that (measure.rel_ci)
-MESSAGE_MS = 1.0  # a message between two processes takes less where nobody waits for a core
-# A nap ends while the entrant waits, and a message comes while it computes: on a full machine 3 times as late as naps.
-LATE = 10.0
+MARK_MS = 1.0  # a clock on a GPU begins later than the wall's and ends earlier: a kernel is launched in less
 
 
 def checks(timed: Timed) -> Iterator[Check]:
     """Yields a check of the two clocks where there are enough blocks, and one of the block that was compared."""
     if apart := clocks_apart(timed.blocks):
         value, limit = apart
-        yield Check("clock of timed blocks", abs(value), limit, "clock", clock_because(timed.blocks))
+        yield Check("clock of timed blocks", value, limit, "clock", clock_because(timed.blocks))
     step_ms = timed.blocks.set_index("round")["step_ms"]
     share = float(step_ms[timed.compared] / step_ms.median())
     because = f"the block that was compared took {share:.2f} times the median of all blocks"
@@ -25,18 +23,24 @@ def checks(timed: Timed) -> Iterator[Check]:
 
 
 def clocks_apart(blocks: pd.DataFrame) -> tuple[float, float] | None:
-    """Returns the milliseconds by which a block took longer by the race's clock than by the entrant's, in the median,
-    and how many they may be; None of too few blocks.
+    """Returns the milliseconds by which a block by the entrant's clock is longer or shorter than the race's clock
+    allows, in the median, and how many they may be; None of too few blocks.
 
-    Both clocks start and stop with a message to the race. A race that wakes up late for one of them sees a block that
-    is shorter or longer by that, so it measures how late it wakes up from naps beside each block. To change the median
-    that is reported, a clock has to go wrong in half of the blocks, and in half of them no message is so late.
+    A message is heard after it was sent, however full the machine is. So the block lasts no longer than from the race's
+    order to the news of its end. And the race hears of its beginning no sooner, and of its end no later, than the
+    entrant's clock says of the moments before the one message and after the answer to the other:
+
+        block <= longest,    seen <= block + messages
+
+    A clock that goes wrong changes the median that is reported only if it does so in half of the blocks.
     """
-    seen_ms = blocks["seen_s"] * 1e3
-    if seen_ms.count() < MIN_VALUES:
+    seen_ms, block_ms = blocks["seen_s"] * 1e3, blocks["step_ms"] * blocks["steps"]
+    if blocks["messages_s"].count() < MIN_VALUES:
         return None
-    limit = OF_A_BLOCK * seen_ms.median() + LATE * 1e3 * blocks["late_s"].median() + MESSAGE_MS
-    return float((seen_ms - blocks["step_ms"] * blocks["steps"]).median()), float(limit)
+    too_long = block_ms - blocks["longest_s"] * 1e3
+    too_short = seen_ms - block_ms - blocks["messages_s"] * 1e3
+    wrong_ms = too_long.where(too_long > too_short, too_short).clip(lower=0)
+    return float(wrong_ms.median()), float(OF_A_BLOCK * seen_ms.median() + MARK_MS)
 
 
 def clock_because(blocks: pd.DataFrame) -> str:

@@ -247,3 +247,29 @@ def test_no_gradients_are_lost_behind_layers_that_detach():
     failed = [check for check in in_the_first_step(Case(run, right)) if not check.passed]
     assert failed[0].cause == "gradient missing"
     assert "norm" in failed[0].because
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_work_between_layers_that_is_computed_again_is_rounded_as_it_was(reentrant):
+    """Else a layer would be called with other numbers the second time, and roundings at it be taken for 0."""
+
+    class Again(nn.Module):
+        def __init__(self, again):
+            super().__init__()
+            self.first, self.second, self.third = nn.Linear(784, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+            self.again = again
+
+        def block(self, x):
+            return self.third(F.gelu(self.second(F.gelu(x))))
+
+        def forward(self, x):
+            x = self.first(x.flatten(1))
+            return checkpoint(self.block, x, use_reentrant=reentrant) if self.again else self.block(x)
+
+    found = []
+    for again in (False, True):
+        network = Network("again", "here", lambda again=again: Again(again), gray)
+        found.append(layers_of(subject_of(network, "bf16", Amp), "amp").findings.replays["first"].rounding)
+    plain, again = ({name: e.error for name, e in each.items()} for each in found)
+    assert again == pytest.approx(plain)
+    assert min(plain.values()) > 0

@@ -82,6 +82,11 @@ class Roundings(TorchDispatchMode):
                 self.round_(value)
         return result
 
+    def quantity(self, operand: Tensor) -> Tensor:
+        """Notes that an operand depends on inputs or parameters, whether autograd sees it or not, and returns it."""
+        self.quantities[operand] = True
+        return operand
+
     def _is_quantity(self, args: Any, kwargs: Any, result: Any) -> bool:
         """Returns whether a result depends on inputs or parameters. Positions and their angles do not, and a precision
         that rounded them would compute another function."""

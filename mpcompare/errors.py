@@ -1,11 +1,12 @@
 """Errors of a user, said in one line: the field, its value, what is accepted."""
 
 import difflib
+import inspect
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class InputError(ValueError):
@@ -80,6 +81,17 @@ def check_choice(field: str, value: object, accepted: Iterable[str]) -> None:
     """Raises InputError unless ``value`` is one of ``accepted``."""
     if value not in (choices := list(accepted)):
         raise InputError(field, value, f"expected one of {', '.join(choices)}{did_you_mean(value, choices)}")
+
+
+def fault_of_call(function: Callable[..., Any], *arguments: Any) -> str | None:
+    """Returns the reason why a function cannot take these arguments; None where it can, or has no known signature."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass
+    return None
 
 
 def did_you_mean(word: object, accepted: Iterable[str]) -> str:

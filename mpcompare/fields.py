@@ -45,6 +45,7 @@ class Timing(TypedDict):
     half_width: float
     seconds: float
     race: str | None
+    compared: int
 
 
 class Layer(TypedDict):
@@ -105,6 +106,7 @@ class Resumed(TypedDict):
 class AtStart(TypedDict):
     """The fields that every record has from its start."""
 
+    format_version: int
     status: str
     backend: str
     precision: str

@@ -1,8 +1,10 @@
-"""Files that anybody may have written: pipes, devices, files of any size, texts that steer a terminal, programs."""
+"""Files that anybody may have written: pipes, devices, files of any size, texts that steer a terminal, programs. And
+packages of others, which may not be installed."""
 
 import json
 import os
 import stat
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,14 @@ def printable(value: Any) -> Any:
     if isinstance(value, list):
         return [printable(each) for each in value]
     return value
+
+
+def version(package: str) -> str | None:
+    """Returns the version of an installed package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def check_private(path: Path) -> None:

@@ -14,16 +14,8 @@ from mpcompare.errors import InputError
 from mpcompare.fields import check_field
 from mpcompare.foreign import read_json
 
+FORMAT = 1  # the version of these files, from result.json on
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
-END_OF_BLOCK = (
-    "read_ms",
-    "finished",
-    "s_between_turns",
-    "cpu_s_between_turns",
-    "seen_s",
-    "longest_s",
-    "messages_s",
-)  # older records lack some
 STEP_FIELDS = (
     *("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms"),
     *MONITORED,
@@ -31,8 +23,8 @@ STEP_FIELDS = (
 EVAL_FIELDS = ("step", "test_loss", "test_accuracy")
 BLOCK_FIELDS = (
     *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
-    "cores_between_turns",
-    *END_OF_BLOCK,
+    *("cores_between_turns", "read_ms", "finished", "s_between_turns", "cpu_s_between_turns"),
+    *("seen_s", "longest_s", "messages_s"),
 )
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
 MOVES = "moves.json"  # of a run with checkpoints, until it is examined
@@ -202,8 +194,15 @@ def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
     return True
 
 
+def check_format(file: str | Path, result: Any) -> None:
+    """Raises InputError unless a result has the version that is written today."""
+    found = result.get("format_version") if isinstance(result, dict) else None
+    if found != FORMAT:
+        raise InputError("format_version", found, f"expected {FORMAT}: another version of mpcompare has written {file}")
+
+
 def _write_result(folder: Path, result: dict[str, Any], new: bool = False) -> None:
-    write_json(folder / RESULT, result, indent=2, new=new)
+    write_json(folder / RESULT, {"format_version": FORMAT, **result}, indent=2, new=new)
 
 
 def write_json(path: Path, value: dict[str, Any], indent: int | None = None, new: bool = False) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from mpcompare.foreign import version
 from mpcompare.instruments import machine
-from mpcompare.instruments.bystanders import nvidia_smi
 from mpcompare.native import build
 from mpcompare.records import write_json
 
@@ -36,6 +36,17 @@ def gpu(device: torch.device) -> dict[str, Any]:
     }
 
 
+def nvidia_smi(device: torch.device, fields: str) -> list[str]:
+    """Returns the answer of nvidia-smi to ``--query-gpu=fields`` for this GPU; empty where there is none."""
+    command = ["nvidia-smi", f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"]
+    command += [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [field.strip() for field in answer.strip().split(",")]
+
+
 def nvcc() -> str | None:
     """Returns the release of nvcc, as nvcc prints it; None if there is none."""
     try:
@@ -57,7 +68,7 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "dataset": args.dataset,
         **vars(machine.provenance(device)),
-        "packages": {name: machine.version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES},
         "nvcc": nvcc(),
         "gpu": gpu(device) if device.type == "cuda" else None,
     }

@@ -3,13 +3,12 @@ import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 
-import pandas as pd
 import pytest
 from support.records import write_run
 
 from mpcompare import records
 from mpcompare.errors import InputError
-from mpcompare.records import BLOCK_FIELDS, END_OF_BLOCK, Recorder, write_atomically
+from mpcompare.records import Recorder, write_atomically
 from mpcompare.report import runs
 from mpcompare.report.runs import find_runs, read_run
 
@@ -118,7 +117,7 @@ def test_runs_are_found_below_a_sweep_in_job_order(tmp_path):
     assert len(find_runs([tmp_path, tmp_path / "sweep" / "1-amp-fp16"])) == 5  # each once
 
 
-OK = json.dumps({**dict.fromkeys((*runs.AT_START, *runs.FINISHED)), "status": "ok"})
+OK = json.dumps({**dict.fromkeys((*runs.AT_START, *runs.FINISHED)), "format_version": 1, "status": "ok"})
 
 
 @pytest.mark.parametrize("content", ["{", "", "[1, 2]", "null", '{"accuracy": 1}', '{"status": "ok"}', OK])
@@ -169,14 +168,3 @@ def test_no_runs_and_no_folder_are_named(tmp_path):
         find_runs([tmp_path])
     with pytest.raises(InputError, match="no such folder"):
         find_runs([tmp_path / "nothing"])
-
-
-def test_blocks_of_before_are_read_without_what_they_lack(tmp_path):
-    recorder = Recorder(tmp_path, AT_START)
-    recorder.block({"round": 1, "steps": 5, "step_ms": 0.5, "wall_ms": 0.5, "settled": True, "finished": True})
-    path = tmp_path / "blocks.csv"
-    pd.read_csv(path).drop(columns=list(END_OF_BLOCK)).to_csv(path, index=False)
-    blocks = read_run(tmp_path).blocks
-    assert tuple(blocks) == BLOCK_FIELDS
-    assert blocks["step_ms"].tolist() == [0.5]
-    assert blocks[list(END_OF_BLOCK)].isna().all(axis=None)

@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from mpcompare.errors import InputError, check_choice, did_you_mean
+from mpcompare.errors import InputError, check_choice, did_you_mean, fault_of_call
 from mpcompare.paths import CONF
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.losses import LOSSES
@@ -32,13 +32,9 @@ def check_model(model: Any) -> None:
     expected = "expected a module, its class, or a function that makes it, as in model=lambda: Net(64)"
     if not callable(model):
         raise InputError("model", model if isinstance(model, str) else type(model).__name__, expected)
-    try:
-        inspect.signature(model).bind()
-    except TypeError as error:
+    if fault := fault_of_call(model):
         name = getattr(model, "__name__", type(model).__name__)
-        raise InputError("model", name, f"{error}: write model=lambda: {name}(...)") from None
-    except ValueError:
-        return
+        raise InputError("model", name, f"{fault}: write model=lambda: {name}(...)")
 
 
 def read_loss(loss: Any) -> Any:

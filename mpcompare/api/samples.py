@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, fault_of_call
 
 EXPECTED = (
     "expected a DataLoader, a Dataset, tensors or arrays (x, y), the name of a data set, or a function of the seed "
@@ -192,13 +192,9 @@ def is_function(data: Any) -> bool:
     """
     if not callable(data) or inspect.isclass(data) or _is_source(data) or hasattr(data, "__getitem__"):
         return False
-    try:
-        inspect.signature(data).bind(0)
-    except TypeError as error:
+    if fault := fault_of_call(data, 0):
         name = getattr(data, "__name__", type(data).__name__)
-        raise InputError("data", name, f"{error}: expected a function of the seed") from None
-    except ValueError:
-        pass
+        raise InputError("data", name, f"{fault}: expected a function of the seed")
     return True
 
 

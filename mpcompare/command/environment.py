@@ -4,8 +4,9 @@ import os
 import platform
 import re
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
+
+from mpcompare.foreign import version as installed_version
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy")
 # The instruction sets that decide how fast products in 16 bits are, as /proc/cpuinfo names them on x86 and ARM.
@@ -17,10 +18,7 @@ def show_environment(version: str) -> None:
     _say("mpcompare", version)
     _say("python", f"{platform.python_version()} on {platform.platform()}")
     for package in PACKAGES:
-        try:
-            _say(package, metadata.version(package))
-        except metadata.PackageNotFoundError:
-            _say(package, "not installed")
+        _say(package, installed_version(package) or "not installed")
     try:
         import torch  # it takes seconds, and may be what is broken
     except Exception as error:

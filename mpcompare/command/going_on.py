@@ -18,7 +18,17 @@ from omegaconf import DictConfig
 
 from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
-from mpcompare.records import BLOCKS, CHECKPOINTS, RESULT, TIMES, WENT_ON, finite, named_fields, write_json
+from mpcompare.records import (
+    BLOCKS,
+    CHECKPOINTS,
+    RESULT,
+    TIMES,
+    WENT_ON,
+    check_format,
+    finite,
+    named_fields,
+    write_json,
+)
 
 SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep before anything else
 FREE = ("resume", "resume_older", "report", "train.checkpoint_every")  # in these the two sweeps may differ
@@ -65,6 +75,8 @@ def _source(cfg: DictConfig) -> Path:
 def _fitting(source: Path, jobs: Sequence[Job]) -> "dict[str, _Left]":
     """Returns the run that each job goes on with, by the job's name. Jobs that have none begin."""
     runs = [_Left(path.parent, json.loads(path.read_text())) for path in sorted(source.rglob(RESULT))]
+    for run in runs:
+        check_format(run.folder / RESULT, run.result)
     runs = [run for run in runs if run.result["status"] == "ok" or any((run.folder / CHECKPOINTS).glob("step-*"))]
     fitting: dict[str, _Left] = {}
     for run in runs:

@@ -4,14 +4,13 @@ Its sections are those of ``conf/config.yaml``, and their fields are the keys th
 checked in its section; its default stands in the YAML.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpcompare.contract import Backend, options_of
-from mpcompare.errors import InputError, check_every, check_flag, check_number, check_whole
+from mpcompare.errors import InputError, check_every, check_flag, check_number, check_whole, fault_of_call
 from mpcompare.loss_scale import LossScale
 from mpcompare.race.turns import Rules
 from mpcompare.tasks.data import Dataset
@@ -190,19 +189,6 @@ class Plan:
         """
         function = getattr(self.load_data, "func", self.load_data)
         name = str(getattr(function, "__name__", "function"))
-        if (fault := _fault_of_call(self.load_data, self.seed)) is not None:
+        if (fault := fault_of_call(self.load_data, self.seed)) is not None:
             raise InputError("data._target_", name, f"expected a function that can be called with the seed ({fault})")
         return dataset_of(called(self.load_data, self.seed, name), name)
-
-
-def _fault_of_call(function: Callable[..., Any], *arguments: Any) -> str | None:
-    """Returns the reason why a function cannot take these arguments; None where it can, or has no known signature."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return None
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        return str(error)
-    return None

@@ -111,12 +111,8 @@ class Live(TorchDispatchMode):
 
 def fullest(changes: Sequence[tuple[int, Allocation]], start: int = 0) -> list[Allocation]:
     """Returns the allocations that are live at the fullest moment after the first ``start`` changes."""
-    level = highest = sum(size for size, _ in changes[:start])
-    end = start
-    for place, (size, _) in enumerate(changes[start:], start + 1):
-        level += size
-        if level > highest:
-            highest, end = level, place
+    levels = list(itertools.accumulate((size for size, _ in changes), initial=0))
+    end = max(range(start, len(levels)), key=levels.__getitem__)  # the first of them
     live: dict[int, Allocation] = {}
     for size, allocation in changes[:end]:
         if size > 0:

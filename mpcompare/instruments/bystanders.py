@@ -1,23 +1,23 @@
 """The load of the machine beside a timed block: its clock, the cause that slows it, and the cores that others use."""
 
 import contextlib
-import ctypes
 import functools
 import os
-import subprocess
 import time
 from pathlib import Path
 
+import psutil
+import pynvml
 import torch
 
 Load = dict[str, float | str | None]
 
-_NVML_CLOCK_SM = 1
 # nvidia-smi -q's names for the bits of clocks_event_reasons.active (NVML, nvmlClocksEventReasons)
 _THROTTLE = {
     0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown",
     0x80: "hw_power_brake_slowdown",
 }  # fmt: skip
+_init = functools.cache(pynvml.nvmlInit)
 
 
 class Bystanders:
@@ -37,12 +37,9 @@ class Bystanders:
         afterwards.
         """
         seconds = time.perf_counter() - self._time
-        busy = _busy_seconds()
-        others = None
-        if busy is not None and self._busy is not None:
-            others = max(busy - self._busy - (time.process_time() - self._own), 0.0) / seconds
+        busy, own = _busy_seconds() - self._busy, time.process_time() - self._own
         clock, throttle = _gpu(self.device) if self.device.type == "cuda" else (_cpu_mhz(), None)
-        return {"clock_mhz": clock, "other_cores": others, "throttle": throttle}
+        return {"clock_mhz": clock, "other_cores": max(busy - own, 0.0) / seconds, "throttle": throttle}
 
 
 class Rest:
@@ -81,21 +78,15 @@ def _children(process: int | str) -> list[int]:
 def _seconds_of(process: int) -> float:
     """Returns the CPU seconds of a process, those of children that it waited for included; 0 where it is gone."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        return float(sum(psutil.Process(process).cpu_times()[:4]))
+    except psutil.Error:
         return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def _busy_seconds() -> float | None:
+def _busy_seconds() -> float:
     """Returns the CPU seconds that all processes of the machine have used since it started."""
-    try:
-        user, nice, system, _idle, _iowait, irq, softirq, steal = (
-            int(field) for field in Path("/proc/stat").read_text().split()[1:9]
-        )
-    except (OSError, ValueError):
-        return None
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    times = psutil.cpu_times()
+    return sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
 
 
 def _cpu_mhz() -> float | None:
@@ -114,38 +105,20 @@ def _gpu(device: torch.device) -> tuple[float | None, str | None]:
 
     While nvidia-smi starts, the clock of an idle GPU falls.
     """
-    nvml = _nvml()
-    if nvml is None:
-        return None, None
-    handle, mhz, reasons = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_ulonglong()
-    if nvml.nvmlDeviceGetHandleByUUID(_uuid(device).encode(), ctypes.byref(handle)):
-        return None, None
-    no_clock = nvml.nvmlDeviceGetClockInfo(handle, _NVML_CLOCK_SM, ctypes.byref(mhz))
-    no_reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
-    throttle = "+".join(name for bit, name in _THROTTLE.items() if reasons.value & bit) or "none"
-    return (None if no_clock else float(mhz.value)), (None if no_reasons else throttle)
+    clock = throttle = None
+    with contextlib.suppress(pynvml.NVMLError):
+        _init()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        with contextlib.suppress(pynvml.NVMLError):
+            clock = float(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM))
+        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)  # drivers before 535 know this name alone
+        throttle = "+".join(name for bit, name in _THROTTLE.items() if reasons & bit) or "none"
+    return clock, throttle
 
 
-@functools.cache
-def _nvml() -> ctypes.CDLL | None:
-    """Returns the driver's library, whose functions return 0 on success; None where there is none."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    return None if nvml.nvmlInit_v2() else nvml
-
-
-def _uuid(device: torch.device) -> str:
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-
-
-def nvidia_smi(device: torch.device, fields: str) -> list[str]:
-    """Returns the answer of nvidia-smi to ``--query-gpu=fields`` for this GPU; empty where there is none."""
-    command = ["nvidia-smi", f"--id={_uuid(device)}"]
-    command += [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [field.strip() for field in answer.strip().split(",")]
+def driver_version() -> str | None:
+    """Returns the version of the GPU's driver; None where there is none."""
+    with contextlib.suppress(pynvml.NVMLError):
+        _init()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return None

@@ -5,14 +5,14 @@ import os
 import platform
 import subprocess
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
 from mpcompare.errors import InputError, check_choice
+from mpcompare.foreign import version
 from mpcompare.instruments import fp32_products
-from mpcompare.instruments.bystanders import nvidia_smi
+from mpcompare.instruments.bystanders import driver_version
 
 
 def select_device(device: str) -> torch.device:
@@ -99,7 +99,7 @@ def provenance(device: torch.device) -> Provenance:
         python=platform.python_version(),
         versions={name: version(name) for name in packages},
         cuda=torch.version.cuda if on_gpu else None,
-        driver=", ".join(nvidia_smi(device, "driver_version")) or None if on_gpu else None,
+        driver=driver_version() if on_gpu else None,
         flags={
             "tf32": fp32_products.precisions()["cuda.matmul"] == "tf32",
             **{f"fp32_precision {name}": value for name, value in fp32_products.precisions().items()},
@@ -115,14 +115,6 @@ def provenance(device: torch.device) -> Provenance:
         },
         commit=_commit(),
     )
-
-
-def version(package: str) -> str | None:
-    """Returns the version of an installed package; None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

@@ -27,13 +27,13 @@ def out_of_turn(entry: Entry) -> float:
 
     That is too much where it disturbs the others, or where it could have computed a part of its own block. Both are of
     all waits together: a median would not see what is done in every third one. The first wait lasts as long as others
-    train, and is left out where there are more; older records have the cores of each wait alone, and some are short.
+    train, and is left out where there are more.
     """
     if not entry.run.result["timing"]["race"]:
         return 0.0
     blocks = entry.run.blocks[1:] if len(entry.run.blocks) > 1 else entry.run.blocks
-    used, waited = blocks["cpu_s_between_turns"].sum(), blocks["s_between_turns"].sum()
-    cores = float(used / waited if waited else entry.run.blocks["cores_between_turns"].median())
+    used = blocks["cpu_s_between_turns"].sum()
+    cores = float(used / blocks["s_between_turns"].sum())
     computed_s = (blocks["step_ms"] * blocks["steps"]).sum() / 1e3
     known = float(str(entry.run.result["timing"]["half_width"]))
     known = known if math.isfinite(known) else 0.0
@@ -56,7 +56,7 @@ def _reading(entry: Entry) -> str:
     """Says so where a block went on for long after its last step had returned, on a CPU; a GPU's queue always does."""
     blocks = entry.run.blocks
     read_ms, block_ms = blocks["read_ms"], blocks["step_ms"] * blocks["steps"]
-    long = (read_ms > np.maximum(OF_A_BLOCK * block_ms, READING_MS)).mean() > 0.5  # False in an older record
+    long = (read_ms > np.maximum(OF_A_BLOCK * block_ms, READING_MS)).mean() > 0.5
     if entry.run.result.get("device") != "cpu" or not long:
         return ""
     why = "its steps return before they are finished, or its weights are copied"

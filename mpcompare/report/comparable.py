@@ -88,9 +88,8 @@ def task_identity(run: Run) -> dict[str, Any]:
 
 
 def facet(run: Run) -> dict[str, Any]:
-    """Returns the place where the run was: device, host and threads. A field is None where an old record does not have
-    it, and missing where the run failed before it knew it."""
-    return {key: run.result.get(key) for key in FACET if key in run.result or "device_name" in run.result}
+    """Returns the place where the run was: device, host and threads. Empty where the run failed before it knew it."""
+    return {key: run.result[key] for key in FACET if key in run.result}
 
 
 def differing(a: Run, b: Run, allow: Sequence[str] = ()) -> list[str]:

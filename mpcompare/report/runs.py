@@ -17,14 +17,13 @@ from mpcompare.foreign import printable, read_bytes, read_json
 from mpcompare.records import (
     BLOCK_FIELDS,
     BLOCKS,
-    END_OF_BLOCK,
     EVAL_FIELDS,
     EVALS,
-    MONITORED,
     NUMERICS,
     RESULT,
     STEP_FIELDS,
     STEPS,
+    check_format,
     numbers,
 )
 from mpcompare.typed import check_type, is_of
@@ -96,8 +95,7 @@ def _checked(result: Any) -> dict[str, Any]:
     Raises:
         ValueError: it is none, or one that finished has a field of another type.
     """
-    if not isinstance(result, dict):
-        raise ValueError(f"{RESULT} is not one of mpcompare's")
+    check_format(RESULT, result)
     finished = result.get("status") == "ok"
     for key in (*AT_START, *(FINISHED if finished else ())):
         if key not in result:
@@ -149,17 +147,15 @@ def steps_before(result: dict[str, Any]) -> int:
 
 
 def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataFrame:
-    """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers. Those of ``MONITORED`` and
-    ``END_OF_BLOCK`` are empty where the file is older than they are."""
+    """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers."""
     text = read_bytes(path).decode() if path.exists() else ""
     text = text[: text.rfind("\n") + 1]  # a row that was cut off, by a full disk say, is no row
     if not text:
         return pd.DataFrame(columns=list(fields))
-    types = {field: types.get(field, float) for field in fields}
-    rows = pd.read_csv(io.StringIO(text), dtype=types)
-    if list(rows) != [field for field in fields if field in rows or field not in (*MONITORED, *END_OF_BLOCK)]:
+    rows = pd.read_csv(io.StringIO(text), dtype={field: types.get(field, float) for field in fields})
+    if list(rows) != list(fields):
         raise ValueError(f"{path.name} has columns {', '.join(map(str, rows))}")
-    return rows.reindex(columns=list(fields))
+    return rows
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:

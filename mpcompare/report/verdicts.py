@@ -74,9 +74,9 @@ def _timed(run: Run) -> Timed | None:
     return Timed(
         loss=float(result["timed_loss"]),  # inf and NaN are words in a record
         loss_difference=float(result["timed_loss_difference"]),
-        state=numbers(result.get("timed_state", {})),
-        steps=result.get("timed_steps", 0),
-        unfinished=result.get("timed_unfinished", 0),
+        state=numbers(result["timed_state"]),
+        steps=result["timed_steps"],
+        unfinished=result["timed_unfinished"],
         blocks=run.blocks,
-        compared=result.get("timing", {}).get("compared"),
+        compared=result["timing"]["compared"],
     )

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
+from mpcompare.foreign import version
 from mpcompare.scalers import libraries
 from mpcompare.scalers.policies import (
     SMALLEST_NORMAL,
@@ -51,10 +51,7 @@ class Library:
     @property
     def installed(self) -> str | None:
         """The version that is installed; None if there is none."""
-        try:
-            return version(self.package)
-        except PackageNotFoundError:
-            return None
+        return version(self.package)
 
     def scaler(self, policy: Policy) -> tuple[Scaler, Code]:
         """Returns the library's own scaler, or one that follows the policy, and which of the two it is."""

@@ -68,14 +68,13 @@ class MicroBatches:
         rest: the norm of the part of the gradients that no counts explain, within 5 %.
         smallest: singular value of the micro-batches' gradients: an error e of the gradients is one of at most
             ``e / smallest`` in the counts.
-        weights: the part of the loss that each micro-batch is, times their number: 1 unless labels are counted; empty
-            in old records.
+        weights: the part of the loss that each micro-batch is, times their number: 1 unless labels are counted.
     """
 
     counts: list[float]
     rest: float
     smallest: float
-    weights: list[float] = field(default_factory=list)
+    weights: list[float]
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Gradients:
         loss_noise: standard deviation of the loss if each stored activation is rounded once.
         gradients: the error of each gradient; empty where the backend shows none.
         micro_batches: None where the step has only one, or no gradients are shown.
-        of_tensors: the same of each gradient by itself; empty where there are none, and in old records.
+        of_tensors: the same of each gradient by itself; empty where there are none.
     """
 
     loss: float
@@ -143,7 +142,7 @@ class UpdateError:
         lost_in_fp32: the share of them that fp32 rounds away.
         short: the share of the new elements that have no more digits than the compute dtype.
         left: the share of elements that should have moved and did not, though the compute dtype would not round their
-            moves away; 0 in old records.
+            moves away.
         far, should_far: of weights that are kept in bf16, the number of new elements that are beyond half a gap of it
             from the right ones, and the number of them that rounding at random leaves there on average.
     """
@@ -153,7 +152,7 @@ class UpdateError:
     lost: float
     lost_in_fp32: float
     short: float
-    left: float = 0.0
+    left: float
     far: int = 0
     should_far: float = 0.0
 
@@ -327,7 +326,7 @@ class RoundingError:
         error: root mean square of ``||g - exact||``.
         dimensions: the number of dimensions in which ``g - exact`` varies.
         samples: the number of samples from which these are estimated.
-        along: root mean square of the part of ``g - exact`` in the direction of ``exact``; None in old records.
+        along: root mean square of the part of ``g - exact`` in the direction of ``exact``.
         terms: the size of what is summed, which may cancel; 0 where it is not known.
         zeros: the share of the elements that become 0, as numbers do that are too small for fp16.
     """
@@ -335,7 +334,7 @@ class RoundingError:
     error: float
     dimensions: float
     samples: int
-    along: float | None = None
+    along: float
     terms: float = 0.0
     zeros: float = 0.0
 
@@ -406,7 +405,7 @@ class Layers(Gradients):
         rounding: the error that one rounding of each result makes in each gradient.
         detached: the layers that pass no gradient back from an output, and should.
         digits: by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward;
-            empty in other precisions, and in old records.
+            empty in other precisions.
     """
 
     places: dict[str, PlaceError] = field(default_factory=dict)
@@ -505,21 +504,20 @@ class Reload:
         found: the step of the one that loaded.
         error: the distance of their weights and buffers.
         norm: the distance that those of the first moved in the step.
-        lost: the entries of the state that are others in the loaded backend; None in old records, which do not say.
-        tensors: by parameter; empty in old records.
-        weights: the norm of the weights and buffers of the first after the step; 0 in old records, which do not say.
-        update: the update of the one that loaded, replayed from the state; None where it cannot be followed, and in old
-            records.
+        lost: the entries of the state that are others in the loaded backend.
+        tensors: by parameter.
+        weights: the norm of the weights and buffers of the first after the step.
+        update: the update of the one that loaded, replayed from the state; None where it cannot be followed.
     """
 
     expected: AfterLoad
     found: AfterLoad
     error: float
     norm: float
-    lost: list[str] | None = None
-    tensors: dict[str, ReloadedTensor] = field(default_factory=dict)
-    weights: float = 0.0
-    update: TrainedUpdate | None = None
+    lost: list[str]
+    tensors: dict[str, ReloadedTensor]
+    weights: float
+    update: TrainedUpdate | None
 
 
 @dataclass(frozen=True)
@@ -616,18 +614,18 @@ class NoiseRun:
         change: the changes in words.
         losses, skipped: step by step.
         moved: the change of each parameter, as a sketch.
-        buffers: those that training moved, as it left them; None in old records.
-        held_out: loss and accuracy after it; None in old records.
-        moves: of its steps; None in old records.
+        buffers: those that training moved, as it left them.
+        held_out: loss and accuracy after it; None where there are no such samples.
+        moves: of its steps.
     """
 
     change: str
     losses: list[float]
     skipped: list[bool]
     moved: dict[str, list[float]]
-    buffers: Buffers | None = None
-    held_out: HeldOut | None = None
-    moves: Moves | None = None
+    buffers: Buffers
+    held_out: HeldOut | None
+    moves: Moves
 
 
 @dataclass(frozen=True)
@@ -655,7 +653,7 @@ class Recipe:
         clip_norm: None where nothing is clipped.
         clip_norm_type: the order of that norm.
         linear: whether an update is linear in the gradients.
-        bounded: whether an update has a bound; true in old records, which do not say.
+        bounded: whether an update has a bound.
     """
 
     batch_size: int
@@ -687,20 +685,19 @@ class Findings:
         infinite: a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``.
         aged: a step from a state as it is after long training; None where it depends on no count.
         trained: the update of the step after training; None where it was skipped, or could not be followed.
-        midway: an update in the middle of training; None without a schedule, where it could not be followed, and in old
-            records.
+        midway: an update in the middle of training; None without a schedule, and where it could not be followed.
         replays: steps beside their forced replays, by name: ``first``, ``sharp`` (at weights at which nothing is nearly
             linear), ``last`` (the step after training); empty where the backend does not show its layers.
         padding: a step at weights and inputs of 0; None of a network that divides by nothing.
-        again: a step that was taken twice; None in old records.
+        again: a step that was taken twice.
         reload: a state that was saved and loaded.
         draws: None where a step draws no random numbers.
         wrong_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
-        moves: of its steps; None in old records.
-        buffers: those that training moved, as it left them; None in old records.
+        moves: of its steps; None where nobody looked.
+        buffers: those that training moved, as it left them.
         last_buffers: after the step that follows, beside those of a new backend that takes it, too.
-        held_out: loss and accuracy after training, before that step; None in old records.
+        held_out: loss and accuracy after training, before that step; None where there are no such samples.
         noise: training again; empty where the noise was not measured.
         written: ``network`` and ``batch``, as far as the backend wrote into them; None where nobody looked.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
@@ -729,7 +726,7 @@ class Findings:
     draws: Draws | None = None
     wrong_scale: WrongScale | None = None
     moved: dict[str, list[float]] = field(default_factory=dict)
-    buffers: Buffers | None = None
+    buffers: Buffers = field(default_factory=dict)
     last_buffers: Errors = field(default_factory=dict)
     held_out: HeldOut | None = None
     moves: Moves | None = None

@@ -3,7 +3,6 @@
 import math
 import time
 from dataclasses import replace
-from itertools import islice
 
 import pandas as pd
 import pytest
@@ -28,7 +27,6 @@ from mpcompare.loss_scale import DynamicLossScale, NoLossScale
 from mpcompare.precision import BF16, FP16, FP32
 from mpcompare.race.orders import Train
 from mpcompare.records import MONITORED, Recorder
-from mpcompare.report.runs import read_run
 from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 
@@ -226,18 +224,6 @@ def test_a_backend_that_shows_no_gradients_leaves_the_columns_empty(tmp_path):
 
     steps, _ = train(tmp_path / "0", make_backend=Silent, monitor={"every": 1})
     assert steps[[*MONITORED, "grad_norm"]].isna().all(axis=None)
-
-
-def test_steps_that_are_older_than_the_columns_are_read(tmp_path):
-    at_start = {"status": "running", "config": {"task": {}}}
-    at_start |= {"backend": "amp", "precision": "bf16", **dict.fromkeys(("task", "batch_size", "seed"))}
-    Recorder(tmp_path, at_start)
-    (tmp_path / "steps.csv").write_text(
-        "step,warmup,loss,lr,loss_scale,skipped,grad_norm,clipped,step_ms\n1,True,2.5,0.1,1.0,False,,False,0.5\n"
-    )
-    (row,) = islice(read_run(tmp_path).steps.to_dict("records"), 2)
-    assert row["loss"] == 2.5
-    assert all(math.isnan(row[name]) for name in MONITORED)
 
 
 @pytest.mark.parametrize("every", [0, 1.5, "often"])

@@ -1,10 +1,12 @@
 """The load of the machine, and the reasons for which a GPU is held back."""
 
+import functools
 import subprocess
 import sys
 import time
 import types
 
+import pynvml
 import pytest
 import torch
 
@@ -14,34 +16,29 @@ from mpcompare.instruments.bystanders import Bystanders, Rest
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-class Nvml:
-    """The driver's library as ctypes sees it: a call fills the memory that it is given, and returns 0 if it could."""
-
-    failing = ()
-
-    def __getattr__(self, name):
-        def call(*arguments):
-            value = {
-                "nvmlDeviceGetHandleByUUID": 1,
-                "nvmlDeviceGetClockInfo": 1755,
-                "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1 | 0x4 | 0x20,
-            }[name]
-            if name == "nvmlDeviceGetHandleByUUID":
-                assert arguments[0] == b"GPU-12ab"
-            if name == "nvmlDeviceGetClockInfo":
-                assert arguments[1] == 1  # NVML_CLOCK_SM
-            arguments[-1]._obj.value = value
-            return int(name in self.failing)
-
-        return call
-
-
 @pytest.fixture
 def nvml(monkeypatch):
-    nvml = Nvml()
-    monkeypatch.setattr(bystanders, "_nvml", lambda: nvml)
+    """Returns the answers of a driver by function; one that is an error is raised."""
+    answers = {
+        "nvmlInit": None,
+        "nvmlDeviceGetHandleByUUID": "handle",
+        "nvmlDeviceGetClockInfo": 1755,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1 | 0x4 | 0x20,
+        "nvmlSystemGetDriverVersion": "580.65.06",
+    }
+    asked = {"nvmlDeviceGetHandleByUUID": ("GPU-12ab",), "nvmlDeviceGetClockInfo": ("handle", pynvml.NVML_CLOCK_SM)}
+
+    def answer(name, *arguments):
+        assert arguments == asked.get(name, arguments)
+        if isinstance(answers[name], Exception):
+            raise answers[name]
+        return answers[name]
+
+    for name in answers:
+        monkeypatch.setattr(pynvml, name, functools.partial(answer, name))
+    monkeypatch.setattr(bystanders, "_init", pynvml.nvmlInit)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="12ab"))
-    return nvml
+    return answers
 
 
 def test_a_gpus_clock_and_what_holds_it_back_are_read_from_nvml(nvml):
@@ -49,22 +46,20 @@ def test_a_gpus_clock_and_what_holds_it_back_are_read_from_nvml(nvml):
     others.start()
     seen = others.stop()
     assert (seen["clock_mhz"], seen["throttle"]) == (1755.0, "sw_power_cap+sw_thermal_slowdown")
-    nvml.failing = ("nvmlDeviceGetCurrentClocksThrottleReasons",)
+    assert bystanders.driver_version() == "580.65.06"
+    refused = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    nvml["nvmlDeviceGetClockInfo"] = refused
+    assert bystanders._gpu(CUDA) == (None, "sw_power_cap+sw_thermal_slowdown")
+    nvml["nvmlDeviceGetClockInfo"], nvml["nvmlDeviceGetCurrentClocksThrottleReasons"] = 1755, refused
     assert bystanders._gpu(CUDA) == (1755.0, None)
-    nvml.failing = ("nvmlDeviceGetHandleByUUID",)
+    nvml["nvmlDeviceGetHandleByUUID"] = refused
     assert bystanders._gpu(CUDA) == (None, None)
 
 
-def test_without_the_drivers_library_nothing_is_known(monkeypatch):
-    def missing(_):
-        raise OSError
-
-    monkeypatch.setattr(bystanders.ctypes, "CDLL", missing)
-    bystanders._nvml.cache_clear()
-    try:
-        assert bystanders._gpu(CUDA) == (None, None)
-    finally:
-        bystanders._nvml.cache_clear()
+def test_without_the_drivers_library_nothing_is_known(nvml):
+    nvml["nvmlInit"] = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert bystanders._gpu(CUDA) == (None, None)
+    assert bystanders.driver_version() is None
 
 
 def test_the_load_of_the_machine_is_seen():
@@ -75,8 +70,7 @@ def test_the_load_of_the_machine_is_seen():
     load = bystanders.stop()
     other.kill()
     assert set(load) == {"clock_mhz", "other_cores", "throttle"}
-    if load["other_cores"] is not None:
-        assert load["other_cores"] > 0.3
+    assert load["other_cores"] > 0.3
     assert load["throttle"] is None
 
 

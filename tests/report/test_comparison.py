@@ -79,7 +79,6 @@ def two_sweeps(folder, here, there):
         ({"device_name": "cpu"}, {"device_name": "gpu"}, ("cpu", "gpu")),
         ({"threads": 2}, {"threads": 8}, ("cpu, 2 threads", "cpu, 8 threads")),
         ({"host": "0123456789"}, {"host": "abcdefghij"}, ("cpu, host 01234567", "cpu, host abcdefgh")),
-        ({}, {"host": "abcdefghij"}, ("cpu", "cpu, host abcdefgh")),
     ],
 )
 def test_merged_sweeps_of_two_machines_are_facets_and_never_one_ratio(tmp_path, here, there, told_apart):

@@ -1,13 +1,10 @@
 """The files of a public data set: they are looked for on disk, checked, and downloaded by torchvision."""
 
 import hashlib
-import http.client
 import logging
 import subprocess
 import sys
 import tempfile
-import threading
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +13,19 @@ from typing import Any
 import torch
 
 from mpcompare.errors import InputError, check_number
+from mpcompare.foreign import version
 from mpcompare.tasks.data.dataset import Dataset
 from mpcompare.tasks.data.folder import find_root
 
 log = logging.getLogger(__name__)
+
+PROBE_S = 3
+PROBE = """import http.client, sys, urllib.request
+try:
+    urllib.request.urlopen(sys.argv[1])
+except (OSError, ValueError, http.client.HTTPException) as error:  # URLError is an OSError
+    sys.exit(str(getattr(error, "reason", error)))
+"""
 
 
 @dataclass(frozen=True)
@@ -77,27 +83,35 @@ class Source:
     def download(self, root: Path, limit_s: float) -> str | None:
         """Downloads the files to ``root``; returns the reason why that failed, or None.
 
-        A probe comes first, so that a machine without internet loses 3 seconds at most. The download runs in a process
-        that can be ended, into a folder beside, and is moved into place file by file, so that no half file is ever
-        taken for data.
+        A probe comes first, so that a machine without internet loses 3 seconds at most. Both run in processes that can
+        be ended: a name lookup may hang for longer than any timeout. The files come into a folder beside, and are moved
+        into place one by one, so that no half file is ever taken for data.
         """
-        if failure := _probe(self.mirror):
+        if failure := _failure(PROBE, self.mirror, PROBE_S, "no answer"):
             return failure
         try:
             root.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as folder:
-                command = [sys.executable, "-c", self.script, folder]
-                subprocess.run(command, check=True, capture_output=True, text=True, timeout=limit_s)
+                if failure := _failure(self.script, folder, limit_s, "not done"):
+                    return failure
                 (root / self.folder).mkdir(parents=True, exist_ok=True)
                 for name in self.md5:
                     (Path(folder) / self.folder / name).replace(root / self.folder / name)
-        except subprocess.TimeoutExpired:
-            return f"not done within {limit_s:g} s"
-        except subprocess.CalledProcessError as error:
-            return (error.stderr.strip().splitlines() or ["torchvision failed"])[-1]
         except OSError as error:
             return str(error)
         return None
+
+
+def _failure(script: str, argument: str, limit_s: float, late: str) -> str | None:
+    """Runs Python code; returns the reason why it failed, or None."""
+    command = [sys.executable, "-c", script, argument]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return f"{late} within {limit_s:g} s"
+    except subprocess.CalledProcessError as error:
+        return (error.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    return None
 
 
 @dataclass(frozen=True)
@@ -141,34 +155,11 @@ def take_or_stand_in(
     return dataset
 
 
-def _probe(address: str) -> str:
-    """Returns the reason why ``address`` does not answer within 3 seconds, or an empty text."""
-    failure = ["no answer within 3 s"]
-
-    def open_it() -> None:
-        try:
-            urllib.request.urlopen(address, timeout=3).close()
-            failure[0] = ""
-        except (OSError, ValueError, http.client.HTTPException) as error:  # URLError is an OSError
-            failure[0] = str(getattr(error, "reason", error))
-
-    thread = threading.Thread(target=open_it, daemon=True)  # a name lookup may hang for longer than any timeout
-    thread.start()
-    thread.join(timeout=3)
-    return failure[0]
-
-
 def torchvision_mismatch(error: Exception) -> InputError:
     """Returns the error for a torchvision that fails at import: it was built for another torch, or is missing."""
-    from importlib import metadata
-
-    try:
-        installed = metadata.version("torchvision")
-    except metadata.PackageNotFoundError:
-        installed = "not installed"
     return InputError(
         "torchvision",
-        installed,
+        version("torchvision") or "not installed",
         f"does not work with torch {torch.__version__} ({' '.join(str(error).split())}); "
         "install a matching pair: pip install --upgrade torch torchvision",
     )

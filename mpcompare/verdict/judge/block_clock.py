@@ -12,20 +12,19 @@ MARK_MS = 1.0  # a clock on a GPU begins later than the wall's and ends earlier:
 
 
 def checks(timed: Timed) -> Iterator[Check]:
-    """Yields the checks that the record allows: older ones have neither clock nor draw."""
+    """Yields a check of the two clocks where there are enough blocks, and one of the block that was compared."""
     if apart := clocks_apart(timed.blocks):
         value, limit = apart
         yield Check("clock of timed blocks", value, limit, "clock", clock_because(timed.blocks))
-    if timed.compared is not None:
-        step_ms = timed.blocks.set_index("round")["step_ms"]
-        share = float(step_ms[timed.compared] / step_ms.median())
-        because = f"the block that was compared took {share:.2f} times the median of all blocks"
-        yield Check("time of the compared block", share, 1.0, "timed steps", because)
+    step_ms = timed.blocks.set_index("round")["step_ms"]
+    share = float(step_ms[timed.compared] / step_ms.median())
+    because = f"the block that was compared took {share:.2f} times the median of all blocks"
+    yield Check("time of the compared block", share, 1.0, "timed steps", because)
 
 
 def clocks_apart(blocks: pd.DataFrame) -> tuple[float, float] | None:
     """Returns the milliseconds by which a block by the entrant's clock is longer or shorter than the race's clock
-    allows, in the median, and how many they may be; None of too few blocks, and of an older record.
+    allows, in the median, and how many they may be; None of too few blocks.
 
     A message is heard after it was sent, however full the machine is. So the block lasts no longer than from the race's
     order to the news of its end. And the race hears of its beginning no sooner, and of its end no later, than the

@@ -7,7 +7,6 @@ from functools import cached_property
 import pandas as pd
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.records import BLOCK_FIELDS
 from mpcompare.verdict.findings import Findings
 
 
@@ -55,20 +54,20 @@ class Timed:
         loss: the examined backend's, in the last step.
         loss_difference: the largest difference of a loss to the examined backend's in the same step.
         state: of the weights, and of each other kind of tensors that a backend learns, ``difference`` (between the two
-            at the end), ``moved`` (from the start to the end) and ``norm``; empty in older records.
+            at the end), ``moved`` (from the start to the end) and ``norm``.
         steps: the number of steps of the block.
         unfinished: the number of blocks whose weights went on changing after the clock had stopped.
         blocks: the rows of ``blocks.csv``.
-        compared: the round of the block that was compared; None in older records.
+        compared: the round of the block that was compared.
     """
 
     loss: float
     loss_difference: float
-    state: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    steps: int = 0
-    unfinished: int = 0
-    blocks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(BLOCK_FIELDS)))
-    compared: int | None = None
+    state: Mapping[str, Mapping[str, float]]
+    steps: int
+    unfinished: int
+    blocks: pd.DataFrame
+    compared: int
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     Args:
         rounding: the rounding error of this tensor; None if it is not known.
     """
-    if rounding is None or rounding.along is None or not reference.norm or not PRECISIONS[run.precision].is_16_bit:
+    if rounding is None or not reference.norm or not PRECISIONS[run.precision].is_16_bit:
         return None
     t = float(special.stdtrit(rounding.samples, 1 - RARE / 2))
     once = max(1.0, max(rounding.error / run.unit_roundoff, rounding.terms) / reference.norm)

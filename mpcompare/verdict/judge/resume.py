@@ -21,9 +21,8 @@ def checks(case: Case) -> Iterator[Check]:
     run, reload = case.run, case.run.findings.reload
     if reload is None:
         return
-    if reload.lost is not None:
-        because = f"a backend that loads a state has another one then: {listed(reload.lost)}"
-        yield Check("state after a reload", float(len(reload.lost)), 0, "resume", because)
+    because = f"a backend that loads a state has another one then: {listed(reload.lost)}"
+    yield Check("state after a reload", float(len(reload.lost)), 0, "resume", because)
     expected, after = reload.expected, reload.found
     because = f"loss scale {after.loss_scale:g} after a reload and a step, {expected.loss_scale:g} without the reload"
     difference = float(expected.loss_scale != after.loss_scale)

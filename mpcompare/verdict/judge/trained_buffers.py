@@ -23,14 +23,10 @@ def checks(case: Case) -> Iterator[Check]:
     if case.is_reference:
         return
     yield from _next_step(case)
-    again = case.reference.findings.noise
-    others = [case.reference.findings.buffers, *(run.buffers for run in again)]
-    correct = [buffers for buffers in others if buffers is not None]
-    own = case.run.findings.buffers
-    if own is None or len(correct) < 2 or len(correct) < len(others) or case.run.start != case.reference.start:
+    own, noise = case.run.findings.buffers, case.reference.findings.noise
+    if not noise or case.run.start != case.reference.start or promises.kept(case.run.findings):
         return
-    if promises.kept(case.run.findings):
-        return
+    correct = [case.reference.findings.buffers, *(run.buffers for run in noise)]
     yield from _whole_numbers(case, own, correct)
     if common_steps(case.reference, case.run) == len(case.reference.steps) and not jump(case.reference):
         yield from _others(case, own, correct)
@@ -42,7 +38,7 @@ def _numbers(case: Case) -> Iterator[Check]:
     findings = case.run.findings
     if not all(math.isfinite(v) for values in findings.moved.values() for v in values):
         return
-    for name, b in (findings.buffers or {}).items():
+    for name, b in findings.buffers.items():
         wrong = not all(math.isfinite(v) for v in b.sketch)
         because = f"{name} holds inf or NaN after training, and no weight does"
         yield Check(f"numbers in buffer {name}", float(wrong), 0, cause_of(case, name), because)

@@ -1,3 +1,4 @@
+import socket
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,12 @@ def test_download_without_internet_gives_a_reason_in_seconds(tmp_path, source):
     refused = replace(source, mirror="http://127.0.0.1:9/nothing")  # the discard port: refused at once
     assert "refused" in refused.download(tmp_path, 5)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_mirror_that_does_not_answer_is_waited_for_3_seconds(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mute = replace(mnist.SOURCE, mirror=f"http://127.0.0.1:{silent.getsockname()[1]}/nothing")
+        assert mute.download(tmp_path, 60) == "no answer within 3 s"
 
 
 @SOURCES

@@ -22,7 +22,7 @@ from mpcompare.verdict.judge.accumulation import wrong_sum
     ],
 )
 def test_sums_of_micro_batches_are_named_only_where_the_counts_tell(counts, rest, says):
-    assert wrong_sum(MicroBatches(counts, rest, smallest=1.0), limit=0.1) == says
+    assert wrong_sum(MicroBatches(counts, rest, smallest=1.0, weights=[1.0, 1.0]), limit=0.1) == says
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from support.tasks import make_task
 
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import judge_run
-from mpcompare.verdict.findings import HeldOut, from_document, to_document
+from mpcompare.verdict.findings import HeldOut
 
 TASK = make_task(samples=32 * 40)
 LOSSES, ACCURACIES = (1.0, 1.001, 0.999), (0.7, 0.7, 0.7)
@@ -85,13 +85,3 @@ def test_targets_that_are_no_classes_have_no_accuracy(amp):
     judged, failed = verdict(amp, accuracy=None)
     assert (judged.word, failed) == ("same", [])
     assert [check.name for check in judged.checks if check.kind == "held-out samples"] == ["held-out loss"]
-
-
-def test_records_without_them_are_read(amp):
-    document = to_document(amp.findings)
-    del document["held_out"]
-    for run in document["noise"]:
-        del run["held_out"]
-    old = from_document(document)
-    assert (old.held_out, old.noise[0].held_out) == (None, None)
-    assert judge_run(replace(amp, name="other", findings=old), amp).word == "same"

@@ -9,7 +9,8 @@ from mpcompare.verdict.judge.midway import checks
 
 def drive(excess, **known_mistakes):
     step = Step(True, False, False, True, 1.0, 1.0)
-    return Drive([step], [{"a": UpdateError(excess, 1.02, 0.0, 0.0, 0.0)}], [0.1], [], None, None, {}, known_mistakes)
+    error = UpdateError(excess, 1.02, 0.0, 0.0, 0.0, 0.0)
+    return Drive([step], [{"a": error}], [0.1], [], None, None, {}, known_mistakes)
 
 
 def found(midway):
@@ -35,5 +36,5 @@ def test_a_mistake_with_a_name_of_its_own_is_named_first():
     assert found(drive(30.0, **{"another rate": 9.0}))[0].cause == "optimizer"
 
 
-def test_old_records_say_nothing_of_it():
+def test_without_that_update_nothing_is_said():
     assert found(None) == []

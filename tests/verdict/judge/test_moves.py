@@ -11,7 +11,6 @@ from support.tasks import make_task
 
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import judge_run
-from mpcompare.verdict.findings import from_document, to_document
 
 TASK, STEPS = make_task(samples=32 * 12), 6
 
@@ -99,13 +98,3 @@ def test_a_skipped_step_that_moves_weights_is_named(amp):
     assert "weights in skipped training steps" in failed
     assert judged.cause == "skip"
     assert f"training step {STEPS} says that it skipped, and weights changed" in judged.because
-
-
-def test_records_without_them_are_read(amp):
-    document = to_document(amp.findings)
-    del document["moves"]
-    for run in document["noise"]:
-        del run["moves"]
-    old = from_document(document)
-    assert (old.moves, old.noise[0].moves) == (None, None)
-    assert judge_run(replace(amp, name="other", findings=old), amp).word == "same"

@@ -47,15 +47,13 @@ def test_a_tensor_may_be_as_far_away_as_gradients_that_are_rounded_otherwise_mak
     assert failed == "weights after a reload, layer1.bias"
 
 
-def test_gradients_that_are_rounding_errors_and_old_records_are_left_out():
+def test_gradients_that_are_rounding_errors_are_left_out():
     run = amp(TASK.optimizer)
     rounding = {**run.findings.rounding}
     rounding["layer1.bias"] = replace(rounding["layer1.bias"], error=run.findings.first.gradients["layer1.bias"].norm)
     vanishing = replace(run, findings=replace(run.findings, rounding=rounding))
     names = [check.name for check in resume_tensors.checks(examined_of(vanishing))]
     assert names == [f"weights after a reload, {name}" for name in ("layer1.weight", "layer2.weight", "layer2.bias")]
-    old = replace(run, findings=replace(run.findings, reload=replace(run.findings.reload, tensors={})))
-    assert list(resume_tensors.checks(examined_of(old))) == []
 
 
 def test_signs_that_turn_are_counted_as_poisson_has_them():

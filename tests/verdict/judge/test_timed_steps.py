@@ -13,7 +13,12 @@ from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.optimizers import Adam
 
 TASK = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
-BLOCK = {"timed_loss": 1.0, "timed_loss_difference": 0.0, "timed_steps": 100, "timed_unfinished": 0}
+BLOCK = {
+    "timed_loss": 1.0, "timed_loss_difference": 0.0, "timed_state": {}, "timed_steps": 100, "timed_unfinished": 0,
+    "timing": {"race": "r", "compared": 1},
+}  # fmt: skip
+BLOCKS = pd.DataFrame([{"round": 1, "steps": 1, "step_ms": 1.0, "seen_s": 1e-3, "longest_s": 1e-3, "messages_s": 0.0}])
+CLOCK = ["weights after the clock stopped", "time of the compared block"]
 
 
 def run_of(task, precision="bf16", noise=2):
@@ -27,7 +32,8 @@ def run():
 
 def checks(run, **timed):
     """Returns the checks of timed steps of a run with this record, by their names."""
-    verdict = judge_run(recorded := replace(run, result={**run.result, **BLOCK, **timed}), recorded)
+    blocks = run.blocks if len(run.blocks) else BLOCKS
+    verdict = judge_run(recorded := replace(run, result={**run.result, **BLOCK, **timed}, blocks=blocks), recorded)
     return {check.name: check for check in verdict.checks if check.kind == "timed steps"}
 
 
@@ -57,14 +63,6 @@ def test_a_block_whose_weights_did_not_wait_for_the_clock_is_found(run):
     check = checks(run, timed_unfinished=2)["weights after the clock stopped"]
     assert (check.passed, check.cause) == (False, "unfinished steps")
     assert "in 2 timed blocks" in check.because
-
-
-def test_a_record_of_before_has_losses_alone(run):
-    old = {key: value for key, value in BLOCK.items() if key.startswith("timed_loss")}
-    verdict = judge_run(recorded := replace(run, result={**run.result, **old}), recorded)
-    names = [check.name for check in verdict.checks if check.kind == "timed steps"]
-    assert names == ["weights after the clock stopped", "loss of timed steps"]
-    assert verdict.word == "reference"
 
 
 def clocked(run, own_ms, seen_ms, late_ms=0.0, messages_ms=0.0, compared=1):
@@ -119,7 +117,7 @@ def test_the_block_that_was_compared_is_not_a_slow_one(run):
 
 def test_nothing_is_said_where_two_correct_runs_may_part(run):
     at_random = replace(run, findings=replace(run.findings, promises=Promises(weights="bf16", rounding="stochastic")))
-    assert list(checks(at_random, **apart(9.0))) == ["weights after the clock stopped"]
+    assert list(checks(at_random, **apart(9.0))) == CLOCK
     noise = [replace(again, losses=[2 * loss for loss in again.losses]) for again in run.findings.noise]
     parted = replace(run, findings=replace(run.findings, noise=noise))
     assert "weights after timed steps" not in checks(parted, **apart(9.0))

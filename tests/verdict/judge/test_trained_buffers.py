@@ -11,7 +11,6 @@ from torch import nn
 
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import judge_run
-from mpcompare.verdict.findings import from_document, to_document
 
 
 def network():
@@ -100,16 +99,6 @@ def test_buffers_of_no_norm_are_called_buffers(amp):
     error = amp.findings.last_buffers[MEAN]
     wrong = {**amp.findings.last_buffers, MEAN: replace(error, error=0.01 * error.norm)}
     assert verdict(amp, last_buffers=wrong, layers=layers)[0].cause == "buffers"
-
-
-def test_records_without_them_are_read(amp):
-    document = to_document(amp.findings)
-    del document["buffers"], document["last_buffers"]
-    for run in document["noise"]:
-        del run["buffers"]
-    old = from_document(document)
-    assert (old.buffers, old.last_buffers, old.noise[0].buffers) == (None, {}, None)
-    assert judge_run(replace(amp, name="other", findings=old), amp).word == "same"
 
 
 def test_what_holds_inf_is_wrong_in_the_reference_too(amp):

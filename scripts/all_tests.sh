@@ -4,5 +4,5 @@
 set -euxo pipefail
 cd "$(dirname "$0")/.."
 .venv/bin/python -m pytest
-.venv/bin/python -m pytest -m slow
+.venv/bin/python -m pytest -m 'slow and not quiet'
 .venv/bin/python -m pytest -m quiet -n 0

@@ -26,8 +26,8 @@ class Memory:
             return None
         now, peak = self._apart(meter.rss_bytes), self._apart(meter.peak_rss_bytes)
         if self.aparts is None or now is None or peak is None:
-            return own - self.own
-        return max(own + now, self.rest + peak) - self.own - self.aparts
+            return max(own - self.own, 0)  # a process that gives memory back meanwhile may end with less
+        return max(own + now - self.own - self.aparts, self.rest + peak - self.own - self.aparts, 0)
 
     def _apart(self, measure: Callable[[int | None], int | None]) -> int | None:
         return None if self.pid is None else measure(self.pid)

@@ -17,7 +17,7 @@ def test_the_record_says_what_an_examination_took(tmp_path):
     turn(entrant, None)
     turn(entrant, Train())
     peak = json.loads((tmp_path / "result.json").read_text())["examine_peak_bytes"]
-    assert peak is None or peak > 0
+    assert peak is None or peak >= 0
 
 
 def test_the_peak_is_what_was_taken_beyond_the_beginning():

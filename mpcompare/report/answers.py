@@ -10,6 +10,8 @@ from mpcompare.report.sentences import MOST, Answer, Name, Sentence, about, firs
 from mpcompare.verdict.judge.verdict import Verdict
 
 MB = 1e6
+# What is said of a run that is fast or small, and is not the same.
+BEWARE = {"differs": ", and does not compute the same", "differs as declared": ", and differs as declared"}
 
 
 def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
@@ -19,7 +21,7 @@ def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
     return [
         Answer("Right?", _right(comparison, verdicts)),
         Answer("Faster?", _faster(comparison, verdicts)),
-        Answer("Smaller?", _smaller(comparison)),
+        Answer("Smaller?", _smaller(comparison, verdicts)),
     ]
 
 
@@ -54,6 +56,7 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         for reference in dict.fromkeys(verdict.reference for _, verdict in of_word.get(word, [])):
             alike = [(e, v) for e, v in of_word[word] if v.reference == reference]
             end = f" ({min(len(v.checks) for _, v in alike)} checks)." if word == "same" else " only as declared."
+            alike.sort(key=lambda each: float(each[0].run.result["step_ms_p50"]))  # not all may be named
             ((*pieces,),) = about([e for e, _ in alike], one, several)
             said.append((*pieces, Name(labels.get(reference or "", str(reference))), end))
     return said or about(comparison.finished, " is the reference, and there is nothing to compare with it.",
@@ -73,14 +76,13 @@ def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     for entry in known[:MOST]:
         ratio, of = entry.time_ratio, Name(comparison.label(entry.baseline))
         low, high, median = _digits(ratio.low), _digits(ratio.high), _digits(ratio.median)
-        verdict = verdicts.get(entry.run.name)
-        wrong = ", and does not compute the same" if verdict and verdict.word == "differs" else ""
+        wrong = _beware(entry, verdicts)
         if ratio.low <= 1 <= ratio.high:
             span, rest = f"{low} to {high}", wrong or ": which one is faster cannot be told"
         else:
             span, rest = median, f" ({low} to {high}){wrong}"
         said.append((Name(entry.label), f" takes {span} of the time of ", of, f"{rest}."))
-    said += about(known[MOST:], " takes longer than these.", " take longer than these.")
+    said += about(known[MOST:], ": the table has its time.", ": the table has their times.")
     said += about(
         [e for e in known if not e.side_by_side], " took no turns with the baseline: drift of the machine counts."
     )
@@ -91,7 +93,7 @@ def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     return said
 
 
-def _smaller(comparison: Comparison) -> list[Sentence]:
+def _smaller(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     """Returns sentences on the smallest first."""
     others = [entry for entry in comparison.finished if not entry.is_baseline and not math.isnan(entry.memory_ratio)]
     others.sort(key=lambda entry: entry.memory_ratio)
@@ -103,11 +105,15 @@ def _smaller(comparison: Comparison) -> list[Sentence]:
         said += about(_baselines(comparison), " needs the least.", " need the least.")
     for entry in others[:MOST]:
         assert entry.baseline is not None
-        own, of = f" needs {_megabytes(entry.run)}, ", Name(comparison.label(entry.baseline))
-        said.append(
-            (Name(entry.label), own, f"{_digits(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of ", of, ".")
-        )
+        share = f"{_digits(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of "
+        of, beware = Name(comparison.label(entry.baseline)), _beware(entry, verdicts)
+        said.append((Name(entry.label), f" needs {_megabytes(entry.run)}, {share}", of, f"{beware}."))
     return said + about(others[MOST:], " needs more than these.", " need more than these.")
+
+
+def _beware(entry: Entry, verdicts: Verdicts) -> str:
+    verdict = verdicts.get(entry.run.name)
+    return BEWARE.get(verdict.word, "") if verdict else ""
 
 
 def _baselines(comparison: Comparison) -> list[Entry]:

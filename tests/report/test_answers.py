@@ -67,9 +67,9 @@ def test_many_runs_are_counted(tmp_path):
     found = said(tmp_path, verdicts)
     assert found["Right?"].count("does not compute the same as amp bf16 (loss)") == 4
     assert "b04 bf16 and b05 bf16 do not, either." in found["Right?"]
-    assert "b06 bf16, b07 bf16, b08 bf16 and 3 more compute the same as amp bf16" in found["Right?"]
+    assert "b11 bf16, b10 bf16, b09 bf16 and 3 more compute the same as amp bf16" in found["Right?"]
     assert found["Faster?"].startswith("b11 bf16 takes 0.35 of the time of amp bf16 (0.35 to 0.35).")
-    assert found["Faster?"].endswith("b07 bf16, b06 bf16, b05 bf16 and 5 more take longer than these.")
+    assert found["Faster?"].endswith("b07 bf16, b06 bf16, b05 bf16 and 5 more: the table has their times.")
     assert found["Smaller?"].startswith("b11 bf16 needs 1 MB, 0.50 of the 2 MB of amp bf16.")
 
 
@@ -82,9 +82,12 @@ def test_a_ratio_without_an_interval_is_no_number(tmp_path):
 def test_times_of_other_races_are_in_doubt_and_those_of_a_wrong_run_too(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", step_ms=5.0, race="another")
-    found = said(tmp_path, {"1": Verdict("differs", "loss", "it is", "0")})["Faster?"]
-    assert "and does not compute the same." in found
-    assert "mine bf16 took no turns with the baseline: drift of the machine counts." in found
+    found = said(tmp_path, {"1": Verdict("differs", "loss", "it is", "0")})
+    assert "and does not compute the same." in found["Faster?"]
+    assert found["Smaller?"].endswith(", and does not compute the same.")
+    assert "mine bf16 took no turns with the baseline: drift of the machine counts." in found["Faster?"]
+    declared = said(tmp_path, {"1": Verdict("differs as declared", "moments in bf16", reference="0")})
+    assert declared["Smaller?"].endswith("1.00 of the 2 MB of amp bf16, and differs as declared.")
 
 
 def test_nothing_finished(tmp_path):

@@ -5,7 +5,7 @@ import math
 from mpcompare.race.intervals import MIN_VALUES
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
-from mpcompare.report.runs import Run
+from mpcompare.report.runs import UNREADABLE, Run
 from mpcompare.report.sentences import MOST, Answer, Name, Sentence, about, first_clause
 from mpcompare.verdict.judge.verdict import Verdict
 
@@ -41,7 +41,9 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         does = [" is wrong"] if other == entry.label else [" does not compute the same as ", Name(other)]
         said.append((Name(entry.label), *does, reason))
     said += about(judged.get("differs", [])[MOST:], " does not, either.", " do not, either.")
-    said += about([e for e in comparison.entries if not e.ok], " did not finish.")
+    gone = [entry for entry in comparison.entries if not entry.ok]
+    said += about([e for e in gone if e.run.result["status"] != UNREADABLE], " did not finish.")
+    said += about([e for e in gone if e.run.result["status"] == UNREADABLE], " cannot be read.")
     for entry, verdict in of_word.get("reference", []):
         if verdict.because:
             said.append((Name(entry.label), f" is a reference in doubt: {first_clause(verdict.because)}"))

@@ -154,8 +154,15 @@ def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataF
         return pd.DataFrame(columns=list(fields))
     rows = pd.read_csv(io.StringIO(text), dtype={field: types.get(field, float) for field in fields})
     if list(rows) != list(fields):
-        raise ValueError(f"{path.name} has columns {', '.join(map(str, rows))}")
+        raise ValueError(f"{path.name} {_other_columns(list(map(str, rows)), fields)}")
     return rows
+
+
+def _other_columns(found: Sequence[str], expected: Sequence[str]) -> str:
+    """Returns what is wrong with the columns of a file."""
+    lacks, more = ([each for each in a if each not in b] for a, b in ((expected, found), (found, expected)))
+    said = [f"{verb} {', '.join(names)}" for verb, names in (("lacks", lacks), ("should not have", more)) if names]
+    return " and ".join(said) or "has its columns in another order"
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:

@@ -1,6 +1,7 @@
 """The verdict on a run in a word or three, with a sign, a colour and a rank: for figures and the page."""
 
 from mpcompare.report.comparison import Entry
+from mpcompare.report.runs import UNREADABLE
 from mpcompare.verdict.judge.verdict import Verdict
 
 # A sign for each verdict, so that colour is not all that tells them apart.
@@ -11,6 +12,7 @@ SIGNS = {
     "reference": "=",
     "reference in doubt": "?",
     "did not finish": "!",
+    "cannot be read": "!",
     "not examined": "-",
 }
 # The classes of verdicts that have a colour of their own, and the colours.
@@ -18,6 +20,7 @@ KINDS = {
     "same": "same",
     "differs": "differs",
     "did not finish": "differs",
+    "cannot be read": "differs",
     "reference in doubt": "near",
     "not seen": "near",
 }
@@ -28,7 +31,7 @@ VOUCHED = ("same", "differs as declared", "within noise", "reference")
 def word(entry: Entry, verdict: Verdict | None) -> str:
     """Returns the verdict on a run in a word or three."""
     if not entry.ok or verdict is None:
-        return "did not finish"
+        return "cannot be read" if entry.run.result["status"] == UNREADABLE else "did not finish"
     return str(verdict) if verdict.in_doubt else verdict.word
 
 

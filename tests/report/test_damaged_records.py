@@ -102,6 +102,15 @@ def test_a_damaged_record_is_a_row_with_its_reason(three, content, said):
     assert (three.parent / "report" / "index.html").exists()
 
 
+def test_columns_that_are_missing_or_too_many_are_named(three):
+    file = three / "2-other" / "blocks.csv"
+    file.write_text(file.read_text().replace("seen_s", "seen_h"))
+    assert not report([three], three.parent / "report", "amp")
+    table = pd.read_csv(three.parent / "report" / "summary.csv").set_index("run")
+    assert "blocks.csv lacks seen_s and should not have seen_h" in table["error"]["2-other"]
+    assert "other bf16` cannot be read." in (three.parent / "report" / "summary.md").read_text()
+
+
 def test_a_pipe_in_the_place_of_a_record_is_a_row(three):
     (three / "2-other" / "result.json").unlink()
     os.mkfifo(three / "2-other" / "result.json")

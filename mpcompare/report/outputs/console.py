@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import rich.box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -11,12 +10,12 @@ from rich.text import Text
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.report import dtypes, inference, remarks, summary
 from mpcompare.report.answers import answers
-from mpcompare.report.comparison import Comparison, phases_of
+from mpcompare.report.columns import TEXT, Column
+from mpcompare.report.comparison import Comparison, Entry, phases_of
 from mpcompare.report.contents import Report, Verdicts
 from mpcompare.report.outputs.fitted import tables
 
 PIPE = 200  # characters: a file or a pipe has no width, and is not wrapped at 80
-NARROW = 100  # characters: a console below this shows the phases alone
 STYLES = {"same": "green", "differs": "red", "not seen": "yellow", "not comparable": "yellow", "within noise": "yellow"}
 
 
@@ -44,7 +43,8 @@ def _show(console: Console, comparison: Comparison, verdicts: Verdicts) -> None:
     _lines(console, remarks.timing(comparison))
     _lines(console, dtypes.lines(comparison), soft_wrap=True)
     if comparison.finished:
-        console.print(_phases(comparison, narrow=console.width < NARROW))
+        for table in _phases(comparison, console.width):
+            console.print(table)
     if inference.measured(comparison):
         for table in inference_tables(comparison, console.width):
             console.print(table)
@@ -79,23 +79,21 @@ def _runs(comparison: Comparison, verdicts: Verdicts, width: int) -> Iterator[Ta
     return tables(headed, rows, names, width)
 
 
-def _phases(comparison: Comparison, narrow: bool) -> Table:
+def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
     """Milliseconds of each phase, ``-`` where it holds no work, or the step has no phases; and what is not in the step
     time: the first step's milliseconds and the seconds that making the backend took, builds and compilation
     included."""
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("ms in phase", no_wrap=True)
     phases = phases_of(entry.run for entry in comparison.finished)
-    for heading in (*phases, *(() if narrow else ("clock's cost", "first step", "set-up s"))):
-        table.add_column(heading, justify="right")
+    label, number = (Column[Entry]("", unit, "", lambda _: None) for unit in (TEXT, "1"))
+    heads = [("ms in phase", label), *((each, number) for each in (*phases, "clock's cost", "first step", "set-up s"))]
+    rows = []
     for entry in comparison.finished:
         times = entry.run.result["phase_ms"]
         cells = ["-" if times.get(phase) is None else f"{float(times[phase]):.4g}" for phase in phases]
         overhead, first, set_up = (entry.run.result[key] for key in ("phase_overhead", "first_step_ms", "construct_s"))
         clock = "-" if WHOLE_STEP in times else f"{float(overhead):+.1%}"
-        more = () if narrow else (clock, f"{float(first):.4g}", f"{float(set_up):.2g}")
-        table.add_row(entry.label, *cells, *more)
-    return table
+        rows.append([entry.label, *cells, clock, f"{float(first):.4g}", f"{float(set_up):.2g}"])
+    return tables(heads, rows, 1, width)
 
 
 def inference_tables(comparison: Comparison, width: int) -> Iterator[Table]:

@@ -1,6 +1,7 @@
 """The report on a console."""
 
 import io
+import itertools
 import re
 
 import pandas as pd
@@ -48,11 +49,22 @@ def test_every_console_shows_all_columns_in_as_many_tables_as_it_needs(tmp_path,
     assert "…" not in "".join(lines)
 
 
-@pytest.mark.parametrize(("width", "more"), [(80, []), (120, ["clock's cost", "first step", "set-up s"])])
-def test_a_narrow_console_shows_the_phases_alone(tmp_path, monkeypatch, capsys, width, more):
-    write_run(tmp_path / "0", "amp")
-    (head,) = (line for line in shown(tmp_path, monkeypatch, capsys, width) if line.startswith("ms in phase "))
-    assert re.split(r"  +", head) == ["ms in phase", "forward", "backward", "step", "update", *more]
+@pytest.mark.parametrize(("width", "count"), [(80, 2), (120, 1)])
+def test_a_narrow_console_shows_the_phases_in_two_tables_and_cuts_nothing(tmp_path, monkeypatch, capsys, width, count):
+    write_run(tmp_path / "0", "amp", phase_ms=dict.fromkeys(("forward", "backward", "step", "update"), 0.0012345))
+    lines = shown(tmp_path, monkeypatch, capsys, width)
+    heads = [re.split(r"  +", line)[1:] for line in lines if line.startswith("ms in phase ")]
+    assert len(heads) == count
+    assert [*itertools.chain(*heads)] == [
+        "forward",
+        "backward",
+        "step",
+        "update",
+        "clock's cost",
+        "first step",
+        "set-up s",
+    ]
+    assert "…" not in "".join(lines)
 
 
 def test_verdicts_have_a_sign_and_a_colour_where_there_are_colours(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def test_the_file_has_verdicts_in_words_a_table_and_what_was_measured(tmp_path):
         "told. `mine bf16` takes 2.00 of the time of `amp bf16` "
         "(2.00 to 2.00).",
         "- **Smaller?** `mine bf16` needs 2 MB, 1.00 of the 2 MB of `amp bf16`. `bad bf16` needs 2 MB, 1.00 of the 2 "
-        "MB of `amp bf16`. `other bf16` needs 2 MB, 1.00 of the 2 MB of `amp bf16`.",
+        "MB of `amp bf16`, and does not compute the same. `other bf16` needs 2 MB, 1.00 of the 2 MB of `amp bf16`.",
         "",
         "| backend | precision | verdict | ms/step p50 | time / amp bf16 | peak MB | memory / amp bf16 | final loss "
         "| test acc. |",

@@ -10,6 +10,7 @@ from mpcompare.report.contents import Verdicts
 from mpcompare.report.outputs.page.advice import advice
 from mpcompare.report.outputs.page.checks import Checked, bars
 from mpcompare.report.signs import KINDS, rank, sign
+from mpcompare.report.signs import word as word_of
 from mpcompare.verdict.judge.verdict import Verdict
 
 
@@ -57,7 +58,7 @@ def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
 
 def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> Answer:
     if not entry.ok or verdict is None:
-        return Answer(entry.label, "did not finish", f": {entry.run.result['status']}: {entry.error}")
+        return Answer(entry.label, word_of(entry, verdict), f": {entry.run.result['status']}: {entry.error}")
     other = labels.get(verdict.reference or "", verdict.reference or "")
     checked = Checked(entry, verdict, bars(entry.run.name, verdict.checks))
     failed, count = checked.first_failed, len(checked.bars)

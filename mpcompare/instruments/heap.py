@@ -50,7 +50,7 @@ def kept() -> Iterator[None]:
 
     Without glibc 2.33 or later, or where the user has set malloc up, memory only goes back at the end.
     """
-    libc = None if any(name.startswith(SET_BY_USER) for name in os.environ) else _glibc()
+    libc = _to_set_up()
     if libc:
         _keep(libc)
     try:
@@ -60,8 +60,13 @@ def kept() -> Iterator[None]:
         if libc:
             _as_before(libc)
             _fill_holes(libc)
-            libc.mallopt(M_MMAP_THRESHOLD, LARGE)
-            libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGE)
+
+
+def fill_holes() -> None:
+    """Fills the holes that were left since :func:`kept` ended, by what was made within it and was freed after it."""
+    meter.release()
+    if _filled and (libc := _to_set_up()):
+        _fill_holes(libc)
 
 
 def trim() -> None:
@@ -138,6 +143,12 @@ def _fill_holes(libc: ctypes.CDLL) -> None:
         else:
             libc.free(block)
             size //= 2
+    libc.mallopt(M_MMAP_THRESHOLD, LARGE)
+    libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGE)
+
+
+def _to_set_up() -> ctypes.CDLL | None:
+    return None if any(name.startswith(SET_BY_USER) for name in os.environ) else _glibc()
 
 
 @cache

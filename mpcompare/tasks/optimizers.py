@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.errors import InputError, check_flag, check_number
+from mpcompare.stored import Stored
 from mpcompare.tasks.groups import Group, GroupedReplay, Parameters, for_torch, read_groups
 
 
@@ -171,18 +172,20 @@ class SgdReplay:
         self.roundings = 3 * coarse.arithmetic * (1 + (optimizer.weight_decay > 0) + optimizer.nesterov)
         self.roundings += coarse.moments
         self.of_momentum = 3 * coarse.arithmetic + coarse.moments
-        self.velocities: dict[str, tuple[Tensor, Tensor, float]] = {}
+        self.velocities = Stored()  # and the sum of the absolute values of their terms, ``[2, *weight]``
+        self.rounded: dict[str, float] = {}  # how often a velocity was
 
     def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
         if "momentum_buffer" in tensors:
             velocity = tensors["momentum_buffer"]
-            self.velocities[name] = velocity, velocity.abs(), self.roundings
+            self.velocities[name] = torch.stack((velocity, velocity.abs()))
+            self.rounded[name] = self.roundings
 
     def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
         if name not in self.velocities:
             return {}
-        velocity, sizes, roundings = self.velocities[name]
-        return {"momentum_buffer": (velocity, roundings * sizes + 2.0**-102)}
+        velocity, sizes = self.velocities[name]
+        return {"momentum_buffer": (velocity, self.rounded[name] * sizes + 2.0**-102)}
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         momentum = self.optimizer.momentum
@@ -190,13 +193,10 @@ class SgdReplay:
         velocity, sizes, roundings = grad, size, self.roundings
         if momentum:
             if name in self.velocities:
-                velocity, sizes, roundings = self.velocities[name]
-                velocity, sizes, roundings = (
-                    momentum * velocity + grad,
-                    momentum * sizes + size,
-                    roundings + self.of_momentum,
-                )
-            self.velocities[name] = velocity, sizes, roundings
+                velocity, sizes = self.velocities[name]
+                velocity, sizes = momentum * velocity + grad, momentum * sizes + size
+                roundings = self.rounded[name] + self.of_momentum
+            self.velocities[name], self.rounded[name] = torch.stack((velocity, sizes)), roundings
         if self.optimizer.nesterov:
             velocity, sizes = grad + momentum * velocity, size + momentum * sizes
         return -lr * velocity, roundings * lr * sizes
@@ -326,7 +326,7 @@ class AdamReplay:
         self.optimizer = optimizer
         self.decoupled = decoupled
         self.coarse = coarse
-        self.means: dict[str, tuple[Tensor, ...]] = {}
+        self.means = Stored()  # m, M, v and S^2, ``[4, *weight]``; without the last one where it is v
         self.updates: dict[str, int] = {}
         self.loaded: dict[str, int] = {}  # the updates before the state that was loaded, which rounded nothing here
         self.at_once = False
@@ -334,14 +334,14 @@ class AdamReplay:
     def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
         if "exp_avg" in tensors and "exp_avg_sq" in tensors:
             m, v = tensors["exp_avg"], tensors["exp_avg_sq"]
-            self.means[name] = m, m.abs(), v, v
+            self.means[name] = torch.stack((m, m.abs(), v))
             self.updates[name] = self.loaded[name] = updates
             self.at_once = at_once
 
     def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
         if name not in self.means:
             return {}
-        m, M, v, S2 = self.means[name]
+        m, M, v, S2 = self._means(name)
         t, arithmetic = self.updates[name] - self.loaded.get(name, 0), self.coarse.arithmetic
         of_m, of_v = ((4 * t + of_g) * arithmetic + t * self.coarse.moments for of_g in (4, 8))
         return {"exp_avg": (m, of_m * M + 2.0**-102), "exp_avg_sq": (v, of_v * S2 + 2.0**-102)}
@@ -350,13 +350,14 @@ class AdamReplay:
         (beta1, beta2), decay = self.optimizer.betas, self.optimizer.weight_decay
         grad, size = _decayed(grad, weight, 0.0 if self.decoupled else decay)
         new = (grad, size, grad.square(), size.square())
-        kept = self.means.get(name, (torch.zeros_like(grad),) * 4)
+        kept = self._means(name) if name in self.means else (torch.zeros_like(grad),) * 4
         means = tuple(
             beta * old + (1 - beta) * value
             for beta, old, value in zip((beta1, beta1, beta2, beta2), kept, new, strict=True)
         )
         t = self.updates.get(name, 0) + 1
-        self.means[name], self.updates[name] = means, t
+        self.means[name] = torch.stack(means[:3] if self.decoupled or not decay else means)  # the size is |g| there
+        self.updates[name] = t
 
         c1, c2 = self.corrections(t)
         m, M, v, S2 = (mean / c for mean, c in zip(means, (c1, c1, c2, c2), strict=True))
@@ -379,6 +380,10 @@ class AdamReplay:
             change = change - lr * decay * weight
             magnitude = magnitude + 2 * self.coarse.arithmetic * (1 + lr * decay) * weight.abs()
         return change, magnitude
+
+    def _means(self, name: str) -> tuple[Tensor, ...]:
+        means = self.means[name]
+        return *means, *means[2:3].expand(4 - len(means), *means.shape[1:])
 
     def corrections(self, t: int) -> tuple[float, float]:
         """Returns the divisors of m and v in update ``t``, 1 for the first: both start at 0, and are too small at

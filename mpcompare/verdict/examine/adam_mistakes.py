@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW
@@ -113,7 +114,7 @@ class CorrectedInPlace(AdamReplay):
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         update = super().step(name, grad, weight, lr)
         (m, M, *rest), (c1, _) = self.means[name], self.corrections(self.updates[name])
-        self.means[name] = m / c1, M / c1, *rest
+        self.means[name] = torch.stack((m / c1, M / c1, *rest))
         return update
 
 
@@ -127,5 +128,5 @@ class Forgets(AdamReplay):
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         if name in self.means:
-            self.means[name] = tuple(f * mean for f, mean in zip(self.factors, self.means[name], strict=True))
+            self.means[name] = torch.stack([f * mean for f, mean in zip(self.factors, self.means[name], strict=False)])
         return super().step(name, grad, weight, lr)

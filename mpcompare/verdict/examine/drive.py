@@ -19,6 +19,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
 from mpcompare.precision import FORMATS
+from mpcompare.stored import Stored
 from mpcompare.tasks.optimizers import IN_FP32, Coarse
 from mpcompare.tasks.task import Params, Task, buffers_of
 from mpcompare.verdict.examine import numerics
@@ -70,17 +71,12 @@ def drive(subject: Subject, scaling: LossScale, start: Batches, follow: Sequence
     return driver
 
 
-def by_rows(tensors: Mapping[str, Tensor]) -> Params:
-    """Returns a copy of each tensor that lies row by row, as the oracle's gradients do."""
-    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-
-
 def rows_of(tensors: Mapping[str, Tensor]) -> Params:
     """Returns the tensors row by row: those that lie so are no copies."""
     return {name: t.detach().contiguous() for name, t in tensors.items()}
 
 
-def beside(loss: float, grads: Params, exact: Exact) -> Gradients:
+def beside(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
     """Returns loss and gradients beside the oracle's; ``grads`` is empty where none are shown."""
     of_batches = {name: g for name, g in grads.items() if any(name in share for share in exact.shares)}
     sketches = numerics.sketch(of_batches)
@@ -113,9 +109,9 @@ class _Taken:
 
     lr: float
     loss: float
-    grads: Params
-    clipped: Params
-    before: Params
+    grads: Mapping[str, Tensor]
+    clipped: Mapping[str, Tensor]
+    before: Mapping[str, Tensor]
     after: Params
     scale: float
     skipped: bool
@@ -219,15 +215,15 @@ class Driver:
 
     def _step(self, batch: Batches) -> _Taken:
         backend, lr = self.backend, float(self.rates.now)
-        before, scale = by_rows(backend.master_params()), float(backend.loss_scale())
+        before, scale = Stored(backend.master_params()), float(backend.loss_scale())
         walk = Walk(backend, batch, lr)
         draws_alike = beside_the_oracle(self.exact, walk)
         walk.through("unscale")
-        loss, grads = float(walk.loss), by_rows(backend.grads())
+        loss, grads = float(walk.loss), Stored(backend.grads())
         several = self.task.accumulate > 1 and not walk.in_one_piece
         moved_early = several and _moved(before, backend.master_params())
         walk.through("clip")
-        clipped = grads if walk.in_one_piece or self.task.clip_norm is None else by_rows(backend.grads())
+        clipped = grads if walk.in_one_piece or self.task.clip_norm is None else Stored(backend.grads())
         walk.through("step")
         after, skipped = rows_of(backend.master_params()), bool(backend.skipped)
         walk.finish()
@@ -246,6 +242,8 @@ class Driver:
         """Writes down whether parameters without a gradient moved, and returns the step without their gradients."""
         names = idle(self.subject.examined, self.task.loss_fn, batch, taken.grads, taken.before)
         self.idle.append(moved(names, taken.before, taken.after))
+        if not names:
+            return taken
         shown = {name: g for name, g in taken.grads.items() if name not in names}
         return replace(taken, grads=shown, clipped={name: taken.clipped[name] for name in shown})
 
@@ -291,7 +289,7 @@ class Driver:
             self.clips.append(clip)
 
     def _write_finite(self, taken: _Taken) -> None:
-        grads = taken.grads
+        grads: Mapping[str, Tensor] = taken.grads
         if taken.in_one_piece and (factor := own_factor(self.backend, self.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
         grads = grads if taken.draws_alike else {}  # those of other masks are no errors
@@ -351,7 +349,7 @@ def _finite(tensors: Mapping[str, Tensor]) -> bool:
     return all(bool(t.isfinite().all()) for t in tensors.values())
 
 
-def _moved(before: Params, after: Mapping[str, Tensor]) -> bool:
+def _moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
     return any(not numerics.same_bits(before[name], after[name]) for name in before)
 
 

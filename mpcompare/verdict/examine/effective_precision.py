@@ -1,11 +1,13 @@
 """The precision that gradients show, whatever was asked for."""
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from mpcompare.contract import Batches
 from mpcompare.dtypes import torch_dtype
 from mpcompare.precision import PRECISIONS, Precision
-from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.oracle import oracle
 from mpcompare.verdict.examine.subject import Subject
@@ -14,7 +16,7 @@ from mpcompare.verdict.findings import Errors, relative_error
 TRIED = ("fp32", "fp16", "bf16")
 
 
-def effective_precision(subject: Subject, batch: Batches, grads: Params, errors: Errors) -> str:
+def effective_precision(subject: Subject, batch: Batches, grads: Mapping[str, Tensor], errors: Errors) -> str:
     """Returns the precision asked for, unless another one's oracle is far closer, and every tensor is closer to it or
     within one rounding of it: below a unit next to 0 that turned on or off any may be.
 

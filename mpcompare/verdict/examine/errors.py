@@ -17,7 +17,7 @@ from mpcompare.verdict.findings import Clip, ClipFactor, Errors, GradientError, 
 UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, relatively
 
 
-def gradient_errors(grads: Mapping[str, Tensor], exact: Params) -> Errors:
+def gradient_errors(grads: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
     """Returns the error of each gradient beside the float64 ``exact``; None where the gradient is missing. The exact
     ones are mapped from a file where they are the oracle's: one at a time is in memory."""
     errors: Errors = {}
@@ -91,8 +91,8 @@ class Change:
         remembered: the state that was loaded before it.
     """
 
-    before: Params
-    after: Params
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
     grads: Mapping[str, Tensor]
     lr: float
     remembered: Remembered = FROM_THE_START
@@ -138,6 +138,8 @@ def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.
             left += int((stay & ((w + s).to(short_dtype).double() != w)).sum())
         if zeros_of(rounded := (w + s).float().sub_(stored)):
             lost_in_fp32 += int(((rounded == 0) & (s != 0)).sum())
+    for tensor in kept.values():
+        heap.forget(tensor)
     return UpdateError(
         excess=excess,
         slope=product / norm2 if norm2 else 1.0,

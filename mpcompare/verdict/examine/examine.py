@@ -35,7 +35,7 @@ from mpcompare.race.course import NOISE
 from mpcompare.race.orders import Progress
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.examine.again import again
-from mpcompare.verdict.examine.aged import aged
+from mpcompare.verdict.examine.aged import Age, age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.draws import draws_of
@@ -142,16 +142,31 @@ def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, la
         exact: the oracle's step on the first of them.
         late: takes all passes but the first one.
     """
-    batch, driver = batches[0], first(subject, batches, exact)
-    late.trim()
+    found, age, alike = _of_first(subject, batches, exact, late)  # its backend is freed before the next one is made
     return {
-        "first": driver.result(),
-        "aged": late.take("aged", lambda: aged(subject, driver, batch, exact), None),
-        "infinite": late.take("infinite input", lambda: infinite_input(subject, driver, batch), None),
-        "again": late.take("again", lambda: again(subject, driver.backend, batch), None),
-        "padding": late.take("padding", lambda: padding(subject, driver.backend, batch), None),
-        "draws": draws_of(subject, driver.draws_alike, batch),
+        **found,
+        "aged": late.take("aged", lambda: age and aged(subject, age, batches[0], exact), None),
+        "draws": draws_of(subject, alike, batches[0]),
     }
+
+
+def _of_first(
+    subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts
+) -> tuple[dict[str, Any], Age | None, bool]:
+    """Returns the findings, by their names, of the backend of the pass ``first``; what it would have after long
+    training; and whether it drew the random numbers of the oracle. The arguments are those of ``_at_the_start``."""
+    batch, driver = batches[0], first(subject, batches, exact)
+    age = late.take("aged", lambda: age_of(subject, driver), None)
+    return (
+        {
+            "first": driver.result(),
+            "infinite": late.take("infinite input", lambda: infinite_input(subject, driver, batch), None),
+            "again": late.take("again", lambda: again(subject, driver.backend, batch), None),
+            "padding": late.take("padding", lambda: padding(subject, driver.backend, batch), None),
+        },
+        age,
+        driver.draws_alike,
+    )
 
 
 def _of_network(subject: Subject, batch: Batches, exact: Exact) -> dict[str, Any]:

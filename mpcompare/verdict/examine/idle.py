@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from mpcompare.contract import Batches
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import Params, with_values
+from mpcompare.tasks.task import with_values
 from mpcompare.verdict.examine import numerics
 
 
 def idle(
-    network: nn.Module, loss_fn: Loss, batches: Batches, grads: Mapping[str, Tensor], before: Params
+    network: nn.Module, loss_fn: Loss, batches: Batches, grads: Mapping[str, Tensor], before: Mapping[str, Tensor]
 ) -> frozenset[str]:
     """Returns the parameters without a gradient in a step: those that a backend shows none of, and those that it shows
     a 0 of although the loss does not depend on them. Empty where it shows none at all.
@@ -42,7 +42,7 @@ def reached(network: nn.Module, loss_fn: Loss, batches: Batches) -> set[str]:
     return {name for name, p in network.named_parameters() if p.grad is not None}
 
 
-def moved(names: frozenset[str], before: Params, after: Mapping[str, Tensor]) -> dict[str, bool]:
+def moved(names: frozenset[str], before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, bool]:
     """Returns whether each of these weights changed in any bit."""
     return {name: not numerics.same_bits(before[name], after[name]) for name in sorted(names)}
 

@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from mpcompare.contract import Batches, Stepper, Walk, promises_of
+from mpcompare.stored import Stored
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.buffers import step_errors
-from mpcompare.verdict.examine.drive import beside, by_rows
+from mpcompare.verdict.examine.drive import beside
 from mpcompare.verdict.examine.forced.passes import layers_of, recorded_layers
 from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
@@ -43,18 +44,17 @@ def last(
     with recorded_layers(backend, batch) as record:
         loss, grads = gradients_of(walk, kept=promised_task(subject.task, promises_of(backend)).clip_norm is not None)
     gradients = beside(loss, grads, Exact(*gradients_of(new_walk), {}, 0.0))
-    new_buffers = new.buffers()
-    if new_buffers:
+    if new.buffers():
         new_walk.finish()
-        new_buffers = by_rows(new.buffers())
+    new_buffers = Stored(new.buffers())
     del new, new_walk  # before the replays
-    step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale, by_rows(backend.buffers()))
+    step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
     layers = layers_of(subject, backend, step, walk.in_one_piece)
     weights = params_of(trained)
     without = idle(trained, subject.task.loss_fn, batch, grads, weights)
     update = trained_update(subject, walk, start, grads, without)
     if update and without:
-        found = moved(without, weights, by_rows(backend.master_params()))
+        found = moved(without, weights, Stored(backend.master_params()))
         update = replace(update, drive=replace(update.drive, idle=[found]))
     buffers = step_errors(backend.buffers(), new_buffers) if new_buffers else {}
     return gradients, buffers, update, layers

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,7 +61,7 @@ class Exact:
     """
 
     loss: float
-    grads: Params
+    grads: Mapping[str, Tensor]
     buffers: Params
     loss_noise: float
     exponents: Counts = field(default_factory=dict)

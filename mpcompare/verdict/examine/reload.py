@@ -1,13 +1,15 @@
 """The pass ``reload``: a backend that loaded the state of another, beside that other, and its next update beside the
 optimizer's from that state."""
 
-import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mpcompare.contract import Batches, Stepper, Walk, take_step
-from mpcompare.loss_scale import DynamicLossScale
+from torch import Tensor
+
+from mpcompare.contract import Batches, State, Stepper, Walk, take_step
+from mpcompare.loss_scale import DynamicLossScale, LossScale
+from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
@@ -17,8 +19,32 @@ from mpcompare.verdict.examine.trained import gradients_of, start_of, trained_up
 from mpcompare.verdict.findings import AfterLoad, Reload, ReloadedTensor
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """Two steps of a backend.
+
+    Attributes:
+        given, state: make what it had between them, each a copy that is its own.
+        params: between them.
+        loss, loss_scale: of the second, and after it.
+        ends: parameters and buffers after it.
+        updates: whether the first one was an update.
+        lr: the learning rate of the second.
+    """
+
+    given: Callable[[], State]
+    state: Callable[[], State]
+    params: Stored
+    loss: float
+    loss_scale: float
+    ends: Stored
+    updates: int
+    lr: float
+
+
 def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
-    """Lets a backend take a step and a new one load its state, lets both take another, and returns the differences.
+    """Lets a backend take two steps, and a new one load the state between them and take the second, and returns the
+    differences. The first backend is freed before the other is made.
 
     A dynamic loss scale grows after two good steps here, so that its state, too, shows in the second; and the new
     backend is made with another scale.
@@ -26,37 +52,47 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
     scaling = at_scale(subject.scaling, subject.scaling.scale / 256)  # so that the first step does not overflow
     if isinstance(scaling, DynamicLossScale):
         scaling = replace(scaling, growth_interval=2)
-    first, rates = subject.make_backend(subject.model, scaling), subject.task.new_rates()
-    seed_step(EXAMINED)
-    Stepper(first, rates).step(batches[0])
-    updates = int(not first.skipped)
+    first = _two_steps(subject, scaling, batches)
     if isinstance(scaling, DynamicLossScale):
         scaling = at_scale(scaling, 4 * scaling.scale)
     loaded = subject.make_backend(subject.model, scaling)
-    state = first.state_dict()
-    loaded.load_state_dict(copy.deepcopy(state))
-    lost = lost_entries({**state, "params": first.master_params()}, loaded.state_dict())
-    start = {name: p.detach().clone() for name, p in first.master_params().items()}
-    seed_step(EXAMINED)  # for a network that draws masks, and a backend that rounds at random
-    loss, lr = float(take_step(first, batches[1], rates.now)), float(rates.now)
-    begin, walk = start_of(loaded, lr, updates, 1), Walk(loaded, batches[1], lr)
+    loaded.load_state_dict(first.given())
+    lost = lost_entries({**first.state(), "params": first.params}, loaded.state_dict())
+    begin, walk = start_of(loaded, first.lr, first.updates, 1), Walk(loaded, batches[1], first.lr)
     again, grads = gradients_of(walk, kept=subject.task.clip_norm is not None)
-    without = idle(subject.model, subject.task.loss_fn, batches[1], grads, start)
+    without = idle(subject.model, subject.task.loss_fn, batches[1], grads, first.params)
     update = trained_update(subject, walk, begin, grads, without)
-    ends = [{**backend.master_params(), **backend.buffers()} for backend in (first, loaded)]
+    ends = (first.ends, {**loaded.master_params(), **loaded.buffers()})
     return Reload(
-        expected=AfterLoad(loss, float(first.loss_scale())),
+        expected=AfterLoad(first.loss, first.loss_scale),
         found=AfterLoad(again, float(loaded.loss_scale())),
         error=numerics.distance(*ends),
-        norm=numerics.distance(start, ends[0]),
-        weights=numerics.finite_norm(ends[0]),
+        norm=numerics.distance(first.params, first.ends),
+        weights=numerics.finite_norm(first.ends),
         lost=lost,
-        tensors={name: ReloadedTensor(_distance(ends, name), _distance((start, ends[0]), name)) for name in start},
+        tensors={
+            name: ReloadedTensor(_distance(ends, name), _distance((first.params, first.ends), name))
+            for name in first.params
+        },
         update=update,
     )
 
 
-def _distance(pair: Sequence[Params], name: str) -> float:
+def _two_steps(subject: Subject, scaling: LossScale, batches: Sequence[Batches]) -> _Taken:
+    backend, rates = subject.make_backend(subject.model, scaling), subject.task.new_rates()
+    seed_step(EXAMINED)
+    Stepper(backend, rates).step(batches[0])
+    updates, lr = int(not backend.skipped), float(rates.now)
+    state = backend.state_dict()
+    given, kept = subject.shared.aside(state), subject.shared.aside(state)
+    params = Stored(backend.master_params())
+    seed_step(EXAMINED)  # for a network that draws masks, and a backend that rounds at random
+    loss = float(take_step(backend, batches[1], rates.now))
+    ends = Stored({**backend.master_params(), **backend.buffers()})
+    return _Taken(given, kept, params, loss, float(backend.loss_scale()), ends, updates, lr)
+
+
+def _distance(pair: Sequence[Mapping[str, Tensor]], name: str) -> float:
     """Returns how far one tensor is apart in two states."""
     one, other = pair
     return numerics.distance({name: one[name]}, {name: other[name]})

@@ -7,7 +7,7 @@ beforehand, and each is taken as turned if the gradients of its own layer are ne
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from mpcompare.contract import Batches
 from mpcompare.tasks.mlp import PlainMlp, is_plain_mlp, plain_mlp
-from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.oracle import Exact, rounded, rounded_batch
 from mpcompare.verdict.examine.subject import Subject
@@ -26,7 +25,7 @@ MANY = 4096  # units of a layer, from which on the errors that they make are tho
 ROWS = 1024  # of a batch, which are looked at first: often so few have as many such units
 
 
-def as_turned(subject: Subject, batches: Batches, exact: Exact, grads: Params, errors: Errors) -> Exact:
+def as_turned(subject: Subject, batches: Batches, exact: Exact, grads: Mapping[str, Tensor], errors: Errors) -> Exact:
     """Returns the oracle's step on ``batches``, with units turned as the gradients of a backend show it: as it is where
     they are right within one rounding, and for networks other than a plain MLP, whose twin has no such units. Turned
     units are believed only if they are the reason: if the errors, each relative to its tensor, are halved by them.
@@ -46,10 +45,10 @@ def as_turned(subject: Subject, batches: Batches, exact: Exact, grads: Params, e
     others = {name: e for name, e in before.items() if name not in changed}
     if math.hypot(*others.values()) > math.hypot(*before.values()) / 2:
         return exact
-    turned = units.turned({name: exact.grads[name].clone() for name in changed}, grads)
-    after = others | {name: numerics.distance({name: e}, {name: grads[name]}) / _norm(e) for name, e in turned.items()}
+    turned = units.turned(exact.grads, grads)
+    after = others | {name: _relative_error(turned[name], grads[name]) for name in changed}
     halved = math.hypot(*after.values()) <= math.hypot(*before.values()) / 2
-    return replace(exact, grads={**exact.grads, **turned}) if halved else exact
+    return replace(exact, grads=turned) if halved else exact
 
 
 @dataclass(frozen=True)
@@ -100,27 +99,27 @@ class _Units:
         last = max(layer for layer, near in enumerate(self.near) if _few(near))
         return [f"{name}.{part}" for name in self.names[: last + 1] for part in ("weight", "bias")]
 
-    def turned(self, exact: Params, grads: Mapping[str, Tensor]) -> Params:
+    def turned(self, exact: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> "_Turned":
         """Returns the gradients ``exact`` with units turned, from the last hidden layer down: turning one changes the
         gradients of its own layer and of those below."""
+        turned = _Turned(exact, {})
         for layer in range(len(self.on) - 1, -1, -1):
             if not _few(self.near[layer]):
                 continue
             rows, units = self.near[layer].nonzero(as_tuple=True)
             signs = 1 - 2 * self.on[layer][rows, units].double()
             change = self.passed[layer][rows, units].double() * signs
-            chosen = self._chosen(layer, (rows, units, change), exact, grads)
+            chosen = self._chosen(layer, (rows, units, change), turned, grads)
             delta = torch.zeros(len(chosen), self.on[layer].shape[1], dtype=torch.float64, device=change.device)
             delta[torch.arange(len(chosen)), units[chosen]] = change[chosen]
             for below in range(layer, -1, -1):
-                exact[f"{self.names[below]}.weight"] += delta.t() @ self.inputs[below][rows[chosen]].double()
-                exact[f"{self.names[below]}.bias"] += delta.sum(0)
+                turned.changes.setdefault(self.names[below], []).append((delta, self.inputs[below], rows[chosen]))
                 if below:
                     delta = (delta @ self.weights[below].double()) * self.on[below - 1][rows[chosen]]
-        return exact
+        return turned
 
     def _chosen(
-        self, layer: int, units: tuple[Tensor, Tensor, Tensor], exact: Params, grads: Mapping[str, Tensor]
+        self, layer: int, units: tuple[Tensor, Tensor, Tensor], exact: Mapping[str, Tensor], grads: Mapping[str, Tensor]
     ) -> list[int]:
         """Returns which of a layer's units bring the gradients nearer to those of a backend, one after the other.
 
@@ -142,6 +141,34 @@ class _Units:
                 row -= step
                 chosen.append(unit)
         return chosen
+
+
+@dataclass(frozen=True)
+class _Turned(Mapping[str, Tensor]):
+    """Gradients with units turned. Each is computed when it is asked for: all together are twice as large as the
+    network.
+
+    Attributes:
+        exact: the gradients as they are.
+        changes: by linear layer, those of the gradients of its outputs in some rows, ``[change, out]``, with the inputs
+            of all rows, ``[row, in]``, and the numbers of these.
+    """
+
+    exact: Mapping[str, Tensor]
+    changes: dict[str, list[tuple[Tensor, Tensor, Tensor]]]
+
+    def __getitem__(self, name: str) -> Tensor:
+        layer, _, part = name.rpartition(".")
+        grad = self.exact[name]
+        for delta, inputs, rows in self.changes.get(layer, []):
+            grad = grad + (delta.t() @ inputs[rows].double() if part == "weight" else delta.sum(0))
+        return grad
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.exact)
+
+    def __len__(self) -> int:
+        return len(self.exact)
 
 
 def _hidden(
@@ -176,5 +203,6 @@ def _many(near: Tensor) -> bool:
     return int(near.count_nonzero()) > MANY
 
 
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor)) or math.inf
+def _relative_error(exact: Tensor, grad: Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(exact)) or math.inf
+    return numerics.distance({"": exact}, {"": grad}) / norm

@@ -42,14 +42,14 @@ def judged(backend, precision):
 
 def test_what_was_found_before_and_after_a_pass_that_stopped_stands(caplog):
     verdict, findings = judged(CannotLoad, "fp16")
-    loading = dict.fromkeys(("aged", "again", "reload"), "NotImplementedError: no state can be loaded")
+    loading = dict.fromkeys(("again", "aged", "reload"), "NotImplementedError: no state can be loaded")
     assert findings.stopped == loading
     assert (findings.aged, findings.reload) == (None, None)
     assert findings.overflow.steps
     assert findings.last.gradients
     assert from_document(json.loads(json.dumps(to_document(findings)))).stopped == loading
-    assert str(verdict) == "not examined: aged, again, reload"
-    assert verdict.because.startswith("the pass aged stopped with NotImplementedError: no state can be loaded; the ")
+    assert str(verdict) == "not examined: again, aged, reload"
+    assert verdict.because.startswith("the pass again stopped with NotImplementedError: no state can be loaded; the ")
     assert {"gradients", "optimizer", "overflows", "run"} <= {check.kind for check in verdict.checks}
     assert "in load_state_dict" in caplog.text  # the traceback
 

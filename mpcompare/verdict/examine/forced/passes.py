@@ -15,9 +15,10 @@ from torch import nn
 from mpcompare.contract import Batches, Walk, called_module, promises_of, watched_products
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import sharing_parameters, with_values
-from mpcompare.verdict.examine.drive import RETRIES, by_rows, own_factor
+from mpcompare.verdict.examine.drive import RETRIES, own_factor
 from mpcompare.verdict.examine.forced.random_numbers import OtherNumbersError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
@@ -90,7 +91,7 @@ def _layers(subject: Subject, network: nn.Module, batch: Batches) -> Layers | No
         with recorded_layers(backend, batch) as record:
             walk.through("unscale")
         loss, grads = float(walk.loss), backend.grads()
-        step = Recorded(record, before, subject.task.loss_fn, batch, loss, grads, scale, by_rows(backend.buffers()))
+        step = Recorded(record, before, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
         if found := layers_of(subject, backend, step, walk.in_one_piece):
             return found
         walk.finish()

@@ -1,0 +1,92 @@
+"""Tensors by name, of which those that are too many for the memory lie in a file and are read one by one.
+
+The examination keeps the weights before a step, its gradients, and what an optimizer remembers, in float64. Together
+these are ten times as large as the network in fp32, and only one tensor of each is looked at at a time.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from typing import IO, NamedTuple
+
+import torch
+from torch import Tensor
+
+LARGE = 1 << 25  # bytes that stay in memory
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies in the file."""
+
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+    bytes: int
+
+
+class Stored(MutableMapping[str, Tensor]):
+    """Copies of tensors, row by row.
+
+    Those that come after the first ``LARGE`` bytes lie in a file that has no name. They stay in memory where they are
+    on another device than the CPU, or where no file can be written.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self._in_memory: dict[str, Tensor] = {}
+        self._in_file: dict[str, _Place] = {}
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+        self.update(tensors or {})
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        if name not in self._in_memory:
+            self._bytes += tensor.nbytes
+            if self._bytes > LARGE and tensor.device.type == "cpu":
+                with suppress(OSError):
+                    self._write(name, tensor.detach().contiguous())
+                    return
+            self._in_file.pop(name, None)
+        self._in_memory[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A tensor that lies in the file is a new copy each time."""
+        return self._in_memory[name] if name in self._in_memory else self._read(self._in_file[name])
+
+    def __delitem__(self, name: str) -> None:
+        del (self._in_memory if name in self._in_memory else self._in_file)[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._in_memory or name in self._in_file
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._in_memory
+        yield from self._in_file
+
+    def __len__(self) -> int:
+        return len(self._in_memory) + len(self._in_file)
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="mpcompare-")  # noqa: SIM115 (it is gone with this)
+        before, end = self._in_file.get(name), os.fstat(self._file.fileno()).st_size
+        offset = before.offset if before and before.bytes == tensor.nbytes else -(-end // 64) * 64
+        place = _Place(offset, tensor.shape, tensor.dtype, tensor.nbytes)
+        left = _bytes_of(tensor)
+        while left:
+            written = os.pwrite(self._file.fileno(), left, offset)
+            left, offset = left[written:], offset + written
+        self._in_file[name] = place
+
+    def _read(self, place: _Place) -> Tensor:
+        assert self._file is not None
+        tensor, offset = torch.empty(place.shape, dtype=place.dtype), place.offset
+        left = _bytes_of(tensor)
+        while left:
+            read = os.preadv(self._file.fileno(), [left], offset)
+            left, offset = left[read:], offset + read
+        return tensor
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.view(-1).view(torch.uint8).numpy().data

@@ -74,6 +74,8 @@ FINISHED = (
 def read_run(folder: Path, name: str = "") -> Run:
     """Reads a run folder. Raises InputError if a file in it is not what a run writes."""
     try:
+        if not (folder / RESULT).exists():
+            raise ValueError(f"{RESULT} is missing")
         result = _checked(read_json(folder / RESULT))
         steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool, "clipped": bool})
         of_block = {"round": int, "steps": int, "throttle": str, "settled": bool, "finished": bool}
@@ -175,7 +177,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise InputError("folder", folder, "no such folder")
-        here = sorted((path.parent for path in folder.rglob(RESULT)), key=_natural)
+        here = sorted({path.parent for file in (RESULT, STEPS) for path in folder.rglob(file)}, key=_natural)
         if not here:
             raise InputError("folder", folder, f"holds no run: no {RESULT} in it or below")
         paths.update(dict.fromkeys(path.resolve() for path in here))

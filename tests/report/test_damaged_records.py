@@ -119,6 +119,13 @@ def test_a_pipe_in_the_place_of_a_record_is_a_row(three):
     assert rows(three) == {"0-mine": UNREADABLE, "1-amp": "ok", "2-other": UNREADABLE}
 
 
+def test_a_run_whose_record_is_missing_is_a_row(three):
+    (three / "2-other" / "result.json").unlink()
+    assert not report([three], three.parent / "report", "amp")
+    table = pd.read_csv(three.parent / "report" / "summary.csv").set_index("run")
+    assert table["error"]["2-other"] == "result.json is missing"
+
+
 def test_a_record_of_which_no_other_can_be_read_is_refused(three):
     for file in three.glob("*/result.json"):
         file.write_text("{")

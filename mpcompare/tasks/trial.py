@@ -170,7 +170,9 @@ def _check_classes(y: Tensor, classes: int, masked: bool) -> None:
     if not len(counted):
         raise ValueError("every label is left out")
     if int(counted.max()) >= classes:
-        raise ValueError(f"there are {int(counted.max()) + 1} classes")
+        raise ValueError(
+            f"labels go up to {int(counted.max())}, and the last dimension of the output has {classes} classes"
+        )
     if int(counted.min()) < 0:
         raise ValueError(f"a label is {int(counted.min())}, and masked_cross_entropy leaves out those of -100")
 

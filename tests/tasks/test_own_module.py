@@ -154,7 +154,12 @@ def test_samples_that_do_not_fit_the_network_or_the_loss_are_named():
             classes,
             r"task.model=Linear: cannot be called with data=d, inputs \[4, 3\]",
         ),
-        (nn.Linear(3, 4), "cross_entropy", classes, "there are 5 classes"),
+        (
+            nn.Linear(3, 4),
+            "cross_entropy",
+            classes,
+            "labels go up to 4, and the last dimension of the output is 4",
+        ),
         (nn.Linear(3, 5), "cross_entropy", real, "targets are real numbers"),
         (nn.Linear(3, 5), "mse", classes, "targets are classes"),
         (nn.Linear(3, 4), "mse", real, "expected the output's shape to be the targets'"),

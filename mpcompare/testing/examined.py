@@ -67,7 +67,7 @@ def examined_run(
         rows.append({"step": number, "loss": loss, "loss_scale": scale, "skipped": bool(backend.skipped)})
         digest.take()
     initial = params_of(model)
-    moved = numerics.sketch({name: p - initial[name] for name, p in backend.master_params().items()})
+    moved = numerics.sketch_of_change(initial, backend.master_params())
     twin, kinks = examined_twin(model, task)
     precision = PRECISIONS[candidate.precision]
     held_out = held_out_of(model, candidate.dataset, task, steps)

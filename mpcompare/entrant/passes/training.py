@@ -87,4 +87,4 @@ def take(entrant: Entrant) -> Pass[Part]:
 def _moved(entrant: Entrant) -> dict[str, Any]:
     """Returns the sketch of how far training has moved each parameter."""
     before, after = entrant.start.params, entrant.stepper.backend.master_params()
-    return numerics.sketch({name: p - before[name].to(p.device) for name, p in after.items()})
+    return numerics.sketch_of_change(before, after)

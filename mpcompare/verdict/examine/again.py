@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from mpcompare.contract import Batches, State, Walk
+from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, draws, seed_step
-from mpcompare.tasks.task import Params, buffers_of, params_of, sharing_parameters
+from mpcompare.tasks.task import buffers_of, params_of, sharing_parameters
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import Again
@@ -35,14 +36,14 @@ def again(subject: Subject, backend: Any, batch: Batches) -> Again:
     return Again(list(first), apart)
 
 
-def _gradients(backend: Any, state: State, subject: Subject, batch: Batches, number: int) -> Params:
+def _gradients(backend: Any, state: State, subject: Subject, batch: Batches, number: int) -> Stored:
     """Returns copies of the loss and the gradients of a step; the step is finished."""
     backend.load_state_dict(state)
     seed_step(number)
     walk = Walk(backend, batch, float(subject.task.new_rates().now))
     walk.through("unscale")
     found = {"loss": walk.loss, **backend.grads()}
-    copies = {name: g.detach().clone() for name, g in found.items() if isinstance(g, Tensor)}
+    copies = Stored({name: g for name, g in found.items() if isinstance(g, Tensor)})
     walk.finish()
     return copies
 

@@ -164,9 +164,12 @@ class Driver:
         counts = [int(count) for count in kinds.get("step", {}).values()]
         tensors = {kind: tensors for kind, tensors in kinds.items() if kind != "step"}
         self.remembered = Remembered(tensors, max(counts, default=0), at_once=True)
+        for t in (t for of_kind in tensors.values() for t in of_kind.values()):
+            heap.forget(t)  # the backend has read it
 
     def take(self, batch: Batches) -> bool:
         """Takes a step; returns whether its gradients were finite."""
+        heap.trim()  # what is compared after one step, and what the next one needs, are of other sizes
         taken = self._step(batch)
         finite = self._finite_gradients(taken)
         self.draws_alike &= taken.draws_alike or batch is not self.start
@@ -295,6 +298,7 @@ class Driver:
         grads = grads if taken.draws_alike else {}  # those of other masks are no errors
         gradients = beside(taken.loss, grads, self.exact)
         exact = as_turned(self.subject, self.start, self.exact, grads, gradients.gradients)
+        heap.trim()
         if exact is not self.exact:
             gradients = beside(taken.loss, grads, exact)
         subnormal = self.exact.subnormal(self.trained_scale)

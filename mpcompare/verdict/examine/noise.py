@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from mpcompare.contract import State, Stepper
 from mpcompare.dtypes import torch_dtype
+from mpcompare.instruments import heap
 from mpcompare.loss_scale import LossScale, NoLossScale
 from mpcompare.race.course import NOISE
 from mpcompare.race.orders import Progress
+from mpcompare.stored import Stored
 from mpcompare.tasks.draws import seed_step, state
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, params_of, with_values
@@ -47,6 +49,7 @@ def train_again(
     scaling = subject.scaling_at_start()
     if not keeps_scale:
         scaling = at_scale(scaling, scaling.scale / 2 ** (number + 1))
+    heap.trim()
     stepper = _stepper(subject, start, scaling)
     losses, skipped, digest = [], [], Digest(stepper.backend, torch_dtype(subject.precision.storage))
     position = 0 if begin is None else begin.position
@@ -61,29 +64,29 @@ def train_again(
     changes = ["weights moved by less than they are rounded"]
     changes += ["rows in another order"] if reorders else []
     changes += [] if keeps_scale or isinstance(scaling, NoLossScale) else [f"loss scale {scaling.scale:g}"]
-    moved = {name: p - start[name] for name, p in stepper.backend.master_params().items()}
+    moved = numerics.sketch_of_change(start, stepper.backend.master_params())
     buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
-    return NoiseRun(", ".join(changes), losses, skipped, numerics.sketch(moved), buffers, held_out, digest.moves())
+    return NoiseRun(", ".join(changes), losses, skipped, moved, buffers, held_out, digest.moves())
 
 
-def _moved_weights(subject: Subject, generator: torch.Generator) -> Params:
+def _moved_weights(subject: Subject, generator: torch.Generator) -> Stored:
     """Returns the weights at which training began, each times ``1 + e`` with e uniform in +- u."""
     u, initial = subject.precision.unit_roundoff, params_of(subject.model)
     start = initial if subject.start is None else _like(subject.start.state["params"], initial)
-    return {
-        name: torch.rand(p.shape, generator=generator).mul_(2).sub_(1).mul_(u).add_(1).to(p.device).mul_(p)
-        for name, p in start.items()
-    }
+    moved = Stored()
+    for name, p in start.items():
+        moved[name] = torch.rand(p.shape, generator=generator).mul_(2).sub_(1).mul_(u).add_(1).to(p.device).mul_(p)
+    return moved
 
 
-def _stepper(subject: Subject, start: Params, scaling: LossScale) -> Stepper:
+def _stepper(subject: Subject, start: Stored, scaling: LossScale) -> Stepper:
     """Returns a new backend with these weights at the beginning of training."""
     begin = subject.start
     backend = subject.make_backend(with_values(subject.model, start, {}), scaling)
     if begin is None:
         return Stepper(backend, subject.task.new_rates(0))
     scale = begin.state["loss_scale"]
-    state = {**begin.state, "params": start, "loss_scale": {**scale, "scale": scaling.scale} if scale else {}}
+    state = {**begin.state, "params": dict(start), "loss_scale": {**scale, "scale": scaling.scale} if scale else {}}
     backend.load_state_dict(cast(State, state))
     return Stepper(backend, subject.task.new_rates(begin.updates))
 

@@ -123,12 +123,19 @@ def sketch(params: Mapping[str, Tensor]) -> dict[str, list[float]]:
     Each element is added to a random one of the numbers with a random sign, the same ones in every run (the count
     sketch of Charikar, Chen and Farach-Colton, ICALP 2002): runs can be compared long after their weights are gone.
     """
-    sketches = {}
-    for name, p in params.items():
-        sums = torch.zeros(2 * SKETCH, dtype=torch.float64)
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        for (values,) in chunks(p.detach()):
-            place = torch.randint(2 * SKETCH, values.shape, generator=generator)
-            sums.index_add_(0, place, values.cpu().double())
-        sketches[name] = (sums[:SKETCH] - sums[SKETCH:]).tolist()  # the upper half are the negative signs
-    return sketches
+    return {name: _sketch(name, p) for name, p in params.items()}
+
+
+def sketch_of_change(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Returns :func:`sketch` of ``after - before``; one difference at a time is in memory."""
+    return {name: _sketch(name, p - before[name].to(p.device)) for name, p in after.items()}
+
+
+def _sketch(name: str, tensor: Tensor) -> list[float]:
+    sums = torch.zeros(2 * SKETCH, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    for (values,) in chunks(tensor.detach()):
+        place = torch.randint(2 * SKETCH, values.shape, generator=generator)
+        sums.index_add_(0, place, values.cpu().double())
+    numbers: list[float] = (sums[:SKETCH] - sums[SKETCH:]).tolist()  # the upper half are the negative signs
+    return numbers

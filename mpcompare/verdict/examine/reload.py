@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from mpcompare.contract import Batches, State, Stepper, Walk, take_step
+from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
@@ -55,6 +56,7 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
     first = _two_steps(subject, scaling, batches)
     if isinstance(scaling, DynamicLossScale):
         scaling = at_scale(scaling, 4 * scaling.scale)
+    heap.trim()
     loaded = subject.make_backend(subject.model, scaling)
     loaded.load_state_dict(first.given())
     lost = lost_entries({**first.state(), "params": first.params}, loaded.state_dict())
@@ -98,12 +100,19 @@ def _distance(pair: Sequence[Mapping[str, Tensor]], name: str) -> float:
     return numerics.distance({name: one[name]}, {name: other[name]})
 
 
+def _same_bits(kept: Tensor, other: Tensor) -> bool:
+    """Returns whether two tensors are equal bit for bit, and forgets the first, which may be mapped from a file."""
+    same = numerics.same_bits(kept, other)
+    heap.forget(kept)
+    return same
+
+
 def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
     """Returns the entries of a state that are not, or not bit for bit, in another: ``params``, ``buffers``,
     ``optimizer.momentum_buffer``, ``loss_scale.growth_tracker``."""
 
     def equal(tensors: Params, others: Params) -> bool:
-        return all(name in others and numerics.same_bits(t, others[name]) for name, t in tensors.items())
+        return all(name in others and _same_bits(t, others[name]) for name, t in tensors.items())
 
     lost = [part for part in ("params", "buffers") if not equal(state[part], loaded[part])]
     lost += [

@@ -127,20 +127,31 @@ class _Units:
             units: row and number of each, and the change that turning it makes in the gradient of its input.
         """
         name = self.names[layer]
-        weight, bias = (grads[f"{name}.{part}"].double() - exact[f"{name}.{part}"] for part in ("weight", "bias"))
+        weight, bias = grads[f"{name}.weight"], grads[f"{name}.bias"]
+        rest = torch.empty(weight.shape[0], weight.shape[1] + 1, dtype=torch.float64, device=weight.device)
+        rest[:, :-1].copy_(weight).sub_(exact[f"{name}.weight"])
+        rest[:, -1].copy_(bias).sub_(exact[f"{name}.bias"])
         rows, numbers, change = units
-        rest = torch.cat([weight, bias[:, None]], dim=1)
-        inputs = self.inputs[layer][rows].double()
-        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
-        squares = (change * change) * inputs.square().sum(1)
-        gains = 2 * change * (rest[numbers] * inputs).sum(1) - squares
+
+        def steps_of(some: Tensor) -> Tensor:
+            """Returns what turning these units changes in the gradients of their weights and biases, one row each."""
+            inputs = self.inputs[layer][rows[some]].double()
+            return torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1).mul_(change[some, None])
+
+        pieces = torch.arange(len(rows), device=rows.device).split(64)
+        gains = torch.cat([_gains(rest[numbers[some]], steps_of(some)) for some in pieces])
         chosen = []
-        for unit in gains.argsort(descending=True)[: int((gains > 0).sum())].tolist():
-            row, step = rest[numbers[unit]], change[unit] * inputs[unit]
-            if 2 * torch.dot(row, step) > squares[unit]:
+        for unit in gains.argsort(descending=True)[: int((gains > 0).sum())]:
+            row, step = rest[numbers[unit]], steps_of(unit[None])[0]
+            if _gains(row, step) > 0:
                 row -= step
-                chosen.append(unit)
+                chosen.append(int(unit))
         return chosen
+
+
+def _gains(rest: Tensor, steps: Tensor) -> Tensor:
+    """Returns by how much the squared norms of what is left of some rows fall if these steps are taken."""
+    return (2 * rest * steps).sub_(steps.square()).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -161,7 +172,7 @@ class _Turned(Mapping[str, Tensor]):
         layer, _, part = name.rpartition(".")
         grad = self.exact[name]
         for delta, inputs, rows in self.changes.get(layer, []):
-            grad = grad + (delta.t() @ inputs[rows].double() if part == "weight" else delta.sum(0))
+            grad = torch.addmm(grad, delta.t(), inputs[rows].double()) if part == "weight" else grad + delta.sum(0)
         return grad
 
     def __iter__(self) -> Iterator[str]:

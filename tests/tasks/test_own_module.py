@@ -158,7 +158,7 @@ def test_samples_that_do_not_fit_the_network_or_the_loss_are_named():
             nn.Linear(3, 4),
             "cross_entropy",
             classes,
-            "labels go up to 4, and the last dimension of the output is 4",
+            "labels go up to 4, and the last dimension of the output has 4 classes",
         ),
         (nn.Linear(3, 5), "cross_entropy", real, "targets are real numbers"),
         (nn.Linear(3, 5), "mse", classes, "targets are classes"),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.contract import Batches
+from mpcompare.instruments import heap
 from mpcompare.tasks.mlp import PlainMlp, is_plain_mlp, plain_mlp
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.oracle import Exact, rounded, rounded_batch
@@ -127,10 +128,11 @@ class _Units:
             units: row and number of each, and the change that turning it makes in the gradient of its input.
         """
         name = self.names[layer]
-        weight, bias = grads[f"{name}.weight"], grads[f"{name}.bias"]
+        weight = grads[f"{name}.weight"]
         rest = torch.empty(weight.shape[0], weight.shape[1] + 1, dtype=torch.float64, device=weight.device)
-        rest[:, :-1].copy_(weight).sub_(exact[f"{name}.weight"])
-        rest[:, -1].copy_(bias).sub_(exact[f"{name}.bias"])
+        for columns, part in ((rest[:, :-1], f"{name}.weight"), (rest[:, -1], f"{name}.bias")):
+            columns.copy_(grads[part]).sub_(expected := exact[part])
+            heap.forget(expected)
         rows, numbers, change = units
 
         def steps_of(some: Tensor) -> Tensor:
@@ -170,9 +172,11 @@ class _Turned(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         layer, _, part = name.rpartition(".")
-        grad = self.exact[name]
+        grad = exact = self.exact[name]
         for delta, inputs, rows in self.changes.get(layer, []):
             grad = torch.addmm(grad, delta.t(), inputs[rows].double()) if part == "weight" else grad + delta.sum(0)
+        if grad is not exact:
+            heap.forget(exact)
         return grad
 
     def __iter__(self) -> Iterator[str]:
@@ -216,4 +220,6 @@ def _many(near: Tensor) -> bool:
 
 def _relative_error(exact: Tensor, grad: Tensor) -> float:
     norm = float(torch.linalg.vector_norm(exact)) or math.inf
-    return numerics.distance({"": exact}, {"": grad}) / norm
+    error = numerics.distance({"": exact}, {"": grad}) / norm
+    heap.forget(exact)
+    return error

@@ -110,7 +110,7 @@ def _smaller(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         share = f"{_digits(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of "
         of, beware = Name(comparison.label(entry.baseline)), _beware(entry, verdicts)
         said.append((Name(entry.label), f" needs {_megabytes(entry.run)}, {share}", of, f"{beware}."))
-    return said + about(others[MOST:], " needs more than these.", " need more than these.")
+    return said + about(others[MOST:], " needs no less than these.", " need no less than these.")
 
 
 def _beware(entry: Entry, verdicts: Verdicts) -> str:

@@ -46,5 +46,8 @@ def kind(entry: Entry, verdict: Verdict | None) -> str:
 
 
 def rank(entry: Entry, verdict: Verdict | None) -> int:
-    """Returns the place of a run in lists: what differs comes first, then what nobody can vouch for."""
-    return 0 if kind(entry, verdict) == "differs" else 2 if word(entry, verdict) in VOUCHED else 1
+    """Returns the place of a run in lists: what differs comes first, then what failed, then what nobody can vouch
+    for."""
+    if word(entry, verdict) == "differs":
+        return 0
+    return 1 if kind(entry, verdict) == "differs" else 3 if word(entry, verdict) in VOUCHED else 2

@@ -66,7 +66,8 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
 
 
 def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
-    """Returns sentences on the fastest first. A ratio without an interval is no number on which anyone could rely."""
+    """Returns sentences on the fastest first, and then on those that are neither faster nor slower, as far as their
+    intervals tell. A ratio without an interval is no number on which anyone could rely."""
     others = [entry for entry in comparison.finished if not entry.is_baseline]
     if not others:
         entry = comparison.finished[0]
@@ -75,16 +76,20 @@ def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     said: list[Sentence] = []
     if known and len(known) == len(others) and known[0].time_ratio.low > 1:
         said += about(_baselines(comparison), " is the fastest.", " are the fastest.")
-    for entry in known[:MOST]:
+    told = [entry for entry in known if not entry.time_ratio.low <= 1 <= entry.time_ratio.high]
+    for entry in told[:MOST]:
         ratio, of = entry.time_ratio, Name(comparison.label(entry.baseline))
-        low, high, median = _digits(ratio.low), _digits(ratio.high), _digits(ratio.median)
-        wrong = _beware(entry, verdicts)
-        if ratio.low <= 1 <= ratio.high:
-            span, rest = f"{low} to {high}", wrong or ": which one is faster cannot be told"
-        else:
-            span, rest = median, f" ({low} to {high}){wrong}"
-        said.append((Name(entry.label), f" takes {span} of the time of ", of, f"{rest}."))
-    said += about(known[MOST:], ": the table has its time.", ": the table has their times.")
+        span = f" ({_digits(ratio.low)} to {_digits(ratio.high)}){_beware(entry, verdicts)}."
+        said.append((Name(entry.label), f" takes {_digits(ratio.median)} of the time of ", of, span))
+    said += about(told[MOST:], ": the table has its time.", ": the table has their times.")
+    for baseline in dict.fromkeys(comparison.label(entry.baseline) for entry in known):
+        alike = [entry for entry in known if entry not in told and comparison.label(entry.baseline) == baseline]
+        if alike:
+            low, high = min(e.time_ratio.low for e in alike), max(e.time_ratio.high for e in alike)
+            span = f"{_digits(low)} to {_digits(high)} of the time of "
+            ((*pieces,),) = about(alike, f" takes {span}", f" take {span}")
+            which = "which one is faster" if len(alike) == 1 else "whether they are faster"
+            said.append((*pieces, Name(baseline), f": {which} cannot be told."))
     said += about(
         [e for e in known if not e.side_by_side], " took no turns with the baseline: drift of the machine counts."
     )

@@ -17,7 +17,7 @@ LARGE = 1 << 25  # bytes that stay in memory
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies in the file."""
+    """The place of a tensor in the file."""
 
     offset: int
     shape: torch.Size

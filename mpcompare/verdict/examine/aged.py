@@ -21,7 +21,7 @@ UPDATES = 2**11
 
 @dataclass(frozen=True)
 class Age:
-    """What a backend has after long training.
+    """The state of a backend after long training.
 
     Attributes:
         optimizer: makes everything that it remembers.
@@ -58,7 +58,7 @@ def age_of(subject: Subject, young: Driver) -> Age | None:
 
 
 def aged(subject: Subject, age: Age, batch: Batches, exact: Exact) -> Aged:
-    """Takes a step of the first batch at the initial weights, so that gradients are held beside the same oracle.
+    """Takes a step of the first batch at the initial weights, so that its gradients are compared with the same oracle.
 
     Args:
         batch: the first one.

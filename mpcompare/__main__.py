@@ -16,7 +16,7 @@ from mpcompare.command.hints import unknown_key
 from mpcompare.command.job import run
 from mpcompare.command.verbs import as_module, run_verb
 from mpcompare.errors import InputError, did_you_mean, fail
-from mpcompare.interrupt import sigterm_is_ctrl_c
+from mpcompare.interrupt import interruptible
 from mpcompare.paths import CONF
 from mpcompare.streams import lasting
 
@@ -30,11 +30,11 @@ def main() -> None:
     except OSError as error:
         fail(f"the working directory cannot be used ({error.strerror}): change into another")
     as_module()
-    if run_verb(sys.argv[1:], mpcompare.__version__):
-        return
     try:
-        entry_points.register()
-        with sigterm_is_ctrl_c():
+        with interruptible():
+            if run_verb(sys.argv[1:], mpcompare.__version__):
+                return
+            entry_points.register()
             hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(run)()
     except KeyboardInterrupt:
         print("mpcompare: interrupted; what was finished is written", file=sys.stderr)

@@ -1,44 +1,61 @@
-"""Ctrl-C, kept out of the few places where it would do harm."""
+"""Ctrl-C and SIGTERM: what they stop, and the few places out of which they are kept."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # SIGTERM ends a job of a batch system
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the block with KeyboardInterrupt, whatever a library makes of them.
+
+    A library that is being imported may turn a KeyboardInterrupt into an error of its own. Nothing changes in another
+    thread, nor for a signal that is ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        signal.default_int_handler(number, frame)
+
+    before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, interrupt)
+        yield
+    except BaseException as error:
+        if arrived and not isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the block is done: a row is written once and whole, a profiler is started or not.
+    """Ctrl-C and SIGTERM wait until the block is done: a row is written once and whole, a profiler is started or not.
 
-    So does SIGTERM where it raises KeyboardInterrupt, as in the processes of a sweep. Nothing changes where neither
-    would: in another thread, or where they are ignored.
+    Nothing changes where neither would call a function: in another thread, or where they are ignored.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
-    raising = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if in_main_thread and signal.getsignal(number) is signal.default_int_handler
-    ]
-    arrived: list[int] = []
+    handlers = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
+    arrived: list[tuple[int, FrameType | None]] = []
     try:
-        for number in raising:
-            signal.signal(number, lambda number, _: arrived.append(number))
+        if in_main_thread:
+            for number in handlers:
+                signal.signal(number, lambda number, frame: arrived.append((number, frame)))
         yield
     finally:
-        for number in raising:
-            signal.signal(number, signal.default_int_handler)
-        if arrived:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def sigterm_is_ctrl_c() -> Iterator[None]:
-    """SIGTERM, which ends a job of a batch system, raises KeyboardInterrupt; nothing changes in another thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        if in_main_thread:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        for first, frame in arrived[:1]:
+            handlers[signal.Signals(first)](first, frame)

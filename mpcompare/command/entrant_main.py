@@ -21,6 +21,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from mpcompare.errors import InputError, fail
+from mpcompare.interrupt import interruptible
 from mpcompare.race.orders import Order, Turn, Turns
 
 THREADS_S = 3.0  # for the threads of an entrant to end in
@@ -42,24 +43,24 @@ def main(
     version.setbase(str(hydra_version))
     setup_globals()
     JobRuntime.instance().set("name", config.hydra.job.name)
-    try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher's Ctrl-C
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-        ended = run_job(
-            task_function=partial(_logged, task, pipe),
-            config=config,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
-            hydra_context=hydra_context,
-        )
-        assert ended.return_value is None  # raises what the job raised
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except InputError as error:
-        fail(str(error))
-    finally:
-        atexit._run_exitfuncs()  # a fork ends without
-        _leave_threads(pipe)
+    with interruptible():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the launcher's Ctrl-C
+        try:
+            ended = run_job(
+                task_function=partial(_logged, task, pipe),
+                config=config,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+                hydra_context=hydra_context,
+            )
+            assert ended.return_value is None  # raises what the job raised
+        except KeyboardInterrupt:
+            sys.exit(130)
+        except InputError as error:
+            fail(str(error))
+        finally:
+            atexit._run_exitfuncs()  # a fork ends without
+            _leave_threads(pipe)
 
 
 def _leave_threads(pipe: connection.Connection) -> None:

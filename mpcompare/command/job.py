@@ -18,7 +18,7 @@ from mpcompare.command.plan import plan_of
 from mpcompare.command.record import record_at_start
 from mpcompare.command.stages import stages_of
 from mpcompare.errors import InputError, fail
-from mpcompare.interrupt import uninterrupted
+from mpcompare.interrupt import interruptible, uninterrupted
 from mpcompare.race.alone import alone
 from mpcompare.race.orders import Turns
 
@@ -51,7 +51,7 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: P
             raise InputError("resume", cfg.resume, expected)
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
         alone_here = compiled() if drive is None else nullcontext()
-        with alone_here, ground_apart(cfg) if fresh else nullcontext() as apart:
+        with interruptible(), alone_here, ground_apart(cfg) if fresh else nullcontext() as apart:
             plan = plan_of(cfg)
             with closing(compete(plan, recorder, Shared(shared), apart)) as turns:
                 (drive or partial(alone, rules=plan.measure, stages=stages_of(cfg, plan.backend, 1)))(turns)

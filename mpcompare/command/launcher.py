@@ -24,7 +24,7 @@ from mpcompare.command.process import GRACE_S, Process
 from mpcompare.command.stages import stages_of
 from mpcompare.command.sweep import Job, jobs_of, races_of
 from mpcompare.errors import check_number
-from mpcompare.interrupt import sigterm_is_ctrl_c, uninterrupted
+from mpcompare.interrupt import interruptible, uninterrupted
 from mpcompare.race.course import Course
 from mpcompare.race.progress import Board
 from mpcompare.race.turns import race
@@ -89,7 +89,7 @@ def _race(
         InputError: the record of a job could not be completed.
     """
     entrants: list[Process] = []
-    with sigterm_is_ctrl_c(), own.shared(jobs[0].folder.parent) as shared, board:
+    with interruptible(), own.shared(jobs[0].folder.parent) as shared, board:
         task = partial(task, shared=shared)
         verdicts = FirstVerdicts(jobs, board)
         try:

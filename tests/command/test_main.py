@@ -20,7 +20,6 @@ from support.marks import CUDA
 from support.tasks import make_task
 
 from mpcompare.cost import memory
-from mpcompare.interrupt import uninterrupted
 from mpcompare.paths import CONF
 from mpcompare.records import MONITORED
 from mpcompare.tasks.data import batches
@@ -455,21 +454,6 @@ def test_what_cannot_be_resolved_is_a_row(cli, tmp_path):
     table = pd.read_csv(folder / "report" / "summary.csv")
     assert table["status"].tolist() == ["ok", "failed"]
     assert "nothing" in table["error"][1]
-
-
-def test_ctrl_c_stays_ignored_where_it_was(tmp_path):
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with pytest.raises(KeyboardInterrupt), uninterrupted():  # noqa: PT012 - the line after the signal must run
-            os.kill(os.getpid(), signal.SIGINT)
-            waited = True
-        assert waited
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow

@@ -1,0 +1,79 @@
+"""Ctrl-C and SIGTERM end a block, and wait where one must be whole."""
+
+import os
+import signal
+import threading
+from contextlib import suppress
+
+import pytest
+
+from mpcompare.interrupt import SIGNALS, interruptible, uninterrupted
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Each test begins with Python's own handlers, and leaves those of pytest."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+def arrive(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_library_cannot_turn_an_interrupt_into_an_error_of_its_own(number):
+    def import_of_a_library():
+        try:
+            arrive(number)
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed") from None
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        import_of_a_library()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_an_error_stays_an_error_where_nothing_arrived():
+    with pytest.raises(ImportError), interruptible():
+        raise ImportError
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_interrupt_waits_for_the_block(number):
+    waited = False
+    with pytest.raises(KeyboardInterrupt), interruptible():  # noqa: PT012 - the line after the signal must run
+        try:
+            with uninterrupted():
+                arrive(number)
+                waited = True
+        except KeyboardInterrupt:
+            raise ImportError from None
+    assert waited
+
+
+def test_an_ignored_signal_stays_ignored():
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    with interruptible(), uninterrupted():
+        for number in SIGNALS:
+            arrive(number)
+    assert {signal.getsignal(number) for number in SIGNALS} == {signal.SIG_IGN}
+
+
+def test_another_thread_changes_no_handler():
+    seen = []
+
+    def look():
+        with interruptible(), uninterrupted(), suppress(KeyboardInterrupt):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]

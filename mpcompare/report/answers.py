@@ -55,11 +55,15 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         ("differs as declared", " differs from ", " differ from "),
         ("same", " computes the same as ", " compute the same as "),
     ):
-        for reference in dict.fromkeys(verdict.reference for _, verdict in of_word.get(word, [])):
-            alike = [(e, v) for e, v in of_word[word] if v.reference == reference]
-            end = f" ({min(len(v.checks) for _, v in alike)} checks)." if word == "same" else " only as declared."
+        for reference, cause in dict.fromkeys(
+            (verdict.reference, verdict.cause) for _, verdict in of_word.get(word, [])
+        ):
+            alike = [(e, v) for e, v in of_word[word] if (v.reference, v.cause) == (reference, cause)]
+            counts = {len(verdict.checks) for _, verdict in alike}
+            checks = f" ({'at least ' if len(counts) > 1 else ''}{min(counts)} checks)."
             alike.sort(key=lambda each: float(each[0].run.result["step_ms_p50"]))  # not all may be named
             ((*pieces,),) = about([e for e, _ in alike], one, several)
+            end = checks if word == "same" else f" only as declared ({cause})."
             said.append((*pieces, Name(labels.get(reference or "", str(reference))), end))
     return said or about(comparison.finished, " is the reference, and there is nothing to compare with it.",
                          " are references, and there is nothing to compare with them.")  # fmt: skip
@@ -115,7 +119,13 @@ def _smaller(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         share = f"{_digits(entry.memory_ratio)} of the {_megabytes(entry.baseline)} of "
         of, beware = Name(comparison.label(entry.baseline)), _beware(entry, verdicts)
         said.append((Name(entry.label), f" needs {_megabytes(entry.run)}, {share}", of, f"{beware}."))
-    return said + about(others[MOST:], " needs no less than these.", " need no less than these.")
+    for baseline in dict.fromkeys(comparison.label(entry.baseline) for entry in others[MOST:]):
+        alike = [entry for entry in others[MOST:] if comparison.label(entry.baseline) == baseline]
+        low, high = _digits(alike[0].memory_ratio), _digits(alike[-1].memory_ratio)
+        span = f"{low if low == high else f'{low} to {high}'} of the memory of "
+        ((*pieces,),) = about(alike, f" needs {span}", f" need {span}")
+        said.append((*pieces, Name(baseline), "."))
+    return said
 
 
 def _beware(entry: Entry, verdicts: Verdicts) -> str:

@@ -42,7 +42,7 @@ def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp
     assert said(tmp_path, verdicts)["Right?"] == (
         "bad bf16 does not compute the same as amp bf16 (bias sum): only bias gradients are wrong. "
         "gone bf16 did not finish. blind bf16 may be wrong: a large error would not be seen everywhere. "
-        "plain bf16 differs from amp bf16 only as declared. "
+        "plain bf16 differs from amp bf16 only as declared (no master weights). "
         "mine bf16 and other bf16 compute the same as amp bf16 (0 checks)."
     )
 
@@ -71,6 +71,9 @@ def test_many_runs_are_counted(tmp_path):
     assert found["Faster?"].startswith("b11 bf16 takes 0.35 of the time of amp bf16 (0.35 to 0.35).")
     assert found["Faster?"].endswith("b07 bf16, b06 bf16, b05 bf16 and 5 more: the table has their times.")
     assert found["Smaller?"].startswith("b11 bf16 needs 1 MB, 0.50 of the 2 MB of amp bf16.")
+    assert found["Smaller?"].endswith(
+        "b07 bf16, b06 bf16, b05 bf16 and 5 more need 2.50 to 6.00 of the memory of amp bf16."
+    )
 
 
 def test_a_ratio_without_an_interval_is_no_number(tmp_path):

@@ -93,7 +93,7 @@ def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
                     why = "no master weights"
                     because = f"{name} has the digits of a 16-bit number; {e.lost:.1%} of its updates are lost"
                 elif cause:
-                    why, because = cause, f"the update of {name} is not the optimizer's: {how}"
+                    why, because = cause, f"the update of {name} is {how}"
                 elif e.lost == 1 and e.lost_in_fp32 < 1:
                     why, because = "update left out", f"the update leaves {name} as it is, bit for bit"
                 yield Check(f"update {number} of pass {where}, {name}", e.excess, 1, why, because, tight=True)
@@ -111,15 +111,18 @@ def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:
     wrong = [drive for drive in drives.values() if drive.known_mistakes]
     for name, (cause, made) in KNOWN_MISTAKES.items():
         if wrong and all(drive.known_mistakes.get(name, 2.0) <= 1 for drive in wrong):
-            return cause, f"it is made {made}"
+            return cause, f"made {made}"
     for drive in wrong:
         if drive.early:
             because = "held other numbers than 0 after skipped steps, before the first update"
-            return "moments", f"{listed(drive.early)} {because}"
+            return "moments", f"not the optimizer's: {listed(drive.early)} {because}"
     for where, drive in drives.items():
         later = len(drive.updates) > 1 or where == LAST  # a momentum begins as a gradient, with no more digits than it
         digits = {kind: share for kind, share in drive.digits.items() if later or kind != "momentum_buffer"}
         short = [kind for kind, share in digits.items() if share > 0.5 and drive.known_mistakes]
         if short:
-            return "moments", f"what is remembered of it ({listed(short)}) has the digits of 16-bit numbers"
+            return (
+                "moments",
+                f"not the optimizer's: what is remembered of it ({listed(short)}) has the digits of 16-bit numbers",
+            )
     return "", ""

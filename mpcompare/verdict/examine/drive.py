@@ -374,5 +374,4 @@ def _first_update(task: Task, taken: _Taken, exact: Mapping[str, Tensor]) -> dic
         updates[name] = FirstUpdate(
             error, norm, torch.stack(largest).max().item(), weights, gain / grad if grad else 0.0
         )
-        heap.forget(exact[name])
     return updates

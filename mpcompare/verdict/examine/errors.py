@@ -18,13 +18,8 @@ UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, 
 
 
 def gradient_errors(grads: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Errors:
-    """Returns the error of each gradient beside the float64 ``exact``; None where the gradient is missing. The exact
-    ones are mapped from a file where they are the oracle's: one at a time is in memory."""
-    errors: Errors = {}
-    for name, true in exact.items():
-        errors[name] = gradient_error(grads[name], true) if name in grads else None
-        heap.forget(true)
-    return errors
+    """Returns the error of each gradient compared with the float64 ``exact``; None where the gradient is missing."""
+    return {name: gradient_error(grads[name], true) if name in grads else None for name, true in exact.items()}
 
 
 def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches
-from mpcompare.instruments import heap
 from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.oracle import Exact, exact_step
@@ -41,6 +40,5 @@ def _updates(subject: Subject, params: Params, grads: Mapping[str, Tensor]) -> d
             count = numerics.exponents(update.div_(w).masked_fill_(no_weight, 0))
             count[0] -= int(no_weight.sum())
             counts.append(count)
-        heap.forget(grads[name])
         by_name[name] = torch.stack(counts).sum(dim=0).tolist()
     return by_name

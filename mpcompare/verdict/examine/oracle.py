@@ -22,6 +22,7 @@ from mpcompare.tasks.losses import Loss, shares
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.ground import Ground
+from mpcompare.verdict.examine.mapped import Mapped
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import LOWEST, Counts
 
@@ -88,7 +89,8 @@ def oracle(subject: Subject, batch: Batches, precision: Precision, dtype: torch.
         dtype: fp32 where a rough answer is enough.
     """
     name = f"oracle-{precision.name}-{dtype_name(dtype)}"
-    return Exact(**subject.exactly.once(name, subject.ground(batch), _exact_values, precision, dtype))
+    values = subject.exactly.once(name, subject.ground(batch), _exact_values, precision, dtype)
+    return Exact(**{**values, "grads": Mapped(values["grads"])})
 
 
 def _exact_values(ground: Ground, precision: Precision, dtype: torch.dtype) -> dict[str, Any]:

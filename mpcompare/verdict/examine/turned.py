@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mpcompare.contract import Batches
-from mpcompare.instruments import heap
 from mpcompare.tasks.mlp import PlainMlp, is_plain_mlp, plain_mlp
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.oracle import Exact, rounded, rounded_batch
@@ -131,8 +130,7 @@ class _Units:
         weight = grads[f"{name}.weight"]
         rest = torch.empty(weight.shape[0], weight.shape[1] + 1, dtype=torch.float64, device=weight.device)
         for columns, part in ((rest[:, :-1], f"{name}.weight"), (rest[:, -1], f"{name}.bias")):
-            columns.copy_(grads[part]).sub_(expected := exact[part])
-            heap.forget(expected)
+            columns.copy_(grads[part]).sub_(exact[part])
         rows, numbers, change = units
 
         def steps_of(some: Tensor) -> Tensor:
@@ -172,11 +170,9 @@ class _Turned(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         layer, _, part = name.rpartition(".")
-        grad = exact = self.exact[name]
+        grad = self.exact[name]
         for delta, inputs, rows in self.changes.get(layer, []):
             grad = torch.addmm(grad, delta.t(), inputs[rows].double()) if part == "weight" else grad + delta.sum(0)
-        if grad is not exact:
-            heap.forget(exact)
         return grad
 
     def __iter__(self) -> Iterator[str]:
@@ -220,6 +216,4 @@ def _many(near: Tensor) -> bool:
 
 def _relative_error(exact: Tensor, grad: Tensor) -> float:
     norm = float(torch.linalg.vector_norm(exact)) or math.inf
-    error = numerics.distance({"": exact}, {"": grad}) / norm
-    heap.forget(exact)
-    return error
+    return numerics.distance({"": exact}, {"": grad}) / norm

@@ -3,7 +3,7 @@
 The functions here are called by a :class:`Replay`, which knows the record and whom to tell of each comparison.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,25 +47,30 @@ class ForcedLayer:
         layer of products whose output has 16 bits rounds both to them first."""
         half = self._half(call)
 
-        def rounded(t: Tensor) -> Tensor:
-            return replay.operand(t.detach().to(half or t.dtype).to(replay.dtype))
+        def taken(t: Tensor) -> Tensor:
+            return replay.operand(_in_format(t, half).to(replay.dtype))
 
-        values = [rounded(v).requires_grad_() if is_real(v) else v for v in call.inputs]
+        values = [taken(v).requires_grad_() if is_real(v) else v for v in call.inputs]
         params = {}
         for name, p in self.module.named_parameters():
             cast = replay.weights.cast(p, half or call.held.get(name))
             params[name] = replay.operand(cast).requires_grad_(p.requires_grad)
         return values, params
 
-    def free(self, params: Params) -> None:
-        """Frees the parameters among the operands until backward."""
+    def free(self, values: Sequence[Any], params: Params, call: Call) -> None:
+        """Frees the operands until backward."""
+        for value, _ in _copies(values, call):
+            free(value)
         for operand in params.values():
             free(operand)
 
-    def fill(self, params: Params, call: Call, replay: Any) -> None:
+    def fill(self, values: Sequence[Any], params: Params, call: Call, replay: Any) -> None:
         """Puts their numbers back."""
+        half = self._half(call)
+        for value, recorded in _copies(values, call):
+            fill(value, _in_format(recorded, half), replay.operand)
         for name, p in self.module.named_parameters():
-            fill(params[name], replay.weights.numbers(p, self._half(call) or call.held.get(name)), replay.operand)
+            fill(params[name], replay.weights.numbers(p, half or call.held.get(name)), replay.operand)
 
     def _half(self, call: Call) -> torch.dtype | None:
         """Returns the format of 16 bits in which the layer multiplies."""
@@ -121,7 +126,10 @@ class Forced(torch.autograd.Function):
         untracked = [p for p, y in zip(passed, ctx.results, strict=False) if is_real(p) and not y.requires_grad]
         if layer is not None:
             if not in_backward():  # where a checkpoint makes the operands again, backward needs these
-                layer.free(ctx.params)
+                layer.free(ctx.values, ctx.params, call)
+            for y in ctx.results:
+                if is_real(y) and y.grad_fn is not None:  # backward needs its place in the graph
+                    y.data = y.new_zeros(()).expand(y.shape)
             ctx.mark_non_differentiable(*untracked)
             replay.whose("forward", "")
         return tuple(passed)
@@ -138,13 +146,13 @@ class Forced(torch.autograd.Function):
         for place, (y, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if not is_real(y) or (g is None and recorded is None):
                 continue
-            zero = torch.zeros_like(y)
             with _disable_current_modes():  # an operand is what it is: nothing rounds it
-                seen = zero if recorded is None else recorded.detach().to(replay.dtype) / replay.factor
+                seen = torch.zeros_like(y) if recorded is None else _as(recorded, replay.dtype).div_(replay.factor)
                 taken = replay.operand(seen)
                 taken = taken if replay.kept == 1 else taken * replay.kept
             stored = call.outputs[place].dtype
-            replay.compare(Point("gradient", ctx.at.name, ctx.at.number, place), seen, zero if g is None else g, stored)
+            right = torch.zeros_like(y) if g is None else g
+            replay.compare(Point("gradient", ctx.at.name, ctx.at.number, place), seen, right, stored)
             if y.requires_grad or layer is None:
                 ends.append(y)
                 grads.append(taken)
@@ -155,7 +163,7 @@ class Forced(torch.autograd.Function):
         numbers = [v for v in ctx.values if is_real(v)]
         params = [p for p in ctx.params.values() if p.requires_grad]
         wanted = numbers + params
-        layer.fill(ctx.params, call, replay)
+        layer.fill(ctx.values, ctx.params, call, replay)
         replay.whose("backward", ctx.at.name)
         found = iter(torch.autograd.grad(ends, wanted, grads, allow_unused=True) if ends else ())
         replay.whose("", ctx.at.name)
@@ -165,7 +173,7 @@ class Forced(torch.autograd.Function):
                 passed = replay._unscaled(g)
                 replay.compare(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
         del params, wanted
-        layer.free(ctx.params)
+        layer.free((), ctx.params, call)
         names = {name: replay.weights.names[id(p)] for name, p in layer.module.named_parameters()}
         for name, p in ctx.params.items():
             full = names[name]
@@ -182,6 +190,18 @@ class Forced(torch.autograd.Function):
         ctx.results = ctx.values = ctx.params = None
         replay.whose("backward", f"before {ctx.at.name}")
         return (None,) * 2 + back
+
+
+def _in_format(recorded: Tensor, half: torch.dtype | None) -> Tensor:
+    """Returns a recorded tensor, rounded to ``half`` where that is a format."""
+    return recorded.detach().to(half or recorded.dtype)
+
+
+def _copies(values: Sequence[Any], call: Call) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the operands that are copies of recorded inputs, with these: one of the same dtype may be the input."""
+    for value, recorded in zip(values, call.inputs, strict=False):
+        if is_real(value) and value.untyped_storage().data_ptr() != recorded.untyped_storage().data_ptr():
+            yield value, recorded
 
 
 def _factor(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], scale: float) -> float:

@@ -198,7 +198,7 @@ class Replay:
         return self.zero.detach().requires_grad_(requires)
 
     def _forced(self, name: str, module: nn.Module) -> Callable[..., Any]:
-        original = module.forward
+        original, own = module.forward, type(module).__module__.startswith("torch.nn.")
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             flat, spec = tree_flatten((args, kwargs))
@@ -208,8 +208,9 @@ class Replay:
                 return original(*args, **kwargs)
 
             def layer(values: list[Any], params: Params) -> list[Any]:
-                # Copies, because a layer may write into its inputs.
-                again, named = tree_unflatten([v.clone() if is_real(v) else v for v in values], spec)
+                # Copies, because a layer may write into its inputs. Those of torch do so only where they say "inplace".
+                given = values if own else [v.clone() if is_real(v) else v for v in values]
+                again, named = tree_unflatten(given, spec)
                 forced, module.forward = module.forward, original
                 try:
                     return tree_flatten(functional_call(module, params, again, named))[0]

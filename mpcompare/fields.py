@@ -6,6 +6,7 @@ wrong value must cost no other run.
 
 from typing import Any, TypedDict, get_type_hints
 
+from mpcompare.phases import Phase
 from mpcompare.typed import check_type
 
 
@@ -167,7 +168,7 @@ class Result(AtStart, total=False):
     flops_per_step: int | None
     tflops: float | None
     timing: Timing
-    phase_ms: dict[str, float | None]
+    phase_ms: dict[Phase, float | None]
     phase_overhead: float
     phase_sum_ms: float
     batch_bytes: int | None

@@ -1,4 +1,7 @@
 """The names of the phases of a training step, in their order; contract.py says what each does."""
 
-PHASES = ("forward", "backward", "unscale", "clip", "step", "update")
-WHOLE_STEP = "whole step"  # stands for all of them where a backend's step is one piece
+from typing import Literal, get_args
+
+WHOLE_STEP: Literal["whole step"] = "whole step"  # stands for all of them where a backend's step is one piece
+Phase = Literal["forward", "backward", "unscale", "clip", "step", "update", "whole step"]
+PHASES: tuple[str, ...] = get_args(Phase)[:-1]

@@ -1,7 +1,7 @@
 """The check of a value, as JSON holds it, against its type."""
 
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from mpcompare.errors import InputError
 
@@ -17,7 +17,8 @@ def check_type(name: str, value: object, expected: Any) -> None:
     """Raises InputError, which names the part that is wrong, unless ``value`` is of a type.
 
     Args:
-        expected: float (also one of ``WORDS``), int, str, bool, Any, a TypedDict, or a dict, list or union of these.
+        expected: float (also one of ``WORDS``), int, str, bool, Any, a Literal of texts, a TypedDict, or a dict, list
+            or union of these.
     """
     origin = get_origin(expected) or expected
     if expected is Any:
@@ -30,8 +31,12 @@ def check_type(name: str, value: object, expected: Any) -> None:
     elif origin is dict:
         _check_base(name, value, dict)
         for key, each in value.items():  # type: ignore[attr-defined]
-            _check_base(f"{name}, a key", key, str)
+            check_type(f"{name}, a key", key, get_args(expected)[0])
             check_type(f"{name}.{key}", each, get_args(expected)[1])
+    elif origin is Literal:
+        _check_base(name, value, str)
+        if value not in get_args(expected):
+            raise InputError(name, value, f"expected one of {', '.join(get_args(expected))}")
     elif origin is list:
         _check_base(name, value, list)
         for place, each in enumerate(value):  # type: ignore[arg-type]

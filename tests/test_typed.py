@@ -1,4 +1,4 @@
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import pytest
 
@@ -36,6 +36,8 @@ def test_values_of_their_types_pass(value, expected):
         (5, dict[str, str], "it=5: expected a table"),
         ({"x": 5}, dict[str, str], "it.x=5: expected a text"),
         ({5: "x"}, dict[str, str], "it, a key=5: expected a text"),
+        ({"clap": 1.0}, dict[Literal["clip", "step"], float], "it, a key=clap: expected one of clip, step"),
+        (5, Literal["clip", "step"], "it=5: expected a text"),
         ({"b": []}, Table, "it.a=: expected a whole number, there is none"),
         ({"a": 1, "b": [1, "x"]}, Table, "it.b[1]='x': expected a number"),
         ("x" * 99, int | None, f"it='{'x' * 59}...: expected a whole number"),

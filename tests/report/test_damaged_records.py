@@ -12,7 +12,7 @@ from mpcompare.fields import Layer
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs import summary_csv, summary_md
 from mpcompare.report.report import contents_of, report
-from mpcompare.report.runs import UNREADABLE
+from mpcompare.report.runs import UNREADABLE, find_runs
 
 LAYER = {**dict.fromkeys(Layer.__annotations__, "bf16"), "kind": "Linear"}
 WAY = {"test_accuracy": 0.5, "test_loss": 1.0, "latency_ms": 1.0}
@@ -171,7 +171,7 @@ def test_texts_that_steer_a_terminal_or_a_spreadsheet_are_texts(tmp_path, capsys
 def test_a_dollar_is_a_dollar_in_every_figure(three):
     for file in three.glob("*/result.json"):
         text = file.read_text().replace("mine", "$a_{mine$").replace('"t"', '"$t^$"').replace("asked for", r"$\nope$")
-        file.write_text(text.replace('"forward"', '"$for^ward"').replace("layer1", r"$\frac$"))
+        file.write_text(text.replace("layer1", r"$\frac$"))
     contents = contents_of([three])
     for name, draw in FIGURES.items():
         if figure := draw(contents):
@@ -179,6 +179,13 @@ def test_a_dollar_is_a_dollar_in_every_figure(three):
             texts = {text.get_text() for text in figure.findobj(lambda each: hasattr(each, "get_text"))}
             assert not any("cannot be drawn" in text or "mathdefault" in text for text in texts), name
     assert "$a_{mine$ bf16" in {text.get_text() for text in FIGURES["step_time"](contents).axes[0].get_yticklabels()}
+
+
+def test_a_phase_that_no_step_has_costs_its_own_row(three):
+    damaged, *_ = three.glob("*/result.json")
+    damaged.write_text(damaged.read_text().replace('"forward"', '"foeward"'))
+    rows = [str(run.result.get("error")) for run in find_runs([three])]
+    assert sum("phase_ms, a key=foeward: expected one of forward, backward" in row for row in rows) == 1
 
 
 def test_a_figure_that_cannot_be_drawn_is_one_that_says_why(three, monkeypatch, caplog):

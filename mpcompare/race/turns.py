@@ -197,11 +197,7 @@ def _show(
 def describe_timing(finish: dict[str, object]) -> str:
     """Returns a :class:`Finish`, as a record holds it, in words."""
     rounds, half_width = finish["rounds"], float(str(finish["half_width"]))
-    what = "every ratio" if finish["race"] else "the step time"
+    what = "every ratio of two runs" if finish["race"] else "the step time"
     why = "narrow enough" if finish["stopped"] == "rel_ci" else "the time budget ended (measure.budget_s)"
-    known = (
-        f"{what} is known within {half_width:.1%} or better (95 %)"
-        if half_width < math.inf
-        else "too few for an interval"
-    )
+    known = f"{what} is known within {half_width:.1%} (95 %)" if half_width < math.inf else "too few for an interval"
     return f"{rounds} round{'s' if rounds != 1 else ''} of blocks, stopped because {why}: {known}"

@@ -94,7 +94,7 @@ def test_a_console_shows_the_comparison_then_its_table_and_what_there_is_to_say(
         "mine  bf16  5  0.50 (0.50-0.50)  2  1.00  0.5000  1.12500  2.5e-01  torch  4 - 6  -",
         "amp  bf16  10  1  2  1  0.5000  1.00000  baseline  torch  9 - 11  +0.0 %",
         "gone  bf16  failed",
-        "10 rounds of blocks, stopped because narrow enough: every ratio is known within 0.0% or better (95 %)",
+        "10 rounds of blocks, stopped because narrow enough: every ratio of two runs is known within 0.0% (95 %)",
         "ms in phase  forward  backward  step  update  clock's cost  first step  set-up s",
         "mine bf16  4  5  1  0  +1.0%  50  0.5",
         "amp bf16  4  5  1  0  +1.0%  50  0.5",

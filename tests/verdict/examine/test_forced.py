@@ -1,6 +1,7 @@
 """Recorded steps and their forced replays."""
 
 import copy
+import gc
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.text import CharGpt, CharLstm
 from mpcompare.verdict.examine.forced.record import OUTPUT, recorded
+from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import doubt, in_the_first_step
 from mpcompare.verdict.judge.sight import sight
@@ -273,3 +275,32 @@ def test_work_between_layers_that_is_computed_again_is_rounded_as_it_was(reentra
     plain, again = ({name: e.error for name, e in each.items()} for each in found)
     assert again == pytest.approx(plain)
     assert min(plain.values()) > 0
+
+
+class AddsInPlace(nn.Module):
+    """A layer of the user's own that writes into its input."""
+
+    def forward(self, x):
+        return x.add_(1)
+
+
+def test_between_forward_and_backward_a_replay_holds_what_its_layers_saved_and_no_more():
+    rows, width, held = 64, 48, []
+
+    def loss_fn(output, y):
+        tensors = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == (rows, width)]
+        held.append(sum(t.untyped_storage().nbytes() for t in tensors if t.dtype == torch.float64))
+        return F.cross_entropy(output, y)
+
+    layers = (nn.Linear(8, width), AddsInPlace(), nn.ReLU(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10))
+    network = nn.Sequential(*layers)
+    x, y = torch.randn(rows, 8), torch.arange(rows) % 10
+    with recorded(network) as record:
+        F.cross_entropy(network(x), y).backward()
+    grads = {}
+    replay = Replay(network, torch.float64, record, loss_fn, [(x, y)], 1.0, lambda *_: None)
+    replay.found = grads.__setitem__
+    replay.run()
+    assert [round(bytes_held / (8 * rows * width)) for bytes_held in held] == [2]  # the results of ReLU and of Tanh
+    wrong = {name: (grads[name] - p.grad).norm() / p.grad.norm() for name, p in network.named_parameters()}
+    assert max(wrong.values()) < 2.0**-20

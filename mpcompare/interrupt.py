@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # SIGTERM ends a job of a batch system
+KEPT = (signal.SIG_IGN, None)  # handlers that stay: a signal is ignored, or a program around Python handles it
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def interruptible() -> Iterator[None]:
         arrived.append(number)
         signal.default_int_handler(number, frame)
 
-    before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) not in KEPT}
     try:
         for number in before:
             signal.signal(number, interrupt)

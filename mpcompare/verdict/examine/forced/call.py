@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.tasks.cast import STAY_IN_FP32
@@ -127,11 +128,9 @@ class Forced(torch.autograd.Function):
         if layer is not None:
             if not in_backward():  # where a checkpoint makes the operands again, backward needs these
                 layer.free(ctx.values, ctx.params, call)
-            for y in ctx.results:
-                if is_real(y) and y.grad_fn is not None:  # backward needs its place in the graph
-                    y.data = y.new_zeros(()).expand(y.shape)
             ctx.mark_non_differentiable(*untracked)
             replay.whose("forward", "")
+        ctx.results = [_end(y, layer is None) if is_real(y) else None for y in ctx.results]
         return tuple(passed)
 
     @staticmethod
@@ -143,29 +142,33 @@ class Forced(torch.autograd.Function):
             replay.passing("backward")
             replay.factor = _factor(call.gradients, exact, replay.scale)
         ends, grads = [], []
-        for place, (y, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
-            if not is_real(y) or (g is None and recorded is None):
+        for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
+            if end is None or (g is None and recorded is None):
                 continue
             with _disable_current_modes():  # an operand is what it is: nothing rounds it
-                seen = torch.zeros_like(y) if recorded is None else _as(recorded, replay.dtype).div_(replay.factor)
+                if recorded is None:
+                    seen = replay.zero.new_zeros(end.shape)
+                else:
+                    seen = _as(recorded, replay.dtype).div_(replay.factor)
                 taken = replay.operand(seen)
                 taken = taken if replay.kept == 1 else taken * replay.kept
             stored = call.outputs[place].dtype
-            right = torch.zeros_like(y) if g is None else g
+            right = replay.zero.new_zeros(end.shape) if g is None else g
             replay.compare(Point("gradient", ctx.at.name, ctx.at.number, place), seen, right, stored)
-            if y.requires_grad or layer is None:
-                ends.append(y)
+            if end.place is not None:
+                ends.append(end)
                 grads.append(taken)
         if layer is None:
             replay.whose("backward", f"before {ctx.at.name}")
-            given = {id(y): g for y, g in zip(ends, grads, strict=True)}
+            given = {id(end.place): g for end, g in zip(ends, grads, strict=True)}
             return (None,) * 2 + tuple(given.get(id(value)) for value in ctx.values)
         numbers = [v for v in ctx.values if is_real(v)]
         params = [p for p in ctx.params.values() if p.requires_grad]
         wanted = numbers + params
         layer.fill(ctx.values, ctx.params, call, replay)
         replay.whose("backward", ctx.at.name)
-        found = iter(torch.autograd.grad(ends, wanted, grads, allow_unused=True) if ends else ())
+        places = [end.place for end in ends]
+        found = iter(torch.autograd.grad(places, wanted, grads, allow_unused=True) if ends else ())
         replay.whose("", ctx.at.name)
         back = tuple(next(found, None) if is_real(v) else None for v in ctx.values)
         for place, g in enumerate(back):
@@ -184,12 +187,29 @@ class Forced(torch.autograd.Function):
                     if name == "weight" and not isinstance(layer.module, (nn.Embedding, nn.EmbeddingBag)):
                         replay.gains.add(full)
                     else:
-                        terms = sum(y.numel() for y in ends) / max(p.numel(), 1)
+                        terms = sum(end.shape.numel() for end in ends) / max(p.numel(), 1)
                         replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
             replay.counted(full)
         ctx.results = ctx.values = ctx.params = None
         replay.whose("backward", f"before {ctx.at.name}")
         return (None,) * 2 + back
+
+
+class _End(NamedTuple):
+    """What backward needs of a result, whose numbers may be freed.
+
+    Attributes:
+        place: in autograd's graph; None where the result requires no gradient.
+    """
+
+    place: Tensor | GradientEdge | None
+    shape: torch.Size
+
+
+def _end(result: Tensor, is_kept: bool) -> _End:
+    if is_kept or (result.requires_grad and result.is_leaf):
+        return _End(result, result.shape)
+    return _End(get_gradient_edge(result) if result.requires_grad else None, result.shape)
 
 
 def _in_format(recorded: Tensor, half: torch.dtype | None) -> Tensor:

@@ -23,7 +23,8 @@ class ApartError(Exception):
 class Apart:
     """Such a process.
 
-    It makes one thing, what its functions are given first, and saves what they return.
+    It makes one thing, what its functions are given first, and saves what they return. It makes the thing anew for each
+    of them: between them it holds no memory.
     """
 
     def __init__(
@@ -100,17 +101,27 @@ def _serve(
     near_end.close()  # a fork has it, too, and would wait for itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to all processes
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    thing: Any = None
+    made_from: tuple[Any, ...] = ()
+    told: Any = None
     with suppress(EOFError, OSError):
         while True:
             file, function, arguments = pickle.loads(pipe.recv_bytes())
             try:
                 with within():
                     if function is None:
-                        thing, answer = make(*arguments)
+                        _, answer = make(*arguments)
+                        made_from, told = arguments, answer
                     else:
-                        answer = save(function(thing, *arguments), file)
+                        answer = save(function(_again(make, made_from, told), *arguments), file)
             except Exception as error:
                 pipe.send_bytes(pickle.dumps((False, f"{type(error).__name__}: {' '.join(str(error).split())}")))
             else:
                 pipe.send_bytes(pickle.dumps((True, answer)))
+
+
+def _again(make: Callable[..., Any], arguments: tuple[Any, ...], told: Any) -> Any:
+    """Returns the thing once more, which has to be the one of which ``told`` was said."""
+    thing, answer = make(*arguments)
+    if answer != told:
+        raise ValueError(f"it made another thing from the same arguments: {answer}, not {told}")
+    return thing

@@ -46,6 +46,18 @@ def test_it_computes_elsewhere_and_what_is_changed_here_changes_nothing_there(ap
     assert ALONE.once_written("sum", lambda file: apart.save(file, add, (4,)))["sum"].tolist() == [6, 6]
 
 
+def drawn():
+    return None, os.urandom(8)
+
+
+def test_a_thing_that_is_another_each_time_is_refused(tmp_path):
+    process = Apart(drawn, save)
+    process.make()
+    with pytest.raises(ApartError, match="it made another thing from the same arguments"):
+        process.save(tmp_path / "v.pt", raises)
+    process.close()
+
+
 def test_it_says_why_it_cannot_and_goes_on(apart, tmp_path):
     apart.make(0)
     with pytest.raises(ApartError, match="ZeroDivisionError: a bug in two lines"):

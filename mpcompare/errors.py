@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+# What a RuntimeError of torch says of memory: its allocator, the system, C++.
+NO_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "std::bad_alloc")
+
 
 class InputError(ValueError):
     """A value, file or tool that the user can change. The message is one line and complete without a traceback."""
@@ -27,6 +30,27 @@ def one_line(text: str) -> str:
     """Returns a text as one line, and any character that is not printed as its escape: an ESC steers a terminal."""
     line = " ".join(text.split())
     return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the error's class and the first line of its message."""
+    return one_line(f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Returns whether torch, on a CPU or a GPU, or Python has run out of memory."""
+    if isinstance(error, MemoryError):
+        return True
+    torch = sys.modules.get("torch")  # it takes seconds to import, and what was not imported raises nothing
+    on_cpu = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return on_cpu or (torch is not None and isinstance(error, torch.OutOfMemoryError))
+
+
+def want_of_memory(error: BaseException) -> str | None:
+    """Returns one line that says what to do where an error says that memory has run out; else None."""
+    if out_of_memory(error):
+        return f"out of memory, try a smaller task.batch_size or task.model ({first_line(error)})"
+    return None
 
 
 class BackendUnavailable(Exception):  # noqa: N818 - it is a cell of the table, not a fault

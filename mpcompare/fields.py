@@ -156,6 +156,7 @@ class Result(AtStart, total=False):
     module_dtypes: dict[str, Layer]
     examine_s: float
     examine_peak_bytes: int | None
+    examine_stopped: str
     timed_loss: float
     timed_loss_difference: float
     timed_state: dict[str, Distance]

@@ -8,7 +8,7 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from mpcompare.errors import BackendUnavailable, InputError, one_line
+from mpcompare.errors import BackendUnavailable, InputError, first_line, one_line, want_of_memory
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib", "rich", "jinja2", "hydra", "omegaconf")
 
@@ -23,9 +23,7 @@ def known_fault(error: BaseException) -> str | None:
         return one_line(f"cannot write {error.filename or 'a file'} ({error.strerror})")
     if isinstance(error, (ImportError, AttributeError)) and (names := _shadowing(error)):
         return f"{', '.join(names)} in {Path.cwd()} hides a module of that name: rename it ({first_line(error)})"
-    if out_of_memory(error):
-        return f"out of memory, try a smaller task.batch_size or task.model ({first_line(error)})"
-    return None
+    return want_of_memory(error)
 
 
 def _shadowing(error: BaseException) -> list[str]:
@@ -36,17 +34,3 @@ def _shadowing(error: BaseException) -> list[str]:
     files += [frame.filename for frame in traceback.extract_tb(error.__traceback__)]  # one that failed is in no table
     inside = (Path(file).resolve().relative_to(here).parts[0] for file in files if Path(file).is_relative_to(here))
     return sorted({name for name in inside if name.removesuffix(".py") in needed})
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Returns whether torch, on a CPU or a GPU, or Python has run out of memory."""
-    if isinstance(error, MemoryError):
-        return True
-    torch = sys.modules.get("torch")  # it takes seconds to import, and what was not imported raises nothing
-    on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    return on_cpu or (torch is not None and isinstance(error, torch.OutOfMemoryError))
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the error's class and the first line of its message."""
-    return one_line(f"{type(error).__name__}: {error}".splitlines()[0])

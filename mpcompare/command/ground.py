@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from mpcompare.apart import Apart
 from mpcompare.command.nodes import task_of
 from mpcompare.contract import Batches
-from mpcompare.instruments import fp32_products, heap, machine
+from mpcompare.instruments import fp32_products, heap, machine, memory_limit
 from mpcompare.shared import save
 from mpcompare.tasks.trial import fitted
 from mpcompare.tasks.twin import examined_twin
@@ -28,7 +28,7 @@ def ground_apart(cfg: DictConfig) -> Iterator[Apart | None]:
         if cfg.verdict.get("enabled") is True:
             import torch._dynamo  # noqa: F401 - torch's optimizers import it in their first step: here once for both
 
-            apart = Apart(partial(make_ground, cfg), save, within=heap.kept)
+            apart = Apart(partial(make_ground, cfg), save, within=_with_memory)
     except OSError as error:
         log.warning(f"the oracle is computed in the process of the backend ({error})")
     try:
@@ -36,6 +36,12 @@ def ground_apart(cfg: DictConfig) -> Iterator[Apart | None]:
     finally:
         if apart is not None:
             apart.close()
+
+
+@contextmanager
+def _with_memory() -> Iterator[None]:
+    with memory_limit.limited(), heap.kept():
+        yield
 
 
 def make_ground(cfg: DictConfig, batch: Batches) -> tuple[Ground, str]:

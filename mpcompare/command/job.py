@@ -12,12 +12,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from mpcompare.command.compiled import compiled
-from mpcompare.command.faults import first_line, known_fault
+from mpcompare.command.faults import known_fault
 from mpcompare.command.going_on import is_sweep
 from mpcompare.command.plan import plan_of
 from mpcompare.command.record import record_at_start
 from mpcompare.command.stages import stages_of
-from mpcompare.errors import InputError, fail
+from mpcompare.errors import InputError, fail, first_line
 from mpcompare.interrupt import interruptible, uninterrupted
 from mpcompare.race.alone import alone
 from mpcompare.race.orders import Turns

@@ -12,8 +12,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpcompare.command.faults import out_of_memory
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, out_of_memory
 
 
 def options(group: str) -> list[str]:

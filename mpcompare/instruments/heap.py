@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-import psutil
 from torch import Tensor
 
-from mpcompare.instruments import meter
+from mpcompare.instruments import memory_limit, meter
 
 # malloc.h
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
@@ -114,8 +113,8 @@ def _keep(libc: ctypes.CDLL) -> None:
 
 def _reserve(libc: ctypes.CDLL) -> None:
     """Grows the heap by as much as may be needed, in pages of 2 MB, none of which is touched: a tensor takes one page
-    fault then in place of 512."""
-    size = psutil.virtual_memory().available
+    fault then in place of 512. The other half is left to what does not ask malloc, such as files that are mapped."""
+    size = memory_limit.available_bytes() // 2
     if block := libc.malloc(size):
         start = -(-block // HUGE) * HUGE
         libc.madvise(start, size - HUGE, MADV_HUGEPAGE)

@@ -159,6 +159,12 @@ def rss_bytes(pid: int | None = None) -> int | None:
     return _proc_status("VmRSS", pid)
 
 
+def data_bytes() -> int | None:
+    """Returns the bytes that this process may write into and shares with nobody, touched or not: what the system counts
+    for ``RLIMIT_DATA``. None where that is not known (elsewhere than on Linux)."""
+    return _proc_status("VmData")
+
+
 def peak_rss_bytes(pid: int | None = None) -> int | None:
     """Returns the largest resident set since the last reset, or since the process began; None where it is not known."""
     peak = _proc_status("VmHWM", pid)

@@ -42,11 +42,21 @@ def judge_run(run: Run, reference: Run) -> Verdict:
     examined = examined_of(run)
     beside = examined if run is reference else examined_of(reference)
     if examined is None or beside is None:
-        infinite = run.result.get("not_finite", "")
-        return Verdict("not examined", "data" if infinite else "", infinite, reference.name)
+        return Verdict("not examined", *_why_not(run, reference), reference.name)
     if fields := differing(run, reference):
         return Verdict("not comparable", fields[0], f"{fields[0]} is not that of {reference.name}", reference.name)
     return judge(examined, beside)
+
+
+def _why_not(run: Run, reference: Run) -> tuple[str, str]:
+    """Returns what kept a run, or else its reference, from being examined, and a sentence on it; both are empty where
+    nobody asked for it."""
+    if infinite := run.result.get("not_finite", ""):
+        return "data", infinite
+    for which, each in {"": run, " of the reference": reference}.items():
+        if stopped := each.result.get("examine_stopped", ""):
+            return "examination", f"the examination{which} stopped: {stopped}"
+    return "", ""
 
 
 def examined_of(run: Run) -> Examined | None:

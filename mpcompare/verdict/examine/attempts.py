@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
+from mpcompare.errors import one_line, want_of_memory
+
 log = logging.getLogger(__name__)
 
 Y = TypeVar("Y")
@@ -41,5 +43,5 @@ class Attempts:
             return otherwise
 
     def _write(self, name: str, error: Exception) -> None:
-        self.stopped[name] = " ".join(f"{type(error).__name__}: {error}".split())
+        self.stopped[name] = want_of_memory(error) or one_line(f"{type(error).__name__}: {error}")
         log.warning("the pass %s of the examination stopped: %s", name, self.stopped[name], exc_info=error)

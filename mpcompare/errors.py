@@ -120,5 +120,6 @@ def fault_of_call(function: Callable[..., Any], *arguments: Any) -> str | None:
 
 def did_you_mean(word: object, accepted: Iterable[str]) -> str:
     """Returns `` (did you mean X?)`` where ``word`` is nearly X, one of ``accepted``; else an empty string."""
-    near = difflib.get_close_matches(str(word).lower(), list(accepted), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    lower = {each.lower(): each for each in accepted}
+    near = difflib.get_close_matches(str(word).lower(), list(lower), n=1)
+    return f" (did you mean {lower[near[0]]}?)" if near else ""

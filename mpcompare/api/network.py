@@ -30,7 +30,7 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
             raise InputError("task", call.knobs["task"], "expected either a task, or a model, whose task is module")
         checks.check_model(call.model)
     loss = None if call.loss is None else checks.read_loss(call.loss)
-    overrides = [] if call.optimizer is None else list(_optimizer(call.optimizer, call.model))
+    overrides = [] if call.optimizer is None else list(_optimizer(call.optimizer, call.model, objects))
     in_memory = None
     if isinstance(call.data, str):
         checks.check_data(call.data)
@@ -55,10 +55,10 @@ def overrides_of(call: Any, objects: Objects) -> list[str]:
     return ["task=module", f"++task.model={written('model', objects.call(make, 'model'))}", *overrides]
 
 
-def _optimizer(optimizer: Any, model: Any) -> Iterator[str]:
+def _optimizer(optimizer: Any, model: Any, objects: Objects) -> Iterator[str]:
     if optimizer == "task":  # the task's own
         return
-    word, values = optimizers.read(optimizer, model)
+    word, values = optimizers.read(optimizer, model, objects)
     yield f"optimizer={word}"
     for name, value in values.items():
         yield f"++task.optimizer.{name}={written(name, value)}"

@@ -7,47 +7,58 @@ from glob import escape
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mpcompare.errors import InputError, check_choice, did_you_mean
+from mpcompare.api.objects import Objects
+from mpcompare.errors import InputError, check_choice
+from mpcompare.tasks.any_optimizer import fault_of
 
 WORDS = ("sgd", "momentum", "nesterov", "adam", "adamw")
 KNOWN = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
 VALUES = ("lr", "betas", "eps", "momentum", "nesterov", "weight_decay")
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")  # change no number
-EXPECTED = f"expected one of {', '.join(WORDS)}, torch.optim.SGD, Adam or AdamW, or a function of the parameters"
+UNASKED = (*IMPLEMENTATION, "params", "decoupled_weight_decay", "initial_lr")
+EXPECTED = f"expected one of {', '.join(WORDS)}, a class of torch.optim, or a function of the parameters"
 
 
-def read(optimizer: Any, model: Any) -> tuple[str, Mapping[str, Any]]:
+def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str, Any]]:
     """Returns the word of an optimizer, and its values.
 
     Args:
-        optimizer: a word, a class of ``torch.optim``, an optimizer, or a function of the parameters that makes one.
+        optimizer: a word, a class like those of ``torch.optim``, an optimizer, or a function of the parameters that
+            makes one.
         model: the network, whose parameters have names.
+        objects: gets the class where a new process cannot import it.
 
     Raises:
-        InputError: it is none of them, or one whose updates are not known here.
+        InputError: it is none of them, or one whose updates cannot be replayed.
     """
     if isinstance(optimizer, str):
         check_choice("optimizer", optimizer.lower(), WORDS)
         return optimizer.lower(), {}
     made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else _made(optimizer, model)
-    if type(made) not in KNOWN:
-        name = type(made).__name__
-        near = did_you_mean(name, [cls.__name__ for cls in KNOWN])
-        raise InputError("optimizer", name, f"its updates are not known here{near}: {EXPECTED}")
     if len(made.param_groups) > 1 and not isinstance(model, nn.Module):
         expected = "has groups of parameters without names: give the module itself as model, or task.optimizer.groups"
         raise InputError("optimizer", type(made).__name__, expected)
-    first = made.param_groups[0]
-    for name, value in first.items():
-        if value and name not in (*VALUES, *IMPLEMENTATION, "params", "decoupled_weight_decay", "initial_lr"):
-            raise InputError(f"optimizer: {name}", value, "is not known here: leave it out")
-    values = {name: first[name] for name in VALUES if name in first}
-    if len(made.param_groups) > 1:
-        values["groups"] = _groups(made, model)
-    word = "adamw" if first.get("decoupled_weight_decay") else KNOWN[type(made)]
-    return word, {name: float(v) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+    first = {name: float(v) if isinstance(v, Tensor) else v for name, v in made.param_groups[0].items()}
+    groups = {"groups": _groups(made, model)} if len(made.param_groups) > 1 else {}
+    others = [name for name, value in first.items() if value and name not in (*VALUES, *UNASKED)]
+    if type(made) in KNOWN and not others:
+        word = "adamw" if first.get("decoupled_weight_decay") else KNOWN[type(made)]
+        return word, {**{name: first[name] for name in VALUES if name in first}, **groups}
+    return "torch", {**_by_its_class(type(made), first, objects), **groups}
+
+
+def _by_its_class(cls: type, first: Mapping[str, Any], objects: Objects) -> dict[str, Any]:
+    """Returns the node of an optimizer: its class, its rate, and what is not the default of the class."""
+    takes = inspect.signature(cls).parameters
+    given = {name: value for name, value in first.items() if name in takes and name not in ("params", *IMPLEMENTATION)}
+    own = {name: value for name, value in given.items() if name == "lr" or value != takes[name].default}
+    if "lr" not in own:
+        raise InputError("optimizer", cls.__name__, "has no argument lr, the rate that a schedule sets")
+    if fault := fault_of(lambda p: cls([p], **own), own["lr"]):
+        raise InputError("optimizer", cls.__name__, fault)
+    return {"_target_": objects.name(cls, "optimizer"), **own}
 
 
 def _made(maker: Any, model: Any) -> Any:

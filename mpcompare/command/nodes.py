@@ -1,6 +1,7 @@
 """Nodes of the configuration with a ``_target_``: the options that a group has, and the objects that nodes become."""
 
 import inspect
+import pydoc
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -12,7 +13,9 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpcompare.errors import InputError, out_of_memory
+from mpcompare.errors import InputError, did_you_mean, first_line, out_of_memory
+
+ANY_OPTIMIZER = "mpcompare.tasks.any_optimizer.AnyOptimizer"
 
 
 def options(group: str) -> list[str]:
@@ -89,23 +92,55 @@ def task_of(node: DictConfig) -> Any:
             raise InputError("task.model._target_", model["_target_"], expected) from error
 
     for group in ("optimizer", "schedule"):
-        _check_keys(group, task.get(group))
+        cls = _class_of(f"task.{group}", task.get(group))
+        _check_keys(f"task.{group}", cls, task[group])
+        task[group] = _of_torch(cls, task[group])
     return instantiate(task, model=make_model)
 
 
-def _check_keys(group: str, node: Any) -> None:
-    """Raises InputError for a key that the task's optimizer or schedule does not take: one of another's, say."""
-    field = f"task.{group}"
+def _class_of(field: str, node: Any) -> Any:
+    """Returns what the ``_target_`` of a task's optimizer or schedule names.
+
+    Raises:
+        InputError: there is none, or it cannot be imported.
+    """
     if not isinstance(node, dict) or "_target_" not in node:
+        group = field.removeprefix("task.")
         raise InputError(field, node, f"expected the _target_ of one; {group}={'|'.join(options(group))} chooses one")
+    target = str(node["_target_"])
+    if target == "???":
+        raise InputError(f"{field}._target_", target, "expected the dotted name of a class, such as torch.optim.RAdam")
     try:
-        cls = hydra.utils.get_object(node["_target_"])
+        if (found := pydoc.locate(target)) is not None:
+            return found
+    except pydoc.ErrorDuringImport as error:
+        raise InputError(f"{field}._target_", target, f"cannot be imported ({first_line(error)})") from error
+    parent, _, name = target.rpartition(".")
+    near = did_you_mean(name, dir(pydoc.locate(parent))) if parent else ""
+    raise InputError(f"{field}._target_", target, f"cannot be imported{near}")
+
+
+def _of_torch(cls: Any, node: dict[str, Any]) -> dict[str, Any]:
+    """Returns the node of ``cls``; one of torch's optimizers becomes the node of an :class:`AnyOptimizer`."""
+    from torch.optim import Optimizer
+
+    if not isinstance(cls, type) or not issubclass(cls, Optimizer):
+        return node
+    own: dict[str, Any] = {key: node[key] for key in ("lr", "weight_decay", "groups") if key in node}
+    settings = {key: value for key, value in node.items() if key not in own and key != "_target_"}
+    return {"_target_": ANY_OPTIMIZER, "name": node["_target_"], **own, "settings": settings}
+
+
+def _check_keys(field: str, cls: Any, node: dict[str, Any]) -> None:
+    """Raises InputError for a key that the task's optimizer or schedule does not take: one of another's, say."""
+    try:
         takes = inspect.signature(cls).parameters
-    except (ImportError, TypeError, ValueError):
+    except (TypeError, ValueError):
         return  # Hydra says so when it makes one
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         return
     for key, value in node.items():
-        if key not in takes and not key.startswith("_"):
+        ours = key.startswith("_") or key == "groups"
+        if key not in takes and not ours and value is not None:
             expected = f"{cls.__name__} takes {', '.join(takes) or 'nothing'}; leave it out with ~{field}.{key}"
             raise InputError(f"{field}.{key}", value, expected)

@@ -124,13 +124,14 @@ def for_torch(optimizer: Any, params: Parameters) -> list[Any]:
     given = list(params)
     if not _groups_of(optimizer):
         return [p[1] if isinstance(p, tuple) else p for p in given]
-    nodes: dict[tuple[float, float], dict[str, Any]] = {}
+    nodes: dict[tuple[float, float | None], dict[str, Any]] = {}
     for pair in given:
         if not isinstance(pair, tuple):
             expected = "this backend gives its optimizer parameters without names: expected named_parameters()"
             raise InputError("task.optimizer.groups", len(optimizer.groups), expected)
         own, factor = in_group(optimizer, pair[0], pair[1].dim())
-        node = {"params": [], "lr": own.lr, "lr_factor": factor, "weight_decay": own.weight_decay}
+        decay = {} if own.weight_decay is None else {"weight_decay": own.weight_decay}
+        node = {"params": [], "lr": own.lr, "lr_factor": factor, **decay}
         nodes.setdefault((factor, own.weight_decay), node)["params"].append(pair[1])
     return list(nodes.values())
 

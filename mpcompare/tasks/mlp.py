@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.errors import BackendUnavailable, InputError, check_whole
-from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
+from mpcompare.tasks.optimizers import Adam, AdamW, Sgd, require_known
 from mpcompare.tasks.task import Params, Task
 
 
@@ -129,9 +129,7 @@ def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
         raise BackendUnavailable(f"{only}, and every Linear needs a bias")
     if task.loss not in ("cross_entropy", "mse"):
         raise BackendUnavailable(f"{only}, not another loss")
-    optimizer = task.optimizer
-    if not isinstance(optimizer, (Sgd, Adam, AdamW)):
-        raise BackendUnavailable(f"{only}, not {type(optimizer).__name__}")
+    optimizer = require_known(task.optimizer, who)
     return PlainMlp(
         layers=tuple(name for name, _ in linears),
         sizes=(linears[0][1].in_features, *(linear.out_features for _, linear in linears)),

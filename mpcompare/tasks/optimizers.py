@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mpcompare.errors import InputError, check_flag, check_number
+from mpcompare.errors import BackendUnavailable, InputError, check_flag, check_number
 from mpcompare.stored import Stored
 from mpcompare.tasks.groups import Group, GroupedReplay, Parameters, for_torch, read_groups
 
@@ -393,6 +393,15 @@ class AdamReplay:
     def denominator(self, v: Tensor, c2: float) -> Tensor:
         """Returns ``d`` of a ``v`` that is divided by ``c2`` already."""
         return v.sqrt() + self.optimizer.eps
+
+
+def require_known(optimizer: Optimizer, who: str) -> Sgd | Adam | AdamW:
+    """Returns the optimizer, or raises BackendUnavailable where it is none of these three, which ``who`` knows."""
+    if not isinstance(optimizer, (Sgd, Adam, AdamW)):
+        raise BackendUnavailable(
+            f"{who} knows SGD, Adam and AdamW, not {getattr(optimizer, 'name', type(optimizer).__name__)}"
+        )
+    return optimizer
 
 
 def _of_constant(beta: float, t: int) -> float:

@@ -42,6 +42,17 @@ class Wide(Net):
         super().__init__(width)
 
 
+class SignSgd(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad.sign(), alpha=-group["lr"])
+
+
 class Samples(Dataset):
     def __len__(self):
         return 600
@@ -128,6 +139,18 @@ WORKS = {
         {"optimizer": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)},
         ["optimizer=sgd", "++task.optimizer.lr=0.1", "++task.optimizer.momentum=0.9"],
     ),
+    "RAdam": (
+        {"optimizer": torch.optim.RAdam},
+        ["optimizer=torch", "++task.optimizer._target_='torch.optim.radam.RAdam'", "++task.optimizer.lr=0.001"],
+    ),
+    "amsgrad": (
+        {"optimizer": lambda params: torch.optim.Adam(params, lr=0.1, amsgrad=True)},
+        ["optimizer=torch", "++task.optimizer.lr=0.1", "++task.optimizer.amsgrad=true"],
+    ),
+    "an optimizer of one's own": (
+        {"optimizer": lambda params: SignSgd(params, lr=0.01)},
+        ["optimizer=torch", "SignSgd'"],
+    ),
     "a partial optimizer": (
         {"optimizer": functools.partial(torch.optim.Adam, betas=(0.9, 0.95))}, ["++task.optimizer.betas=[0.9,0.95]"],
     ),
@@ -185,9 +208,9 @@ REFUSED = {
     "a name": ({"model": "resnet18"}, "model=resnet18: expected a module, its class, or a function"),
     "arguments": ({"model": Wide}, "model=Wide: missing a required argument: 'width': write model=lambda: Wide(...)"),
     "a loss": ({"loss": "nll"}, "loss=nll: expected one of cross_entropy, masked_cross_entropy, mse, model"),
-    "an optimizer": ({"optimizer": torch.optim.RMSprop}, "optimizer=RMSprop: its updates are not known here"),
+    "an optimizer": ({"optimizer": torch.optim.Adafactor}, "optimizer=Adafactor: its update of an element depends on"),
+    "a search": ({"optimizer": torch.optim.LBFGS}, "optimizer=LBFGS: cannot update a parameter by its gradient alone"),
     "a word": ({"optimizer": "adamW2"}, "optimizer=adamw2: expected one of sgd, momentum, nesterov, adam, adamw"),
-    "amsgrad": ({"optimizer": lambda p: torch.optim.Adam(p, amsgrad=True)}, "optimizer: amsgrad=True: is not known"),
     "a precision": ({"precision": "bfloat16"}, "precision=bfloat16: expected one of auto, fp32, tf32, fp16, bf16"),
     "steps": ({"steps": 0}, "steps=0: expected a whole number of at least 1"),
     "lr": ({"lr": -1.0}, "lr=-1.0: expected a finite number above 0"),

@@ -20,6 +20,7 @@ from mpcompare.errors import InputError
 from mpcompare.loss_scale import NoLossScale, StaticLossScale
 from mpcompare.paths import CONF, CSRC
 from mpcompare.race.turns import Rules
+from mpcompare.tasks.any_optimizer import AnyOptimizer
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Constant, Cosine, Warmup
 from mpcompare.tasks.task import Task
@@ -41,6 +42,7 @@ def test_every_option_composes_and_instantiates(group, option):
         "module": ["task.model._target_=torch.nn.Linear", "+task.model.in_features=784", "+task.model.out_features=10"],
         "function": ["data._target_=mpcompare.tasks.data.generated.digits"],
         "imdb": ["task=imdb_lstm"],
+        "torch": LEFT["optimizer=torch"],
     }.get(option, [])
     cfg = compose("config", [*needs, override])
     cls = hydra.utils.get_class(cfg.backend._target_)
@@ -62,11 +64,15 @@ def test_every_combination_of_backend_task_and_loss_scale_composes():
         compose("config", [f"backend={backend}", f"task={task}", f"loss_scale={scale}"])
 
 
-MODULE = ["task.model._target_=torch.nn.Linear"]  # which the template task=module leaves to the user
+# Values that an option leaves to the user.
+LEFT = {
+    "task=module": ["task.model._target_=torch.nn.Linear"],
+    "optimizer=torch": ["task.optimizer._target_=torch.optim.RAdam"],
+}
 
 
 def task_of(*overrides):
-    overrides = [*overrides, *(MODULE if "task=module" in overrides else [])]
+    overrides = [*overrides, *(value for each in overrides for value in LEFT.get(each, []))]
     return nodes.task_of(compose("config", overrides).task)
 
 
@@ -74,7 +80,7 @@ def task_of(*overrides):
 def test_every_combination_of_task_optimizer_and_schedule_is_that_optimizer_and_that_schedule():
     chosen = {
         "sgd": Sgd(), "momentum": Sgd(momentum=0.9), "nesterov": Sgd(momentum=0.9, nesterov=True),
-        "adam": Adam(), "adamw": AdamW(),
+        "adam": Adam(), "adamw": AdamW(), "torch": AnyOptimizer("torch.optim.RAdam"),
     }  # fmt: skip
     schedules = {"constant": Constant(), "warmup": Warmup(10), "cosine": Cosine()}
     assert {"task", *chosen} == set(GROUPS["optimizer"])
@@ -151,15 +157,31 @@ def test_a_task_of_the_users_brings_its_own_or_takes_the_chosen_one(tmp_path, li
         ),
         (
             "",
+            ["optimizer=torch"],
+            "task.optimizer._target_=???: expected the dotted name of a class, such as torch.optim.RAdam",
+        ),
+        (
+            "",
+            ["optimizer=torch", "task.optimizer._target_=torch.optim.Radam"],
+            "task.optimizer._target_=torch.optim.Radam: cannot be imported (did you mean RAdam?)",
+        ),
+        (
+            OWN_SGD,
+            ["task.optimizer._target_=torch.optim.RMSprop", "+task.optimizer.betas=[0,0]"],
+            "task.optimizer.betas=[0, 0]: RMSprop takes params, lr, alpha, eps, weight_decay, momentum, centered, "
+            "capturable, foreach, maximize, differentiable; leave it out with ~task.optimizer.betas",
+        ),
+        (
+            "",
             [],
             "task.optimizer={}: expected the _target_ of one; "
-            "optimizer=adam|adamw|momentum|nesterov|sgd|task chooses one",
+            "optimizer=adam|adamw|momentum|nesterov|sgd|task|torch chooses one",
         ),
     ],
 )
 def test_what_an_optimizer_does_not_take_is_said_in_one_line(tmp_path, lines, overrides, message):
     with pytest.raises(InputError) as said:
-        task_of(*own_task(tmp_path, lines), *overrides)
+        nodes.task_of(compose("config", [*own_task(tmp_path, lines), *overrides]).task)
     assert str(said.value) == message
 
 

@@ -27,7 +27,7 @@ from mpcompare.loss_scale import DynamicLossScale, LossScale, StaticLossScale
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.mlp import plain_mlp
-from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
+from mpcompare.tasks.optimizers import AdamW, Sgd, require_known
 from mpcompare.tasks.task import Params, Task
 
 KINDS = {"trace": "momentum_buffer", "mu": "exp_avg", "nu": "exp_avg_sq"}  # Optax's names of what it keeps, and torch's
@@ -204,12 +204,11 @@ class JaxRow:
 def optimizer_of(task: Task) -> Any:
     """Returns Optax's transformation for a learning rate of 1, by which its changes are multiplied: a schedule's."""
     optax: Any = library("optax", "jax")
-    asked = task.optimizer
+    asked = require_known(task.optimizer, "backend=jax")
     if isinstance(asked, Sgd):
         if asked.weight_decay:
             raise BackendUnavailable("backend=jax: optax.sgd has no weight decay")
         return optax.sgd(1.0, asked.momentum or None, asked.nesterov)
-    assert isinstance(asked, (Adam, AdamW))
     if isinstance(asked, AdamW):
         return optax.adamw(1.0, *asked.betas, asked.eps, weight_decay=asked.weight_decay)
     if asked.weight_decay:

@@ -23,7 +23,7 @@ from mpcompare.errors import BackendUnavailable
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
-from mpcompare.tasks.optimizers import AdamW, Sgd
+from mpcompare.tasks.optimizers import AdamW, Sgd, require_known
 from mpcompare.tasks.task import Task
 
 CORRECTED = {"exp_avg": "corrected_exp_avg", "exp_avg_sq": "corrected_exp_avg_sq"}  # optimi's names, and the state's
@@ -41,17 +41,17 @@ class Kahan(Bf16Weights):
 
     def new_optimizer(self) -> torch.optim.Optimizer:
         optimi: Any = library("optimi", "kahan")
-        optimizer, params = self.task.optimizer, self.model.parameters()
+        optimizer, params = require_known(self.task.optimizer, "backend=kahan"), self.model.parameters()
         made: torch.optim.Optimizer
         if isinstance(optimizer, Sgd):
             if optimizer.nesterov:
                 raise BackendUnavailable("backend=kahan: optimi's SGD has no Nesterov momentum")
             made = optimi.SGD(params, optimizer.lr, optimizer.momentum, optimizer.weight_decay, kahan_sum=True)
-        elif optimizer.weight_decay and not isinstance(optimizer, AdamW):  # type: ignore[attr-defined]
+        elif optimizer.weight_decay and not isinstance(optimizer, AdamW):
             raise BackendUnavailable("backend=kahan: optimi's Adam has no coupled weight decay")
         else:
             adam = optimi.AdamW if isinstance(optimizer, AdamW) else optimi.Adam
-            made = adam(params, optimizer.lr, optimizer.betas, optimizer.weight_decay, optimizer.eps, kahan_sum=True)  # type: ignore[attr-defined]
+            made = adam(params, optimizer.lr, optimizer.betas, optimizer.weight_decay, optimizer.eps, kahan_sum=True)
         return made
 
     def state_dict(self) -> State:

@@ -32,7 +32,7 @@ from mpcompare.operands import Products
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.mlp import plain_mlp
-from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
+from mpcompare.tasks.optimizers import AdamW, Sgd, require_known
 from mpcompare.tasks.task import Params, Task
 
 POLICIES = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
@@ -242,12 +242,11 @@ class Called(nn.Module):
 
 def optimizer_of(keras: Any, task: Task) -> Any:
     """Returns Keras's optimizer with the settings of the task's."""
-    asked = task.optimizer
+    asked = require_known(task.optimizer, "backend=keras")
     if isinstance(asked, Sgd):
         if asked.weight_decay:
             raise BackendUnavailable("backend=keras: Keras's SGD decays weights as AdamW does, and not in the gradient")
         return keras.optimizers.SGD(asked.lr, momentum=asked.momentum, nesterov=asked.nesterov)
-    assert isinstance(asked, (Adam, AdamW))
     settings = {"beta_1": asked.betas[0], "beta_2": asked.betas[1], "epsilon": asked.eps}
     if isinstance(asked, AdamW):
         return keras.optimizers.AdamW(asked.lr, weight_decay=asked.weight_decay, **settings)

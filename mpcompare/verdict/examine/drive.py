@@ -20,7 +20,7 @@ from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
 from mpcompare.precision import FORMATS
 from mpcompare.stored import Stored
-from mpcompare.tasks.optimizers import IN_FP32, Coarse
+from mpcompare.tasks.optimizers import IN_FP32, Coarse, Optimizer
 from mpcompare.tasks.task import Params, Task, buffers_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.draws import beside_the_oracle
@@ -181,7 +181,7 @@ class Driver:
             found = self.backend.buffers()
             self.buffers = gradient_errors(found, {name: b.double() for name, b in expected.items()})
         if not self.updates and taken.skipped and not self.loaded:
-            self.early = early(self.backend.state_dict()["optimizer"])
+            self.early = early(self.backend.state_dict()["optimizer"], self.task.optimizer)
         self.scaling.update(not finite)
         self.asked.update(not finite)
         self.rates.count(self.checks and not finite)
@@ -331,17 +331,23 @@ def digits(state: Mapping[str, Params]) -> dict[str, float]:
     fp16 or bf16."""
     shares = {}
     for kind, tensors in _moments(state).items():
-        values = torch.cat([t.detach().flatten() for t in tensors.values()] or [torch.zeros(0)])
+        values = torch.cat([t.detach().flatten() for t in tensors.values() if t.dim()] or [torch.zeros(0)])
         if len(values := values[values != 0]):
             exact = [(values.to(dtype).float() == values).double().mean() for dtype in (torch.float16, torch.bfloat16)]
             shares[kind] = float(max(exact))
     return shares
 
 
-def early(state: Mapping[str, Params]) -> list[str]:
-    """Returns the kinds of the optimizer's tensors that hold another number than 0, which none may before the first
-    update."""
-    return [kind for kind, tensors in _moments(state).items() if any(bool((t != 0).any()) for t in tensors.values())]
+def early(state: Mapping[str, Params], optimizer: Optimizer) -> list[str]:
+    """Returns the kinds of the optimizer's tensors that hold another number than they should before the first update:
+    0, but for a few optimizers."""
+    first = optimizer.initial_state(torch.zeros(()))
+    at_first = {kind: float(first[kind]) if kind in first else 0.0 for kind in state}
+    return [
+        kind
+        for kind, tensors in _moments(state).items()
+        if any(bool((t != at_first[kind]).any()) for t in tensors.values())
+    ]
 
 
 def _moments(state: Mapping[str, Params]) -> dict[str, Params]:

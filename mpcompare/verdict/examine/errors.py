@@ -109,13 +109,15 @@ def update_errors(
 def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.dtype, coarse: float) -> UpdateError:
     excess = product = norm2 = should_far = 0.0
     moves = lost = lost_in_fp32 = short = left = far = 0
-    kept = change.remembered.of(name)
+    known = change.remembered.of(name)
+    kept = {kind: t for kind, t in known.items() if t.numel() == change.before[name].numel()}
+    shared = {kind: t.double() for kind, t in known.items() if kind not in kept}  # a number, such as a product of rates
     tensors = (change.before[name], change.after[name], change.grads[name], *kept.values())
     for number, (w, new, g, *pieces) in enumerate(chunks(*tensors)):
         short += zeros_of(new.to(short_dtype) - new)
         stored, w, new = w, w.double(), new.double()
-        if kept:
-            loaded = {kind: piece.double() for kind, piece in zip(kept, pieces, strict=True)}
+        if known:
+            loaded = shared | {kind: piece.double() for kind, piece in zip(kept, pieces, strict=True)}
             replay.remember(f"{name} {number}", loaded, change.remembered.updates, change.remembered.at_once)
         # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
         s, m = replay.step(f"{name} {number}", g.double(), w, change.lr)

@@ -43,15 +43,23 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
 
 def infinite_input(subject: Subject, driver: Driver, batch: Batches) -> Drive | None:
     """Gives an infinite input to the backend of the pass ``first`` where its loss is not scaled: nothing searches the
-    gradients for inf there, so the step is taken. None where the loss is scaled, or no input can be infinite.
+    gradients for inf there, so the step is taken. None where the loss is scaled, no input can be infinite, or the
+    optimizer makes nothing of it.
 
     Args:
         driver: that of the pass ``first``, which is over: the weights become NaN.
     """
     infinite = _infinite(subject, batch)
-    if not isinstance(subject.scaling, NoLossScale) or infinite is None:
+    if not isinstance(subject.scaling, NoLossScale) or infinite is None or not _moves_by_nan(subject):
         return None
     return driver.one_more(infinite)
+
+
+def _moves_by_nan(subject: Subject) -> bool:
+    """Returns whether the optimizer moves a weight whose gradient is NaN: Rprop asks for its sign, which is none."""
+    optimizer, nan = subject.task.optimizer, torch.tensor([math.nan], dtype=torch.float64)
+    change, _ = optimizer.replay().step("", nan, torch.ones_like(nan), optimizer.lr)
+    return bool(change != 0)
 
 
 def _infinite(subject: Subject, batch: Batches) -> Batches | None:

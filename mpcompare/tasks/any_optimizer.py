@@ -1,0 +1,222 @@
+"""Any optimizer that works element by element: of ``torch.optim``, of a package, or a user's own.
+
+Its replay is its own code in float64, on the gradients that a backend shows. That code does not say how far fp32 may be
+from it, so this is found out: everything that an update is computed from is moved by as much as some roundings move it,
+and the update is taken again. A rounding on the way to a result is a movement of what the result was computed from
+(backward error analysis: Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 1.5).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from hydra.utils import get_class
+from torch import Tensor, nn
+
+from mpcompare.errors import BackendUnavailable, InputError, check_number
+from mpcompare.stored import Stored
+from mpcompare.tasks.groups import Group, GroupedReplay, Parameters, for_torch, read_groups
+from mpcompare.tasks.optimizers import IN_FP32, Coarse, Replay
+
+U = 2.0**-24  # of fp32
+ROUNDINGS = 32  # of everything that an update is computed from, on its way into the new weight
+OF_WEIGHT = 3  # of a weight that an update changes in several parts; the last one is counted elsewhere
+SMALLEST = 2.0**-126  # the smallest normal number of fp32
+
+Maker = Callable[[nn.Parameter], torch.optim.Optimizer]
+Params = dict[str, Tensor]
+State = dict[str, Any]  # what an optimizer remembers of one parameter, by its own names
+
+
+@dataclass(frozen=True)
+class AnyOptimizer:
+    """An optimizer by the name of its class.
+
+    Attributes:
+        name: dotted, such as ``torch.optim.RAdam``.
+        lr: above 0, finite.
+        weight_decay: None: the default of the class.
+        settings: names and values of its other arguments.
+        groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
+
+    Raises:
+        InputError: there is no such class, it does not take these arguments, or an update of an element depends on
+            others (Adafactor, Muon, LBFGS), on random numbers, or on more than a gradient.
+    """
+
+    name: str
+    lr: float = 1e-3
+    weight_decay: float | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_number("task.optimizer.lr", self.lr, above=0)
+        settings = self.settings.items() if isinstance(self.settings, Mapping) else self.settings
+        hashable = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in settings)
+        object.__setattr__(self, "settings", hashable)
+        object.__setattr__(self, "groups", read_groups(self.groups))
+        if fault := fault_of(self._of_one, self.lr):
+            raise InputError("task.optimizer._target_", self.name, fault)
+
+    @cached_property
+    def remembers(self) -> bool:
+        return any(kind != "step" for kind in self._kinds)
+
+    @property
+    def linear(self) -> bool:
+        return False  # nobody knows
+
+    @property
+    def bounded(self) -> bool:
+        return True
+
+    def initial_state(self, like: Tensor) -> dict[str, Tensor]:
+        """Tensors that the optimizer makes in its first update are 0 before it."""
+        optimizer = self._of_one(p := nn.Parameter(like.detach().clone()))
+        before = optimizer.state.get(p, {})
+        kinds = {kind: torch.zeros_like(like) if dims else torch.zeros(()) for kind, dims in self._kinds.items()}
+        return {**kinds, **{kind: value for kind, value in before.items() if isinstance(value, Tensor)}}
+
+    def make(self, params: Parameters, fused: bool = False) -> torch.optim.Optimizer:
+        """Raises BackendUnavailable where it shall be fused, and has no such kernel."""
+        if not fused:
+            return self._made(for_torch(self, params))
+        if "fused" not in inspect.signature(self._class).parameters:
+            raise BackendUnavailable(f"{self.name} has no fused kernel")
+        return self._made(for_torch(self, params), fused=True)
+
+    def replay(self, coarse: Coarse = IN_FP32) -> Replay:
+        return GroupedReplay(self, coarse) if self.groups else OwnReplay(self._of_one, self._kinds, coarse)
+
+    @cached_property
+    def _class(self) -> Callable[..., torch.optim.Optimizer]:
+        try:
+            found: Any = get_class(self.name)
+        except Exception as error:
+            raise InputError("task.optimizer._target_", self.name, f"cannot be imported ({error})") from error
+        return found
+
+    def _made(self, params: Any, **more: Any) -> torch.optim.Optimizer:
+        decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
+        return self._class(params, lr=self.lr, **decay, **dict(self.settings), **more)
+
+    def _of_one(self, p: nn.Parameter) -> torch.optim.Optimizer:
+        return self._made([p])
+
+    @cached_property
+    def _kinds(self) -> dict[str, int]:
+        """The dimensions of what is remembered of a matrix."""
+        _, state = _updated(self._of_one, torch.ones(2, 2), torch.ones(2, 2), {}, self.lr)
+        return {kind: value.dim() if isinstance(value, Tensor) else 0 for kind, value in state.items()}
+
+
+def fault_of(make: Maker, lr: float) -> str:
+    """Returns why the updates of an optimizer cannot be replayed; empty where each element is updated by its own
+    gradient and weight. ``make`` makes the optimizer of one parameter."""
+    generator = torch.Generator().manual_seed(0)
+    w, *grads = torch.randn(3, 4, 6, generator=generator, dtype=torch.float64)
+
+    def part(cut: Callable[[Tensor], Tensor]) -> Tensor:
+        weight: Tensor = cut(w)
+        state: State = {}
+        for grad in grads:
+            weight, state = _updated(make, weight, cut(grad), state, lr)
+        return weight
+
+    try:
+        whole = part(lambda t: t)
+        halves = torch.cat([part(lambda t: t[:, :1]), part(lambda t: t[:, 1:])], dim=1)
+        flat = part(torch.flatten).view_as(w)
+    except Exception as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"cannot update a parameter by its gradient alone ({line})"
+    if not all(torch.allclose(whole, other, rtol=1e-9, atol=1e-12) for other in (halves, flat)):
+        return "its update of an element depends on other elements, or on random numbers, and cannot be replayed"
+    return ""
+
+
+def _updated(make: Maker, weight: Tensor, grad: Tensor, state: State, lr: float) -> tuple[Tensor, State]:
+    """Returns the weight after an update, and what is remembered then; the arguments stay as they are."""
+    p = nn.Parameter(weight.clone())
+    optimizer = make(p)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    if state:
+        optimizer.state[p] = {kind: v.clone() if isinstance(v, Tensor) else v for kind, v in state.items()}
+    p.grad = grad.clone()
+    optimizer.step()
+    return p.detach(), {kind: value for kind, value in optimizer.state[p].items() if value is not None}
+
+
+class OwnReplay:
+    """An optimizer's own code in float64.
+
+    A new weight ``w'`` and the state ``s'`` follow from g, w and the state s. Each of these is moved by
+    ``ROUNDINGS`` roundings of itself, s also by the error that it has already, up and down. The largest changes of
+    ``w' - w`` and of s', summed up over what was moved, are the errors that fp32 may make. So ``sign(s)`` may be either
+    sign where s is next to 0. A zero is exact.
+    """
+
+    def __init__(
+        self,
+        make: Maker,
+        kinds: Mapping[str, int],
+        coarse: Coarse = IN_FP32,
+    ) -> None:
+        """
+        Args:
+            make: makes the optimizer of one parameter.
+            kinds: the dimensions of what it remembers: 0 for a number that all elements share.
+        """
+        self.make, self.kinds, self.coarse = make, kinds, coarse
+        self.states: dict[str, State] = {}  # the part that has no element for each weight, such as the count
+        self.tensors: dict[str, Stored] = {}
+        self.errors: dict[str, Stored] = {}
+
+    def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
+        if tensors:
+            alone = {kind: t.reshape(()).float() for kind, t in tensors.items() if not self.kinds.get(kind)}
+            count = {"step": torch.tensor(float(updates))} if "step" in self.kinds else {}
+            self.states[name] = {**count, **alone}
+            self.tensors[name] = Stored({kind: t for kind, t in tensors.items() if self.kinds.get(kind)})
+            self.errors[name] = Stored({kind: torch.zeros_like(t) for kind, t in self.tensors[name].items()})
+
+    def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
+        if name not in self.tensors:
+            return {}
+        errors = self.errors[name]
+        return {kind: (value, errors[kind] / U + 2.0**-102) for kind, value in self.tensors[name].items()}
+
+    def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+        tensors: Params = dict(self.tensors.get(name, {}))
+        known: Params = dict(self.errors.get(name, {}))
+        rest, u = self.states.get(name, {}), ROUNDINGS * self.coarse.arithmetic * U
+        given = {"weight": weight, "grad": grad, **{f"state {kind}": t for kind, t in tensors.items()}}
+
+        def update(values: Mapping[str, Tensor]) -> tuple[Tensor, State]:
+            state = {**rest, **{kind: values[f"state {kind}"] for kind in tensors}}
+            new, after = _updated(self.make, values["weight"], values["grad"], state, lr)
+            return new - values["weight"], after
+
+        change, after = update(given)
+        shaped = {kind: t for kind, t in after.items() if isinstance(t, Tensor) and t.shape == weight.shape}
+        error = OF_WEIGHT * self.coarse.arithmetic * U * weight.abs() + u * change.abs()
+        errors = {kind: (u + self.coarse.moments * U) * t.abs() for kind, t in shaped.items()}
+        for moved, value in given.items():
+            by = torch.where(value != 0, u * value.abs() + SMALLEST, 0.0)
+            by += known[moved.removeprefix("state ")] if moved.startswith("state ") else 0.0
+            ways = [update({**given, moved: value + way * by}) for way in (1, -1)]
+            error += _furthest([other for other, _ in ways], change)
+            for kind, right in shaped.items():
+                errors[kind] += _furthest([each[kind] for _, each in ways], right)
+        self.states[name] = {kind: value for kind, value in after.items() if kind not in shaped}
+        self.tensors[name], self.errors[name] = Stored(shaped), Stored(errors)
+        return change, error / U
+
+
+def _furthest(others: list[Tensor], right: Tensor) -> Tensor:
+    return torch.stack([(other - right).abs() for other in others]).amax(dim=0).nan_to_num_(nan=torch.inf)

@@ -120,6 +120,9 @@ def _try_backward(model: nn.Module, task: Task, few: Batch, targets: Batch, name
         loss.backward()
     except Exception as error:
         raise InputError("task.model", name, f"has a backward that fails: {_first_line(error)}") from error
+    for where, p in model.named_parameters():
+        if p.grad is not None and p.grad.layout is not torch.strided:
+            raise InputError("task.model", name, f"{where} has a sparse gradient: expected sparse=False")
 
 
 def first_loss(model: nn.Module, task: Task, x: Batch, y: Batch) -> str:
@@ -151,11 +154,12 @@ def _loss_name(task: Task) -> str:
 
 
 def _called_alike(model: nn.Module, x: Batch) -> list[Any]:
-    """Returns the outputs of two calls that begin with the same random numbers."""
+    """Returns the outputs of two calls that begin with the same random numbers, and in the same state: a call may move
+    statistics, a queue, or a count."""
     outputs = []
-    for _ in range(2):
+    for each in (copy.deepcopy(model), model):
         seed_step(EXAMINED)
-        outputs.append(model(x))
+        outputs.append(each(x))
     return outputs
 
 

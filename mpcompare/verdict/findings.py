@@ -704,6 +704,8 @@ class Findings:
             they were not counted.
         promises: the differences from ``amp`` that the backend declares.
         stopped: by name of a pass the error that it stopped with, in a line; what it would have found is empty.
+        hidden: why the steps cannot be replayed layer by layer, though the backend shows its layers; empty where they
+            can.
     """
 
     precision: str
@@ -735,6 +737,7 @@ class Findings:
     written: list[str] | None = None
     promises: Promises = field(default_factory=Promises)
     stopped: dict[str, str] = field(default_factory=dict)
+    hidden: str = ""
 
     @property
     def drives(self) -> dict[str, Drive]:

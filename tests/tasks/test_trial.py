@@ -28,6 +28,15 @@ def changed(**changes):
     return layer
 
 
+class SparseRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(5, 4, sparse=True)
+
+    def forward(self, x):
+        return x + self.rows(torch.arange(len(x)) % 5)
+
+
 def in_inference_mode():
     with torch.inference_mode():
         return nn.Linear(3, 4)
@@ -83,6 +92,14 @@ def test_what_has_no_gradient_or_ends_the_program_is_one_line(change, loss, said
     model = Changed(change)
     with pytest.raises(InputError, match=said):
         try_out(model, module_task(lambda: model, loss), X, Y, "d")
+
+
+def test_a_sparse_gradient_is_one_line():
+    task = module_task(lambda: nn.Sequential(nn.Linear(3, 4), SparseRows()))
+    with pytest.raises(
+        InputError, match=r"task.model=Sequential: 1.rows.weight has a sparse gradient: expected sparse="
+    ):
+        try_out(task.new_model(0, CPU), task, X, Y, "mine")
 
 
 def test_labels_of_the_held_out_samples_are_checked_too():

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from mpcompare.errors import one_line, want_of_memory
+from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 
 log = logging.getLogger(__name__)
 
@@ -17,10 +18,12 @@ class Attempts:
 
     Attributes:
         stopped: by name of a pass the error that it stopped with, in a line.
+        hidden: why a step cannot be replayed layer by layer, by name of the pass.
     """
 
     def __init__(self, trim: Callable[[], object] = lambda: None) -> None:
         self.stopped: dict[str, str] = {}
+        self.hidden: dict[str, str] = {}
         self.trim = trim
 
     def take(self, name: str, found: Callable[[], T], otherwise: T) -> T:
@@ -28,6 +31,9 @@ class Attempts:
         back to the system."""
         try:
             return found()
+        except NotReplayedError as error:
+            self.hidden[name] = str(error)
+            return otherwise
         except Exception as error:  # a backend, or a network, may raise anything
             self._write(name, error)
             return otherwise

@@ -129,6 +129,7 @@ def examine(
         promises=promises,
         written=written(subject.lent, subject.model, batches[0]) if subject.lent else None,
         stopped=late.stopped,
+        hidden=late.hidden.get("layers", ""),
         **at_the_start,
         **at_the_end,
     )
@@ -181,11 +182,11 @@ def _of_network(subject: Subject, batch: Batches, exact: Exact) -> dict[str, Any
 
 
 def _replays(subject: Subject, batch: Batches, late: Attempts) -> dict[str, Layers | None]:
-    """Returns the steps of new backends beside their forced replays, by name."""
-    return {
-        "first": late.take("layers", lambda: layers_at_the_start(subject, batch), None),
-        "sharp": late.take("sharp", lambda: layers_at_sharp_weights(subject, batch), None),
-    }
+    """Returns the steps of new backends beside their forced replays, by name: where the first cannot be replayed, none
+    can."""
+    first = late.take("layers", lambda: layers_at_the_start(subject, batch), None)
+    sharp = late.take("sharp", lambda: layers_at_sharp_weights(subject, batch), None) if first else None
+    return {"first": first, "sharp": sharp}
 
 
 def _at_the_end(
@@ -206,7 +207,7 @@ def _at_the_end(
     trained = stepper.backend
     network = with_values(subject.model, trained.master_params(), trained.buffers())
     buffers, held_out = buffers_of_backend(subject, trained), subject.held_out_by(trained)
-    found = late.take("last", lambda: last(subject, stepper, rows, network, batch), UNKNOWN)
+    found = late.take("last", lambda: last(subject, stepper, rows, network, batch, late), UNKNOWN)
     of_step = dict(zip(("last", "last_buffers", "trained", "replay"), found, strict=True))
     middle = late.take("midway", lambda: midway(subject, stepper), None)
     exponents: dict[str, Counts] = {}

@@ -22,6 +22,7 @@ from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.moves import Digest
 from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.examine.widened import widened
 from mpcompare.verdict.findings import NoiseRun
 
 
@@ -99,7 +100,7 @@ def _like(values: Mapping[str, Tensor], params: Params) -> Params:
 def order_is_free(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
     """Returns whether the loss of a batch's first rows is that of the same rows in reverse, as it is for every mean,
     unless masks are drawn for the rows."""
-    network = copy.deepcopy(model).double()
+    network = widened(copy.deepcopy(model).double())
     x, y = x[:16], y[:16]
     x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
     with torch.no_grad():

@@ -24,6 +24,7 @@ from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.mapped import Mapped
 from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.examine.widened import widened
 from mpcompare.verdict.findings import LOWEST, Counts
 
 # Layers whose weights are operands of a product: an implementation of a precision rounds them first.
@@ -248,7 +249,7 @@ def rounded(model: nn.Module, precision: Precision) -> nn.Module:
             if isinstance(module, MULTIPLY):
                 for p in module.parameters(recurse=False):
                     p.copy_(rounded_to(p, precision.weight))
-    return model
+    return widened(model)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ def _unchecked(case: Case) -> list[str]:
             missing.append(what)
     if run.last.gradients and run.trained is None:
         missing.append("the update after training")
+    if run.hidden:
+        missing.append(f"each layer by itself ({run.hidden})")
     if not run.recipe.linear:
         missing.append("first change of the weights (the optimizer is not linear in the gradients)")
     if overflowed := not_finite(run.last):

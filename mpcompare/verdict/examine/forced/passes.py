@@ -19,7 +19,7 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import sharing_parameters, with_values
 from mpcompare.verdict.examine.drive import RETRIES, own_factor
-from mpcompare.verdict.examine.forced.random_numbers import OtherNumbersError
+from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
 from mpcompare.verdict.examine.sharp import sharp_weights
@@ -29,7 +29,11 @@ from mpcompare.verdict.findings import Layers
 
 def layers_at_the_start(subject: Subject, batch: Batches) -> Layers | None:
     """Returns the first step whose gradients are finite, layer by layer; None where there is none, or the backend does
-    not show its layers."""
+    not show its layers.
+
+    Raises:
+        NotReplayedError: as :func:`layers_of`.
+    """
     return _layers(subject, subject.model, batch)
 
 
@@ -39,12 +43,17 @@ def layers_at_sharp_weights(subject: Subject, batch: Batches) -> Layers | None:
 
 
 def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool) -> Layers | None:
-    """Returns a recorded step, layer by layer; None where it overflows, where the backend does not show its layers, and
-    where it drew random numbers that are not the network's.
+    """Returns a recorded step, layer by layer; None where it overflows, and where the backend does not show its layers.
 
     Args:
         in_one_piece: whether its gradients are clipped.
+
+    Raises:
+        NotReplayedError: it drew random numbers that are not the network's, or its layers are called by other rules
+            than those of modules.
     """
+    if step.record.hidden:
+        raise NotReplayedError(step.record.hidden)
     if not step.record.calls or not step.grads or not all(bool(g.isfinite().all()) for g in step.grads.values()):
         return None
     task = promised_task(subject.task, promises_of(backend))
@@ -52,10 +61,7 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
     if factor != 1:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
     heap.trim()  # a replay has tensors of other sizes
-    try:
-        return beside_the_replay(step, subject.precision)
-    except OtherNumbersError:
-        return None
+    return beside_the_replay(step, subject.precision)
 
 
 def shows_layers(backend: Any) -> bool:

@@ -37,8 +37,8 @@ class _Generator:
         return zlib.crc32(self.get().numpy().tobytes())
 
 
-class OtherNumbersError(Exception):
-    """The network draws random numbers in its replay that the recorded step did not draw."""
+class NotReplayedError(Exception):
+    """A recorded step cannot be replayed layer by layer; the message says why."""
 
 
 class _AtRandom(TorchDispatchMode):
@@ -80,12 +80,12 @@ class Fed(_AtRandom):
     """Gives each random operation the numbers that were written down, in its own dtype.
 
     Raises:
-        OtherNumbersError: none were written down for it.
+        NotReplayedError: none were written down for it.
     """
 
     def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: _Generator) -> list[Any]:
         if key not in self.drawn:
-            raise OtherNumbersError(f"{func.name()} drew other random numbers in the step")
+            raise NotReplayedError(f"{func.name()} drew other random numbers in the step")
         noted, after = self.drawn[key]
         generator.set(after)  # a number of another dtype may take another number of draws
         if func is _DROPOUT:  # its result is the input, masked

@@ -66,10 +66,12 @@ class Record:
     Attributes:
         calls: by name of the layer, in the order of its calls.
         drawn: the random numbers that the step drew.
+        hidden: why the calls cannot be replayed; empty where they can.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     drawn: Drawn = field(default_factory=dict)
+    hidden: str = ""
 
 
 @contextmanager
@@ -120,6 +122,8 @@ class _Recorder:
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
 
     def called(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self.record.hidden and torch._C._functorch.peek_interpreter_stack() is not None:
+            self.record.hidden = f"{name or 'the network'} is called by a function of torch.func"
         if self.open:
             self.open[-1] = None
         given, own = tree_flatten((args, kwargs))[0], dict(module.named_parameters())
@@ -160,8 +164,13 @@ class _Recorder:
             self.record.calls[name].append(call)
         for place, value in enumerate(values):
             if is_real(value) and value.requires_grad:
-                value.register_hook(partial(_put, call.gradients, place))
+                value.register_hook(partial(self._put, name, call.gradients, place))
         return result
+
+    def _put(self, name: str, gradients: list[Tensor | None], place: int, gradient: Tensor) -> None:
+        if self.whole:
+            self.record.hidden = f"the network asks for a gradient at {name or 'its output'} while it is called"
+        gradients[place] = gradient.detach().clone()
 
     def _first_run(self, name: str, again: Call) -> Call:
         """Returns the call that a checkpoint repeats: that of the same inputs. It may have been without gradients."""
@@ -175,10 +184,6 @@ class _Recorder:
 
 def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _put(gradients: list[Tensor | None], place: int, gradient: Tensor) -> None:
-    gradients[place] = gradient.detach().clone()
 
 
 def _hands_on(call: Call, result: Any) -> bool:

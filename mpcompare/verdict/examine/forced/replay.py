@@ -68,7 +68,7 @@ class Replay:
         backend that splits them: the gradients of its outputs are then those that were recorded.
 
         Raises:
-            OtherNumbersError: the network draws random numbers that the step did not draw.
+            NotReplayedError: the network draws random numbers that the step did not draw.
         """
         self.weights = Weights(self.network, self.dtype)
         self.grads: Params = {}  # those of which parts are missing

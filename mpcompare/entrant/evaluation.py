@@ -13,6 +13,7 @@ from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import fp32_products
 from mpcompare.records import Recorder
 from mpcompare.tasks.data import Dataset
+from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import count_of
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.findings import HeldOut
@@ -32,7 +33,8 @@ def evaluate(
 
 
 def score(network: Callable[[Any], Any], dataset: Dataset, task: Task) -> Scores:
-    """Returns loss and accuracy on all held-out samples, as many at once as a micro-batch has, 2048 at most.
+    """Returns loss and accuracy on all held-out samples, as many at once as a micro-batch has, 2048 at most. What a
+    network or a loss draws at random begins with one seed, and torch's generators are put back.
 
     Args:
         network: maps inputs ``[n, ...]`` to outputs, in fp32 where the loss is to be.
@@ -43,7 +45,9 @@ def score(network: Callable[[Any], Any], dataset: Dataset, task: Task) -> Scores
     """
     total, correct, weights, labels = 0.0, None, 0, 0
     count = count_of(task.loss_fn)
-    with torch.no_grad():
+    devices = [dataset.x_test.device] if dataset.x_test.is_cuda else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        seed_step(EXAMINED)
         rows_at_once = task.micro_batch_size
         for x, y in zip(dataset.x_test.split(2048), dataset.y_test.split(2048), strict=True):
             for x_part, y_part in zip(x.split(rows_at_once), y.split(rows_at_once), strict=True):
@@ -80,11 +84,9 @@ def held_out_of(
     count = len(dataset.x_test[spread])
     few = slice(count - count % rows if count >= rows else count)
     some = replace(dataset, x_test=dataset.x_test[spread][few], y_test=dataset.y_test[spread][few])
-    devices = [dataset.x_test.device] if dataset.x_test.is_cuda else []
 
     def held_out(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> HeldOut:
-        with torch.random.fork_rng(devices=devices):
-            scores = evaluate(model, params, buffers, some, task)
+        scores = evaluate(model, params, buffers, some, task)
         loss, accuracy = scores["test_loss"], scores["test_accuracy"]
         return HeldOut(math.nan if loss is None else loss, accuracy, some.y_test.numel())
 
@@ -114,8 +116,6 @@ class Evaluations:
     def take(self, step: int, backend: Backend) -> Scores:
         """Evaluates a backend that took its step number ``step``, and returns its scores."""
         setup = self.setup
-        devices = [setup.device] if setup.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):  # a loss or a network of a user's may draw random numbers
-            scores = evaluate(setup.model, backend.master_params(), backend.buffers(), setup.dataset, setup.task)
+        scores = evaluate(setup.model, backend.master_params(), backend.buffers(), setup.dataset, setup.task)
         self.recorder.evaluation({"step": step, **scores})
         return scores

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 EXAMINED = 0  # the number of every step that is examined: its masks are those of the oracle
 
@@ -39,6 +40,26 @@ def draws(call: Callable[[], object], device: torch.device) -> bool:
     before = state(device)
     call()
     return state(device) != before
+
+
+class _Random(TorchDispatchMode):
+    """Notes the names of random operators while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def random_operators(call: Callable[[], object]) -> set[str]:
+    """Returns the names of the operators that ``call`` draws random numbers by."""
+    with torch.no_grad(), _Random() as noted:
+        call()
+    return noted.names
 
 
 def masks_depend_on_dtype(device: torch.device) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mpcompare.errors import InputError
 from mpcompare.tasks.batch import Batch, OfTrees, Tree, returns_trees, take_trees, tensors_of, tree_of
-from mpcompare.tasks.draws import EXAMINED, draws, seed_step
+from mpcompare.tasks.draws import EXAMINED, random_operators, seed_step
 from mpcompare.tasks.losses import MaskedCrossEntropy, shares
 from mpcompare.tasks.task import Task
 
@@ -82,8 +82,8 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     if not all(alike) and not any(t.isnan().any() for t in tensors_of(output)):
         expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"
         raise InputError("task.model", name, expected)
-    if draws(lambda: model.eval()(few), few.device):
-        expected = "draws random numbers in evaluation mode, too: F.dropout wants training=self.training"
+    if any("dropout" in drawn or "bernoulli" in drawn for drawn in random_operators(lambda: model.eval()(few))):
+        expected = "drops numbers in evaluation mode, too: F.dropout wants training=self.training"
         raise InputError("task.model", name, expected)
     model.train()
     return output

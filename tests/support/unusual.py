@@ -135,13 +135,26 @@ class Numbers(Mapped):
         return self.body(x) * (torch.arange(4, dtype=torch.float32) * 0.3 + 1)
 
 
+class Vae(nn.Module):
+    """Its noise is drawn in the dtype in which it computes, in evaluation mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = mlp(16, 32, 16), mlp(8, 32, 16)
+
+    def forward(self, x: Tensor) -> Any:
+        mean, variance = self.encoder(x).chunk(2, 1)
+        return self.decoder(mean + torch.randn_like(mean) * (0.5 * variance).exp())
+
+
 def task_of(make: type[nn.Module]) -> tuple[Task, Dataset]:
     """Returns a task of one of these networks, with data that it can learn."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(256, 16, generator=generator)
-    y = torch.sin(x.sum(1, keepdim=True)) if make is Pinn else x[:, :4].argmax(1)
-    task = Task(partial(make), "mse" if make is Pinn else "cross_entropy", Sgd(0.05, 0.9), 32)
+    targets = {Pinn: torch.sin(x.sum(1, keepdim=True)), Vae: x}
+    y = targets.get(make, x[:, :4].argmax(1))
+    task = Task(partial(make), "mse" if make in targets else "cross_entropy", Sgd(0.05, 0.9), 32)
     return task, Dataset("unusual", "", x, y, x[:64], y[:64])
 
 
-NETWORKS = [Spectral, WeightNorm, Queue, Codebook, Mapped, Forward, Pinn, Fourier, Numbers]
+NETWORKS = [Spectral, WeightNorm, Queue, Codebook, Mapped, Forward, Pinn, Fourier, Numbers, Vae]

@@ -164,7 +164,7 @@ def test_samples_that_do_not_fit_the_network_or_the_loss_are_named():
         (nn.Linear(3, 5), "mse", classes, "targets are classes"),
         (nn.Linear(3, 4), "mse", real, "expected the output's shape to be the targets'"),
         (Noisy(3, 5), "cross_entropy", classes, "draws random numbers that torch.manual_seed does not repeat"),
-        (DropsForEver(3, 5), "cross_entropy", classes, "draws random numbers in evaluation mode, too: F.dropout wants"),
+        (DropsForEver(3, 5), "cross_entropy", classes, "drops numbers in evaluation mode, too: F.dropout wants"),
         (nn.LSTM(3, 5), "cross_entropy", classes, "task.loss=cross_entropy: LSTM returns a tuple: expected model"),
     ):
         with pytest.raises(InputError, match=message) as refused:

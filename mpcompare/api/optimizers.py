@@ -46,14 +46,31 @@ def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str
     if type(made) in KNOWN and not others:
         word = "adamw" if first.get("decoupled_weight_decay") else KNOWN[type(made)]
         return word, {**{name: first[name] for name in VALUES if name in first}, **groups}
-    return "torch", {**_by_its_class(type(made), first, objects), **groups}
+    given = optimizer.keywords if isinstance(optimizer, partial) and optimizer.func is type(made) else {}
+    known = given if given or optimizer is type(made) else None
+    return "torch", {**_by_its_class(type(made), first, known, objects), **groups}
 
 
-def _by_its_class(cls: type, first: Mapping[str, Any], objects: Objects) -> dict[str, Any]:
-    """Returns the node of an optimizer: its class, its rate, and what is not the default of the class."""
-    takes = inspect.signature(cls).parameters
-    given = {name: value for name, value in first.items() if name in takes and name not in ("params", *IMPLEMENTATION)}
-    own = {name: value for name, value in given.items() if name == "lr" or value != takes[name].default}
+def _by_its_class(
+    cls: type, first: Mapping[str, Any], given: Mapping[str, Any] | None, objects: Objects
+) -> dict[str, Any]:
+    """Returns the node of an optimizer: its class, its rate, and what is not the default of the class.
+
+    Args:
+        first: the values of its first group.
+        given: all arguments beside the parameters; None where only the group tells them.
+    """
+    takes = {name: each for name, each in inspect.signature(cls).parameters.items() if name != "params"}
+    hidden = [name for name in takes if name not in first and name not in IMPLEMENTATION]
+    if given is None and hidden:
+        expected = f"cannot be read from it: expected functools.partial({cls.__name__}, ...), or the class itself"
+        raise InputError(f"optimizer: {hidden[0]}", cls.__name__, expected)
+    values = {**{name: first[name] for name in takes if name in first}, **(given or {})}
+    own = {
+        name: value
+        for name, value in values.items()
+        if name == "lr" or (name not in IMPLEMENTATION and (name not in takes or value != takes[name].default))
+    }
     if "lr" not in own:
         raise InputError("optimizer", cls.__name__, "has no argument lr, the rate that a schedule sets")
     if fault := fault_of(lambda p: cls([p], **own), own["lr"]):
@@ -86,10 +103,11 @@ def _groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[dict[str
             raise InputError("optimizer", type(optimizer).__name__, f"has {len(unknown)} parameters that model has not")
         factor = float(group["lr"]) / float(first["lr"])
         match = [escape(names[id(p)]) for p in group["params"]]
-        groups.append({"match": match, "lr_factor": factor, "weight_decay": group.get("weight_decay", 0.0)})
-        for name in VALUES:
-            if name not in ("lr", "weight_decay") and group.get(name) != first.get(name):
-                raise InputError(f"optimizer: {name}", group[name], f"expected {first[name]} in all groups")
+        decay = {"weight_decay": group["weight_decay"]} if "weight_decay" in group else {}
+        groups.append({"match": match, "lr_factor": factor, **decay})
+        for name in group:
+            if name not in ("lr", "weight_decay", *UNASKED) and group[name] != first.get(name):
+                raise InputError(f"optimizer: {name}", group[name], f"expected {first.get(name)} in all groups")
     return groups
 
 

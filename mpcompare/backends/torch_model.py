@@ -134,7 +134,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Pa
     for name, p in params.items():
         for kind, value in optimizer.state.get(p, {}).items():
             if value is not None:  # None: momentum of a parameter without a gradient so far
-                state.setdefault(kind, {})[name] = value if isinstance(value, Tensor) else torch.tensor(float(value))
+                state.setdefault(kind, {})[name] = value if isinstance(value, Tensor) else torch.tensor(value)
     return state
 
 
@@ -149,7 +149,8 @@ def load_optimizer_state(
             if params[name] in numbers:
                 # torch keeps counts of updates on the CPU, and moves them itself where it needs them on the device.
                 value = value.detach().clone() if kind != "step" else value.detach().cpu().clone()
-                by_number.setdefault(numbers[params[name]], {})[kind] = value
+                whole = not value.dim() and value.dtype is torch.int64  # a number of Python's
+                by_number.setdefault(numbers[params[name]], {})[kind] = int(value) if whole else value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": by_number})
 
 

@@ -110,25 +110,30 @@ def _class_of(field: str, node: Any) -> Any:
     target = str(node["_target_"])
     if target == "???":
         raise InputError(f"{field}._target_", target, "expected the dotted name of a class, such as torch.optim.RAdam")
+    parent, _, name = target.rpartition(".")
     try:
         if (found := pydoc.locate(target)) is not None:
             return found
+        owner = pydoc.locate(parent) if parent else None
     except pydoc.ErrorDuringImport as error:
         raise InputError(f"{field}._target_", target, f"cannot be imported ({first_line(error)})") from error
-    parent, _, name = target.rpartition(".")
-    near = did_you_mean(name, dir(pydoc.locate(parent))) if parent else ""
+    near = "" if owner is None else did_you_mean(name, dir(owner))
     raise InputError(f"{field}._target_", target, f"cannot be imported{near}")
 
 
 def _of_torch(cls: Any, node: dict[str, Any]) -> dict[str, Any]:
     """Returns the node of ``cls``; one of torch's optimizers becomes the node of an :class:`AnyOptimizer`."""
-    from torch.optim import Optimizer
-
-    if not isinstance(cls, type) or not issubclass(cls, Optimizer):
+    if not _is_torchs(cls):
         return node
     own: dict[str, Any] = {key: node[key] for key in ("lr", "weight_decay", "groups") if key in node}
-    settings = {key: value for key, value in node.items() if key not in own and key != "_target_"}
+    settings = {key: value for key, value in node.items() if key not in own and not key.startswith("_")}
     return {"_target_": ANY_OPTIMIZER, "name": node["_target_"], **own, "settings": settings}
+
+
+def _is_torchs(cls: Any) -> bool:
+    from torch.optim import Optimizer
+
+    return isinstance(cls, type) and issubclass(cls, Optimizer)
 
 
 def _check_keys(field: str, cls: Any, node: dict[str, Any]) -> None:
@@ -140,7 +145,7 @@ def _check_keys(field: str, cls: Any, node: dict[str, Any]) -> None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         return
     for key, value in node.items():
-        ours = key.startswith("_") or key == "groups"
-        if key not in takes and not ours and value is not None:
+        ours = _is_torchs(cls) and (key == "groups" or (key == "weight_decay" and value is None))
+        if key not in takes and not key.startswith("_") and not ours:
             expected = f"{cls.__name__} takes {', '.join(takes) or 'nothing'}; leave it out with ~{field}.{key}"
             raise InputError(f"{field}.{key}", value, expected)

@@ -64,7 +64,7 @@ class AnyOptimizer:
 
     @cached_property
     def remembers(self) -> bool:
-        return any(kind != "step" for kind in self._kinds)
+        return bool(self._kinds)
 
     @property
     def linear(self) -> bool:
@@ -78,7 +78,7 @@ class AnyOptimizer:
         """Tensors that the optimizer makes in its first update are 0 before it."""
         optimizer = self._of_one(p := nn.Parameter(like.detach().clone()))
         before = optimizer.state.get(p, {})
-        kinds = {kind: torch.zeros_like(like) if dims else torch.zeros(()) for kind, dims in self._kinds.items()}
+        kinds = {kind: torch.zeros_like(like) if dims > 0 else torch.zeros(()) for kind, dims in self._kinds.items()}
         return {**kinds, **{kind: value for kind, value in before.items() if isinstance(value, Tensor)}}
 
     def make(self, params: Parameters, fused: bool = False) -> torch.optim.Optimizer:
@@ -109,9 +109,9 @@ class AnyOptimizer:
 
     @cached_property
     def _kinds(self) -> dict[str, int]:
-        """The dimensions of what is remembered of a matrix."""
+        """The dimensions of what is remembered of a matrix; -1 for a number of Python's."""
         _, state = _updated(self._of_one, torch.ones(2, 2), torch.ones(2, 2), {}, self.lr)
-        return {kind: value.dim() if isinstance(value, Tensor) else 0 for kind, value in state.items()}
+        return {kind: value.dim() if isinstance(value, Tensor) else -1 for kind, value in state.items()}
 
 
 def fault_of(make: Maker, lr: float) -> str:
@@ -136,6 +136,11 @@ def fault_of(make: Maker, lr: float) -> str:
         return f"cannot update a parameter by its gradient alone ({line})"
     if not all(torch.allclose(whole, other, rtol=1e-9, atol=1e-12) for other in (halves, flat)):
         return "its update of an element depends on other elements, or on random numbers, and cannot be replayed"
+    optimizer = make(p := nn.Parameter(w.clone()))
+    for p.grad in grads:
+        optimizer.step()
+    if not torch.allclose(whole, p.detach(), rtol=1e-9, atol=1e-12):
+        return "it remembers something that is not in its state of a parameter, such as a count in its group"
     return ""
 
 
@@ -170,7 +175,7 @@ class OwnReplay:
         """
         Args:
             make: makes the optimizer of one parameter.
-            kinds: the dimensions of what it remembers: 0 for a number that all elements share.
+            kinds: the dimensions of what it remembers: 0 for a number that all elements share, -1 for one of Python's.
         """
         self.make, self.kinds, self.coarse = make, kinds, coarse
         self.states: dict[str, State] = {}  # the part that has no element for each weight, such as the count
@@ -178,11 +183,11 @@ class OwnReplay:
         self.errors: dict[str, Stored] = {}
 
     def remember(self, name: str, tensors: Mapping[str, Tensor], updates: int, at_once: bool = False) -> None:
-        if tensors:
-            alone = {kind: t.reshape(()).float() for kind, t in tensors.items() if not self.kinds.get(kind)}
-            count = {"step": torch.tensor(float(updates))} if "step" in self.kinds else {}
-            self.states[name] = {**count, **alone}
-            self.tensors[name] = Stored({kind: t for kind, t in tensors.items() if self.kinds.get(kind)})
+        if tensors or (updates and all(dims <= 0 for dims in self.kinds.values())):
+            known = {"step": torch.tensor(float(updates)), **tensors}
+            dims = {kind: self.kinds[kind] for kind in known if kind in self.kinds}
+            self.states[name] = {kind: _number(known[kind], dims[kind]) for kind in dims if dims[kind] <= 0}
+            self.tensors[name] = Stored({kind: known[kind] for kind in dims if dims[kind] > 0})
             self.errors[name] = Stored({kind: torch.zeros_like(t) for kind, t in self.tensors[name].items()})
 
     def kept(self, name: str) -> dict[str, tuple[Tensor, Tensor]]:
@@ -216,6 +221,11 @@ class OwnReplay:
         self.states[name] = {kind: value for kind, value in after.items() if kind not in shaped}
         self.tensors[name], self.errors[name] = Stored(shaped), Stored(errors)
         return change, error / U
+
+
+def _number(value: Tensor, dims: int) -> Any:
+    """Returns a number that all elements share, as the optimizer keeps it."""
+    return value.reshape(()).float() if dims == 0 else value.item()
 
 
 def _furthest(others: list[Tensor], right: Tensor) -> Tensor:

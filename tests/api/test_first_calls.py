@@ -53,6 +53,12 @@ class SignSgd(torch.optim.Optimizer):
                 p.add_(p.grad.sign(), alpha=-group["lr"])
 
 
+class Bounded(SignSgd):
+    def __init__(self, params, lr=0.1, bound=1.0):
+        super().__init__(params, lr)
+        self.bound = bound
+
+
 class Samples(Dataset):
     def __len__(self):
         return 600
@@ -147,6 +153,10 @@ WORKS = {
         {"optimizer": lambda params: torch.optim.Adam(params, lr=0.1, amsgrad=True)},
         ["optimizer=torch", "++task.optimizer.lr=0.1", "++task.optimizer.amsgrad=true"],
     ),
+    "a partial optimizer of one's own": (
+        {"optimizer": functools.partial(Bounded, bound=5.0)},
+        ["optimizer=torch", "++task.optimizer.lr=0.1", "++task.optimizer.bound=5.0"],
+    ),
     "an optimizer of one's own": (
         {"optimizer": lambda params: SignSgd(params, lr=0.01)},
         ["optimizer=torch", "SignSgd'"],
@@ -190,6 +200,27 @@ def test_a_module_begins_with_the_weights_that_it_has_and_stays_as_it_is(tmp_pat
     assert torch.equal(objects.carried["Net"]().hidden.weight, before)
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda a, b: torch.optim.RMSprop([{"params": a}, {"params": b, "alpha": 0.5}], lr=0.1), "alpha=0.5"),
+        (lambda a, b: torch.optim.Adam([{"params": a}, {"params": b, "amsgrad": True}], lr=0.1), "amsgrad=True"),
+    ],
+)
+def test_groups_differ_in_rate_and_decay_only(make, said, tmp_path):
+    net = Net()
+    optimizer = make([*net.hidden.parameters()], [*net.output.parameters()])
+    with pytest.raises(InputError, match=f"optimizer: {said}: expected .* in all groups"):
+        composed(tmp_path, model=net, data=(X, Y), optimizer=optimizer)
+
+
+def test_groups_of_an_optimizer_without_a_decay_have_none(tmp_path):
+    net = Net()
+    groups = [{"params": net.hidden.parameters()}, {"params": net.output.parameters(), "lr": 0.2}]
+    overrides, _ = composed(tmp_path, model=net, data=(X, Y), optimizer=torch.optim.Rprop(groups, lr=0.1))
+    assert "++task.optimizer.groups=[{match: ['output.weight','output.bias'],lr_factor: 2.0}]" in overrides
+
+
 def test_as_many_samples_are_read_as_the_steps_need_and_the_last_are_held_out(tmp_path):
     read = []
 
@@ -209,6 +240,10 @@ REFUSED = {
     "arguments": ({"model": Wide}, "model=Wide: missing a required argument: 'width': write model=lambda: Wide(...)"),
     "a loss": ({"loss": "nll"}, "loss=nll: expected one of cross_entropy, masked_cross_entropy, mse, model"),
     "an optimizer": ({"optimizer": torch.optim.Adafactor}, "optimizer=Adafactor: its update of an element depends on"),
+    "a hidden argument": (
+        {"optimizer": lambda params: Bounded(params, lr=0.1, bound=5.0)},
+        "optimizer: bound=Bounded: cannot be read from it: expected functools.partial(Bounded, ...)",
+    ),
     "a search": ({"optimizer": torch.optim.LBFGS}, "optimizer=LBFGS: cannot update a parameter by its gradient alone"),
     "a word": ({"optimizer": "adamW2"}, "optimizer=adamw2: expected one of sgd, momentum, nesterov, adam, adamw"),
     "a precision": ({"precision": "bfloat16"}, "precision=bfloat16: expected one of auto, fp32, tf32, fp16, bf16"),

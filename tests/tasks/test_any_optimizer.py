@@ -45,6 +45,50 @@ class Lion(torch.optim.Optimizer):
                 m.lerp_(p.grad, 1 - beta2)
 
 
+class CountsInPython(torch.optim.Optimizer):
+    """Adam whose count is a number of Python's, as in many packages: its corrections have more digits than fp32."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                state = self.state[p]
+                m = state.setdefault("exp_avg", torch.zeros_like(p))
+                v = state.setdefault("exp_avg_sq", torch.zeros_like(p))
+                state["step"] = t = state.get("step", 0) + 1
+                m.lerp_(p.grad, 1 - beta1)
+                v.lerp_(p.grad.square(), 1 - beta2)
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.addcdiv_(m / (1 - beta1**t), (v / (1 - beta2**t)).sqrt_().add_(1e-8), value=-group["lr"])
+
+
+class CountsInItsGroup(torch.optim.SGD):
+    def step(self):
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            group["lr"] /= group["count"]
+        super().step()
+
+
+class OnlyCounts(torch.optim.Optimizer):
+    """A rate that falls like the root of the count, which is all that is remembered."""
+
+    def __init__(self, params, lr=1e-2, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                count = self.state[p].setdefault("step", torch.zeros(()))
+                count += 1
+                p.add_(p.grad, alpha=-group["lr"] / count.item() ** 0.5)
+
+
 class Noisy(torch.optim.SGD):
     def step(self):
         super().step()
@@ -53,7 +97,7 @@ class Noisy(torch.optim.SGD):
                 p.add_(torch.randn_like(p))
 
 
-LION = f"{__name__}.Lion"
+OWN = [(f"{__name__}.{name}", {}) for name in ("Lion", "CountsInPython", "OnlyCounts")]
 
 
 def of(name, settings=(), lr=1e-2, **more):
@@ -68,11 +112,12 @@ def updates_of(optimizer, number=12, elements=2000):
     made = optimizer.make([p])
     for _ in range(number):
         p.grad = torch.randn(elements, generator=generator)
-        p.grad *= 10 ** torch.empty(elements).uniform_(-12, 1, generator=generator)  # squares of some are 0 in fp32
+        p.grad *= 10 ** torch.empty(elements).uniform_(-12, 1, generator=generator)  # squares of some are next to 0
         p.grad[:5] = 0
         before = p.detach().clone()
         made.step()
-        state = {kind: v.clone() for kind, v in made.state[p].items() if v is not None}
+        known = {kind: v for kind, v in made.state[p].items() if v is not None}
+        state = {kind: v.clone() if torch.is_tensor(v) else torch.tensor(v) for kind, v in known.items()}
         yield before, p.grad.clone(), p.detach().clone(), state
 
 
@@ -82,7 +127,7 @@ def beyond(change, magnitude, before, after):
     return ((after.double() - before.double() - change).abs() / bound).max().item()
 
 
-@pytest.mark.parametrize(("name", "settings"), [*KNOWN, (LION, {})], ids=[*IDS, "Lion"])
+@pytest.mark.parametrize(("name", "settings"), [*KNOWN, *OWN], ids=[*IDS, "Lion", "number", "count"])
 def test_fp32_is_within_the_bounds_and_other_rates_are_not(name, settings):
     optimizer = of(name, settings)
     replay, other = optimizer.replay(), of(name, settings, lr=1.01e-2).replay()
@@ -101,13 +146,13 @@ def test_fp32_is_within_the_bounds_and_other_rates_are_not(name, settings):
         assert max(elsewhere) > 20
 
 
-@pytest.mark.parametrize(("name", "settings"), KNOWN, ids=IDS)
+@pytest.mark.parametrize(("name", "settings"), [*KNOWN, *OWN], ids=[*IDS, "Lion", "number", "count"])
 def test_a_replay_goes_on_from_a_state_that_was_loaded(name, settings):
     optimizer = of(name, settings)
-    *_, (_, _, _, loaded), (before, grad, after, _) = updates_of(optimizer)
+    *_, (_, _, _, loaded), (before, grad, after, _) = updates_of(optimizer, 4)  # corrections are far from 1
     tensors = {kind: t.double().flatten() for kind, t in loaded.items() if kind != "step"}
     replay = optimizer.replay()
-    replay.remember("w 0", tensors, int(loaded.get("step", 11)))
+    replay.remember("w 0", tensors, int(loaded.get("step", 3)))
     change, magnitude = replay.step("w 0", grad.double(), before.double(), 1e-2)
     assert beyond(change, magnitude, before, after) <= 0.7
 
@@ -136,6 +181,7 @@ def test_groups_have_rates_and_decays_of_their_own():
 
 REFUSED = {
     "torch.optim.Adafactor": "its update of an element depends on other elements, or on random numbers",
+    f"{__name__}.CountsInItsGroup": "it remembers something that is not in its state of a parameter, such as a count",
     f"{__name__}.Noisy": "its update of an element depends on other elements, or on random numbers",
     "torch.optim.LBFGS": r"cannot update a parameter by its gradient alone (TypeError: LBFGS.step() missing",
     "torch.optim.Muon": "cannot update a parameter by its gradient alone (ValueError: Muon only supports 2D",
@@ -162,4 +208,5 @@ def test_what_is_remembered_is_known_before_the_first_update():
     assert torch.equal(first["sum"], torch.full((2, 3), 0.5))
     assert math.isclose(first["step"].item(), 0)
     assert not of("SGD").remembers
+    assert of(f"{__name__}.OnlyCounts").remembers
     assert of("Rprop").remembers

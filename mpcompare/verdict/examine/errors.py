@@ -116,7 +116,7 @@ def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.
     for number, (w, new, g, *pieces) in enumerate(chunks(*tensors)):
         short += zeros_of(new.to(short_dtype) - new)
         stored, w, new = w, w.double(), new.double()
-        if known:
+        if known or change.remembered.updates:  # of some optimizers the count is all that they remember
             loaded = shared | {kind: piece.double() for kind, piece in zip(kept, pieces, strict=True)}
             replay.remember(f"{name} {number}", loaded, change.remembered.updates, change.remembered.at_once)
         # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.

@@ -64,7 +64,8 @@ def by(
             g = grad_of(g, update)
         if weight_dtype:
             w = w.to(weight_dtype)
-        if kept := update.remembered.of(name):
+        kept = update.remembered.of(name)
+        if kept or update.remembered.updates:
             loaded = {kind: tensor.double() for kind, tensor in kept.items()}
             replay.remember(name, loaded, update.remembered.updates, update.remembered.at_once)
         return replay.step(name, g, w.double(), rate(update) if rate else update.lr)

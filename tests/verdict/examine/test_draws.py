@@ -51,13 +51,17 @@ def test_a_backend_with_masks_of_its_own_is_not_accused_and_what_was_not_checked
     assert verdict.word == "within noise", verdict.because
     assert verdict.unchecked == [
         "gradients in the first step",
+        "each layer by itself (aten::bernoulli_.float drew other random numbers in the step)",
         "training (it draws other random numbers, such as masks of dropout)",
     ]
     assert {c.kind for c in verdict.checks} >= {"masks", "optimizer", "later steps", "resume"}
     assert not {c.kind for c in verdict.checks} & {"gradients", "first change", "run"}
-    # As the reference, it is no measure of gradients either.
+    # As the reference, it is no measure of gradients either. The replay of amp has the masks of amp.
     amp_beside_it = judge_run(amp, replace(run, findings=replace(run.findings, noise=amp.findings.noise)))
-    assert amp_beside_it.word == "within noise", amp_beside_it.because
+    assert amp_beside_it.word == "same", amp_beside_it.because
+    assert "training (it draws other random numbers, such as masks of dropout)" in amp_beside_it.unchecked
+    assert {c.kind for c in amp_beside_it.checks} >= {"layers"}
+    assert not {c.kind for c in amp_beside_it.checks} & {"gradients", "run"}
 
 
 def test_a_network_that_draws_nothing_says_nothing_of_masks():

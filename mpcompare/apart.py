@@ -109,7 +109,7 @@ def _serve(
             try:
                 with within():
                     if function is None:
-                        _, answer = make(*arguments)
+                        answer = make(*arguments)[1]  # the thing itself is not kept
                         made_from, told = arguments, answer
                     else:
                         answer = save(function(_again(make, made_from, told), *arguments), file)

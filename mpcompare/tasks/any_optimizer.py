@@ -7,13 +7,13 @@ and the update is taken again. A rounding on the way to a result is a movement o
 """
 
 import inspect
+import pydoc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from hydra.utils import get_class
 from torch import Tensor, nn
 
 from mpcompare.errors import BackendUnavailable, InputError, check_number
@@ -95,9 +95,11 @@ class AnyOptimizer:
     @cached_property
     def _class(self) -> Callable[..., torch.optim.Optimizer]:
         try:
-            found: Any = get_class(self.name)
-        except Exception as error:
+            found: Any = pydoc.locate(self.name)
+        except pydoc.ErrorDuringImport as error:
             raise InputError("task.optimizer._target_", self.name, f"cannot be imported ({error})") from error
+        if found is None:
+            raise InputError("task.optimizer._target_", self.name, "cannot be imported")
         return found
 
     def _made(self, params: Any, **more: Any) -> torch.optim.Optimizer:

@@ -12,8 +12,8 @@ from mpcompare.command.nodes import task_of
 from mpcompare.contract import Batches
 from mpcompare.instruments import fp32_products, heap, machine, memory_limit
 from mpcompare.shared import save
+from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.tasks.trial import fitted
-from mpcompare.tasks.twin import examined_twin
 from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.lent import of_network
 
@@ -55,5 +55,4 @@ def make_ground(cfg: DictConfig, batch: Batches) -> tuple[Ground, str]:
         model = task.new_model(cfg.seed, device)
     on_device = [(x.to(device), y.to(device)) for x, y in batch]
     task = fitted(model, task, *on_device[0])
-    twin, _ = examined_twin(model, task)
-    return Ground(model if twin is None else twin, task.loss_fn, on_device), of_network(model)["network"]
+    return Ground(with_shared_masks(model), task.loss_fn, on_device), of_network(model)["network"]

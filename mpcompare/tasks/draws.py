@@ -109,12 +109,17 @@ def _(x: Tensor, p: float) -> Tensor:
     return torch.empty(x.shape, device=x.device)
 
 
-def with_masks(model: nn.Module) -> int:
-    """Puts :class:`MaskedDropout` in the place of each ``nn.Dropout`` of a network; returns how many there were.
+def with_shared_masks(model: nn.Module) -> nn.Module:
+    """Returns a copy of a network whose masks are those of all backends: :class:`MaskedDropout` stands in the place of
+    each ``nn.Dropout``. A network without dropout is returned as it is.
 
     A class that somebody derived from ``nn.Dropout`` stays, and so does a function that a ``forward`` calls by itself.
     """
-    return _exchange(model, nn.Dropout, MaskedDropout)
+    if not any(type(module) is nn.Dropout and module.p > 0 for module in model.modules()):
+        return model
+    model = copy.deepcopy(model)
+    _exchange(model, nn.Dropout, MaskedDropout)
+    return model
 
 
 def without_masks(model: nn.Module) -> int:

@@ -18,7 +18,6 @@ from mpcompare.report.runs import Run
 from mpcompare.tasks.data import batches
 from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.task import params_of
-from mpcompare.tasks.twin import examined_twin
 from mpcompare.testing.candidate import Candidate
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.examine import examine
@@ -68,12 +67,9 @@ def examined_run(
         digest.take()
     initial = params_of(model)
     moved = numerics.sketch_of_change(initial, backend.master_params())
-    twin, kinks = examined_twin(model, task)
     precision = PRECISIONS[candidate.precision]
     held_out = held_out_of(model, candidate.dataset, task, steps)
-    subject = Subject(
-        candidate.make, model, scaling, precision, task, stream, twin, kinks, lent=lent, held_out=held_out, seed=seed
-    )
+    subject = Subject(candidate.make, model, scaling, precision, task, stream, lent=lent, held_out=held_out, seed=seed)
     findings = _result_of(examine(subject, stepper, rows, moved, noise, digest.moves()))
     findings = from_document(numbers(json.loads(json.dumps(finite(to_document(findings))))))
     layers = candidate.make(model, scaling).module_dtypes(*next(stream())[0])

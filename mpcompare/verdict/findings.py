@@ -467,14 +467,6 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Replacement:
-    """A layer of the network that has a kink (``kinked``, its class), and the class that stands in the twin for it."""
-
-    kinked: str
-    smooth: str
-
-
-@dataclass(frozen=True)
 class AfterLoad:
     """The step after a state was saved: its loss, and the loss scale that follows."""
 
@@ -676,10 +668,9 @@ class Findings:
         recipe: the part of the task that decides how numbers are read.
         longest_sum: about how many numbers are summed at most.
         layers: the owner of each parameter and buffer.
-        twin: the layers that were replaced in the network of the passes ``first`` and ``overflow``; empty where these
-            are of the network itself.
         first: from the initial weights.
-        rounding: the error that one rounding of each result makes in gradients and buffers of the first step.
+        rounding: the error that one rounding of each result of the whole network makes in gradients and buffers of the
+            first step; empty where a forced replay sees each layer by itself.
         last: the step after training beside a new backend with the same weights.
         overflow: with a loss scale that is too large; None without loss scaling.
         infinite: a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``.
@@ -715,7 +706,6 @@ class Findings:
     first: Drive
     last: Gradients
     rounding: dict[str, RoundingError] = field(default_factory=dict)
-    twin: dict[str, Replacement] = field(default_factory=dict)
     overflow: Drive | None = None
     infinite: Drive | None = None
     aged: Aged | None = None

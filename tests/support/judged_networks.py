@@ -16,7 +16,7 @@ from mpcompare.backends.amp_compile import AmpCompile
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.report.verdicts import judge_run
-from mpcompare.tasks.twin import examined_twin
+from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.verdict.judge.verdict import Verdict
 
 COMPILE_S = 180.0  # the longest first step of a network that is also compiled
@@ -64,9 +64,8 @@ def _compile(name: str, result: Connection) -> None:
     network = next(network for network in NETWORKS if network.name == name)
     batch = [t[: network.task.batch_size] for t in (network.dataset.x_train, network.dataset.y_train)]
     model = network.task.new_model(0, torch.device("cpu"))
-    twin, _ = examined_twin(model, network.task)
     try:
-        for each in filter(None, (model, twin)):
+        for each in {id(m): m for m in (model, with_shared_masks(model))}.values():
             backend = AmpCompile(each, network.task, "bf16", NoLossScale())
             backend.forward(*batch)
             backend.backward()

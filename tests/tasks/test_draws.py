@@ -9,7 +9,14 @@ from support.marks import CUDA
 from torch import nn
 
 from mpcompare.tasks import draws
-from mpcompare.tasks.draws import MaskedDropout, masks_are_shared, masks_depend_on_dtype, seed_step, state, with_masks
+from mpcompare.tasks.draws import (
+    MaskedDropout,
+    masks_are_shared,
+    masks_depend_on_dtype,
+    seed_step,
+    state,
+    with_shared_masks,
+)
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -74,9 +81,11 @@ def test_dropout_layers_are_replaced_where_they_are_and_only_those_that_drop():
         pass
 
     network = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Dropout(0.2), Own(0.1)), nn.Dropout(0.0))
-    assert with_masks(network) == 1
-    assert [type(m) for m in network.modules()][1:] == [nn.Linear, nn.Sequential, MaskedDropout, Own, nn.Dropout]
-    assert network[1][0].p == 0.2
+    shared = with_shared_masks(network)
+    assert [type(m) for m in shared.modules()][1:] == [nn.Linear, nn.Sequential, MaskedDropout, Own, nn.Dropout]
+    assert shared[1][0].p == 0.2
+    assert type(network[1][0]) is nn.Dropout
+    assert with_shared_masks(network[0]) is network[0]
 
 
 def test_masks_of_functions_are_not_shared_where_they_depend_on_the_dtype(monkeypatch):

@@ -12,7 +12,6 @@ from mpcompare.errors import first_line, want_of_memory
 from mpcompare.instruments import heap, memory_limit
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Progress
-from mpcompare.tasks.twin import examined_twin
 from mpcompare.verdict.examine.examine import examine
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import to_document
@@ -84,7 +83,6 @@ def _examine(entrant: Entrant) -> Generator[Progress, None, str]:
 
 def _subject(entrant: Entrant) -> Subject:
     setup, steps = entrant.setup, len(entrant.trained.rows)
-    twin, kinks = examined_twin(setup.model, setup.task)
     return Subject(
         make_backend=setup.make_backend,
         model=setup.model,
@@ -92,8 +90,6 @@ def _subject(entrant: Entrant) -> Subject:
         precision=PRECISIONS[setup.precision],
         task=setup.task,
         batches=setup.batches,
-        twin=twin,
-        kinks=kinks,
         lent=setup.lent,
         start=entrant.start.origin,
         held_out=held_out_of(setup.model, setup.dataset, setup.task, steps),

@@ -24,9 +24,8 @@ def gradient_error(report: Report) -> Figure | None:
     rows = [layout for layout in layouts if layout]
     height, width = (max(each.height for each in rows), max(each.width for each in rows)) if rows else (4.2, width)
     figure, parts = grid(report.finished, height, max(WIDTH, width))
-    for part, runs, gradients, layout in zip(parts, panels, drawn, layouts, strict=True):
-        twin = " of the smooth twin" if any(run.at_twin for run in runs) else ""
-        caption = f"gradient{twin} in the first step\nexact: float64 from the same rounded weights and inputs"
+    for part, gradients, layout in zip(parts, drawn, layouts, strict=True):
+        caption = "gradient in the first step\nexact: float64 from the operands that each layer had"
         if not gradients.tensors:
             nothing(part.subplots(), "no run shows its gradients")
         elif layout:

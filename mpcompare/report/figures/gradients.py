@@ -87,7 +87,7 @@ def _vanishing(runs: Sequence[Judged], tensors: Sequence[str]) -> list[str]:
 
 def _relative_limit(run: Judged, runs: Sequence[Judged], tensor: str) -> float:
     """The limit of a run's error, or, for a reference, of the runs that were compared with it; NaN if there is none."""
-    norm = run.reference_norm(tensor)
+    norm = run.norm(tensor) or run.reference_norm(tensor)  # of a gradient that is missing
     judges = compared(run, runs) if run.is_reference else [run]
     limits = [judge.limit(f"gradient in the first step, {tensor}") for judge in judges]
     return next((limit / norm for limit in limits if math.isfinite(limit) and norm), math.nan)

@@ -27,8 +27,7 @@ def counted(runs: Sequence[Judged]) -> Judged | None:
 def source(run: Judged) -> str:
     """Returns the title of a panel: when and of which run exponents were counted."""
     last = "; thin: after training, in fp32" if run.counts_last_exponents else ""
-    twin = " of the smooth twin" if run.at_twin else ""
-    return f"first step{twin}, in float64 from the weights of {run.entry.label}{last}"
+    return f"first step, in float64 from the weights of {run.entry.label}{last}"
 
 
 def share(counts: Sequence[int], low: float, high: float) -> float:

@@ -69,14 +69,9 @@ class Judged:
         return self.run.findings
 
     @property
-    def at_twin(self) -> bool:
-        """Whether the smooth twin of the network was examined in its place."""
-        return self.findings is not None and bool(self.findings.twin)
-
-    @property
     def gradients(self) -> Errors:
         """Errors of the gradients in the first step, by tensor; empty where none are known."""
-        return self.findings.first.gradients if self.findings else {}
+        return _gradients(self.findings)
 
     def norm(self, tensor: str) -> float:
         """Returns the norm of the exact gradient in the first step; 0 where it is not known."""
@@ -84,8 +79,7 @@ class Judged:
 
     def reference_norm(self, tensor: str) -> float:
         """Returns :meth:`norm` of the reference; 0 where there is none."""
-        findings = self.reference.run.findings if self.reference else None
-        return _norm(findings.first.gradients, tensor) if findings else 0.0
+        return _norm(_gradients(self.reference.run.findings if self.reference else None), tensor)
 
     @property
     def first_scale(self) -> float:
@@ -131,6 +125,15 @@ class Judged:
     def noise_runs(self) -> int:
         """The number of runs that measured the noise."""
         return len(self.findings.noise) if self.findings else 0
+
+
+def _gradients(findings: Findings | None) -> Errors:
+    """Returns the errors by the forced replay of the first step, or else by the oracle of the whole network."""
+    if findings is None:
+        return {}
+    if (replay := findings.replays.get("first")) is None:
+        return findings.first.gradients
+    return {name: replay.gradients[name] for name in findings.layers if name in replay.gradients}
 
 
 def _norm(gradients: Errors, tensor: str) -> float:

@@ -1,7 +1,8 @@
 """A new backend, driven step by step: the passes ``first``, ``overflow``, ``infinite input`` and ``aged``.
 
-After each phase that changes something, the backend is asked for its gradients and its weights, which are held beside
-the oracle's, beside the optimizer's updates in fp32 arithmetic, and beside the policy of the loss scale.
+After each phase that changes something, the backend is asked for its gradients and its weights. The gradients of the
+pass ``first`` are compared with the oracle's, those of later passes with a new backend's; the updates with the
+optimizer's in fp32 arithmetic; the loss scale with its policy.
 """
 
 import copy
@@ -21,7 +22,7 @@ from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_
 from mpcompare.precision import FORMATS
 from mpcompare.stored import Stored
 from mpcompare.tasks.optimizers import IN_FP32, Coarse, Optimizer
-from mpcompare.tasks.task import Params, Task, buffers_of
+from mpcompare.tasks.task import Params, Task, buffers_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.draws import beside_the_oracle
 from mpcompare.verdict.examine.effective_precision import effective_precision
@@ -36,9 +37,9 @@ from mpcompare.verdict.examine.errors import (
 )
 from mpcompare.verdict.examine.group_mistakes import known_mistakes
 from mpcompare.verdict.examine.idle import idle, moved
+from mpcompare.verdict.examine.new_step import new_step
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject, promised_scaling, promised_task
-from mpcompare.verdict.examine.turned import as_turned
 from mpcompare.verdict.examine.updates import Update, some_of
 from mpcompare.verdict.findings import (
     Clip,
@@ -55,14 +56,22 @@ from mpcompare.verdict.findings import (
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
 
 
-def drive(subject: Subject, scaling: LossScale, start: Batches, follow: Sequence[Batches], exact: Exact) -> "Driver":
+def drive(
+    subject: Subject,
+    scaling: LossScale,
+    start: Batches,
+    follow: Sequence[Batches],
+    exact: Exact,
+    with_oracle: bool = False,
+) -> "Driver":
     """Lets a new backend take the batch ``start`` until its gradients are finite, then the batches ``follow``.
 
     Args:
         scaling: the loss scale of the backend.
         exact: the oracle's step on ``start``.
+        with_oracle: whether gradients and buffers are compared with the oracle's, and not with a new backend's.
     """
-    driver = Driver(subject, scaling, start, exact)
+    driver = Driver(subject, scaling, start, exact, with_oracle)
     for _ in range(RETRIES):
         if driver.take(start) or not isinstance(scaling, DynamicLossScale):
             break
@@ -100,6 +109,7 @@ class _Taken:
         grads: before they were clipped; of a backend whose step is one piece, after; empty where none are shown.
         clipped: after they were clipped.
         before, after: the weights; those after it are the backend's own, which its next step changes.
+        buffers: before the step.
         scale: the loss scale before the step, as the backend says.
         skipped: as the backend says.
         moved_early: whether weights changed before the gradients of all micro-batches were there.
@@ -113,6 +123,7 @@ class _Taken:
     clipped: Mapping[str, Tensor]
     before: Mapping[str, Tensor]
     after: Params
+    buffers: Mapping[str, Tensor]
     scale: float
     skipped: bool
     moved_early: bool
@@ -129,8 +140,10 @@ class Driver:
         draws_alike: whether each step of the first batch drew the random numbers of the oracle's.
     """
 
-    def __init__(self, subject: Subject, scaling: LossScale, start: Batches, exact: Exact) -> None:
-        self.subject, self.start, self.exact = subject, start, exact
+    def __init__(
+        self, subject: Subject, scaling: LossScale, start: Batches, exact: Exact, with_oracle: bool = False
+    ) -> None:
+        self.subject, self.start, self.exact, self.with_oracle = subject, start, exact, with_oracle
         self.backend = subject.make_backend(subject.examined, scaling)
         self.promises = promises = promises_of(self.backend)
         self.task = promised_task(subject.task, promises)
@@ -150,8 +163,8 @@ class Driver:
         self.clips: list[Clip] = []
         self.idle: list[dict[str, bool]] = []
         self.next_scale: NextScale | None = None
-        self.finite: FiniteStep | None = None
-        self.buffers: Errors = {}
+        self.first_finite: tuple[_Taken, Batches] | None = None
+        self.first_buffers: tuple[_Taken, Mapping[str, Tensor]] | None = None  # with those after the step
         self.draws_alike = True
 
     def load(self, state: State) -> None:
@@ -176,10 +189,7 @@ class Driver:
         self._write_step(taken, finite)
         at_first = len(self.taken) == 1 and taken.draws_alike
         if self.exact.buffers and at_first:  # skipped or not: its forward is that of the oracle
-            restored = taken.skipped and self.promises.restores_buffers
-            expected = buffers_of(self.subject.examined) if restored else self.exact.buffers
-            found = self.backend.buffers()
-            self.buffers = gradient_errors(found, {name: b.double() for name, b in expected.items()})
+            self.first_buffers = taken, Stored(self.backend.buffers())
         if not self.updates and taken.skipped and not self.loaded:
             self.early = early(self.backend.state_dict()["optimizer"], self.task.optimizer)
         self.scaling.update(not finite)
@@ -188,8 +198,8 @@ class Driver:
         self.next_scale = NextScale(float(self.backend.loss_scale()), self.scaling.scale)
         if finite and not taken.skipped:
             self._write_update(self._without_idle(taken, batch))
-        if finite and self.finite is None:
-            self._write_finite(taken)
+        if finite and self.first_finite is None:
+            self.first_finite = taken, batch
         return finite
 
     def one_more(self, batch: Batches) -> Drive:
@@ -198,20 +208,24 @@ class Driver:
         return Drive(self.taken[-1:], [], [], [], self.next_scale)
 
     def result(self) -> Drive:
-        """Returns everything that was written down; of updates that are wrong, the known mistakes that make them."""
+        """Returns everything that was written down; of updates that are wrong, the known mistakes that make them. The
+        backend is freed, but for that of the pass ``first``."""
+        remembered = self.backend.state_dict()["optimizer"]
         wrong = any(not e.excess <= 1 for update in self.update_errors for e in update.values())
         short, coarse = self.promises.moments != "fp32", self.promises.coarse
+        digits_of_state = digits(remembered) if wrong or short else {}
+        finite, buffers = self._of_oracle() if self.with_oracle else self._of_new_backend()
         return Drive(
             steps=list(self.taken),
             updates=list(self.update_errors),
             rates=[update.lr for update in self.updates],
             clips=list(self.clips),
             next_scale=self.next_scale,
-            finite=self.finite,
-            buffers=self.buffers,
+            finite=finite,
+            buffers=buffers,
             # Bounds of coarse weights are so wide that mistakes fit into them.
             known_mistakes=known_mistakes(self.task, self.updates, self.compute_dtype) if wrong and not coarse else {},
-            digits=digits(self.backend.state_dict()["optimizer"]) if wrong or short else {},
+            digits=digits_of_state,
             early=self.early,
             idle=list(self.idle) if any(self.idle) else [],
         )
@@ -219,6 +233,7 @@ class Driver:
     def _step(self, batch: Batches) -> _Taken:
         backend, lr = self.backend, float(self.rates.now)
         before, scale = Stored(backend.master_params()), float(backend.loss_scale())
+        buffers = Stored(backend.buffers())
         walk = Walk(backend, batch, lr)
         draws_alike = beside_the_oracle(self.exact, walk)
         walk.through("unscale")
@@ -231,8 +246,9 @@ class Driver:
         after, skipped = rows_of(backend.master_params()), bool(backend.skipped)
         walk.finish()
         return _Taken(
-            lr, loss, grads, clipped, before, after, scale, skipped, moved_early, walk.in_one_piece, draws_alike
-        )
+            lr, loss, grads, clipped, before, after, buffers, scale, skipped, moved_early, walk.in_one_piece,
+            draws_alike,
+        )  # fmt: skip
 
     def _finite_gradients(self, taken: _Taken) -> bool:
         """Whether the gradients of a step are finite. Of those that are not shown, as in a skipped step, the loss tells
@@ -291,27 +307,55 @@ class Driver:
             clip = clip_errors(shown, taken.clipped, norm, self.task.clip_norm, self.task.clip_norm_type)
             self.clips.append(clip)
 
-    def _write_finite(self, taken: _Taken) -> None:
-        grads: Mapping[str, Tensor] = taken.grads
+    def _of_oracle(self) -> tuple[FiniteStep | None, Errors]:
+        """Returns the first finite step, and the buffers after the first step, compared with the oracle's."""
+        buffers = self._buffers(self.exact.buffers)
+        if self.first_finite is None:
+            return None, buffers
+        taken, _ = self.first_finite
+        grads = taken.grads if taken.draws_alike else {}  # those of other masks are no errors
         if taken.in_one_piece and (factor := own_factor(self.backend, self.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
-        grads = grads if taken.draws_alike else {}  # those of other masks are no errors
         gradients = beside(taken.loss, grads, self.exact)
-        exact = as_turned(self.subject, self.start, self.exact, grads, gradients.gradients)
-        heap.trim()
-        if exact is not self.exact:
-            gradients = beside(taken.loss, grads, exact)
-        subnormal = self.exact.subnormal(self.trained_scale)
-        if self.loaded:  # its update is not the first, and its precision is known
-            self.finite = FiniteStep(**vars(gradients), subnormal=subnormal)
-            return
-        effective = effective_precision(self.subject, self.start, grads, gradients.gradients) if grads else None
-        self.finite = FiniteStep(
+        finite = FiniteStep(
             **vars(gradients),
-            first_update=_first_update(self.task, taken, exact.grads) if taken.draws_alike else {},
-            subnormal=subnormal,
-            effective_precision=effective,
+            first_update=_first_update(self.task, taken, self.exact.grads) if taken.draws_alike else {},
+            subnormal=self.exact.subnormal(self.trained_scale),
+            effective_precision=(
+                effective_precision(self.subject, self.start, grads, gradients.gradients) if grads else None
+            ),
         )
+        return finite, buffers
+
+    def _of_new_backend(self) -> tuple[FiniteStep | None, Errors]:
+        """Returns the same compared with a new backend at the same weights."""
+        del self.backend
+        heap.trim()
+        finite, buffers = None, {}
+        if self.first_finite is not None:
+            taken, batch = self.first_finite
+            grads = taken.grads if taken.draws_alike else {}
+            subnormal = self.exact.subnormal(self.trained_scale)
+            finite = FiniteStep(**vars(beside(taken.loss, grads, self._again(taken, batch))), subnormal=subnormal)
+        if self.first_buffers is not None:  # forward does not depend on the loss scale; here nothing overflows
+            taken, _ = self.first_buffers
+            scale = self.first_finite[0].scale if self.first_finite else taken.scale
+            buffers = self._buffers(self._again(replace(taken, scale=scale), self.start).buffers)
+        return finite, buffers
+
+    def _again(self, taken: _Taken, batch: Batches) -> Exact:
+        """Returns a step as a new backend takes it."""
+        network = with_values(self.subject.examined, taken.before, taken.buffers)
+        return new_step(self.subject, network, taken.scale, batch, taken.lr)
+
+    def _buffers(self, expected: Mapping[str, Tensor]) -> Errors:
+        """Returns the errors of the buffers after the first step; empty where there are none."""
+        if self.first_buffers is None:
+            return {}
+        taken, found = self.first_buffers
+        restored = taken.skipped and self.promises.restores_buffers
+        expected = buffers_of(self.subject.examined) if restored else expected
+        return gradient_errors(found, {name: b.double() for name, b in expected.items()})
 
 
 def _said_norm(backend: Any) -> float:

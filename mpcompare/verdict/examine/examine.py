@@ -17,9 +17,8 @@ noise       trained again under changes that must not matter: how far apart may 
 draws       the random numbers of a step, such as dropout's masks: are they those that the network asks for?
 lent        whether a backend wrote into the network or the batch, which all of this is computed from
 
-Each is a file here. What one finds stands where a later one stops with an error. The passes ``first``, ``aged``
-and ``overflow`` are taken at the network's smooth twin where it has one (tasks/twin.py). verdict/judge says
-what the numbers mean.
+Each is a file here. What one finds stands where a later one stops with an error. verdict/judge says what the numbers
+mean.
 """
 
 import math
@@ -64,7 +63,6 @@ from mpcompare.verdict.findings import (
     Moves,
     NoiseRun,
     Recipe,
-    Replacement,
     RoundingError,
     TrainedUpdate,
 )
@@ -103,6 +101,7 @@ def examine(
     at_the_start = _at_the_start(subject, batches, exact, late)
     yield Progress(0, 1, "each layer")
     replays = _replays(subject, batches[0], late)
+    rounding = {} if replays["first"] else _rounding(subject, batches[0])
 
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
@@ -119,6 +118,7 @@ def examine(
         precision=subject.precision.name,
         recipe=recipe(promised_task(subject.task, promises)),
         **of_network,
+        rounding=rounding,
         overflow=overflowed,
         reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
@@ -176,8 +176,6 @@ def _of_network(subject: Subject, batch: Batches, exact: Exact) -> dict[str, Any
     return {
         "longest_sum": longest_sum(subject.model, x, subject.task.batch_size),
         "layers": layers(subject.examined, exact.order, x[:4]),
-        "rounding": _rounding(subject, batch),
-        "twin": {name: Replacement(kink.kinked, kink.smooth) for name, kink in subject.kinks.items()},
     }
 
 

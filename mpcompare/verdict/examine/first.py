@@ -24,4 +24,4 @@ def first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driver:
     follow = batches[1:3] if optimizer.remembers else batches[1 : 1 + bool(task.schedule.length)]
     if not uses_all(subject.examined, exact.grads):
         follow = batches[1:4]
-    return drive(subject, subject.scaling, batches[0], follow, exact)
+    return drive(subject, subject.scaling, batches[0], follow, exact, with_oracle=True)

@@ -15,8 +15,9 @@ from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.idle import idle
+from mpcompare.verdict.examine.new_step import gradients_of
 from mpcompare.verdict.examine.subject import Subject, at_scale
-from mpcompare.verdict.examine.trained import gradients_of, start_of, trained_update
+from mpcompare.verdict.examine.trained import start_of, trained_update
 from mpcompare.verdict.findings import AfterLoad, Reload, ReloadedTensor
 
 

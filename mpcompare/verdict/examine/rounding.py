@@ -53,7 +53,8 @@ def rounding_errors(
     network = rounded(model, precision).to(dtype := torch.float32 if fine else torch.float64)
     batches = [rounded_batch(x, y, precision, dtype) for x, y in batches]
     batches, share = _some_rows(network, loss_fn, batches)
-    roundings = Roundings(precision, math.inf)  # a loss scale keeps gradients in fp16's range
+    # A loss scale keeps gradients in fp16's range. A backend that shows no layers may round a product before the bias.
+    roundings = Roundings(precision, math.inf, before_bias=True)
     without_masks(network)  # so that its roundings are seen
     step = _Step(network, loss_fn, batches)
     exact: Params = {}

@@ -1,7 +1,7 @@
 """The subject of an examination: a maker of backends, the network, and the task."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from functools import cached_property
@@ -15,9 +15,9 @@ from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_
 from mpcompare.precision import Precision
 from mpcompare.promises import NOTHING, Promises
 from mpcompare.shared import ALONE, Shared
+from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.tasks.groups import by_names
 from mpcompare.tasks.task import Params, Task
-from mpcompare.tasks.twin import Kink
 from mpcompare.verdict.examine.ground import Exactly, Ground
 from mpcompare.verdict.examine.lent import Lent
 from mpcompare.verdict.findings import HeldOut
@@ -33,8 +33,6 @@ class Subject:
         scaling: the loss scale as it starts.
         precision: the one in which the backends compute.
         batches: the training batches from the first on.
-        twin: the smooth twin at which the first passes are taken; None: the network itself.
-        kinks: the layers that are replaced there.
         lent: the fingerprints of the network and of the first batch before any backend had them; empty if none were
             taken.
         start: the checkpoint where training continued; None: it began at the initial weights.
@@ -50,8 +48,6 @@ class Subject:
     precision: Precision
     task: Task
     batches: Callable[[], Iterator[Batches]]
-    twin: nn.Module | None = None
-    kinks: Mapping[str, Kink] = field(default_factory=dict)
     lent: Lent = field(default_factory=dict)
     start: Checkpoint | None = None
     held_out: Callable[[Params, Params], HeldOut] | None = None
@@ -68,10 +64,10 @@ class Subject:
         optimizer = by_names(self.task.optimizer, self.model.named_parameters())
         object.__setattr__(self, "task", replaced(self.task, optimizer=optimizer))
 
-    @property
+    @cached_property
     def examined(self) -> nn.Module:
-        """The network of the first passes."""
-        return self.model if self.twin is None else self.twin
+        """The network of the first passes, whose masks all backends share."""
+        return with_shared_masks(self.model)
 
     @cached_property
     def exactly(self) -> Exactly:

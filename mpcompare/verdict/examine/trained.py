@@ -17,7 +17,6 @@ from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Walk, promises_of
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import FORMATS
-from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.optimizers import IN_FP32, Coarse
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.drive import digits
@@ -79,19 +78,6 @@ def start_of(
         updates=updates,
         steps=steps,
     )
-
-
-def gradients_of(walk: Walk, kept: bool = False) -> tuple[float, Params]:
-    """Returns loss and gradients of a step that is taken as far as they can be seen; it begins with the random numbers
-    of every examined step.
-
-    Args:
-        kept: whether the gradients are needed after they are clipped; then they are copies, as they lie in memory.
-    """
-    seed_step(EXAMINED)
-    walk.through("unscale")
-    grads = {name: g.detach() for name, g in walk.backend.grads().items()}
-    return float(walk.loss), {name: g.clone() for name, g in grads.items()} if kept else grads
 
 
 def trained_update(

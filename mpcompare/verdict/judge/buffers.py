@@ -1,11 +1,12 @@
-"""Buffers after the first step, and after a skipped one, beside the oracle's; and the formats that they are kept in."""
+"""Buffers after the first step compared with the oracle's, and after a skipped one with a new backend's; and the
+formats that they are kept in."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.findings import Buffers
+from mpcompare.verdict.findings import Buffers, RoundingError
 from mpcompare.verdict.judge.causes import Errors, role
 from mpcompare.verdict.judge.check import Case, Check, listed
 from mpcompare.verdict.judge.limits import K, stored_coarsely, tensor_limit
@@ -14,13 +15,14 @@ IN_16_BITS = "buffers in 16 bits"
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields a check for each buffer in the passes ``first`` and ``overflow``, both of whose first steps are forward
-    the oracle's, and one for the digits of all that training moves."""
+    """Yields a check for each buffer in the passes ``first``, unless a forced replay sees it, and ``overflow``; and
+    one for the digits of all that training moves."""
     yield from _formats(case)
     if not case.is_reference:
         yield from _digits(case)
-    yield from _of_pass(case, "first", "after the first step")
-    yield from _of_pass(case, "overflow", "after a skipped step")
+    if "first" not in case.run.findings.replays:
+        yield from _of_pass(case, "first", "after the first step", case.run.findings.rounding)
+    yield from _of_pass(case, "overflow", "after a skipped step", {})
 
 
 def cause_of(case: Case, name: str) -> str:
@@ -66,7 +68,7 @@ def _digits(case: Case) -> Iterator[Check]:
     yield Check("digits of buffers", short(run), K * short(reference) + 9, IN_16_BITS, because)
 
 
-def _of_pass(case: Case, where: str, after: str) -> Iterator[Check]:
+def _of_pass(case: Case, where: str, after: str, roundings: Mapping[str, RoundingError]) -> Iterator[Check]:
     """Yields the checks of one pass: as for gradients, but that buffers stay in fp32, unless a backend promises other
     weights. The numbers that they are made of may be rounded, and they may not."""
     run, reference = case.run.findings.drives.get(where), case.reference.findings.drives.get(where)
@@ -75,8 +77,7 @@ def _of_pass(case: Case, where: str, after: str) -> Iterator[Check]:
     for name, e in reference.buffers.items():
         if e is None:
             continue
-        rounding = case.reference.findings.rounding.get(name)
-        limit = tensor_limit(case.run, replace(e, largest=0.0), rounding)
+        limit = tensor_limit(case.run, replace(e, largest=0.0), roundings.get(name))
         error = Errors(run.buffers.get(name), limit + stored_coarsely(case.run) * e.norm)
         if not math.isnan(error.limit):
             because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm {after}"

@@ -17,12 +17,12 @@ def checks(case: Case) -> Iterator[Check]:
     run, reference = case.run.findings.first.finite, case.reference.findings.first.finite
     if case.is_reference or not case.run.findings.recipe.linear or run is None or reference is None:
         return
-    if not run.first_update:  # of other masks
+    if not run.first_update or "first" in case.run.findings.replays:  # of other masks; or each layer was seen
         return
     clipping = _norm_error(case)
     for name, e in reference.first_update.items():
         gain = e.gain  # the first change is the gradient times this, and the decay
-        rounding = case.reference.findings.rounding.get(name)
+        rounding = case.run.findings.rounding.get(name)
         limit = tensor_limit(case.run, e, rounding and replace(rounding, error=gain * rounding.error))
         limit += (FP32 + stored_coarsely(case.run)) * e.weights
         gradient = reference.gradients.get(name)
@@ -35,11 +35,11 @@ def checks(case: Case) -> Iterator[Check]:
 def _norm_error(case: Case) -> float:
     """Returns how far the clip factor of right gradients may be from that of the oracle's, relatively: as far as their
     norm, and a norm is no further away than its vector is. 0 where nothing is clipped."""
-    recipe, findings = case.run.findings.recipe, case.reference.findings
+    recipe, findings, roundings = case.run.findings.recipe, case.reference.findings, case.run.findings.rounding
     errors = {name: e for name, e in findings.first.gradients.items() if e}
     if recipe.clip_norm is None or not errors:
         return 0.0
-    error = math.hypot(*(tensor_limit(case.run, e, findings.rounding.get(name)) for name, e in errors.items()))
+    error = math.hypot(*(tensor_limit(case.run, e, roundings.get(name)) for name, e in errors.items()))
     if recipe.clip_norm_type == math.inf:
         norm = max(e.largest for e in errors.values())
     else:

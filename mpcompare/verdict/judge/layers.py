@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mpcompare.verdict.findings import GradientError, Layers, PlaceError
+from mpcompare.verdict.findings import Drive, GradientError, Layers, PlaceError
 from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import Pass, role
@@ -90,9 +90,18 @@ def _checks(case: Case, name: str) -> Iterator[Check]:
         said = _said(kind, worst.partition(" ")[2], WHERE[name])
         failing = [each for each in failed if each in at]
         yield Check(said, run.places[worst].error, limits[worst], cause if failing else "", because if failing else "")
-    yield from gradient_checks(
-        case, f"{WHERE[name]}, from the operands of its layer", passes(run, reference), run.rounding, cause
-    )
+    where = WHERE[name] if name == "first" else f"{WHERE[name]}, from the operands of its layer"
+    own, others_pass = passes(run, reference)
+    if name == "first":
+        own = _as_driven(own, case.run.findings.first)
+    yield from gradient_checks(case, where, (own, others_pass), run.rounding, cause)
+
+
+def _as_driven(own: Pass, drive: Drive) -> Pass:
+    """Returns the first step with what only the drive of the pass ``first`` tells: the micro-batches' weights, and the
+    loss scales."""
+    batches = (drive.finite.micro_batches, drive.finite.of_tensors) if drive.finite else (None, {})
+    return Pass(replace(own.step, micro_batches=batches[0], of_tensors=batches[1]), drive)
 
 
 def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:

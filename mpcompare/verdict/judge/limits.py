@@ -72,10 +72,12 @@ def place_limit(run: Examined, place: PlaceError, reference: PlaceError | None) 
 
 
 def roundings(run: Examined, place: PlaceError) -> float:
-    """Returns the largest error that roundings alone may make at a place."""
+    """Returns the largest error that roundings alone may make at a place. In 16 bits a replay sums products in fp32,
+    too."""
+    sums = sum_error(run) * (2 if PRECISIONS[run.precision].is_16_bit else 1)
     quantile = math.sqrt(float(special.fdtri(place.dimensions, place.samples * place.dimensions, 1 - RARE)))
     summed = max(place.norm, place.rounding / run.unit_roundoff, place.terms)
-    return K * quantile * place.rounding + sum_error(run) * summed
+    return K * quantile * place.rounding + sums * summed
 
 
 def sum_error(run: Examined) -> float:

@@ -18,12 +18,12 @@ def checks(run: Examined) -> Iterator[Check]:
     A gradient that is 0 but for rounding errors is left out: two backends may have any there. So is one that was not
     seen in the first step.
     """
-    reload, first = run.findings.reload, run.findings.first.finite
+    reload, first, replay = run.findings.reload, run.findings.first.finite, run.findings.replays.get("first")
     if reload is None or first is None:
         return
+    roundings = replay.rounding if replay else run.findings.rounding
     for name, e in reload.tensors.items():
-        gradient, update = first.gradients.get(name), first.first_update.get(name)
-        rounding = run.findings.rounding.get(name)
+        gradient, update, rounding = first.gradients.get(name), first.first_update.get(name), roundings.get(name)
         if not (gradient and update and rounding) or gradient.norm <= rounding.error or not math.isfinite(e.norm):
             continue
         limit = (FP32 + stored_coarsely(run)) * update.weights

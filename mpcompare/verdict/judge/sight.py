@@ -54,7 +54,7 @@ def sight(case: Case) -> Sight | None:
         if not all(step.gradients and step.finite for step in steps):
             return None
         known = tuple(Pass(step.finite, step) for step in steps if step.finite)  # type: ignore[assignment]
-        blind, rounding = [], case.reference.findings.rounding
+        blind, rounding = [], case.run.findings.rounding
     errors = errors_of(case, FIRST, known, rounding)
     finest, seen, numbers = {}, 0, 0
     for name, e in errors.items():

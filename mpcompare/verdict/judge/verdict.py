@@ -1,6 +1,5 @@
 """Does a run compute the same as its reference? docs/verdict.md says why these checks, and how good they are."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mpcompare.verdict.judge import promises
@@ -121,10 +120,6 @@ def _unchecked(case: Case) -> list[str]:
         missing.append("first change of the weights (the optimizer is not linear in the gradients)")
     if overflowed := not_finite(run.last):
         missing.append(f"gradients after training that overflow ({listed(overflowed)})")
-    if reference.twin and "first" not in run.replays:  # the forced replay sees the network itself
-        kinds = sorted({(replaced.smooth, replaced.kinked) for replaced in reference.twin.values()})
-        smooth = _and(dict.fromkeys(each for each, _ in kinds))
-        missing.append(f"{_and(kinked for _, kinked in kinds)} (examined as {smooth})")
     missing += [f"declared, and nothing shows it: {words}" for words in promises.unseen(run)]
     if promises.change_training(run):
         return [*missing, "training (it differs as declared)"]
@@ -139,8 +134,3 @@ def _unchecked(case: Case) -> list[str]:
         first = case.reference.steps["step"][steps]
         missing.append(f"training from step {first} on, where correct runs part")
     return missing
-
-
-def _and(words: Iterable[str]) -> str:
-    *some, last = words
-    return f"{', '.join(some)} and {last}" if some else last

@@ -57,12 +57,17 @@ def reported(runs):
 
 def with_errors(run, **changes):
     """Returns a run with other errors of the first step's gradients: attributes by tensor, None for a missing one."""
-    first = run.findings.first
-    errors = dict(first.gradients)
+    errors = dict(run.findings.replays["first"].gradients)
     for tensor, change in changes.items():
         name = tensor.replace("_", ".")
         errors[name] = None if change is None else replace(errors[name], **change)
-    return with_first(run, finite=replace(first.finite, gradients=errors))
+    return with_gradients(run, errors)
+
+
+def with_gradients(run, gradients):
+    """Returns a run whose forced replay of the first step has these errors of gradients."""
+    first = replace(run.findings.replays["first"], gradients=gradients)
+    return replace(run, findings=replace(run.findings, replays={"first": first}))
 
 
 def with_first(run, **changes):
@@ -79,7 +84,7 @@ def histogram(**counts):
 
 def test_bars_and_limits_are_those_of_the_records(runs):
     other = runs["other-fp16"]
-    error = other.findings.first.gradients["layer2.weight"].error
+    error = other.findings.replays["first"].gradients["layer2.weight"].error
     runs["other-fp16"] = with_errors(other, layer2_weight={"error": 8 * error})
     report, _ = reported(runs)
     verdicts = report.verdicts
@@ -91,8 +96,8 @@ def test_bars_and_limits_are_those_of_the_records(runs):
     ticks = [segment for lines in axes.collections for segment in lines.get_segments()]
     assert len(ticks) == len(tensors) * len(runs)
     for name, run in runs.items():
-        gradients = run.findings.first.gradients
-        assert [bar.get_height() for bar in bars[name]] == [g.error / g.norm for g in gradients.values()]
+        gradients = run.findings.replays["first"].gradients
+        assert [bar.get_height() for bar in bars[name]] == [gradients[t].error / gradients[t].norm for t in tensors]
         limits = {c.name: c.limit for c in verdicts[name.replace("amp", "other")].checks}
         for tensor, bar in zip(tensors, bars[name], strict=True):
             (height,) = {y for (x, y), (end, _) in ticks if x < bar.get_center()[0] < end}
@@ -118,7 +123,8 @@ def test_gradients_that_are_missing_or_no_numbers_are_marked(runs):
         layer2_weight={"error": math.inf, "norm": math.inf},
     )  # fmt: skip
     other = runs["other-bf16"]
-    runs["other-bf16"] = with_first(other, finite=replace(other.findings.first.finite, gradients={}))
+    without = with_first(other, finite=replace(other.findings.first.finite, gradients={}))
+    runs["other-bf16"] = replace(without, findings=replace(without.findings, replays={}))
     runs["gone-fp16"] = replace(runs["other-fp16"], name="gone-fp16", findings=None)
     report, _ = reported(runs)
     figure = gradient_error(report)

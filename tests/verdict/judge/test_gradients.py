@@ -77,10 +77,11 @@ def test_an_error_is_of_one_sign_if_the_rest_of_it_is_right(slope, residual, lim
 
 def test_in_any_one_direction_roundings_are_smaller_than_in_all():
     findings = examined("amp", BACKENDS["amp"], TASK, DATA, "bf16", steps=2).findings
-    for name, rounding in findings.rounding.items():
+    roundings = findings.replays["first"].rounding
+    for name, rounding in roundings.items():
         assert isinstance(rounding, RoundingError)
         assert 0 < rounding.along < rounding.error, name
-    assert findings.rounding["layer1.weight"].along < 0.3 * findings.rounding["layer1.weight"].error
+    assert roundings["layer1.weight"].along < 0.3 * roundings["layer1.weight"].error
 
 
 @pytest.mark.parametrize(
@@ -98,12 +99,12 @@ def test_a_few_zeros_of_a_tied_weight_are_two_numbers_that_cancel(precision, use
     0, and each of them was the sum of two that were equal but for their signs."""
     task = make_task(in_features=128, hidden=[16], out_features=10)
     amp, run = (examined("run", BACKENDS["amp"], task, dataset_of(task), precision, steps=2) for _ in range(2))
-    name, first = "layer1.weight", run.findings.first
+    name, first = "layer1.weight", run.findings.replays["first"]
     layers = {**run.findings.layers, name: replace(run.findings.layers[name], uses=uses)}
-    gradients = dict(first.finite.gradients)
+    gradients = dict(first.gradients)
     gradients[name] = replace(gradients[name], zeros=zeros / gradients[name].elements)
-    first = replace(first, finite=replace(first.finite, gradients=gradients))
-    verdict = judge_run(replace(run, findings=replace(run.findings, first=first, layers=layers)), amp)
+    replays = {"first": replace(first, gradients=gradients)}
+    verdict = judge_run(replace(run, findings=replace(run.findings, replays=replays, layers=layers)), amp)
     (check,) = (check for check in verdict.checks if check.name == f"zeros in the first step, {name}")
     assert check.value == pytest.approx(zeros)
     assert check.passed is passes

@@ -49,9 +49,10 @@ def test_a_tensor_may_be_as_far_away_as_gradients_that_are_rounded_otherwise_mak
 
 def test_gradients_that_are_rounding_errors_are_left_out():
     run = amp(TASK.optimizer)
-    rounding = {**run.findings.rounding}
+    first = run.findings.replays["first"]
+    rounding = {**first.rounding}
     rounding["layer1.bias"] = replace(rounding["layer1.bias"], error=run.findings.first.gradients["layer1.bias"].norm)
-    vanishing = replace(run, findings=replace(run.findings, rounding=rounding))
+    vanishing = replace(run, findings=replace(run.findings, replays={"first": replace(first, rounding=rounding)}))
     names = [check.name for check in resume_tensors.checks(examined_of(vanishing))]
     assert names == [f"weights after a reload, {name}" for name in ("layer1.weight", "layer2.weight", "layer2.bias")]
 

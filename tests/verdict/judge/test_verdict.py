@@ -12,7 +12,6 @@ from support.tasks import make_task
 from mpcompare.backends.scratch import Scratch
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.optimizers import AdamW
-from mpcompare.verdict.findings import Replacement
 
 
 class Opaque(Scratch):
@@ -82,17 +81,3 @@ def test_what_cannot_be_checked_for_adam_is_said():
     assert verdict.word == "same", verdict.because
     assert verdict.unchecked == ["first change of the weights (the optimizer is not linear in the gradients)"]
     assert not [check for check in verdict.checks if check.kind == "first change"]
-
-
-def test_layers_with_kinks_are_checked_where_a_backend_shows_its_layers():
-    """The smooth twin stands for them only where the forced replay, which sees the network itself, is missing."""
-    task = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
-    amp, run = (
-        examined(name, BACKENDS[name], task, dataset_of(task), "bf16", steps=4, noise=2 if name == "amp" else 0)
-        for name in ("amp", "master_weights")
-    )
-    twin = {"relu1": Replacement("ReLU", "GELU")}
-    amp, run = (replace(each, findings=replace(each.findings, twin=twin)) for each in (amp, run))
-    assert judge_run(run, amp).unchecked == []
-    blind = replace(run, findings=replace(run.findings, replays={}))
-    assert judge_run(blind, amp).unchecked == ["ReLU (examined as GELU)"]

@@ -19,6 +19,7 @@ from mpcompare.verdict.examine.forced.weights import fill, free
 from mpcompare.verdict.examine.oracle import MULTIPLY
 
 HALF = (torch.float16, torch.bfloat16)
+PRODUCTS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
 
 
 class Point(NamedTuple):
@@ -46,15 +47,15 @@ class ForcedLayer:
     def operands(self, call: Call, replay: Any) -> tuple[list[Any], dict[str, Tensor]]:
         """Returns the operands of a call: the recorded inputs, and the parameters as they were held. A
         layer of products whose output has 16 bits rounds both to them first."""
-        half = self._half(call)
+        half, dtype = self._half(call), self.dtype(call, replay)
 
         def taken(t: Tensor) -> Tensor:
-            return replay.operand(_in_format(t, half).to(replay.dtype))
+            return replay.operand(_in_format(t, half).to(dtype))
 
         values = [taken(v).requires_grad_() if is_real(v) else v for v in call.inputs]
         params = {}
         for name, p in self.module.named_parameters():
-            cast = replay.weights.cast(p, half or call.held.get(name))
+            cast = replay.weights.cast(p, half or call.held.get(name), dtype)
             params[name] = replay.operand(cast).requires_grad_(p.requires_grad)
         return values, params
 
@@ -72,6 +73,12 @@ class ForcedLayer:
             fill(value, _in_format(recorded, half), replay.operand)
         for name, p in self.module.named_parameters():
             fill(params[name], replay.weights.numbers(p, half or call.held.get(name)), replay.operand)
+
+    def dtype(self, call: Call, replay: Any) -> torch.dtype:
+        """Returns the dtype in which a call is computed: that of the replay, but for products of 16-bit numbers. Those
+        are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's own are."""
+        products = isinstance(self.module, PRODUCTS) and self._half(call) is not None
+        return torch.float32 if products else replay.dtype
 
     def _half(self, call: Call) -> torch.dtype | None:
         """Returns the format of 16 bits in which the layer multiplies."""
@@ -152,6 +159,7 @@ class Forced(torch.autograd.Function):
                     seen = _as(recorded, replay.dtype).div_(replay.factor)
                 taken = replay.operand(seen)
                 taken = taken if replay.kept == 1 else taken * replay.kept
+                taken = taken if layer is None else taken.to(layer.dtype(call, replay))
             stored = call.outputs[place].dtype
             right = replay.zero.new_zeros(end.shape) if g is None else g
             replay.compare(Point("gradient", ctx.at.name, ctx.at.number, place), seen, right, stored)
@@ -170,7 +178,7 @@ class Forced(torch.autograd.Function):
         places = [end.place for end in ends]
         found = iter(torch.autograd.grad(places, wanted, grads, allow_unused=True) if ends else ())
         replay.whose("", ctx.at.name)
-        back = tuple(next(found, None) if is_real(v) else None for v in ctx.values)
+        back = tuple(_as(next(found, None), replay.dtype, copy=False) if is_real(v) else None for v in ctx.values)
         for place, g in enumerate(back):
             if g is not None:
                 passed = replay._unscaled(g)
@@ -181,7 +189,7 @@ class Forced(torch.autograd.Function):
         for name, p in ctx.params.items():
             full = names[name]
             if p.requires_grad and (grad := next(found, None)) is not None:
-                replay.gradient(full, replay._unscaled(grad), ctx.at.name)
+                replay.gradient(full, replay._unscaled(grad.to(replay.dtype)), ctx.at.name)
                 del grad
                 if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
                     if name == "weight" and not isinstance(layer.module, (nn.Embedding, nn.EmbeddingBag)):
@@ -244,5 +252,5 @@ def _factor(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], s
     return slope if slope and rest < error / 2 else scale
 
 
-def _as(recorded: Any, dtype: torch.dtype) -> Any:
-    return recorded.to(dtype, copy=True) if is_real(recorded) else recorded
+def _as(recorded: Any, dtype: torch.dtype, copy: bool = True) -> Any:
+    return recorded.to(dtype, copy=copy) if is_real(recorded) else recorded

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.contract import Batches
+from mpcompare.instruments import fp32_products
 from mpcompare.tasks.batch import tensors_of
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
@@ -85,7 +86,13 @@ class Replay:
         loss = 0.0 if self._as_given(calls) else None
         shares = shares_of(self.loss_fn, targets)
         seed_step(EXAMINED)
-        with self._forcing(), self.weights, Fed(self.record.drawn), default_dtype(self.dtype):
+        with (
+            fp32_products.tf32(False),
+            self._forcing(),
+            self.weights,
+            Fed(self.record.drawn),
+            default_dtype(self.dtype),
+        ):
             for number, call in enumerate(calls):
                 assert call.arguments is not None
                 given = [v.to(self.dtype) if is_real(v) else v for v in call.inputs]

@@ -22,6 +22,7 @@ from mpcompare.precision import FP16, Precision
 from mpcompare.verdict.examine.numerics import chunks
 
 SEEDS = 32  # elements of a tensor on which its error depends
+ADDMM, CONVOLUTION = torch.ops.aten.addmm.default, torch.ops.aten.convolution.default
 WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # its bits as a number, and its digits
 PIECE = 1 << 18  # elements that are rounded at a time: they alone stay in the cache
 # Operators whose results are some of the numbers that they are given, or none that is rounded.
@@ -61,10 +62,12 @@ class Roundings(TorchDispatchMode):
     Attributes:
         sample: its number; another one has other errors.
         scale: the loss scale, by which gradients are larger where fp16 rounds them.
+        before_bias: whether a product is rounded before its bias is added, as Keras and Flax compute it.
     """
 
-    def __init__(self, precision: Precision, scale: float = 1.0) -> None:
+    def __init__(self, precision: Precision, scale: float = 1.0, before_bias: bool = False) -> None:
         super().__init__()
+        self.before_bias = before_bias
         self.u, self.sample, self.on, self.backward = precision.unit_roundoff, 0, False, False
         self.constant = False  # nothing is rounded but the result, as it is stored
         self.smallest = FP16.smallest_subnormal if precision.storage == FP16 else 0.0
@@ -76,11 +79,25 @@ class Roundings(TorchDispatchMode):
         self.on, self.backward, self.constant = part in ("forward", "backward"), part == "backward", part == "constant"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        if self.on and self.before_bias and func in (ADDMM, CONVOLUTION) and not kwargs:
+            result = self._without_bias(func, args)
+        else:
+            result = func(*args, **(kwargs or {}))
         if self.on and not _is_new(func) and self._is_quantity(args, kwargs, result):
             for value in computed(func, result):
                 self.round_(value)
         return result
+
+    def _without_bias(self, func: Any, args: Any) -> Tensor:
+        """Returns a product whose bias is added to what the precision has of it."""
+        if func is ADDMM:
+            bias, a, b = args
+            return self.round_(torch.mm(a, b)).add_(bias)
+        x, weight, bias, *others = args
+        product: Tensor = func(x, weight, None, *others)
+        if bias is None:
+            return product
+        return self.round_(product).add_(bias.view(-1, *(1 for _ in product.shape[2:])))
 
     def quantity(self, operand: Tensor) -> Tensor:
         """Notes that an operand depends on inputs or parameters, whether autograd sees it or not, and returns it."""

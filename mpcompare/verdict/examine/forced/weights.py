@@ -40,10 +40,11 @@ class Weights(TorchFunctionMode):
         self.held: Mapping[str, torch.dtype] = {}  # by name the dtypes in which the step held them
         self.between: dict[str, Tensor] = {}
 
-    def cast(self, p: Tensor, held: torch.dtype | None = None) -> Tensor:
-        """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``."""
+    def cast(self, p: Tensor, held: torch.dtype | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``, in ``dtype``; None: in that
+        of the replay."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            return self.numbers(p, held).to(self.dtype, copy=True)
+            return self.numbers(p, held).to(dtype or self.dtype, copy=True)
 
     def numbers(self, p: Tensor, held: torch.dtype | None = None) -> Tensor:
         """Returns a parameter's numbers, as they are in the dtype ``held``, in any dtype."""

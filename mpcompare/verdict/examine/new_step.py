@@ -1,0 +1,43 @@
+"""The step of a new backend, which the step of another one at the same weights and loss scale is compared with.
+
+Both round alike, so they are equal but for the order of sums, unless the other one computes with anything else than its
+weights and its batch.
+"""
+
+from torch import nn
+
+from mpcompare.contract import Batches, Walk
+from mpcompare.stored import Stored
+from mpcompare.tasks.draws import EXAMINED, seed_step
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.oracle import Exact
+from mpcompare.verdict.examine.subject import Subject, at_scale
+
+
+def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches, lr: float) -> Exact:
+    """Returns loss, gradients, and buffers after the step, of a new backend that is freed then.
+
+    Args:
+        network: has the weights and buffers with which the step begins.
+        scale: the loss scale.
+    """
+    new = subject.make_backend(network, at_scale(subject.scaling, scale))
+    walk = Walk(new, batch, lr)
+    loss, grads = gradients_of(walk)
+    kept = Stored(grads)
+    if new.buffers():
+        walk.finish()
+    return Exact(loss, kept, dict(Stored(new.buffers())), 0.0)
+
+
+def gradients_of(walk: Walk, kept: bool = False) -> tuple[float, Params]:
+    """Returns loss and gradients of a step that is taken as far as they can be seen; it begins with the random numbers
+    of every examined step.
+
+    Args:
+        kept: whether the gradients are needed after they are clipped; then they are copies, as they lie in memory.
+    """
+    seed_step(EXAMINED)
+    walk.through("unscale")
+    grads = {name: g.detach() for name, g in walk.backend.grads().items()}
+    return float(walk.loss), {name: g.clone() for name, g in grads.items()} if kept else grads

@@ -225,7 +225,7 @@ def _underflow(s: Symptoms) -> Explanation | None:
     share, small = s.errors[most].zeros, too_small(s.run, s.own, s.reference)
     lost_in_last = max(s.errors[name].zeros for name in s.of_last)
     follows = not small and lost_in_last <= LOST and max(s.errors[name].relative for name in s.of_last) > s.near
-    if _underflows(s.run) and share > LOST and not follows:
+    if underflows(s.run) and share > LOST and not follows:
         return "underflow", f"{100 * share:.2g} % of the gradient of {most} is 0 and should not be{small}"
     return ("underflow", f"{s.off}{small}") if small else None
 
@@ -268,7 +268,7 @@ def _below_the_last_layer(s: Symptoms) -> Explanation | None:
     because = f"right in {_called(above)} and wrong from {_called(top)} on {where}"
     if role(one[top]) == "recurrent layer":
         return "recurrent layer", f"{because}: what is passed back in time, or down"
-    if role(one[top]) == role(one[above]) == "attention" and _parent(top) == _parent(above):
+    if role(one[top]) == role(one[above]) == "attention" and parent(top) == parent(above):
         return "attention", f"{because}: what is passed through the attention"
     if role(one[above]) == "normalization" and one[above].after == top:
         return "normalization", f"{because}: what the norm passes down"
@@ -378,14 +378,15 @@ def _called(layer: str) -> str:
     return layer or "the outermost module"
 
 
-def _parent(layer: str) -> str:
+def parent(layer: str) -> str:
+    """Returns the name of the module around a layer."""
     return layer.rpartition(".")[0]
 
 
 def too_small(run: Examined, own: Pass, reference: Pass) -> str:
     """Returns a clause that goes on after another, if fp16 holds most of the activations' gradients with less than its
     digits, and far fewer of the reference's, whose loss scale is larger."""
-    if not _underflows(run) or own.drive is None or own.subnormal <= max(0.5, 2 * reference.subnormal):
+    if not underflows(run) or own.drive is None or own.subnormal <= max(0.5, 2 * reference.subnormal):
         return ""
     scale = next(step.loss_scale for step in own.drive.steps if step.finite)
     return (
@@ -394,7 +395,7 @@ def too_small(run: Examined, own: Pass, reference: Pass) -> str:
     )
 
 
-def _underflows(run: Examined) -> bool:
+def underflows(run: Examined) -> bool:
     """Returns whether the precision underflows where fp32 does not."""
     storage = PRECISIONS[run.findings.precision].storage
     return storage.smallest_normal > PRECISIONS["fp32"].storage.smallest_normal

@@ -4,13 +4,13 @@ No error travels in that replay, so a layer that is off is itself wrong, or the 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from mpcompare.verdict.findings import Drive, GradientError, Layers, PlaceError
 from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.buffers import cause_of
-from mpcompare.verdict.judge.causes import Pass, role
+from mpcompare.verdict.judge.causes import APART, LOST, Pass, parent, role, underflows
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import K, place_limit, roundings, stored_coarsely
@@ -81,7 +81,8 @@ def _checks(case: Case, name: str) -> Iterator[Check]:
         if buffer.startswith("buffer "):  # which a promise may let be kept in fewer digits
             limits[buffer] += stored_coarsely(case.run) * place.norm
     failed = [at for at, place in run.places.items() if not place.error <= limits[at]]
-    cause, because = _explained(case, run, failed, WHERE[name])
+    excess = {at: run.places[at].error / max(limits[at], 1e-300) for at in failed}
+    cause, because = _explained(case, run, excess, WHERE[name])
     for kind in KINDS:
         at = [at for at in run.places if at.startswith(f"{kind} ")]
         if not at:
@@ -123,25 +124,43 @@ def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
     return Pass(run), Pass(replace(run, loss=run.exact_loss, gradients=scaled))
 
 
-def _explained(case: Case, run: Layers, failed: list[str], where: str) -> tuple[str, str]:
-    """Returns the cause and its sentence, from the first place that is wrong: ``failed`` is in the order of the step,
-    forward, backward, and then buffers. Both are empty where none is."""
-    if not failed:
+def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str) -> tuple[str, str]:
+    """Returns the cause and its sentence, from the first place that is wrong; both are empty where none is.
+
+    A place of backward that is far more wrong than all of forward is named first: a forward that is written in more
+    operations than the layer's own may round a little more.
+
+    Args:
+        excess: of each place that is wrong the error over its limit, in the order of the step: forward, backward, and
+            then buffers.
+    """
+    if not excess:
         return "", ""
+    failed = list(excess)
     forward = [at for at in failed if at.startswith(("input ", "output "))]
-    at = forward[0] if forward else failed[0]
+    backward = [at for at in failed if at.startswith("gradient ")]
+    of_forward, of_backward = (max((excess[at] for at in some), default=0.0) for some in (forward, backward))
+    if of_backward > APART * of_forward:
+        forward = []
+    at = (forward or backward or failed)[0]
     kind, _, layer = at.partition(" ")
     place = run.places[at]
     because = f"{_said(kind, layer, where)} is {_percent(place)} off, beyond what its roundings make"
-    if kind == "gradient" and layer != OUTPUT and (above := _above(case, run, failed, layer)):
+    above = _above(case, run, failed, layer) if kind == "gradient" and layer != OUTPUT else []
+    if above:
         because += f": what {' or '.join(above)} passes down"
+    if kind == "gradient" and place.error == place.norm:  # of nothing at all
+        return "gradient missing", because
     if kind == "gradient" and layer == OUTPUT:
-        return "loss", because
+        lost = _lost(case, run, place)
+        return ("underflow", f"{because}: {lost}") if lost else ("loss", because)
     if kind == "buffer":
         return cause_of(case, layer), because
     if forward:
         found = _of_output(case, run, layer, place) if kind == "output" else ""
         return found or "forward pass", because
+    if any(_role(case, each) == "attention" and parent(each) == parent(layer) for each in above):
+        return "attention", because
     below = [each.layer for each in case.run.findings.layers.values() if each.after == layer]
     return next(filter(None, (_role(case, each) for each in below)), "") or "input gradient", because
 
@@ -166,6 +185,17 @@ def _above(case: Case, run: Layers, failed: list[str], layer: str) -> list[str]:
     order = [at.partition(" ")[2] for at in run.places if at.startswith("output ")]
     after = order[order.index(layer) + 1 :] if layer in order else []
     return [each for each in after if f"gradient {each}" not in failed and each != OUTPUT][:1]
+
+
+def _lost(case: Case, run: Layers, place: PlaceError) -> str:
+    """Returns a clause on the gradient that has the most zeros, where a wrong gradient of the loss is no further off
+    than small numbers of fp16 are; empty where there is none."""
+    zeros = {name: e.zeros for name, e in run.gradients.items() if e}
+    most = max(zeros, key=zeros.__getitem__, default="")
+    small = place.error <= math.sqrt(case.run.unit_roundoff) * place.norm
+    if not (most and small and underflows(case.run) and zeros[most] > LOST):
+        return ""
+    return f"{100 * zeros[most]:.2g} % of the gradient of {most} is 0 and should not be"
 
 
 def _role(case: Case, layer: str) -> str:

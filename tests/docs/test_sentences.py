@@ -7,7 +7,9 @@ from support.causes_of import causes
 from support.pages import ROOT
 from support.prose import sentences, too_long
 
-SHORT = ("docs/differs.md", "docs/reading.md", "CONTRIBUTING.md")  # pages whose sentences are counted
+from mpcompare.verdict.judge.kinds import KINDS
+
+SHORT = ("docs/checks.md", "docs/differs.md", "docs/reading.md", "CONTRIBUTING.md")  # pages whose sentences are counted
 
 
 @pytest.mark.parametrize("page", SHORT)
@@ -22,6 +24,20 @@ def test_a_long_sentence_is_found_wherever_it_stands():
     short = " ".join(["word"] * 16)
     for text in (f"{short}.\n{short}.", f"- {short}\n- {short}", f"| {short} | {short} |", f"```\n{long}\n```"):
         assert too_long(text) == [], text
+
+
+def test_no_cell_of_a_table_is_too_long():
+    """A cell of more than 300 characters is a section that has no heading."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    cells = [(page, cell) for page in pages for line in page.read_text().splitlines() if line.startswith("|")
+             for cell in line.split("|")]  # fmt: skip
+    assert len(cells) > 1000
+    assert [f"{page.name}: {cell.strip()[:60]}" for page, cell in cells if len(cell) > 300] == []
+
+
+def test_every_kind_of_check_has_a_section_in_its_order():
+    sections = re.findall(r"^## (.+)$", (ROOT / "docs/checks.md").read_text(), re.MULTILINE)
+    assert sections[1:] == list(KINDS)
 
 
 def test_every_cause_has_a_section_and_every_section_is_a_cause():

@@ -28,7 +28,7 @@ def make() -> tuple[Task, Dataset]:
 CNN = Family("cnn", make, steps=12, precisions=BF16)
 
 
-@CNN.plants("normalization")
+@CNN.plants("running statistics")
 class NormIn16Bits(layers.Patched):
     """The batch norm sums, subtracts and divides in 16 bits."""
 
@@ -116,7 +116,7 @@ class StatisticsAreConstants(layers.Patched):
         norm.forward = forward
 
 
-CNN.plants("forward pass")(layers.variant(layers.WrongEps, norm="norm1"))
+CNN.plants("normalization")(layers.variant(layers.WrongEps, norm="norm1"))
 
 
 # The gradient goes one pixel to the right.
@@ -124,7 +124,7 @@ CNN.plants("input gradient", name="PoolingGradientToTheWrongPlace")(
     layers.variant(layers.WrongInputGradient, layer="pool1", wrong=lambda _, g: g.roll(1, dims=3))
 )
 # Each of the four pixels gets the whole gradient.
-CNN.plants("gradient scaled", name="PoolingGradientNotDivided")(
+CNN.plants("input gradient", name="PoolingGradientNotDivided")(
     layers.variant(layers.WrongInputGradient, layer="pool1", wrong=lambda _, g: 4 * g)
 )
 # Half of the channels pass no gradient down.

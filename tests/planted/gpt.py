@@ -191,14 +191,14 @@ class NormGradientDividesByZero(layers.Patched):
         norm.forward = forward
 
 
-GPT.plants("forward pass")(layers.variant(layers.WrongEps, norm="norm"))
+GPT.plants("normalization")(layers.variant(layers.WrongEps, norm="norm"))
 GPT.plants("gradient missing", name="PositionsGradientDropped")(
     layers.variant(layers.GradientMissing, parameter="positions.weight")
 )
 GPT.plants("embedding")(layers.EmbeddingSummedIn16Bits)
 
 
-@GPT.plants("embedding", task={"tied": True})
+@GPT.plants("gradient missing", task={"tied": True})
 class TiedGradientCountedOnce(layers.Patched):
     """The weight that the last layer shares with the embedding gets the gradient of the last layer alone."""
 

@@ -93,7 +93,7 @@ class CellGradientIn16Bits(ByHand):
         return c
 
 
-@LSTM.plants("forward pass")
+@LSTM.plants("recurrent layer")
 class GatesSwapped(ByHand):
     """Input gate and forget gate change places."""
 

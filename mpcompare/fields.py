@@ -155,7 +155,9 @@ class Result(AtStart, total=False):
     test_accuracy: float | None
     module_dtypes: dict[str, Layer]
     examine_s: float
+    examine_foretold_bytes: int | None
     examine_peak_bytes: int | None
+    examine_refused: str
     examine_stopped: str
     timed_loss: float
     timed_loss_difference: float

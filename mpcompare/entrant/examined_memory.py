@@ -14,9 +14,11 @@ class Memory:
         self.own, self.aparts = meter.rss_bytes(), self._apart(meter.rss_bytes)
         self.rest: int | None = None
 
-    def begin(self) -> None:
-        """Is told that the examination begins."""
+    def begin(self) -> int | None:
+        """Is told that the examination begins. Returns the bytes that the own process holds then, beyond those before;
+        None where that is not known."""
         self.rest = meter.rss_bytes() if meter.reset_peak_rss() else None
+        return None if self.rest is None or self.own is None else self.rest - self.own
 
     def peak(self) -> int | None:
         """Returns the most bytes that both took together in the examination, beyond those before; None where that is

@@ -54,6 +54,8 @@ def _why_not(run: Run, reference: Run) -> tuple[str, str]:
     if infinite := run.result.get("not_finite", ""):
         return "data", infinite
     for which, each in {"": run, " of the reference": reference}.items():
+        if refused := each.result.get("examine_refused", ""):
+            return "memory", f"the examination{which} did not begin: {refused}"
         if stopped := each.result.get("examine_stopped", ""):
             return "examination", f"the examination{which} stopped: {stopped}"
     return "", ""

@@ -13,6 +13,7 @@ from mpcompare.instruments import heap, memory_limit
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Progress
 from mpcompare.verdict.examine.examine import examine
+from mpcompare.verdict.examine.foretold import Held, foretold
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import to_document
 
@@ -36,13 +37,17 @@ class Examined(Observed):
 
     Attributes:
         examine_s: seconds that it took.
+        examine_foretold_bytes: the memory that it was foretold to take; None where that is not known.
         examine_peak_bytes: the most memory that it took; None where that is not known.
+        examine_refused: why it did not begin, in a line: the machine has not that much; empty where it did.
         examine_stopped: the error with which all of it stopped, in a line; empty where it did not. Nothing was found
             then.
     """
 
     examine_s: float
+    examine_foretold_bytes: int | None
     examine_peak_bytes: int | None
+    examine_refused: str
     examine_stopped: str
 
 
@@ -50,10 +55,12 @@ def take(entrant: Entrant) -> Pass[Observed]:
     """Needs ``setup``, ``start``, ``trained``, ``memory`` and ``stepper``, which it frees where it does not examine it.
     Ends ``apart``, and leaves nothing."""
     setup, enabled, stopped = entrant.setup, entrant.plan.verdict.enabled, ""
-    entrant.memory.begin()
+    held = entrant.memory.begin()
+    needed = _foretold(entrant, held) if enabled and held is not None else None
+    refused = _want(needed - held) if needed is not None and held is not None else ""
     with memory_limit.limited(), heap.kept():
         began = time.monotonic()
-        if enabled:
+        if enabled and not refused:
             stopped = yield from _examine(entrant)
         peak = entrant.memory.peak()
         if entrant.apart is not None:
@@ -63,7 +70,37 @@ def take(entrant: Entrant) -> Pass[Observed]:
         seconds = time.monotonic() - began
         yield Progress(0, 1, "dtypes of each layer")
         dtypes = setup.new_backend().module_dtypes(*next(setup.batches())[0])
-    return Examined(dtypes, seconds, peak, stopped) if enabled else Observed(dtypes)
+    return Examined(dtypes, seconds, needed, peak, refused, stopped) if enabled else Observed(dtypes)
+
+
+def _foretold(entrant: Entrant, held: int) -> int | None:
+    """Returns the bytes that the examination will take; None where what a step takes is not known, or the network
+    cannot be counted."""
+    setup, result = entrant.setup, entrant.recorder.result
+    before, most = result["rss_before_bytes"], result["peak_rss_bytes"]
+    if before is None or most is None or setup.device.type != "cpu":
+        return None
+    params = [p.nbytes for p in setup.model.parameters()]
+    moments = [t.nbytes for kept in entrant.stepper.backend.state_dict()["optimizer"].values() for t in kept.values()]
+    known = Held(held, sum(params), max(params), sum(moments), most - before)
+    precision, batch = PRECISIONS[setup.precision], next(setup.batches())
+    try:
+        return foretold(known, setup.model, setup.task.loss_fn, batch, precision, entrant.apart is None)
+    except Exception as error:  # a network may raise anything
+        log.warning(f"the memory of the examination is not foretold ({first_line(error)})")
+        return None
+
+
+def _want(needed: int) -> str:
+    """Returns a line on the memory that is missing; empty where there is enough."""
+    if needed <= (there := memory_limit.available_bytes()):
+        return ""
+    line = (
+        f"it needs {needed / 1e9:.3g} GB more and {there / 1e9:.3g} GB are left: a smaller task.batch_size or "
+        "task.model needs less, and verdict.enabled=false leaves it out"
+    )
+    log.warning(f"the backend is not examined: {line}")
+    return line
 
 
 def _examine(entrant: Entrant) -> Generator[Progress, None, str]:

@@ -54,6 +54,7 @@ def last(
         del new  # before the replays
         step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
         layers = late.take("layers after training", lambda: layers_of(subject, backend, step, walk.in_one_piece), None)
+        record.calls.clear()  # the hooks in the graph of the loss, which the backend keeps, know the record
         weights = params_of(trained)
         without = idle(trained, subject.task.loss_fn, batch, grads, weights)
         update = trained_update(subject, walk, start, grads, without)

@@ -77,11 +77,16 @@ def _some_rows(network: nn.Module, loss_fn: Loss, batches: Batches) -> tuple[Bat
     """Returns ROWS rows of a large batch whose rows are independent, and the factor from their errors to those of all;
     any other batch as it is, and 1."""
     n = sum(len(x) for x, _ in batches)
-    few = [t[:8].double() if t.is_floating_point() else t[:8] for t in batches[0]]
-    if n <= ROWS or not rows_are_independent(copy.deepcopy(network).double(), loss_fn, few[0], few[1]):
+    if n <= ROWS or not first_rows_are_independent(network, loss_fn, batches):
         return batches, 1.0
     x, y = (each(lambda *t: torch.cat(t) if len(t) > 1 else t[0], *parts) for parts in zip(*batches, strict=True))
     return [(x[:ROWS], y[:ROWS])], math.sqrt(ROWS / n)
+
+
+def first_rows_are_independent(network: nn.Module, loss_fn: Loss, batches: Batches) -> bool:
+    """Returns whether the rows of batches in fp32 do not depend on each other, as far as the first ones tell."""
+    x, y = (t[:8].double() if t.is_floating_point() else t[:8] for t in batches[0])
+    return rows_are_independent(copy.deepcopy(network).double(), loss_fn, x, y)
 
 
 class _Errors:

@@ -1,0 +1,206 @@
+"""The memory that an examination will take, told before it begins.
+
+The examination takes as much as the pass that holds the most. What a pass holds is read off its code, and each number
+below counts tensors. Their sizes are known: those of activations from one forward pass of the network in fp32, and what
+a backend holds and what a training step takes were measured.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from mpcompare.contract import Batches
+from mpcompare.precision import Precision
+from mpcompare.stored import LARGE
+from mpcompare.tasks.draws import EXAMINED, seed_step
+from mpcompare.tasks.losses import Loss
+from mpcompare.verdict.examine import oracle
+from mpcompare.verdict.examine.rounding import ROWS, first_rows_are_independent
+
+LIBRARIES = 50 << 20  # bytes of torch's libraries that a process touches when it computes its first step
+DOUBLE = 2  # a number in float64, where one in fp32 is 1
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that are known when training has ended.
+
+    Attributes:
+        now: those of the entrant's process, beyond its libraries.
+        params, largest: of all parameters in fp32, and of the largest one.
+        moments: of everything that the optimizer remembers.
+        step: the most that training took beyond what was there before it.
+    """
+
+    now: int
+    params: int
+    largest: int
+    moments: int
+    step: int
+
+    @property
+    def backend(self) -> int:
+        """The bytes of a backend in its step: parameters, moments, gradients, copies of 16 bits, activations."""
+        return max(self.step - LIBRARIES, 2 * self.params + self.moments)
+
+
+@dataclass
+class Activations:
+    """The bytes, in fp32, that a network makes of one micro-batch.
+
+    Attributes:
+        rows: of the micro-batch.
+        inputs, outputs: of all calls of layers (modules without modules in them).
+        largest: the inputs and outputs of the largest call.
+        between: what backward needs beside parameters and the inputs of the layer that keeps them.
+        columns: the most that a convolution makes of its input in float64 on a CPU: each number once for each element
+            of the kernel.
+    """
+
+    rows: int
+    inputs: int = 0
+    outputs: int = 0
+    largest: int = 0
+    between: int = 0
+    columns: int = 0
+
+    def of(self, rows: int) -> "Activations":
+        """Returns those of so many rows at most."""
+        share = min(rows / self.rows, 1.0)
+        sizes = {name: round(share * size) for name, size in vars(self).items() if name != "rows"}
+        return Activations(min(rows, self.rows), **sizes)
+
+
+def foretold(
+    held: Held, network: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision, exact_here: bool
+) -> int:
+    """Returns the bytes that an examination will take, in all processes, beyond their libraries.
+
+    Args:
+        network: that of the task, in fp32.
+        batches: the micro-batches of a step.
+        exact_here: whether the oracle is computed in the entrant's process.
+    """
+    made = activations_of(network, loss_fn, batches)
+    apart = made.rows > ROWS and first_rows_are_independent(network, loss_fn, batches)
+    needs = (
+        _oracle(held, made.of(oracle.ROWS) if apart else made),
+        _roundings(held, made.of(ROWS) if apart else made, precision),
+        _trained_step(held, made, precision, len(batches)),
+        _replay(held, made, precision, len(batches)),
+        _loaded(held),
+    )
+    return held.now + (0 if exact_here else LIBRARIES) + max(needs)
+
+
+def _oracle(held: Held, made: Activations) -> int:
+    """The network in fp32; its copy, and the gradients, in float64. Every output of a layer, with its gradient; and the
+    most of two things: an output times its gradient, squared, or the columns of a convolution."""
+    return (1 + 2 * DOUBLE) * held.params + DOUBLE * (2 * made.outputs + max(3 * made.largest // 2, made.columns))
+
+
+def _roundings(held: Held, made: Activations, precision: Precision) -> int:
+    """The network in fp32; its copy, its gradients, and those of a rounded step one by one, in the dtype in which
+    roundings are sampled. What forward keeps, and the gradients of activations."""
+    dtype = _of_samples(precision)
+    return held.params + dtype * (2 * held.params + held.largest) + _sampled(made, dtype)
+
+
+def _trained_step(held: Held, made: Activations, precision: Precision, micro_batches: int) -> int:
+    """A copy of the trained network; a new backend, which remembers nothing yet, in its step; the record of a step."""
+    return held.params + held.backend - held.moments + _record(made, precision, micro_batches)
+
+
+def _replay(held: Held, made: Activations, precision: Precision, micro_batches: int) -> int:
+    """The network at sharp weights; a backend with these, and their gradients; the record of its step; and what a
+    replay makes, exact or rounded. Of one layer at a time the parameters, their gradient, and that divided by the loss
+    scale, in float64; and the operands and results of the largest call."""
+    exact = DOUBLE * (made.outputs + made.between + made.largest + made.columns)
+    made_there = max(exact, _sampled(made, _of_samples(precision)))
+    return 3 * held.params + _record(made, precision, micro_batches) + made_there + 3 * DOUBLE * held.largest
+
+
+def _loaded(held: Held) -> int:
+    """A backend in its step, as the passes ``aged`` and ``reload`` have it. The moments that it loads are mapped from a
+    file. The weights before its step, and its gradients, as far as they do not lie in a file. Of one tensor the
+    oracle's gradient in float64, which is mapped, and what is compared with it."""
+    return held.backend + held.moments + 2 * min(held.params, LARGE) + (DOUBLE + 1) * held.largest
+
+
+def _record(made: Activations, precision: Precision, micro_batches: int) -> int:
+    """The record of a step: inputs, outputs, and the gradients of outputs, as the precision has them."""
+    return micro_batches * (made.inputs + 2 * made.outputs) // (2 if precision.is_16_bit else 1)
+
+
+def _sampled(made: Activations, dtype: int) -> int:
+    """Each result is rounded: nothing that backward needs is shared with what was recorded. The columns of a
+    convolution have gradients, too."""
+    columns = 2 * made.columns if dtype == DOUBLE else 0
+    return dtype * (made.inputs + made.outputs + made.between + columns)
+
+
+def _of_samples(precision: Precision) -> int:
+    """The size of a number where roundings are sampled: fp32 arithmetic shows errors of 16 bits."""
+    return 1 if precision.is_16_bit else DOUBLE
+
+
+def activations_of(network: nn.Module, loss_fn: Loss, batches: Batches) -> Activations:
+    """Counts what a copy of the network makes of the first micro-batch, forward."""
+    x, y = batches[0]
+    counted = _Counted(copy.deepcopy(network), Activations(len(x)))
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.enable_grad():
+        seed_step(EXAMINED)
+        with torch.autograd.graph.saved_tensors_hooks(counted.saved, lambda tensor: tensor):
+            loss_fn(counted.network(x), y)
+    return counted.made
+
+
+@dataclass
+class _Counted:
+    """Counts the tensors of a network that is called."""
+
+    network: nn.Module
+    made: Activations
+    kept: list[Tensor] = field(default_factory=list)  # so that no number of a storage is given twice
+    numbers: set[int] = field(default_factory=set)  # of storages that are counted, or need not be
+    given: set[int] = field(default_factory=set)  # of the inputs of the layer that is called
+
+    def __post_init__(self) -> None:
+        self.numbers |= set(map(_number, self.network.parameters()))
+        for module in self.network.modules():
+            if not any(True for _ in module.children()):
+                module.register_forward_pre_hook(self._called, with_kwargs=True)
+                module.register_forward_hook(self._returned, with_kwargs=True)
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.given = set(map(_number, _tensors((args, kwargs))))
+
+    def _returned(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        self.given, made = set(), self.made
+        given, returned = (sum(t.nbytes for t in _tensors(each)) for each in ((args, kwargs), result))
+        made.inputs, made.outputs = made.inputs + given, made.outputs + returned
+        made.largest = max(made.largest, given + returned)
+        if isinstance(module, CONVOLUTIONS):
+            made.columns = max(made.columns, given * prod(module.kernel_size) // prod(module.stride))
+
+    def saved(self, tensor: Tensor) -> Tensor:
+        """Counts a tensor that backward needs."""
+        if (number := _number(tensor)) not in self.numbers | self.given:
+            self.numbers.add(number)
+            self.kept.append(tensor)
+            self.made.between += tensor.nbytes
+        return tensor
+
+
+def _number(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _tensors(nest: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(nest) if isinstance(t, Tensor)]

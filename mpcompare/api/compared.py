@@ -19,6 +19,7 @@ from mpcompare.report.outputs import summary_csv, summary_md
 from mpcompare.report.report import contents_of
 from mpcompare.report.summary import Row
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ def _sentence(row: Row) -> Markup:
     if not row.entry.ok:
         said = f"{row.result['status']}: {row.entry.error}"
     elif row.verdict is None:
-        said = "not examined"
+        said = str(Word.NOT_EXAMINED)
     else:
         said = ": ".join(filter(None, [str(row.verdict), row.verdict.because]))
     return Markup("<li><b>{}</b> {}</li>").format(row.entry.label, said)

@@ -8,10 +8,11 @@ from mpcompare.report.contents import Verdicts
 from mpcompare.report.runs import UNREADABLE, Run
 from mpcompare.report.sentences import MOST, Answer, Name, Sentence, about, first_clause
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 MB = 1e6
 # What is said of a run that is fast or small, and is not the same.
-BEWARE = {"differs": ", and does not compute the same", "differs as declared": ", and differs as declared"}
+BEWARE = {Word.DIFFERS: ", and does not compute the same", Word.DIFFERS_AS_DECLARED: ", and differs as declared"}
 
 
 def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
@@ -27,7 +28,7 @@ def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
 
 def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     """Returns sentences on wrong runs first, then on those of which it is not known, then on right ones."""
-    of_word: dict[str, list[tuple[Entry, Verdict]]] = {}
+    of_word: dict[Word, list[tuple[Entry, Verdict]]] = {}
     for entry in comparison.finished:
         if verdict := verdicts.get(entry.run.name):
             of_word.setdefault(verdict.word, []).append((entry, verdict))
@@ -35,25 +36,25 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     judged = {word: [entry for entry, _ in pairs] for word, pairs in of_word.items()}
 
     said: list[Sentence] = []
-    for entry, verdict in of_word.get("differs", [])[:MOST]:
+    for entry, verdict in of_word.get(Word.DIFFERS, [])[:MOST]:
         reason = f" ({verdict.cause}): {first_clause(verdict.because)}"
         other = labels.get(verdict.reference or "", "the others")
         does = [" is wrong"] if other == entry.label else [" does not compute the same as ", Name(other)]
         said.append((Name(entry.label), *does, reason))
-    said += about(judged.get("differs", [])[MOST:], " does not, either.", " do not, either.")
+    said += about(judged.get(Word.DIFFERS, [])[MOST:], " does not, either.", " do not, either.")
     gone = [entry for entry in comparison.entries if not entry.ok]
     said += about([e for e in gone if e.run.result["status"] != UNREADABLE], " did not finish.")
     said += about([e for e in gone if e.run.result["status"] == UNREADABLE], " cannot be read.")
-    for entry, verdict in of_word.get("reference", []):
+    for entry, verdict in of_word.get(Word.REFERENCE, []):
         if verdict.because:
             said.append((Name(entry.label), f" is a reference in doubt: {first_clause(verdict.because)}"))
-    said += about(judged.get("not comparable", []), " cannot be compared with the others.")
-    said += about(judged.get("not seen", []), " may be wrong: a large error would not be seen everywhere.")
-    said += about(judged.get("within noise", []), ": losses are within the noise, and gradients are not known.")
-    said += about(judged.get("not examined", []), " was not examined.", " were not examined.")
+    said += about(judged.get(Word.NOT_COMPARABLE, []), " cannot be compared with the others.")
+    said += about(judged.get(Word.NOT_SEEN, []), " may be wrong: a large error would not be seen everywhere.")
+    said += about(judged.get(Word.WITHIN_NOISE, []), ": losses are within the noise, and gradients are not known.")
+    said += about(judged.get(Word.NOT_EXAMINED, []), " was not examined.", " were not examined.")
     for word, one, several in (
-        ("differs as declared", " differs from ", " differ from "),
-        ("same", " computes the same as ", " compute the same as "),
+        (Word.DIFFERS_AS_DECLARED, " differs from ", " differ from "),
+        (Word.SAME, " computes the same as ", " compute the same as "),
     ):
         for reference, cause in dict.fromkeys(
             (verdict.reference, verdict.cause) for _, verdict in of_word.get(word, [])
@@ -63,7 +64,7 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
             checks = f" ({'at least ' if len(counts) > 1 else ''}{min(counts)} checks)."
             alike.sort(key=lambda each: float(each[0].run.result["step_ms_p50"]))  # not all may be named
             ((*pieces,),) = about([e for e, _ in alike], one, several)
-            end = checks if word == "same" else f" only as declared ({cause})."
+            end = checks if word is Word.SAME else f" only as declared ({cause})."
             said.append((*pieces, Name(labels.get(reference or "", str(reference))), end))
     return said or about(comparison.finished, " is the reference, and there is nothing to compare with it.",
                          " are references, and there is nothing to compare with them.")  # fmt: skip

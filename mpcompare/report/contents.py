@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mpcompare.report import formats
 from mpcompare.report.comparison import Comparison
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 Verdicts = Mapping[str, Verdict]  # by the name of the run
 
@@ -46,4 +47,4 @@ class Report:
     def differs(self) -> bool:
         """Whether the verdict on any run is that it differs from its reference, or its examination stopped with an
         error."""
-        return any(v.word == "differs" or (v.word == "not examined" and v.cause) for v in self.verdicts.values())
+        return any(v.word is Word.DIFFERS or (v.word is Word.NOT_EXAMINED and v.cause) for v in self.verdicts.values())

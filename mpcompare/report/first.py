@@ -13,6 +13,7 @@ from mpcompare.report.runs import UNREADABLE, Run, read_any
 from mpcompare.report.verdicts import judge_all
 from mpcompare.verdict.judge.kinds import KINDS
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 
 def first_verdicts(
@@ -41,7 +42,7 @@ def first_verdicts(
     for comparison in compare(known, baseline, allow):
         for name, verdict in judge_all(comparison).items():
             reference = runs[verdict.reference or name]
-            if verdict.word != "not examined" and (not waiting or reference.result["backend"] == baseline):
+            if verdict.word is not Word.NOT_EXAMINED and (not waiting or reference.result["backend"] == baseline):
                 lines[name] = _line(comparison, name, verdict)
     return lines
 
@@ -74,4 +75,4 @@ def _line(comparison: Comparison, name: str, verdict: Verdict) -> str:
 def settled(verdict: Verdict) -> bool:
     """Returns whether the timed steps cannot change a verdict: a check that comes before them failed."""
     before = list(KINDS)[: list(KINDS).index("timed steps")]
-    return verdict.word == "differs" and any(not check.passed and check.kind in before for check in verdict.checks)
+    return verdict.word is Word.DIFFERS and any(not check.passed and check.kind in before for check in verdict.checks)

@@ -7,6 +7,7 @@ from mpcompare.race.turns import describe_timing
 from mpcompare.report.clock import OTHERS, doubts, out_of_turn
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
+from mpcompare.verdict.judge.word import Word
 
 TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
 FP32 = "fp32_precision "  # the flags of torch that say in which precision products of fp32 numbers are computed
@@ -25,7 +26,7 @@ def because(comparison: Comparison, verdicts: Verdicts) -> list[str]:
 
 def unchecked(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     """Returns what could not be checked of runs that differ in nothing, or as declared: one line for all alike."""
-    words = ("same", "not seen", "within noise", "differs as declared")
+    words = (Word.SAME, Word.NOT_SEEN, Word.WITHIN_NOISE, Word.DIFFERS_AS_DECLARED)
     judged = ((entry.label, verdicts.get(entry.run.name)) for entry in comparison.entries)
     return _alike({label: f"not checked: {', '.join(v.unchecked)}" for label, v in judged
                    if v and v.unchecked and v.word in words})  # fmt: skip

@@ -1,53 +1,15 @@
-"""The verdict on a run in a word or three, with a sign, a colour and a rank: for figures and the page."""
+"""The word that is said of a run, with or without a verdict, and the colours of words."""
 
 from mpcompare.report.comparison import Entry
 from mpcompare.report.runs import UNREADABLE
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
-# A sign for each verdict, so that colour is not all that tells them apart.
-SIGNS = {
-    "same": "✓",
-    "differs as declared": "≠",
-    "differs": "✗",
-    "reference": "=",
-    "reference in doubt": "?",
-    "did not finish": "!",
-    "cannot be read": "!",
-    "not examined": "-",
-}
-# The classes of verdicts that have a colour of their own, and the colours.
-KINDS = {
-    "same": "same",
-    "differs": "differs",
-    "did not finish": "differs",
-    "cannot be read": "differs",
-    "reference in doubt": "near",
-    "not seen": "near",
-}
-COLOURS = {"same": "#00664b", "differs": "#a83a00", "near": "#7a5200", "other": "0.3"}
-VOUCHED = ("same", "differs as declared", "within noise", "reference")
+COLOURS = {"same": "#00664b", "differs": "#a83a00", "near": "#7a5200", "other": "0.3"}  # by ``Word.kind``
 
 
-def word(entry: Entry, verdict: Verdict | None) -> str:
+def word(entry: Entry, verdict: Verdict | None) -> Word:
     """Returns the verdict on a run in a word or three."""
-    if not entry.ok or verdict is None:
-        return "cannot be read" if entry.run.result["status"] == UNREADABLE else "did not finish"
-    return str(verdict) if verdict.in_doubt else verdict.word
-
-
-def sign(said: str) -> str:
-    """Returns the sign of a verdict in words."""
-    return SIGNS.get(said, "?")
-
-
-def kind(entry: Entry, verdict: Verdict | None) -> str:
-    """Returns the class of a verdict, which has a colour."""
-    return KINDS.get(word(entry, verdict), "other")
-
-
-def rank(entry: Entry, verdict: Verdict | None) -> int:
-    """Returns the place of a run in lists: what differs comes first, then what failed, then what nobody can vouch
-    for."""
-    if word(entry, verdict) == "differs":
-        return 0
-    return 1 if kind(entry, verdict) == "differs" else 3 if word(entry, verdict) in VOUCHED else 2
+    if not entry.ok:
+        return Word.CANNOT_BE_READ if entry.run.result["status"] == UNREADABLE else Word.DID_NOT_FINISH
+    return verdict.said if verdict else Word.NOT_EXAMINED

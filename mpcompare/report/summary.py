@@ -9,7 +9,6 @@ from mpcompare.report.columns import TEXT, YES_NO, Column, named, number, percen
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.remarks import environment, resumed_from
-from mpcompare.report.signs import sign
 from mpcompare.verdict.judge.verdict import Verdict
 
 NAMES = ("backend", "precision", "variant")  # the columns of a run that did not finish
@@ -57,7 +56,7 @@ def cell(column: Column[Row], row: Row) -> str:
 
 def signed(verdict: Verdict | None) -> str:
     """Returns a verdict in words behind its sign."""
-    return f"{sign(str(verdict) if verdict.in_doubt else verdict.word)} {verdict}" if verdict else ""
+    return f"{verdict.said.sign} {verdict}" if verdict else ""
 
 
 def _phase(name: str) -> Column[Row]:

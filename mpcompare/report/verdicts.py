@@ -8,6 +8,7 @@ from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.runs import Run
 from mpcompare.verdict.judge.check import Examined, Timed
 from mpcompare.verdict.judge.verdict import Verdict, judge
+from mpcompare.verdict.judge.word import Word
 
 
 def judge_all(comparison: Comparison) -> dict[str, Verdict]:
@@ -26,7 +27,7 @@ def _judged(run: Run, reference: Run) -> Verdict:
         return judge_run(run, reference)
     except Exception as error:
         because = f"the judge stopped with {type(error).__name__}: {error}"
-        return Verdict("not examined", "the judge", because, reference.name)
+        return Verdict(Word.NOT_EXAMINED, "the judge", because, reference.name)
 
 
 def _reference(entry: Entry, finished: Sequence[Entry]) -> Run:
@@ -42,9 +43,9 @@ def judge_run(run: Run, reference: Run) -> Verdict:
     examined = examined_of(run)
     beside = examined if run is reference else examined_of(reference)
     if examined is None or beside is None:
-        return Verdict("not examined", *_why_not(run, reference), reference.name)
+        return Verdict(Word.NOT_EXAMINED, *_why_not(run, reference), reference.name)
     if fields := differing(run, reference):
-        return Verdict("not comparable", fields[0], f"{fields[0]} is not that of {reference.name}", reference.name)
+        return Verdict(Word.NOT_COMPARABLE, fields[0], f"{fields[0]} is not that of {reference.name}", reference.name)
     return judge(examined, beside)
 
 

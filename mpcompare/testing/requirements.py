@@ -295,7 +295,7 @@ def verdict(candidate: Candidate, checked: Checked) -> Iterator[str]:
         checked.skipped[f"{candidate.name}, verdict"] = f"there is no reference: {error}"
         return
     judged = judge_run(train("it", candidate), reference)
-    if judged.word not in ("same", "within noise", "differs as declared"):
+    if not judged.word.is_fine:
         yield f"beside {peer.__name__} the verdict is {judged}: {judged.because}"
 
 

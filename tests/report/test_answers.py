@@ -13,6 +13,7 @@ from mpcompare.report.outputs import summary_csv
 from mpcompare.report.runs import find_runs
 from mpcompare.report.sentences import first_clause
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 LONGEST = 30  # words of a sentence
 
@@ -32,12 +33,12 @@ def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp
         write_run(tmp_path / str(place), backend)
     write_run(tmp_path / "6", "gone", status="failed", losses=())
     verdicts = {
-        "0": Verdict("same", reference="1"),
-        "1": Verdict("reference", reference="1"),
-        "2": Verdict("differs", "bias sum", "only bias gradients are wrong (a.bias and 3 more), a.bias is off", "1"),
-        "3": Verdict("not seen", "layer1", "roundings are as large", "1"),
-        "4": Verdict("same", reference="1"),
-        "5": Verdict("differs as declared", "no master weights", reference="1"),
+        "0": Verdict(Word.SAME, reference="1"),
+        "1": Verdict(Word.REFERENCE, reference="1"),
+        "2": Verdict(Word.DIFFERS, "bias sum", "only bias gradients are wrong (a.bias and 3 more), a.bias is off", "1"),
+        "3": Verdict(Word.NOT_SEEN, "layer1", "roundings are as large", "1"),
+        "4": Verdict(Word.SAME, reference="1"),
+        "5": Verdict(Word.DIFFERS_AS_DECLARED, "no master weights", reference="1"),
     }
     assert said(tmp_path, verdicts)["Right?"] == (
         "bad bf16 does not compute the same as amp bf16 (bias sum): only bias gradients are wrong. "
@@ -49,8 +50,10 @@ def test_what_is_wrong_comes_first_then_what_is_not_known_then_what_is_right(tmp
 
 def test_a_reference_alone_and_one_in_doubt(tmp_path):
     write_run(tmp_path / "0", "amp")
-    assert "there is nothing to compare with it" in said(tmp_path, {"0": Verdict("reference", reference="0")})["Right?"]
-    doubted = {"0": Verdict("reference", because="the output of norm is itself 30 % off: squares above 65504")}
+    assert (
+        "there is nothing to compare with it" in said(tmp_path, {"0": Verdict(Word.REFERENCE, reference="0")})["Right?"]
+    )
+    doubted = {"0": Verdict(Word.REFERENCE, because="the output of norm is itself 30 % off: squares above 65504")}
     assert said(tmp_path, doubted)["Right?"] == (
         "amp bf16 is a reference in doubt: the output of norm is itself 30 % off."
     )
@@ -62,8 +65,8 @@ def test_many_runs_are_counted(tmp_path):
         write_run(
             tmp_path / f"{place:02}", f"b{place:02}", step_ms=9.0 - place / 2, peak_memory_bytes=10**6 * (12 - place)
         )
-    verdicts = {f"{place:02}": Verdict("differs", "loss", "it is", "amp") for place in range(6)}
-    verdicts |= {f"{place:02}": Verdict("same", reference="amp") for place in range(6, 12)}
+    verdicts = {f"{place:02}": Verdict(Word.DIFFERS, "loss", "it is", "amp") for place in range(6)}
+    verdicts |= {f"{place:02}": Verdict(Word.SAME, reference="amp") for place in range(6, 12)}
     found = said(tmp_path, verdicts)
     assert found["Right?"].count("does not compute the same as amp bf16 (loss)") == 4
     assert "b04 bf16 and b05 bf16 do not, either." in found["Right?"]
@@ -85,11 +88,11 @@ def test_a_ratio_without_an_interval_is_no_number(tmp_path):
 def test_times_of_other_races_are_in_doubt_and_those_of_a_wrong_run_too(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", step_ms=5.0, race="another")
-    found = said(tmp_path, {"1": Verdict("differs", "loss", "it is", "0")})
+    found = said(tmp_path, {"1": Verdict(Word.DIFFERS, "loss", "it is", "0")})
     assert "and does not compute the same." in found["Faster?"]
     assert found["Smaller?"].endswith(", and does not compute the same.")
     assert "mine bf16 took no turns with the baseline: drift of the machine counts." in found["Faster?"]
-    declared = said(tmp_path, {"1": Verdict("differs as declared", "moments in bf16", reference="0")})
+    declared = said(tmp_path, {"1": Verdict(Word.DIFFERS_AS_DECLARED, "moments in bf16", reference="0")})
     assert declared["Smaller?"].endswith("1.00 of the 2 MB of amp bf16, and differs as declared.")
 
 

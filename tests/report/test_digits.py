@@ -12,6 +12,7 @@ from mpcompare.report.figures.digits import MOST, digits_figure, worst_rows
 from mpcompare.report.outputs import digits_csv
 from mpcompare.verdict.findings import Digits, Drive, Findings, Gradients, Layers, Recipe
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 RIGHT = Digits("Linear", output=0.001, gradient=0.002, terms=1.0, gradient_terms=1.0)
 CANCELS = Digits("Minus", output=0.125, gradient=0.001, terms=50.0, gradient_terms=1.0)
@@ -43,7 +44,7 @@ def entry(backend, precision, computes="fp32", **steps):
 def compared(*entries):
     comparison = Comparison("title", "data", entries=list(entries))
     references = {e.run.result["precision"]: e.run.name for e in reversed(entries)}
-    verdicts = {e.run.name: Verdict("same", reference=references[e.run.result["precision"]]) for e in entries}
+    verdicts = {e.run.name: Verdict(Word.SAME, reference=references[e.run.result["precision"]]) for e in entries}
     return comparison, verdicts
 
 

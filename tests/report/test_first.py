@@ -15,6 +15,7 @@ from mpcompare.report.runs import find_runs
 from mpcompare.report.verdicts import judge_all
 from mpcompare.verdict.judge.check import Check
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 NAMES = ["0-scratch-auto", "1-amp-auto", "2-wrong-auto", "3-fp32-auto"]
 AT_START = ("backend", "precision", "task", "batch_size", "seed", "sweep", "config")
@@ -77,6 +78,6 @@ def test_a_verdict_is_said_once_its_reference_is_known_and_is_that_of_the_report
 def test_a_verdict_is_settled_unless_timed_steps_come_before_its_cause():
     check = Check("gradient", 2.0, 1.0, "gradient scaled", "because", kind="gradients")
     passed = replace(check, value=0.5)
-    assert settled(Verdict("differs", "gradient scaled", checks=[passed, check]))
-    assert not settled(Verdict("differs", "run", checks=[passed, replace(check, kind="run")]))
-    assert not settled(Verdict("same", checks=[passed]))
+    assert settled(Verdict(Word.DIFFERS, "gradient scaled", checks=[passed, check]))
+    assert not settled(Verdict(Word.DIFFERS, "run", checks=[passed, replace(check, kind="run")]))
+    assert not settled(Verdict(Word.SAME, checks=[passed]))

@@ -11,6 +11,7 @@ from mpcompare.report.comparison import compare
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 
 def test_what_could_not_be_checked_is_said_once_for_those_that_are_the_same(tmp_path):
@@ -19,8 +20,9 @@ def test_what_could_not_be_checked_is_said_once_for_those_that_are_the_same(tmp_
     (comparison,) = compare(find_runs([tmp_path]), "amp")
     unchecked = ["ReLU (examined as GELU)", "training (no noise was measured)"]
     verdicts = {
-        "0": Verdict("reference"), "1": Verdict("same", unchecked=unchecked), "2": Verdict("same", unchecked=unchecked),
-        "3": Verdict("differs", unchecked=unchecked),
+        "0": Verdict(Word.REFERENCE),
+        "1": Verdict(Word.SAME, unchecked=unchecked), "2": Verdict(Word.SAME, unchecked=unchecked),
+        "3": Verdict(Word.DIFFERS, unchecked=unchecked),
     }  # fmt: skip
     assert remarks.unchecked(comparison, verdicts) == [
         "scratch bf16, fused bf16: not checked: ReLU (examined as GELU), training (no noise was measured)"

@@ -10,7 +10,7 @@ from mpcompare.race.intervals import Interval
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report, Verdicts
 from mpcompare.report.figures.kit import grid
-from mpcompare.report.signs import COLOURS, kind, rank, sign, word
+from mpcompare.report.signs import COLOURS, word
 
 ROW, AROUND = 0.26, 0.75  # inches: height of a run, and of what stands above and below all
 WIDE = 10.4  # inches
@@ -28,9 +28,9 @@ def glance(report: Report) -> Figure | None:
 
 
 def _part(part: SubFigure, comparison: Comparison, verdicts: Verdicts, most: int) -> None:
-    entries = sorted(comparison.entries, key=lambda entry: rank(entry, verdicts.get(entry.run.name)))
+    entries = sorted(comparison.entries, key=lambda entry: word(entry, verdicts.get(entry.run.name)).rank)
     time, memory = part.subplots(1, 2, sharey=True)
-    colours = [COLOURS[kind(entry, verdicts.get(entry.run.name))] for entry in entries]
+    colours = [COLOURS[word(entry, verdicts.get(entry.run.name)).kind] for entry in entries]
     _ratios(time, [entry.time_ratio for entry in entries], colours)
     _ratios(memory, [Interval(*[entry.memory_ratio] * 3) for entry in entries], colours)
     baselines = {comparison.label(entry.baseline) for entry in entries if entry.baseline}
@@ -45,9 +45,8 @@ def _part(part: SubFigure, comparison: Comparison, verdicts: Verdicts, most: int
 
 
 def _said(entry: Entry, verdicts: Verdicts) -> str:
-    verdict = verdicts.get(entry.run.name)
-    said = word(entry, verdict)
-    return f"{entry.label}: {said} {sign(said)}"
+    said = word(entry, verdicts.get(entry.run.name))
+    return f"{entry.label}: {said} {said.sign}"
 
 
 def _ratios(axes: Axes, ratios: Sequence[Interval], colours: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from mpcompare.report.verdicts import examined_of
 from mpcompare.verdict.findings import Errors, Findings
 from mpcompare.verdict.judge.trajectories import loss_difference, loss_noise
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 Counts = Mapping[str, Sequence[int]]  # by layer or parameter: the number of zeros, and of each exponent
 Exponents = Mapping[str, Counts]  # by step, "first" and "last"
@@ -151,7 +152,7 @@ def with_verdicts(comparison: Comparison, verdicts: Verdicts) -> list[Judged]:
     entries = {entry.run.name: entry for entry in comparison.finished}
     runs = []
     for place, (name, entry) in enumerate(entries.items()):
-        verdict = verdicts.get(name, Verdict("not comparable"))
+        verdict = verdicts.get(name, Verdict(Word.NOT_COMPARABLE))
         runs.append(Judged(entry, place, verdict, entries.get(verdict.reference or "")))
     return runs
 

@@ -14,9 +14,16 @@ from mpcompare.report.columns import TEXT, Column
 from mpcompare.report.comparison import Comparison, Entry, phases_of
 from mpcompare.report.contents import Report, Verdicts
 from mpcompare.report.outputs.fitted import tables
+from mpcompare.verdict.judge.word import Word
 
 PIPE = 200  # characters: a file or a pipe has no width, and is not wrapped at 80
-STYLES = {"same": "green", "differs": "red", "not seen": "yellow", "not comparable": "yellow", "within noise": "yellow"}
+STYLES = {
+    Word.SAME: "green",
+    Word.DIFFERS: "red",
+    Word.NOT_SEEN: "yellow",
+    Word.NOT_COMPARABLE: "yellow",
+    Word.WITHIN_NOISE: "yellow",
+}
 
 
 def write(report: Report, folder: Path) -> None:
@@ -70,8 +77,7 @@ def _runs(comparison: Comparison, verdicts: Verdicts, width: int) -> Iterator[Ta
     headed = summary.shown(comparison)
     rows: list[list[str | Text]] = []
     for row in summary.rows_of(comparison, verdicts):
-        word = row.verdict.word if row.verdict else ""
-        style = STYLES.get(word, "") if row.entry.ok else "red"
+        style = "red" if not row.entry.ok else STYLES.get(row.verdict.word, "") if row.verdict else ""
         cells = [(column.name, summary.cell(column, row)) for _, column in headed]
         coloured = ("verdict",) if row.entry.ok else (*summary.NAMES, "verdict")
         rows.append([Text(cell, style=style if name in coloured else "") for name, cell in cells])

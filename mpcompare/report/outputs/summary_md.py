@@ -11,23 +11,14 @@ from mpcompare.report.brief import LONGEST, one_line, without_folders
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs.files import path_in
+from mpcompare.report.signs import word as word_of
 from mpcompare.report.summary import Row
+from mpcompare.verdict.judge.word import Word
 
 LINES = 40  # of the file at most
 ANSWERS, VERDICTS, MEASURED = 6, 12, 8  # lines at most; the table takes the others
 FIXED = 7  # the heading, the head of the table and its rule, and four blank lines
 REASON = 4000  # characters of a reason, which is kept whole
-ORDER = (
-    "differs",
-    "failed",
-    "not comparable",
-    "differs as declared",
-    "not seen",
-    "same",
-    "within noise",
-    "reference",
-    "not examined",
-)
 # Backslashes keep these from being markup. An underscore within a word is none.
 MARKUP = re.compile(r"[\\`*\[\]|~$#]|(?<![^\W_])_|_(?![^\W_])")
 
@@ -96,8 +87,8 @@ def _verdicts(report: Report) -> list[str]:
     alike: dict[tuple[int, str, str, str], list[str]] = {}
     for rows in brief.rows_of(report):
         for row in rows:
-            word, said, rest = _said(row)
-            key = (ORDER.index(word), _number(report, row.comparison), said, rest)
+            word, (said, rest) = word_of(row.entry, row.verdict), _said(row)
+            key = (word.place, _number(report, row.comparison), said, rest)
             alike.setdefault(key, []).append(f"`{_code(row.entry.label)}`")
     different = [
         f"- {_number(report, comparison)}**{escape(comparison.not_the_same)}**"
@@ -110,29 +101,29 @@ def _verdicts(report: Report) -> list[str]:
     ]
 
 
-def _said(row: Row) -> tuple[str, str, str]:
-    """Returns the kind of a verdict, of :data:`ORDER`, the verdict in words, and what follows the label of the run."""
+def _said(row: Row) -> tuple[str, str]:
+    """Returns the verdict in words, and what follows the label of the run."""
     verdict = row.verdict
     if not row.entry.ok:
-        return "failed", escape(row.result["status"]), f": {escape(row.entry.error)}"
+        return escape(row.result["status"]), f": {escape(row.entry.error)}"
     because = f": {escape(verdict.because, REASON)}" if verdict and verdict.because else ""
-    if verdict is None or verdict.word == "not examined":
-        return "not examined", "Not examined", because
-    if verdict.word == "reference":
-        return "reference", "Reference", f"; others are compared with it{because}"
+    if verdict is None or verdict.word is Word.NOT_EXAMINED:
+        return "Not examined", because
+    if verdict.word is Word.REFERENCE:
+        return "Reference", f"; others are compared with it{because}"
     others = (entry for entry in row.comparison.entries if entry is not row.entry)
     reference = next((entry.label for entry in others if entry.run.name == verdict.reference), None)
     compared = f", compared with `{_code(reference)}`" if reference else ""
     unchecked = f"; not checked: {escape(', '.join(verdict.unchecked))}" if verdict.unchecked else ""
-    if verdict.word == "same":
+    if verdict.word is Word.SAME:
         sees = f"; the examination {verdict.sees}" if verdict.sees else ""
-        return "same", "Same", compared + sees + unchecked
-    if verdict.word == "within noise":
-        return "within noise", "Within noise", f"{compared}, but its gradients cannot be seen{unchecked}"
+        return "Same", compared + sees + unchecked
+    if verdict.word is Word.WITHIN_NOISE:
+        return "Within noise", f"{compared}, but its gradients cannot be seen{unchecked}"
     said = escape(str(verdict)[:1].upper() + str(verdict)[1:])
-    if verdict.word == "differs as declared":
-        return verdict.word, said, compared + unchecked
-    return verdict.word, said, compared + because
+    if verdict.word is Word.DIFFERS_AS_DECLARED:
+        return said, compared + unchecked
+    return said, compared + because
 
 
 def _table(report: Report) -> list[str]:

@@ -9,7 +9,6 @@ from mpcompare.report.columns import Column
 from mpcompare.report.contents import Report
 from mpcompare.report.formats import TEX
 from mpcompare.report.outputs.files import path_in
-from mpcompare.report.signs import sign
 from mpcompare.report.summary import Row
 
 SPECIAL = {
@@ -53,7 +52,7 @@ def lines(report: Report) -> list[str]:
 
 def _cells(columns: Sequence[Column[Row]], row: Row) -> list[str]:
     """Returns the cells of a run, without the sign of its verdict, which LaTeX's fonts may lack."""
-    before = f"{sign(row.verdict.word)} " if row.verdict else ""
+    before = f"{row.verdict.said.sign} " if row.verdict else ""
     named = zip(columns, brief.cells(columns, row), strict=True)
     return [cell.removeprefix(before) if column.name == "verdict" else cell for column, cell in named]
 

@@ -9,6 +9,7 @@ from mpcompare.verdict.judge.kinds import all_checks
 from mpcompare.verdict.judge.layers import doubt
 from mpcompare.verdict.judge.sight import Sight, sight
 from mpcompare.verdict.judge.trajectories import common_steps, draws_alike
+from mpcompare.verdict.judge.word import Word
 
 GRADIENTS = "gradients in the first step"
 TRAINING = "training (no noise was measured)"
@@ -35,7 +36,7 @@ class Verdict:
         sees: a sentence on the smallest error that would have been found; may be empty.
     """
 
-    word: str
+    word: Word
     cause: str = ""
     because: str = ""
     reference: str | None = None
@@ -45,15 +46,13 @@ class Verdict:
     sees: str = ""
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether it is a reference that is beyond roundings itself."""
-        return self.word == "reference" and bool(self.because)
+    def said(self) -> Word:
+        """The word that is shown: a reference that is beyond roundings itself is in doubt."""
+        return Word.IN_DOUBT if self.word is Word.REFERENCE and self.because else self.word
 
     def __str__(self) -> str:
-        if self.in_doubt:
-            return "reference in doubt"
         detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.word}: {self.cause}{detail}" if self.cause else self.word
+        return f"{self.word}: {self.cause}{detail}" if self.cause else str(self.said)
 
 
 def judge(run: Examined, reference: Examined) -> Verdict:
@@ -63,27 +62,27 @@ def judge(run: Examined, reference: Examined) -> Verdict:
     unchecked = [] if case.is_reference else _unchecked(case)
     failed = next((check for check in checks if not check.passed), None)
     if failed:
-        return Verdict("differs", failed.cause, failed.because, name, checks, unchecked, failed.detail)
+        return Verdict(Word.DIFFERS, failed.cause, failed.because, name, checks, unchecked, failed.detail)
     if stopped := run.findings.stopped:
         because = "; ".join(f"the pass {each} stopped with {error}" for each, error in stopped.items())
-        return Verdict("not examined", ", ".join(stopped), because, name, checks, unchecked)
+        return Verdict(Word.NOT_EXAMINED, ", ".join(stopped), because, name, checks, unchecked)
     seen = sight(case)
     sees = f"would see an error in a gradient of {_percent(seen.resolution)} or more" if seen else ""
     if case.is_reference:
-        return Verdict("reference", because=doubt(run), reference=name, checks=checks, sees=sees)
+        return Verdict(Word.REFERENCE, because=doubt(run), reference=name, checks=checks, sees=sees)
     if seen and not seen.enough:
-        return Verdict("not seen", *_blind(seen), name, checks, unchecked, sees=sees)
+        return Verdict(Word.NOT_SEEN, *_blind(seen), name, checks, unchecked, sees=sees)
     kept = promises.kept(case.run.findings)
     if GRADIENTS in unchecked:
         if TRAINING in unchecked or kept:
-            return Verdict("not comparable", "gradients", "neither gradients nor noise are known", name, checks)
+            return Verdict(Word.NOT_COMPARABLE, "gradients", "neither gradients nor noise are known", name, checks)
         if RESUMED in unchecked:
             because = "its gradients are not known, and training began at another point"
-            return Verdict("not comparable", "resume", because, name, checks)
-        return Verdict("within noise", "", "", name, checks, unchecked)
+            return Verdict(Word.NOT_COMPARABLE, "resume", because, name, checks)
+        return Verdict(Word.WITHIN_NOISE, "", "", name, checks, unchecked)
     if kept:
-        return Verdict("differs as declared", ", ".join(kept), "", name, checks, unchecked, sees=sees)
-    return Verdict("same", "", "", name, checks, unchecked, sees=sees)
+        return Verdict(Word.DIFFERS_AS_DECLARED, ", ".join(kept), "", name, checks, unchecked, sees=sees)
+    return Verdict(Word.SAME, "", "", name, checks, unchecked, sees=sees)
 
 
 def _percent(share: float) -> str:

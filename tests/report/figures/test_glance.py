@@ -7,11 +7,12 @@ from mpcompare.report.contents import Report
 from mpcompare.report.figures.glance import glance
 from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 
 def drawn(folder):
     (comparison,) = compare(find_runs([folder]), "amp")
-    verdicts = {"0": Verdict("reference"), "1": Verdict("same"), "2": Verdict("differs", "clip")}
+    verdicts = {"0": Verdict(Word.REFERENCE), "1": Verdict(Word.SAME), "2": Verdict(Word.DIFFERS, "clip")}
     figure = glance(Report([comparison], verdicts, "amp"))
     figure.draw_without_rendering()
     return figure.axes

@@ -15,6 +15,7 @@ from mpcompare.report.outputs import console
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 NAMES = ["backend", "precision"]
 COLUMNS = [
@@ -36,7 +37,7 @@ def shown(tmp_path, monkeypatch, capsys, width, verdicts=None):
 def test_every_console_shows_all_columns_in_as_many_tables_as_it_needs(tmp_path, monkeypatch, capsys, width, tables):
     write_run(tmp_path / "0", "mine", step_ms=5.0)
     write_run(tmp_path / "1", "amp")
-    verdicts = {"0": Verdict("same", reference="1"), "1": Verdict("reference", reference="1")}
+    verdicts = {"0": Verdict(Word.SAME, reference="1"), "1": Verdict(Word.REFERENCE, reference="1")}
     lines = shown(tmp_path, monkeypatch, capsys, width, verdicts)
     heads = [re.split(r"  +", line) for line in lines if line.startswith("backend ")]
     assert len(heads) == tables
@@ -70,7 +71,7 @@ def test_a_narrow_console_shows_the_phases_in_two_tables_and_cuts_nothing(tmp_pa
 def test_verdicts_have_a_sign_and_a_colour_where_there_are_colours(tmp_path, monkeypatch):
     write_run(tmp_path / "0", "mine")
     write_run(tmp_path / "1", "amp")
-    verdicts = {"0": Verdict("differs", "loss", "it is", "1"), "1": Verdict("reference", reference="1")}
+    verdicts = {"0": Verdict(Word.DIFFERS, "loss", "it is", "1"), "1": Verdict(Word.REFERENCE, reference="1")}
     contents = Report(compare(find_runs([tmp_path]), "amp"), verdicts, "amp")
     for no_color in (False, True):
         file = io.StringIO()

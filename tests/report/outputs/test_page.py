@@ -29,6 +29,7 @@ from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.check import Check
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = """<script>alert("x")</script>'</style>&amp;`|"""
@@ -78,8 +79,8 @@ def rendered(folder, checks=(), files=()):
     names = {e.run.result["backend"]: e.run.name for comparison in comparisons for e in comparison.entries if e.ok}
     failed = next((c for c in checks if not c.passed), None)
     verdict = ("differs", failed.cause, failed.because) if failed else ("same", "", "")
-    verdicts = {name: Verdict("reference", reference=names["amp"]) for name in names.values()}
-    verdicts[names.get("mine", "")] = Verdict(*verdict, names["amp"], list(checks), ["the tail"])
+    verdicts = {name: Verdict(Word.REFERENCE, reference=names["amp"]) for name in names.values()}
+    verdicts[names.get("mine", "")] = Verdict(Word(verdict[0]), *verdict[1:], names["amp"], list(checks), ["the tail"])
     return output.render(Report(comparisons, verdicts, "amp"), list(files))
 
 
@@ -191,7 +192,7 @@ def test_nearness_is_said_of_no_run_and_the_first_check_that_failed_decides(runs
     assert "nearest to its limit" not in Page(passed).words
     entry = SimpleNamespace(run=SimpleNamespace(name="run"))
     found = [tight, check("first", 1.5), check("second", 9.0)]
-    run = Checked(entry, Verdict("differs", "", "", "1", found), bars("run", found))
+    run = Checked(entry, Verdict(Word.DIFFERS, "", "", "1", found), bars("run", found))
     assert run.first_failed.check.name == "first"
     assert Checked(entry, run.verdict, bars("run", [tight])).first_failed is None
 
@@ -209,7 +210,7 @@ def test_verdicts_in_words(runs):
     (comparison,) = compare(find_runs([runs]), "amp")
 
     def words(*verdict, checks=(), unchecked=()):
-        found = answers(comparison, {"0": Verdict(*verdict, "1", list(checks), list(unchecked))})
+        found = answers(comparison, {"0": Verdict(Word(verdict[0]), *verdict[1:], "1", list(checks), list(unchecked))})
         answer = next(each for each in found if each.label == "mine bf16")
         return f"{answer.label}: {answer.word}{answer.more}"
 

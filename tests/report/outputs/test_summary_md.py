@@ -9,6 +9,7 @@ from mpcompare.report.outputs import summary_md
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 HOSTILE = "<script>alert('x')</script> | **b** _i_ `c` [a](http://b) ![i](x) &lt; \\ $m$\n# head @somebody"
 
@@ -25,9 +26,9 @@ def test_the_file_has_verdicts_in_words_a_table_and_what_was_measured(tmp_path):
         write_run(tmp_path / str(place), backend, step_ms=5.0 if place else 10.0)
     write_run(tmp_path / "4", "gone", status="failed", losses=())
     verdicts = {
-        "0": Verdict("same", reference="1", unchecked=["ReLU (examined as GELU)"]),
-        "1": Verdict("reference", reference="1"),
-        "2": Verdict("differs", "no loss scaling", "most gradients are 0", "1"),
+        "0": Verdict(Word.SAME, reference="1", unchecked=["ReLU (examined as GELU)"]),
+        "1": Verdict(Word.REFERENCE, reference="1"),
+        "2": Verdict(Word.DIFFERS, "no loss scaling", "most gradients are 0", "1"),
     }
     lines, _ = shown(tmp_path, verdicts)
     assert lines == [
@@ -65,8 +66,8 @@ def test_a_difference_as_declared_and_the_detail_of_a_cause_are_in_the_words(tmp
         write_run(tmp_path / str(place), backend)
     detail = "asked for fp16, computes in fp32"
     verdicts = {
-        "0": Verdict("differs as declared", "no master weights", reference="1", unchecked=["training"]),
-        "2": Verdict("differs", "precision", "all compute in fp32", "1", detail=detail),
+        "0": Verdict(Word.DIFFERS_AS_DECLARED, "no master weights", reference="1", unchecked=["training"]),
+        "2": Verdict(Word.DIFFERS, "precision", "all compute in fp32", "1", detail=detail),
     }
     lines, _ = shown(tmp_path, verdicts)
     assert [line for line in lines if line.startswith("- **Differs")] == [
@@ -80,7 +81,7 @@ def test_a_reason_is_kept_whole(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine")
     reason = " ".join(f"word{number}" for number in range(100))
-    lines, _ = shown(tmp_path, {"1": Verdict("differs", "loss", reason, "0")})
+    lines, _ = shown(tmp_path, {"1": Verdict(Word.DIFFERS, "loss", reason, "0")})
     assert any(line.endswith(reason) for line in lines)
 
 
@@ -107,7 +108,7 @@ def test_text_of_others_is_shown_as_it_is(tmp_path):
     write_run(tmp_path / "1", HOSTILE, dataset_reason=HOSTILE, task=HOSTILE)
     write_run(tmp_path / "2", "mine", task=HOSTILE)
     write_run(tmp_path / "3", "gone", options={"path": HOSTILE}, status="failed", losses=())
-    lines, tokens = shown(tmp_path, {"1": Verdict("differs", HOSTILE, HOSTILE, "2")})
+    lines, tokens = shown(tmp_path, {"1": Verdict(Word.DIFFERS, HOSTILE, HOSTILE, "2")})
     kinds = {token.type for token in tokens}
     assert not kinds & {"html_block", "html_inline", "link_open", "image", "em_open", "s_open", "fence"}
     assert [token.tag for token in tokens if token.type == "heading_open"] == ["h3"]
@@ -123,7 +124,7 @@ def test_many_runs_and_comparisons_take_at_most_40_lines(tmp_path):
         for place in range(8):
             write_run(tmp_path / f"{batch}-{place}", "amp" if not place else f"b{place}", batch_size=batch, sweep="s")
     names = [f"{batch}-{place}" for batch in range(1, 7) for place in range(1, 8)]
-    lines, tokens = shown(tmp_path, {name: Verdict("differs", "loss", f"why {name}") for name in names})
+    lines, tokens = shown(tmp_path, {name: Verdict(Word.DIFFERS, "loss", f"why {name}") for name in names})
     assert len(lines) == summary_md.LINES
     assert lines[0] == "### mpcompare: 6 comparisons"
     assert lines[2].startswith("- (1) **Right?** `b1 bf16` does not compute the same as `the others` (loss): why 1-1. ")

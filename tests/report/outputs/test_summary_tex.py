@@ -7,6 +7,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.outputs import summary_tex
 from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 
 def lines(folder):
@@ -41,7 +42,7 @@ def test_comparisons_stand_below_their_titles(tmp_path):
 
 def test_a_verdict_has_no_sign_that_fonts_of_latex_lack(tmp_path):
     write_run(tmp_path / "0", "amp")
-    contents = Report(compare(find_runs([tmp_path]), "amp"), {"0": Verdict("reference", reference="0")}, "amp")
+    contents = Report(compare(find_runs([tmp_path]), "amp"), {"0": Verdict(Word.REFERENCE, reference="0")}, "amp")
     (row,) = (line for line in summary_tex.lines(contents) if line.startswith("amp & "))
     assert row.startswith("amp & bf16 & reference & ")
 

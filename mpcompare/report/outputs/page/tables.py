@@ -7,10 +7,10 @@ from typing import Any
 
 from mpcompare.report import digits as maps
 from mpcompare.report import inference, summary
-from mpcompare.report import signs as words
 from mpcompare.report.columns import Column
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Verdicts
+from mpcompare.report.signs import word
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def runs(comparison: Comparison, verdicts: Verdicts) -> Table:
         summary.shown(comparison),
         key=lambda shown: names.index(shown[1].name) if shown[1].name in names else len(names),
     )
-    rows = sorted(summary.rows_of(comparison, verdicts), key=lambda row: words.rank(row.entry, row.verdict))
+    rows = sorted(summary.rows_of(comparison, verdicts), key=lambda row: word(row.entry, row.verdict).rank)
     cells = [
         [_cell(column, row) if row.entry.ok else Cell(summary.cell(column, row)) for _, column in columns]
         for row in rows
     ]
-    return Table(columns, cells, [words.kind(row.entry, row.verdict) for row in rows])
+    return Table(columns, cells, [word(row.entry, row.verdict).kind for row in rows])
 
 
 def ways(comparison: Comparison) -> Table:

@@ -9,9 +9,9 @@ from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.outputs.page.advice import advice
 from mpcompare.report.outputs.page.checks import Checked, bars
-from mpcompare.report.signs import KINDS, rank, sign
 from mpcompare.report.signs import word as word_of
 from mpcompare.verdict.judge.verdict import Verdict
+from mpcompare.verdict.judge.word import Word
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Answer:
     """
 
     label: str
-    word: str
+    word: Word
     more: str
     unchecked: str = ""
     anchor: str = ""
@@ -39,21 +39,12 @@ class Answer:
         """What the cause means and what to do, as HTML; empty where nothing differs."""
         return advice(self.cause)
 
-    @property
-    def sign(self) -> str:
-        return sign(self.word)
-
-    @property
-    def kind(self) -> str:
-        """The verdict as a class of elements."""
-        return KINDS.get(self.word, "other")
-
 
 def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
     """Returns the verdicts on the runs of a comparison, what differs first."""
     labels = {entry.run.name: entry.label for entry in comparison.entries}
     known = [(entry, verdicts.get(entry.run.name)) for entry in comparison.entries]
-    return [_answer(entry, verdict, labels) for entry, verdict in sorted(known, key=lambda each: rank(*each))]
+    return [_answer(entry, verdict, labels) for entry, verdict in sorted(known, key=lambda each: word_of(*each).rank)]
 
 
 def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> Answer:
@@ -63,31 +54,27 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
     checked = Checked(entry, verdict, bars(entry.run.name, verdict.checks))
     failed, count = checked.first_failed, len(checked.bars)
     anchor = failed.anchor if failed else ""
-    word = verdict.word
-    match word:
-        case "same":
+    match verdict.word:
+        case Word.SAME:
             more = f" as {other} in {count} checks"
-        case "not seen":
+        case Word.NOT_SEEN:
             more = f": {verdict.cause}: {verdict.because}; no difference from {other} was found in {count} checks"
-        case "within noise":
+        case Word.WITHIN_NOISE:
             more = f": its gradients cannot be seen; in {count} checks it cannot be told from {other}"
-        case "differs":
+        case Word.DIFFERS:
             more = f" from {other}" if other != entry.label else ""
             detail = f" ({verdict.detail})" if verdict.detail else ""
             more += f": {verdict.cause}{detail}, because {verdict.because} ({checked.failed} of {count} checks failed)"
-        case "differs as declared":
+        case Word.DIFFERS_AS_DECLARED:
             more = f" from {other}: {verdict.cause}; no other difference was found in {count} checks"
-        case "reference":
-            word, more = (
-                checked.word,
-                f": others are compared with it; it passed the {count} checks that need no other run",
-            )
+        case Word.REFERENCE:
+            more = f": others are compared with it; it passed the {count} checks that need no other run"
             more += f"; {verdict.because}" if verdict.because else ""
         case _:
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
-    more += f"; the examination {verdict.sees}" if verdict.sees and word != "differs" else ""
-    cause = verdict.cause if verdict.word == "differs" else ""
-    return Answer(entry.label, word, more, ", ".join(verdict.unchecked), anchor, cause)
+    more += f"; the examination {verdict.sees}" if verdict.sees and verdict.word is not Word.DIFFERS else ""
+    cause = verdict.cause if verdict.word is Word.DIFFERS else ""
+    return Answer(entry.label, verdict.said, more, ", ".join(verdict.unchecked), anchor, cause)
 
 
 def baselines(comparison: Comparison) -> str:

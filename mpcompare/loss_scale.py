@@ -12,7 +12,7 @@ The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from mpcompare.errors import InputError, check_number, check_whole
 from mpcompare.precision import PRECISIONS
+
+LEAST = 2.0**-126  # the smallest normal number of fp32
 
 
 def any_non_finite(grads: Iterable[Tensor]) -> bool:
@@ -34,8 +36,13 @@ class NoLossScale:
     """Scale 1, and no overflow check: the update happens whatever the gradients hold, as without a ``GradScaler``."""
 
     name: ClassVar[str] = "none"
+    scales: ClassVar[bool] = False
+    is_dynamic: ClassVar[bool] = False
     scale: float = field(default=1.0, init=False)
     inv_scale: float = field(default=1.0, init=False)
+
+    def starting_at(self, scale: float) -> "LossScale":
+        return self
 
     def found_inf(self, grads: Iterable[Tensor]) -> bool:
         return False
@@ -49,6 +56,8 @@ class StaticLossScale:
     """A fixed scale; steps that overflow are skipped."""
 
     name: ClassVar[str] = "static"
+    scales: ClassVar[bool] = True
+    is_dynamic: ClassVar[bool] = False
     init_scale: float = 65536.0
     scale: float = field(init=False)
 
@@ -65,6 +74,10 @@ class StaticLossScale:
         """1 / scale, rounded to fp32; inf where the scale has decayed to 0."""
         with np.errstate(divide="ignore", over="ignore"):
             return float(np.float32(np.float64(1) / np.float64(self.scale)))
+
+    def starting_at(self, scale: float) -> "LossScale":
+        """Returns the same policy from another scale on, as far as it allows that."""
+        return replace(self, init_scale=max(scale, getattr(self, "min_scale", 0.0), LEAST))
 
     def found_inf(self, grads: Iterable[Tensor]) -> bool:
         return any_non_finite(grads)
@@ -83,6 +96,7 @@ class DynamicLossScale(StaticLossScale):
     """
 
     name: ClassVar[str] = "dynamic"
+    is_dynamic: ClassVar[bool] = True
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     growth_interval: int = 2000
@@ -128,15 +142,13 @@ STATE = ("scale", "growth_tracker", "overflows_left")
 
 def state_of(scaling: LossScale) -> dict[str, float]:
     """Returns the values that the next step depends on; none where there is no loss scaling."""
-    if isinstance(scaling, NoLossScale):
-        return {}
-    return {name: getattr(scaling, name) for name in STATE if hasattr(scaling, name)}
+    return {name: getattr(scaling, name) for name in STATE if scaling.scales and hasattr(scaling, name)}
 
 
 def load_state(scaling: LossScale, state: Mapping[str, float]) -> None:
     """Loads what :func:`state_of` returns. A value that is not in ``state`` stays as it is: another implementation's
     state may have no hysteresis, or no loss scaling at all."""
-    if not isinstance(scaling, NoLossScale):
+    if scaling.scales:
         vars(scaling).update({name: value for name, value in state.items() if hasattr(scaling, name)})
 
 

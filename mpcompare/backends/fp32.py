@@ -9,7 +9,7 @@ from mpcompare.backends.memory_models.mlp import peak_of_mlp
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
 from mpcompare.contract import MemoryModel
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import LossScale, NoLossScale
+from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.task import Task
 
 
@@ -20,7 +20,7 @@ class Fp32(TorchModel):
     IDLE_PHASES = ("unscale",)
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        if not isinstance(loss_scale, NoLossScale):
+        if loss_scale.scales:
             raise InputError("loss_scale", loss_scale.name, f"backend={precision} accepts one of auto, none")
         self.task, self.precision = task, precision
         self.model = copy.deepcopy(model)

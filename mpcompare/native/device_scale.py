@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, state_of
+from mpcompare.loss_scale import DynamicLossScale, LossScale, state_of
 from mpcompare.native import ops
 
 
@@ -32,7 +32,7 @@ class DeviceLossScale:
         """Sets ``found_inf`` and ``used_scale``. Without loss scaling no gradient is checked, as without a
         ``GradScaler``."""
         self.used_scale.copy_(self.scale)
-        if isinstance(self.scaling, NoLossScale):
+        if not self.scaling.scales:
             return
         self.found_inf.zero_()
         for grad in scaled_grads:

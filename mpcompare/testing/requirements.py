@@ -195,7 +195,7 @@ def _loss_scale(candidate: Candidate, checked: Checked) -> Iterator[str]:
                 wrong.add(f"{name}: loss_scale() is {scale:g} where the policy says {scaling.scale:g}")
                 break
             candidate.step(backend, batch)
-            skips = overflows and not isinstance(scaling, NoLossScale)
+            skips = overflows and scaling.scales
             if not _is_skipped(backend.skipped):
                 wrong.add(f"skipped is {backend.skipped!r}, expected a bool or a 0-d tensor")
             elif bool(backend.skipped) != skips:

@@ -17,7 +17,7 @@ from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.torch_model import copy_into
 from mpcompare.contract import MemoryModel, ModuleDtypes, State
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import LossScale, NoLossScale
+from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
 from mpcompare.tasks.cast import cast_wholly
 from mpcompare.tasks.task import Params, Task, buffers_of, params_of
@@ -31,7 +31,7 @@ class Bf16Weights(Fp32):
     promises = Promises(weights="bf16", moments="bf16")
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        if not isinstance(loss_scale, NoLossScale):
+        if loss_scale.scales:
             raise InputError("loss_scale", loss_scale.name, "bf16 weights need none: expected one of auto, none")
         super().__init__(model, task, precision, loss_scale)
         cast_wholly(self.model, torch.bfloat16)

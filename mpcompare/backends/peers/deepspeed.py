@@ -31,7 +31,7 @@ from mpcompare.backends.torch_model import (
 )
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import LossScale, NoLossScale
+from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.losses import shares
@@ -47,7 +47,7 @@ class DeepSpeedRow:
     engine = "torch"
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
-        if not isinstance(loss_scale, NoLossScale):
+        if loss_scale.scales:
             raise InputError("loss_scale", loss_scale.name, "DeepSpeed has none in bf16: expected one of auto, none")
         if task.clip_norm is not None and task.clip_norm_type != 2:
             raise BackendUnavailable("backend=deepspeed clips by the 2-norm only (task.clip_norm_type)")

@@ -27,7 +27,7 @@ from mpcompare.backends.torch_model import copy_into, require_kernels, share_of_
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.dtypes import dtype_name
 from mpcompare.errors import InputError
-from mpcompare.loss_scale import DynamicLossScale, LossScale, StaticLossScale
+from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.operands import Products
 from mpcompare.promises import Promises
 from mpcompare.tasks.groups import refuse_groups
@@ -68,7 +68,7 @@ class KerasRow:
         }
         copy_into(self.master_params(), {name: p.detach() for name, p in model.named_parameters()})
         self.inner = optimizer_of(self.keras, task)
-        self.scales = isinstance(loss_scale, DynamicLossScale)
+        self.scales = loss_scale.is_dynamic
         self.optimizer = self.keras.optimizers.LossScaleOptimizer(self.inner) if self.scales else self.inner
         self.optimizer.build(list(self.variables.values()))
         if self.scales:

@@ -18,7 +18,7 @@ from mpcompare.tasks.draws import EXAMINED, draws, masks_depend_on_dtype, seed_s
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import Draws, MaskSamples
 
 # The numbers of steps whose random numbers are drawn: of the mean gradient, of the network, and of the backend.
@@ -82,7 +82,7 @@ def _samples(subject: Subject, batch: Batches) -> MaskSamples:
     """Returns the first step of a backend with a few masks, and that of the network with many; all entrants of a race
     share the latter."""
     exact = subject.shared.once("masks", partial(_exact_samples, subject, batch))
-    scaling = at_scale(subject.scaling, subject.scaling.scale / 256)  # so that nothing overflows
+    scaling = subject.scaling.starting_at(subject.scaling.scale / 256)  # so that nothing overflows
     backend = subject.make_backend(subject.model, scaling)
     start = copy.deepcopy(backend.state_dict())
     losses, slopes = [], []

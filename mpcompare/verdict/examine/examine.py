@@ -28,7 +28,6 @@ from typing import Any
 
 from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.instruments import heap
-from mpcompare.loss_scale import NoLossScale
 from mpcompare.precision import Precision
 from mpcompare.race.course import NOISE
 from mpcompare.race.orders import Progress
@@ -108,7 +107,7 @@ def examine(
     at_the_end = _at_the_end(subject, stepper, rows, exact if noise else None, after, late)
     replays["last"] = at_the_end.pop("replay")
 
-    if not isinstance(subject.scaling, NoLossScale):
+    if subject.scaling.scales:
         yield Progress(0, 1, "overflow")
     overflowed = late.take("overflow", lambda: overflow(subject, batches, exact), None)
     yield Progress(0, 1, "a backend that is loaded")

@@ -11,7 +11,7 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.examine.subject import Subject
 
 
 def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches, lr: float) -> Exact:
@@ -21,7 +21,7 @@ def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches,
         network: has the weights and buffers with which the step begins.
         scale: the loss scale.
     """
-    new = subject.make_backend(network, at_scale(subject.scaling, scale))
+    new = subject.make_backend(network, subject.scaling.starting_at(scale))
     walk = Walk(new, batch, lr)
     loss, grads = gradients_of(walk)
     kept = Stored(grads)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mpcompare.contract import State, Stepper
 from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import heap
-from mpcompare.loss_scale import LossScale, NoLossScale
+from mpcompare.loss_scale import LossScale
 from mpcompare.race.course import NOISE
 from mpcompare.race.orders import Progress
 from mpcompare.stored import Stored
@@ -21,7 +21,7 @@ from mpcompare.tasks.task import Params, params_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.moves import Digest
-from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.widened import widened
 from mpcompare.verdict.findings import NoiseRun
 
@@ -49,7 +49,7 @@ def train_again(
     keeps_scale = any(row["skipped"] for row in rows)
     scaling = subject.scaling_at_start()
     if not keeps_scale:
-        scaling = at_scale(scaling, scaling.scale / 2 ** (number + 1))
+        scaling = scaling.starting_at(scaling.scale / 2 ** (number + 1))
     heap.trim()
     stepper = _stepper(subject, start, scaling)
     losses, skipped, digest = [], [], Digest(stepper.backend, torch_dtype(subject.precision.storage))
@@ -64,7 +64,7 @@ def train_again(
         yield Progress(done, of * len(rows), f"run {number + 1} of {of}, step {len(losses)}/{len(rows)}", NOISE)
     changes = ["weights moved by less than they are rounded"]
     changes += ["rows in another order"] if reorders else []
-    changes += [] if keeps_scale or isinstance(scaling, NoLossScale) else [f"loss scale {scaling.scale:g}"]
+    changes += [] if keeps_scale or not scaling.scales else [f"loss scale {scaling.scale:g}"]
     moved = numerics.sketch_of_change(start, stepper.backend.master_params())
     buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
     return NoiseRun(", ".join(changes), losses, skipped, moved, buffers, held_out, digest.moves())

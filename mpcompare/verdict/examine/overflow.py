@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from mpcompare.contract import Batches
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.precision import FORMATS, FP16
 from mpcompare.tasks.batch import each
 from mpcompare.verdict.examine.drive import Driver, drive
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import LOWEST, Drive
 
 
@@ -29,7 +29,7 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
         batches: the first four.
         exact: the oracle's step on the first batch.
     """
-    if isinstance(subject.scaling, NoLossScale):
+    if not subject.scaling.scales:
         return None
     follow = list(batches[1:])
     if infinite := _infinite(subject, batches[3]):
@@ -50,7 +50,7 @@ def infinite_input(subject: Subject, driver: Driver, batch: Batches) -> Drive | 
         driver: that of the pass ``first``, which is over: the weights become NaN.
     """
     infinite = _infinite(subject, batch)
-    if not isinstance(subject.scaling, NoLossScale) or infinite is None or not _moves_by_nan(subject):
+    if subject.scaling.scales or infinite is None or not _moves_by_nan(subject):
         return None
     return driver.one_more(infinite)
 
@@ -85,7 +85,7 @@ def _too_large(scaling: LossScale, largest: float) -> LossScale:
         largest: element of what a micro-batch adds to the gradients: it is computed in 16 bits, and their sum is not.
     """
     exponent = math.ceil(math.log2(1.05 * FORMATS["fp16"].maximum / largest)) if 0 < largest < math.inf else 16
-    scaling = at_scale(scaling, 2.0 ** min(exponent, 120))
+    scaling = scaling.starting_at(2.0 ** min(exponent, 120))
     if isinstance(scaling, DynamicLossScale):
         return replace(scaling, backoff_factor=2.0**-8, growth_interval=2)
     return scaling
@@ -106,7 +106,7 @@ def _far_too_large(subject: Subject, scaling: LossScale, exact: Exact) -> LossSc
     scale = 2.0 ** min(17 - (LOWEST + largest - 1), 120)
     if scale <= scaling.scale:
         return scaling
-    higher = at_scale(scaling, scale)
+    higher = scaling.starting_at(scale)
     if isinstance(higher, DynamicLossScale):
         return replace(higher, backoff_factor=higher.backoff_factor * scaling.scale / scale)
     return higher

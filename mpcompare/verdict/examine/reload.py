@@ -16,7 +16,7 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.new_step import gradients_of
-from mpcompare.verdict.examine.subject import Subject, at_scale
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update
 from mpcompare.verdict.findings import AfterLoad, Reload, ReloadedTensor
 
@@ -51,12 +51,12 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
     A dynamic loss scale grows after two good steps here, so that its state, too, shows in the second; and the new
     backend is made with another scale.
     """
-    scaling = at_scale(subject.scaling, subject.scaling.scale / 256)  # so that the first step does not overflow
+    scaling = subject.scaling.starting_at(subject.scaling.scale / 256)  # so that the first step does not overflow
     if isinstance(scaling, DynamicLossScale):
         scaling = replace(scaling, growth_interval=2)
     first = _two_steps(subject, scaling, batches)
     if isinstance(scaling, DynamicLossScale):
-        scaling = at_scale(scaling, 4 * scaling.scale)
+        scaling = scaling.starting_at(4 * scaling.scale)
     heap.trim()
     loaded = subject.make_backend(subject.model, scaling)
     loaded.load_state_dict(first.given())

@@ -11,7 +11,7 @@ from torch import nn
 from mpcompare.apart import Apart
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.contract import Backend, Batches
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
+from mpcompare.loss_scale import LossScale, load_state
 from mpcompare.precision import Precision
 from mpcompare.promises import NOTHING, Promises
 from mpcompare.shared import ALONE, Shared
@@ -86,16 +86,9 @@ class Subject:
         return scaling
 
 
-def at_scale(scaling: LossScale, scale: float) -> LossScale:
-    """Returns the same policy from another loss scale on, as far as it allows that."""
-    if isinstance(scaling, NoLossScale):
-        return scaling
-    return replaced(scaling, init_scale=max(scale, getattr(scaling, "min_scale", 0.0), 2.0**-126))
-
-
 def promised_scaling(scaling: LossScale, promises: Promises) -> LossScale:
     """Returns a copy of the loss scale asked for, with the settings that a backend promises to be its own."""
-    if isinstance(scaling, DynamicLossScale) and promises.loss_scale:
+    if scaling.is_dynamic and promises.loss_scale:
         changed: LossScale = replaced(scaling, **promises.loss_scale)  # type: ignore[arg-type]
         return changed
     return copy.deepcopy(scaling)

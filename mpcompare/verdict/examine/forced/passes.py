@@ -14,7 +14,6 @@ from torch import nn
 
 from mpcompare.contract import Batches, Walk, called_module, promises_of, watched_products
 from mpcompare.instruments import heap
-from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import sharing_parameters, with_values
@@ -90,7 +89,7 @@ def _layers(subject: Subject, network: nn.Module, batch: Batches) -> Layers | No
     if not shows_layers(backend):
         return None
     lr = float(subject.task.new_rates().now)
-    for _ in range(RETRIES if isinstance(subject.scaling, DynamicLossScale) else 1):
+    for _ in range(RETRIES if subject.scaling.is_dynamic else 1):
         before, scale = sharing_parameters(network, backend.buffers()), float(backend.loss_scale())
         walk = Walk(backend, batch, lr)
         seed_step(EXAMINED)

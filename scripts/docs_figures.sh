@@ -76,6 +76,7 @@ sweep() { # NAME BASELINES OVERRIDES...: one sweep, and its ratios to each of th
 
 bench() {
   "$python" scripts/bench_ops.py --only products --csv "$docs/bench/ops.csv"
+  "$python" scripts/foretold_memory.py --out "$docs/bench/foretold_memory.csv"
 }
 
 as_published() { # its verdicts in words, and the first losses of amp and of the scaler that doubles

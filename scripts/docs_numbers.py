@@ -130,6 +130,21 @@ def products(file: Path) -> str:
     return markdown(table[list(dict.fromkeys(kept["dtype"]))].reset_index().rename(columns={"shape": "product"}))
 
 
+def foretold(file: Path) -> str:
+    """Returns the networks of ``foretold_memory.py``, with the memory of their examinations, and a sentence on them."""
+    kept = pd.read_csv(file)
+    ratio = kept["foretold / measured"]
+    off = (ratio - 1).abs()
+    table = {
+        "network": kept["network"],
+        "foretold, MB": kept["foretold_bytes"] / MB,
+        "measured, MB": kept["peak_bytes"] / MB,
+        "foretold / measured": [f"{each:.2f}" for each in ratio],
+    }
+    within = f"{(off <= 0.2).sum()} of {len(off)} are foretold within 20 %; the worst is {off.max():.0%} off."
+    return f"{markdown(pd.DataFrame(table))}\n\n{within}"
+
+
 def planted(file: Path) -> str:
     """Returns a row for each planted bug and precision, with the number of failed checks of each kind that failed."""
     table = pd.read_csv(file, dtype=str).drop(columns=["cause", "invisible"])
@@ -260,6 +275,7 @@ OF_PAGES = (
     inference,
     speed,
     products,
+    foretold,
     planted,
     power,
     forced,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from mpcompare.contract import Batches
@@ -20,9 +21,10 @@ from mpcompare.stored import LARGE
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine import oracle
+from mpcompare.verdict.examine.forced.roundings import in_operations
 from mpcompare.verdict.examine.rounding import ROWS, first_rows_are_independent
 
-LIBRARIES = 50 << 20  # bytes of torch's libraries that a process touches when it computes its first step
+LIBRARIES = 50 << 20  # bytes of torch's libraries that the oracle's process touches when it computes its first step
 DOUBLE = 2  # a number in float64, where one in fp32 is 1
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -46,8 +48,9 @@ class Held:
 
     @property
     def backend(self) -> int:
-        """The bytes of a backend in its step: parameters, moments, gradients, copies of 16 bits, activations."""
-        return max(self.step - LIBRARIES, 2 * self.params + self.moments)
+        """The bytes of a backend in its step: parameters, moments, gradients, copies of 16 bits, activations. A step of
+        training took no less, but may have found freed memory."""
+        return max(self.step, 2 * self.params + self.moments)
 
 
 @dataclass
@@ -88,10 +91,12 @@ def foretold(
         exact_here: whether the oracle is computed in the entrant's process.
     """
     made = activations_of(network, loss_fn, batches)
+    with in_operations(network), sdpa_kernel(SDPBackend.MATH):  # attention and recurrent layers, result by result
+        by_operation = activations_of(network, loss_fn, batches)
     apart = made.rows > ROWS and first_rows_are_independent(network, loss_fn, batches)
     needs = (
         _oracle(held, made.of(oracle.ROWS) if apart else made),
-        _roundings(held, made.of(ROWS) if apart else made, precision),
+        _roundings(held, by_operation.of(ROWS) if apart else by_operation, precision),
         _trained_step(held, made, precision, len(batches)),
         _replay(held, made, precision, len(batches)),
         _loaded(held),
@@ -167,19 +172,20 @@ class _Counted:
 
     network: nn.Module
     made: Activations
-    kept: list[Tensor] = field(default_factory=list)  # so that no number of a storage is given twice
-    numbers: set[int] = field(default_factory=set)  # of storages that are counted, or need not be
-    given: set[int] = field(default_factory=set)  # of the inputs of the layer that is called
+    params: set[int] = field(default_factory=set)  # their storages
+    given: set[int] = field(default_factory=set)  # those of the inputs of the layer that is called
+    # By storage and place in it, as q, k and v lie in one. They are held, or another storage would get the same number.
+    kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.numbers |= set(map(_number, self.network.parameters()))
+        self.params |= set(map(_storage, self.network.parameters()))
         for module in self.network.modules():
             if not any(True for _ in module.children()):
                 module.register_forward_pre_hook(self._called, with_kwargs=True)
                 module.register_forward_hook(self._returned, with_kwargs=True)
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.given = set(map(_number, _tensors((args, kwargs))))
+        self.given = set(map(_storage, _tensors((args, kwargs))))
 
     def _returned(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         self.given, made = set(), self.made
@@ -191,14 +197,15 @@ class _Counted:
 
     def saved(self, tensor: Tensor) -> Tensor:
         """Counts a tensor that backward needs."""
-        if (number := _number(tensor)) not in self.numbers | self.given:
-            self.numbers.add(number)
-            self.kept.append(tensor)
+        storage = _storage(tensor)
+        place = storage, int(tensor.storage_offset())
+        if storage not in self.params | self.given and place not in self.kept:
+            self.kept[place] = tensor
             self.made.between += tensor.nbytes
         return tensor
 
 
-def _number(tensor: Tensor) -> int:
+def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 

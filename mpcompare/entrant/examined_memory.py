@@ -18,7 +18,7 @@ class Memory:
         """Is told that the examination begins. Returns the bytes that the own process holds then, beyond those before;
         None where that is not known."""
         self.rest = meter.rss_bytes() if meter.reset_peak_rss() else None
-        return None if self.rest is None or self.own is None else self.rest - self.own
+        return None if self.rest is None or self.own is None else max(self.rest - self.own, 0)
 
     def peak(self) -> int | None:
         """Returns the most bytes that both took together in the examination, beyond those before; None where that is

@@ -30,7 +30,7 @@ def dtypes_of(network: nn.Module) -> Mapping[str, torch.dtype]:
     return noted
 
 
-def as_given(network: nn.Module) -> nn.Module:
+def as_made(network: nn.Module) -> nn.Module:
     """Returns the network with frozen weights in the dtypes in which the user made them: a copy, and the network itself
     where there are none."""
     if dtypes := dtypes_of(network):

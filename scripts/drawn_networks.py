@@ -51,7 +51,7 @@ def limited_arguments(of: type[nn.Module]) -> Iterator[None]:
                 given.arguments[name] = limited(name, value)
         original(*given.args, **given.kwargs)
 
-    of.__init__ = made  # type: ignore[assignment]
+    of.__init__ = made  # type: ignore[method-assign]
     try:
         yield
     finally:

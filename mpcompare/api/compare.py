@@ -177,7 +177,8 @@ def _save(objects: Objects, path: Path) -> None:
             try:
                 caller.save({name: thing}, path)
             except Exception as error:
-                expected = f"cannot be carried into the processes of a race ({type(error).__name__}: {error})"
+                said = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+                expected = f"cannot be carried into the processes of a race ({said}): give a class or a function"
                 raise InputError(name, type(thing).__name__, expected) from error
         caller.save(objects.carried, path)
 

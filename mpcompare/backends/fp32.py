@@ -10,6 +10,7 @@ from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_
 from mpcompare.contract import MemoryModel
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
+from mpcompare.tasks.frozen import widen
 from mpcompare.tasks.task import Task
 
 
@@ -23,7 +24,7 @@ class Fp32(TorchModel):
         if loss_scale.scales:
             raise InputError("loss_scale", loss_scale.name, f"backend={precision} accepts one of auto, none")
         self.task, self.precision = task, precision
-        self.model = copy.deepcopy(model)
+        self.model = widen(copy.deepcopy(model))
         self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.skipped = False
 

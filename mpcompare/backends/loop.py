@@ -49,15 +49,21 @@ class Loop(TorchModel):
         self.skipped: bool | Tensor = False
         self.observed = {}
         self._grads: Params = {}
+        self._tried = False  # a first step was taken
 
     def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
         set_lr(self.optimizer, lr)
         self._grads, self.skipped = {}, True
+        before = [] if self._tried else [p.detach().clone() for p in self.model.parameters()]
         loss = type(self).function(self.model, self.optimizer, as_given(*batches[0]), **self.more)
         if not isinstance(loss, (Tensor, float)):
             raise InputError("backend", self.name, f"returned a {type(loss).__name__}: expected the loss of the step")
         if not self._grads:
             self._note()
+        self._tried = True
+        if self.skipped is True and not all(map(torch.equal, before, self.model.parameters())):
+            expected = "moves weights without optimizer.step(): expected a step of the optimizer that it is given"
+            raise InputError("backend", self.name, expected)
         loss = torch.as_tensor(loss).detach()
         self.observed["loss"] = loss.dtype
         return loss.float()

@@ -48,7 +48,9 @@ class MasterWeights:
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         require_kernels(model, next(model.parameters()).device.type, precision, "master_weights")
         self.task, self.scaling, self.compute_dtype = task, loss_scale, torch_dtype(PRECISIONS[precision].storage)
-        self.masters = {name: nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
+        self.masters = {
+            name: nn.Parameter(p.detach().to(torch.float32, copy=True)) for name, p in model.named_parameters()
+        }
         self.model = copy.deepcopy(model)
         cast_module(self.model, self.compute_dtype)
         self.params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}

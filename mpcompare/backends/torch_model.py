@@ -38,7 +38,7 @@ class TorchModel:
         return self.model
 
     def master_params(self) -> Params:
-        return params_of(self.model)
+        return {name: p.float() for name, p in params_of(self.model).items()}  # itself; frozen ones may have 16 bits
 
     def buffers(self) -> Params:
         return buffers_of(self.model)
@@ -51,7 +51,7 @@ class TorchModel:
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
-        return layer_dtypes_of_step(self.model, self.master_params(), step)
+        return layer_dtypes_of_step(self.model, params_of(self.model), step)
 
     def state_dict(self) -> State:
         return {
@@ -62,7 +62,7 @@ class TorchModel:
         }
 
     def load_state_dict(self, state: State) -> None:
-        copy_into(self.master_params(), state["params"])
+        copy_into(params_of(self.model), state["params"])
         copy_into(self.buffers(), state["buffers"])
         load_optimizer_state(self.optimizer, dict(self.model.named_parameters()), state["optimizer"])
         if hasattr(self, "scaler"):
@@ -180,7 +180,7 @@ def observed_dtypes(
     """Returns the names of the ``observed`` dtypes, and of those of the parameters and of the optimizer's state. Plain
     SGD has no state: it computes in the parameters' dtype."""
     weight = next(p for p in model.parameters() if p.requires_grad)
-    updated = next(iter(optimizer.param_groups[0]["params"]))
+    updated = next(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
     state = [value for value in optimizer.state[updated].values() if isinstance(value, Tensor) and value.dim()]
     dtypes = {"params": weight.dtype, **observed, "optimizer": (state or [updated])[0].dtype}
     return {name: dtype_name(dtype) for name, dtype in dtypes.items()}

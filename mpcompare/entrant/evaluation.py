@@ -80,10 +80,10 @@ def held_out_of(
     micro-batches, if there are as many samples, for a loss may want so many rows."""
     rows = task.micro_batch_size
     samples = max(rows, int(SHARE * steps * task.batch_size))
-    spread = slice(None, None, -(-len(dataset.x_test) // samples))
-    count = len(dataset.x_test[spread])
-    few = slice(count - count % rows if count >= rows else count)
-    some = replace(dataset, x_test=dataset.x_test[spread][few], y_test=dataset.y_test[spread][few])
+    spread = torch.arange(0, len(dataset.x_test), -(-len(dataset.x_test) // samples))
+    count = len(spread)
+    few = spread[: count - count % rows if count >= rows else count]  # indexed, not strided: a network may use ``view``
+    some = replace(dataset, x_test=dataset.x_test[few], y_test=dataset.y_test[few])
 
     def held_out(params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> HeldOut:
         scores = evaluate(model, params, buffers, some, task)

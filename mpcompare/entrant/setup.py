@@ -20,6 +20,7 @@ from mpcompare.shared import Shared, is_large
 from mpcompare.tasks.data import Dataset, batches, drawn_batches
 from mpcompare.tasks.data.finite import not_finite
 from mpcompare.tasks.fingerprint import fingerprint
+from mpcompare.tasks.frozen import as_made
 from mpcompare.tasks.task import Task, params_of
 from mpcompare.tasks.trial import first_loss, fitted, try_out
 from mpcompare.verdict.examine.lent import Lent, of_batch, of_network
@@ -100,7 +101,7 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
         model = task.new_model(plan.seed, device)
 
     def make_backend(model: nn.Module, loss_scale: LossScale) -> Backend:
-        return plan.make_backend(model, task, precision, copy.deepcopy(loss_scale), **plan.options)
+        return plan.make_backend(as_made(model), task, precision, copy.deepcopy(loss_scale), **plan.options)
 
     initial_weights, network = fingerprint(params_of(model)), of_network(model)
     start = time.perf_counter()

@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 
 from mpcompare.tasks.batch import returns_trees
+from mpcompare.tasks.frozen import widen
 
 STAY_IN_FP32 = (
     nn.modules.batchnorm._NormBase,  # batch and instance norms
@@ -95,6 +96,7 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
     for module in model.modules():
         if isinstance(module, STAY_IN_FP32):
             module.register_forward_pre_hook(inputs_in(torch.float32))
+            widen(module)  # frozen ones may have 16 bits
             module.register_forward_hook(to_16_bits)
             continue
         for p in module.parameters(recurse=False):

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from mpcompare.errors import InputError, check_number, check_whole
 from mpcompare.tasks.batch import Batch
+from mpcompare.tasks.frozen import FORMATS, widen
 from mpcompare.tasks.groups import check_groups
 from mpcompare.tasks.losses import LOSSES, Loss
 from mpcompare.tasks.optimizers import Optimizer
@@ -96,7 +97,7 @@ class Task:
         return Rates(self.optimizer.lr, self.schedule, updates)
 
     def new_model(self, seed: int, device: torch.device) -> nn.Module:
-        """Returns the network with its initial weights, fp32, in training mode.
+        """Returns the network with its initial weights, fp32, in training mode. Frozen ones in 16 bits are widened.
 
         The weights are drawn on the CPU whatever the device, so that every backend on every device starts from the same
         bits.
@@ -121,15 +122,16 @@ class Task:
         except Exception as error:
             raise InputError("task.model", name, f"cannot be copied ({type(error).__name__}: {error})") from error
         check_groups(self.optimizer, model.named_parameters())
-        return model.to(device).train()
+        return widen(model).to(device).train()
 
 
 def _fault(parameter: nn.Parameter) -> str:
     """Returns why no backend can train a parameter, and what would do; empty where it can."""
     if isinstance(parameter, UninitializedParameter):
         return "lazy: expected a shape from the start, as of a network that was called with a sample"
-    if parameter.dtype is not torch.float32:
-        return f"{parameter.dtype}: expected initial weights in fp32"
+    if parameter.dtype is not torch.float32 and (parameter.requires_grad or parameter.dtype not in FORMATS):
+        expected = "expected fp32, in which weights that are trained begin; frozen ones may have 16 bits"
+        return f"{parameter.dtype}: {expected}"
     if parameter.layout is not torch.strided or parameter.is_meta:
         return f"{parameter.layout if not parameter.is_meta else 'on the device meta'}: expected numbers, in rows"
     if parameter.is_inference():

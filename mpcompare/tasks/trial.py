@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mpcompare.errors import InputError
 from mpcompare.tasks.batch import Batch, OfTrees, Tree, returns_trees, take_trees, tensors_of, tree_of
-from mpcompare.tasks.draws import EXAMINED, random_operators, seed_step
+from mpcompare.tasks.draws import EXAMINED, random_operators, seed_step, state
 from mpcompare.tasks.losses import MaskedCrossEntropy, shares
 from mpcompare.tasks.task import Task
 
@@ -71,7 +71,7 @@ def fitted(model: nn.Module, task: Task, x: Batch, y: Batch) -> Task:
 
 def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     """Returns the output for a few samples, in training mode."""
-    own = [where for where, _ in model.named_parameters()]
+    own, fresh = [where for where, _ in model.named_parameters()], copy.deepcopy(model)
     try:
         output, again = _called_alike(model, few)
     except (Exception, SystemExit) as error:
@@ -81,6 +81,9 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     alike = map(torch.equal, tensors_of(output), tensors_of(again))
     if not all(alike) and not any(t.isnan().any() for t in tensors_of(output)):
         expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"
+        raise InputError("task.model", name, expected)
+    if not _draws_alike([fresh, model], few):
+        expected = "draws other random numbers in its first call than in later ones: call it once where it is made"
         raise InputError("task.model", name, expected)
     if any("dropout" in drawn or "bernoulli" in drawn for drawn in random_operators(lambda: model.eval()(few))):
         expected = "drops numbers in evaluation mode, too: F.dropout wants training=self.training"
@@ -161,6 +164,17 @@ def _called_alike(model: nn.Module, x: Batch) -> list[Any]:
         seed_step(EXAMINED)
         outputs.append(each(x))
     return outputs
+
+
+def _draws_alike(networks: Sequence[nn.Module], x: Batch) -> bool:
+    """Returns whether the call of a new network, and of one that was called before, leave torch's generators alike. One
+    that makes layers in its first call draws their weights there, and other masks after them."""
+    states = []
+    for each in networks:
+        seed_step(EXAMINED)
+        each(x)
+        states.append(state(x.device))
+    return states[0] == states[1]
 
 
 def _forked_generators(device: torch.device) -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.data import Dataset, batches
+from mpcompare.tasks.frozen import as_made
 from mpcompare.tasks.task import Task
 from mpcompare.tasks.trial import fitted
 from mpcompare.verdict.examine.oracle import Exact, exact_step
@@ -54,7 +55,7 @@ class Candidate:
         return replace(self, task=fitted(model, self.task, self.dataset.x_train, self.dataset.y_train))
 
     def make(self, model: nn.Module, scaling: LossScale) -> Any:
-        return self.backend_class(model, self.task, self.precision, copy.deepcopy(scaling), **self.options)
+        return self.backend_class(as_made(model), self.task, self.precision, copy.deepcopy(scaling), **self.options)
 
     def batches(self, count: int) -> list[Batches]:
         """Returns the batches of so many steps, each as its micro-batches: copies, which a backend may spoil."""

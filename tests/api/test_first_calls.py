@@ -245,6 +245,15 @@ REFUSED = {
         "optimizer: bound=Bounded: cannot be read from it: expected functools.partial(Bounded, ...)",
     ),
     "a search": ({"optimizer": torch.optim.LBFGS}, "optimizer=LBFGS: cannot update a parameter by its gradient alone"),
+    "two optimizers": (
+        {"optimizer": [torch.optim.SGD, torch.optim.Adam]}, "optimizer=2 optimizers: expected one: networks with",
+    ),
+    "a parametrized module": (
+        {"model": nn.utils.parametrizations.spectral_norm(nn.Linear(12, 3)), "data": (X, Y), "batch_size": 8},
+        "ParametrizedLinear=function: cannot be carried into the processes of a race (RuntimeError: Serialization",
+    ),
+    "epochs": ({"epochs": 3}, "epochs=3: is no argument"),
+    "a compiled module": ({"model": torch.compile(Net()), "data": (X, Y)}, "model=OptimizedModule: is compiled: give"),
     "a word": ({"optimizer": "adamW2"}, "optimizer=adamw2: expected one of sgd, momentum, nesterov, adam, adamw"),
     "a precision": ({"precision": "bfloat16"}, "precision=bfloat16: expected one of auto, fp32, tf32, fp16, bf16"),
     "steps": ({"steps": 0}, "steps=0: expected a whole number of at least 1"),

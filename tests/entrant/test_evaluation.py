@@ -159,3 +159,20 @@ def test_the_examination_evaluates_whole_micro_batches():
         found = evaluation.held_out_of(model, data, task, steps=64)(params_of(model), {})
         assert seen == expected
         assert found.targets == sum(expected)
+
+
+class Viewed(nn.Linear):
+    """Asks for samples that lie one after the other, as a loader gives them."""
+
+    def forward(self, x):
+        return super().forward(x.view(-1, 3)).view(len(x), 2, 5)
+
+
+def test_held_out_samples_of_the_examination_lie_one_after_the_other():
+    task = Task(partial(Viewed, 3, 5), "cross_entropy", Sgd(0.1), batch_size=32)
+    x, y = torch.randn(2048, 2, 3), torch.randint(5, (2048, 2))
+    model = task.new_model(0, torch.device("cpu"))
+    found = evaluation.held_out_of(model, Dataset("pairs", "", x, y, x, y), task, steps=64)(params_of(model), {})
+    expected = nn.functional.cross_entropy(model(x[::16].contiguous()).flatten(0, 1), y[::16].flatten())
+    assert found.targets == 256
+    assert abs(found.loss - expected.item()) < 1e-6

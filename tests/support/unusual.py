@@ -135,6 +135,19 @@ class Numbers(Mapped):
         return self.body(x) * (torch.arange(4, dtype=torch.float32) * 0.3 + 1)
 
 
+class Adapted(nn.Module):
+    """A frozen layer in bf16, and an adapter of a low rank beside it (Hu et al., arXiv 2106.09685)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32)).requires_grad_(False)
+        self.base[0].bfloat16()
+        self.down, self.up, self.output = nn.Linear(16, 2, bias=False), nn.Linear(2, 32, bias=False), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(F.gelu(self.base(x) + self.up(self.down(x))))
+
+
 class Vae(nn.Module):
     """Its noise is drawn in the dtype in which it computes, in evaluation mode, too."""
 
@@ -157,4 +170,4 @@ def task_of(make: type[nn.Module]) -> tuple[Task, Dataset]:
     return task, Dataset("unusual", "", x, y, x[:64], y[:64])
 
 
-NETWORKS = [Spectral, WeightNorm, Queue, Codebook, Mapped, Forward, Pinn, Fourier, Numbers, Vae]
+NETWORKS = [Spectral, WeightNorm, Queue, Codebook, Mapped, Forward, Pinn, Fourier, Numbers, Adapted, Vae]

@@ -132,10 +132,21 @@ class DropsForEver(nn.Linear):
         return super().forward(nn.functional.dropout(x, 0.5))
 
 
+class MakesLayers(nn.Linear):
+    """Makes a layer, and so draws weights, in its first call."""
+
+    made = False
+
+    def forward(self, x):
+        if not self.made:
+            self.made = bool(nn.Linear(3, 3))
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(3, 4).half(), "parameter weight is torch.float16: expected initial weights in fp32"),
+        (nn.Linear(3, 4).half(), "parameter weight is torch.float16: expected fp32, in which"),
         (nn.Linear(3, 4).requires_grad_(False), "has no parameters to train"),
     ],
 )
@@ -164,6 +175,7 @@ def test_samples_that_do_not_fit_the_network_or_the_loss_are_named():
         (nn.Linear(3, 5), "mse", classes, "targets are classes"),
         (nn.Linear(3, 4), "mse", real, "expected the output's shape to be the targets'"),
         (Noisy(3, 5), "cross_entropy", classes, "draws random numbers that torch.manual_seed does not repeat"),
+        (MakesLayers(3, 5), "cross_entropy", classes, "draws other random numbers in its first call than in later"),
         (DropsForEver(3, 5), "cross_entropy", classes, "drops numbers in evaluation mode, too: F.dropout wants"),
         (nn.LSTM(3, 5), "cross_entropy", classes, "task.loss=cross_entropy: LSTM returns a tuple: expected model"),
     ):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mpcompare.contract import Batches
 from mpcompare.dtypes import rounded_to
 from mpcompare.precision import Precision
+from mpcompare.tasks.frozen import dtypes_of
 from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.subject import Subject
@@ -56,7 +57,8 @@ def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:
         network(x)
         if done:
             done[-1].weight.mul_(OF_LOGITS / SPREAD)  # type: ignore[operator]
-    return {name: rounded_to(p, precision.storage) for name, p in params_of(network).items()}
+    weights = {name: rounded_to(p, precision.storage) for name, p in params_of(network).items()}
+    return weights | {name: weights[name].to(dtype).float() for name, dtype in dtypes_of(network).items()}
 
 
 def _spread_by_output(done: list[nn.Module], generator: torch.Generator) -> Callable[..., Any]:

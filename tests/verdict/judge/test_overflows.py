@@ -1,6 +1,7 @@
 """Overflows of a backend that computes its batches in parts, and of one that hides them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.loss_scale import DynamicLossScale, StaticLossScale
+from mpcompare.precision import FP16
 from mpcompare.report.verdicts import judge_run
+from mpcompare.verdict.judge.overflows import _without_need
 
 TASK = make_task(in_features=784, hidden=[64], out_features=10, batch_size=64, samples=64 * 20)
 DATA = dataset_of(TASK)
@@ -78,3 +81,10 @@ def test_after_an_update_without_a_bound_overflows_are_not_compared(bounded):
         other = [replace(step, finite=step.finite ^ (at == number)) for at, step in enumerate(steps)]
         drive = replace(amp.findings.overflow, steps=other)
         assert overflows(replace(amp.findings, overflow=drive)).passed is passes
+
+
+def test_an_overflow_is_right_where_the_exact_gradients_overflow_at_its_loss_scale():
+    """A gradient of 20 fits fp16 at a loss scale of 2048, and not at 4096."""
+    steps = [SimpleNamespace(finite=scale < 512, loss_scale=scale) for scale in (8192, 4096, 2048, 1024, 512, 256)]
+    reference = SimpleNamespace(gradients={"a": SimpleNamespace(largest=20.0), "b": None})
+    assert _without_need(SimpleNamespace(steps=steps), reference, FP16.maximum) == 3

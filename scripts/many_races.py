@@ -1,6 +1,6 @@
 """Measures the report of many races, which are copies of one with other seeds:
 
-python scripts/many_races.py SWEEP [--races 10 30 100] [--write docs/clusters/growth.md]
+python scripts/many_races.py SWEEP [--races 10 30 100] [--write docs/clusters/growth.txt]
 
 SWEEP is the folder of a sweep; the race of its first run is copied. Nothing is computed in between: the report reads
 records, prints its table and writes its page. Its CPU time is that of one process, and little depends on what else
@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 MANY = 10_000
@@ -34,16 +33,15 @@ def copied(sweep: Path, into: Path, races: int) -> None:
             (own / "result.json").write_text(text)
 
 
-def measured(folder: Path) -> tuple[float, float, float]:
-    """Returns the seconds, the CPU seconds and the megabytes of the report on a folder."""
-    began = time.monotonic()
+def measured(folder: Path) -> tuple[float, float]:
+    """Returns the CPU seconds and the megabytes of the report on a folder."""
     if (process := os.fork()) == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.execv(sys.executable, [sys.executable, "-m", "mpcompare", "report", str(folder)])
     _, status, used = os.wait4(process, 0)
     if status:
         sys.exit(f"the report on {folder} ended with status {status}")
-    return time.monotonic() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
 
 
 def main() -> None:
@@ -52,18 +50,18 @@ def main() -> None:
     parser.add_argument("--races", type=int, nargs="+", default=[10, 30, 100])
     parser.add_argument("--write", type=Path, help="file of the table")
     asked = parser.parse_args()
-    lines = ["| races | s | CPU s | MB |", "|---|---|---|---|"]
+    lines = ["| races | CPU s | MB |", "|---|---|---|"]
     seen = []
     for races in asked.races:
         with tempfile.TemporaryDirectory(prefix="many-races-") as name:
             copied(asked.sweep, Path(name), races)
-            seconds, cpu_s, megabytes = measured(Path(name))
+            cpu_s, megabytes = measured(Path(name))
         seen.append((races, cpu_s, megabytes))
-        lines.append(f"| {races} | {seconds:.1f} | {cpu_s:.1f} | {megabytes:.0f} |")
+        lines.append(f"| {races} | {cpu_s:.1f} | {megabytes:.0f} |")
         print(lines[-1], flush=True)
     (few, less, small), (more, longer, large) = seen[-2:]
     grown = [now + (now - before) / (more - few) * (MANY - more) for before, now in ((less, longer), (small, large))]
-    lines.append(f"| {MANY:,}, extrapolated | | {grown[0]:.0f} | {grown[1]:.0f} |")
+    lines.append(f"| {MANY:,}, extrapolated | {grown[0]:.0f} | {grown[1]:.0f} |")
     print(lines[-1])
     if asked.write:
         asked.write.parent.mkdir(exist_ok=True)

@@ -1,6 +1,7 @@
 """The fingerprints of the code that a race is for: mpcompare's own, torch's version, and a user's modules."""
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ LENGTH = 12  # digits of a fingerprint
 def fingerprints(config: Any) -> dict[str, str]:
     """Returns the version of torch, and a hash of the sources of mpcompare and of each package or module that a
     ``_target_`` of this configuration names. A name that cannot be found is left to the run, whose row says so."""
-    names = {target.partition(".")[0] for target in _targets(config)} - {"torch"}
+    names = {target.partition(".")[0] for target in _targets(config)} - {"torch", *sys.stdlib_module_names}
     found = {name: sources for name in sorted(names | {"mpcompare"}) if (sources := list(_sources(name)))}
     return {"torch": version("torch") or "none"} | {name: _hash(sources) for name, sources in found.items()}
 

@@ -28,6 +28,7 @@ FOLDER = "submitit"  # below the folder of the sweep: submitit's own files, and 
 POLL_S = 0.5  # between two looks at the results of jobs
 ASK_S = 5.0  # between two questions to SLURM
 ANSWER_S = 30.0  # within which SLURM answers
+GONE_S = 30.0  # a job that SLURM has not known for so long is over: a shared folder shows its last files later
 GRACE_S = 30.0  # between cancelling all jobs and giving them up
 
 
@@ -64,6 +65,7 @@ class Submitted:
         submit = self._submission(next(iter(left)).parent.parent / FOLDER)
         waiting, asked = list(left), time.monotonic()
         running: dict[Path, Any] = {}
+        unknown: dict[str, float] = {}
         with interruptible():
             try:
                 while waiting or running:
@@ -71,11 +73,11 @@ class Submitted:
                         running |= submit(room)
                         waiting = waiting[len(room) :]
                     time.sleep(POLL_S)
-                    over = [job for job in running.values() if _has_ended(job)]
-                    if self.executor == "slurm" and time.monotonic() - asked > ASK_S:
-                        over += _unknown(running.values())
-                        asked = time.monotonic()
-                    for path in [path for path, job in running.items() if job in over]:
+                    if self.executor == "slurm" and (now := time.monotonic()) - asked > ASK_S:
+                        unknown = {job.job_id: unknown.get(job.job_id, now) for job in _unknown(running.values())}
+                        asked = now
+                    gone = {number for number, since in unknown.items() if asked - since > GONE_S}
+                    for path in [path for path, job in running.items() if _has_ended(job) or job.job_id in gone]:
                         _conclude(path, left[path], running.pop(path), self.executor)
             finally:
                 with uninterrupted():

@@ -1,10 +1,11 @@
-"""The launcher ``hydra/launcher=side_by_side``.
+"""The launchers of mpcompare: ``hydra/launcher=side_by_side``, ``slurm``, and that of ``mpcompare plan``.
 
-Hydra looks for launchers in the namespace package ``hydra_plugins`` only. The work is done in
-``mpcompare.command.launcher``, which other Hydra programs in the same environment need not import.
+Hydra looks for launchers in the namespace package ``hydra_plugins`` only. The work is done in ``mpcompare.command``,
+which other Hydra programs in the same environment need not import.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -21,14 +22,59 @@ class SideBySide(Launcher):
         Args:
             silence_limit_s: seconds without a sign of life after which an entrant is taken for hung.
         """
-        self.silence_limit_s = silence_limit_s
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keeps Hydra's context, the task function and the configuration (``Launcher.setup``)."""
-        self.hydra, self.task, self.config = hydra_context, task_function, config
+        """Keeps Hydra's context and the configuration (``Launcher.setup``)."""
+        self.hydra, self.config = hydra_context, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Runs the jobs of a sweep (``Launcher.launch``)."""
         from mpcompare.command.launcher import launch
 
-        return launch(self.hydra, self.task, self.config, job_overrides, initial_job_idx, self.silence_limit_s)
+        return launch(self.hydra, self.config, job_overrides, initial_job_idx, self.engine())
+
+    def engine(self) -> Any:
+        """Returns what runs the races."""
+        from mpcompare.command.launcher import run_races
+
+        return run_races
+
+
+class Plan(SideBySide):
+    """A launcher that runs nothing: it leaves each race as a file."""
+
+    def __init__(self, silence_limit_s: float, array: str | None) -> None:
+        """Makes the launcher.
+
+        Args:
+            silence_limit_s: as in :class:`SideBySide`.
+            array: the path of a script for ``sbatch``, which is written too; None: no script.
+        """
+        self.array = array
+
+    def engine(self) -> Any:
+        from functools import partial
+
+        from mpcompare.command.racing import tell
+
+        return partial(tell, array=self.array)
+
+
+class Slurm(SideBySide):
+    """A launcher that submits every race to SLURM, or to processes of this machine, with submitit."""
+
+    def __init__(self, silence_limit_s: float, executor: str, at_once: int, parameters: Mapping[str, Any]) -> None:
+        """Makes the launcher.
+
+        Args:
+            silence_limit_s: as in :class:`SideBySide`.
+            executor: ``slurm`` or ``local``.
+            at_once: the number of races that run at one moment with ``local``.
+            parameters: those of ``submitit.AutoExecutor``.
+        """
+        from mpcompare.command.submitted import Submitted
+
+        self.submitted = Submitted(executor, at_once, parameters)
+
+    def engine(self) -> Any:
+        return self.submitted

@@ -36,7 +36,9 @@ def read_json(path: Path, largest: int = LARGEST) -> Any:
         OSError: it cannot be read.
         ValueError: it is no such file, or lists and tables lie deeper within each other than ``DEEPEST``.
     """
-    return printable(parsed(read_bytes(path, largest)))
+    value = parsed(data := read_bytes(path, largest))
+    plain = b"\\" not in data and data.decode().replace("\n", "").replace("\t", "").isprintable()
+    return value if plain else printable(value)
 
 
 def parsed(data: bytes) -> Any:
@@ -55,8 +57,13 @@ def parsed(data: bytes) -> Any:
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_deep(each, levels - 1) for each in inner)
+    level = [value]
+    for _ in range(levels + 1):
+        inner = (each.values() if isinstance(each, dict) else each if isinstance(each, list) else () for each in level)
+        level = [child for children in inner for child in children]
+        if not level:
+            return False
+    return True
 
 
 def printable(value: Any) -> Any:

@@ -1,9 +1,11 @@
 """The files that a run writes: ``steps.csv``, a row a step, ``result.json``, everything else (report/runs.py reads)."""
 
 import csv
+import hashlib
 import json
 import math
 import os
+import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +31,8 @@ BLOCK_FIELDS = (
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
 MOVES = "moves.json"  # of a run with checkpoints, until it is examined
 CHECKPOINTS = "checkpoints"  # the folder of this name in that of a run
+PLANNED = "planned"  # the status of a run that no process has begun
+MACHINE = ("device_name", "host", "threads")  # keys of a result: the place where the run was
 # Keys of a result that say how far a run has come: it was examined; timed; taken from a sweep that was killed.
 EXAMINED, TIMES, WENT_ON = "module_dtypes", ("step_ms_p20", "error"), "went_on"
 _WHOLE, _FLAGS = ("step",), ("warmup", "skipped", "clipped")  # columns that hold no float
@@ -175,8 +179,29 @@ def _values(row: dict[str, str]) -> dict[str, Any]:
     }
 
 
+def plan(folder: Path, at_start: dict[str, Any]) -> None:
+    """Writes the record of a run that is planned, unless the folder has a record already: so a report has a row of it,
+    whatever becomes of the process that shall run it."""
+    if not (folder / RESULT).exists():
+        _write_result(folder, {"status": PLANNED, **at_start})
+
+
+def host() -> str:
+    """Returns a hash of the machine's name, which tells machines apart in a record and does not say where they are."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def status(folder: Path) -> str | None:
+    """Returns the status of the run in a folder; None where there is none, or it cannot be read."""
+    try:
+        return str(read_json(folder / RESULT)["status"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
-    """Completes the record of a run whose process is gone: one that still says ``running`` has failed for ``cause``.
+    """Completes the record of a run whose process is gone: one that says ``running`` or ``planned`` has failed for
+    ``cause``.
 
     Args:
         at_start: the first entries of its result, for a run that has not written them.
@@ -187,11 +212,18 @@ def conclude(folder: Path, at_start: dict[str, Any], cause: str) -> bool:
     path = folder / RESULT
     folder.mkdir(parents=True, exist_ok=True)
     result = read_json(path) if path.exists() else {"status": "running", **at_start}
-    if result["status"] != "running":
+    if result["status"] not in ("running", PLANNED):
         return False
     result.update(status="interrupted" if cause == "interrupted" else "failed", error=cause)
     _write_result(folder, result)
     return True
+
+
+def explain(folder: Path, reason: str) -> None:
+    """Adds the reason to the record of a run that was interrupted, and knows no other."""
+    result = read_json(folder / RESULT)
+    if result.get("error") == "interrupted":
+        _write_result(folder, {**result, "error": f"interrupted: {reason}"})
 
 
 def check_format(file: str | Path, result: Any) -> None:

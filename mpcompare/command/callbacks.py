@@ -11,6 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from mpcompare.errors import InputError, check_flag, fail, fails_on_input_errors
 
+PLANS = "hydra_plugins.mpcompare_launcher.Plan"
+TORN = "hydra_plugins.hydra_submitit_launcher."  # Hydra's own launchers for submitit
+
 
 class Report(Callback):
     """Checks the output folder before anything is computed or written; after a sweep draws its report.
@@ -30,6 +33,8 @@ class Report(Callback):
         """Draws the report. Ends the program with exit code 1 if a job failed, or differs and report.strict is set."""
         from mpcompare.report.report import report
 
+        if config.hydra.launcher._target_ == PLANS:
+            return  # nothing was run
         folder = Path(config.hydra.sweep.dir)
         try:
             settings = (OmegaConf.select(config, f"report.{key}") for key in ("baseline", "allow", "strict", "formats"))
@@ -52,6 +57,10 @@ def _check_asked(config: DictConfig) -> None:
         return OmegaConf.select(config, key, throw_on_resolution_failure=False)
 
     with fails_on_input_errors():
+        if str(config.hydra.launcher._target_).startswith(TORN):
+            chosen = config.hydra.runtime.choices["hydra/launcher"]
+            expected = "submits each run by itself, and so would tear a race apart; hydra/launcher=slurm submits races"
+            raise InputError("hydra/launcher", chosen, expected)
         if "/" in str(name := config.hydra.job.name):
             raise InputError("hydra.job.name", name, "expected a name for files, without /")
         if not isinstance(config.report, DictConfig):

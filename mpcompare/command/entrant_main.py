@@ -20,6 +20,7 @@ from hydra.core.utils import JobRuntime, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from mpcompare.command.lock import locked
 from mpcompare.errors import InputError, fail
 from mpcompare.interrupt import interruptible
 from mpcompare.race.orders import Order, Turn, Turns
@@ -43,7 +44,7 @@ def main(
     version.setbase(str(hydra_version))
     setup_globals()
     JobRuntime.instance().set("name", config.hydra.job.name)
-    with interruptible():
+    with interruptible(), locked(output.parent, shared=True):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the launcher's Ctrl-C
         try:
             ended = run_job(

@@ -1,90 +1,120 @@
-"""A sweep that was killed goes on in a new one: what its runs have is taken into the new folders before any job begins.
+"""A race that was killed goes on in its own folders, or in those of a new sweep (``resume=``), into which all that its
+runs have is taken before any job begins.
 
 A race that was finished is taken whole. In any other each entrant goes on from its last checkpoint, or is taken as it
-is if it was trained and examined, or begins; then all are timed anew, together. The folders of the killed sweep stay as
-they are, and the new sweep does not need them any more.
+is if it was trained and examined, or begins; then all are timed anew, together. The folders of a killed sweep that goes
+on in a new one stay as they are, and the new sweep does not need them any more.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from omegaconf import DictConfig
-
+from mpcompare.command.lock import locked
 from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
 from mpcompare.records import (
     BLOCKS,
     CHECKPOINTS,
+    MACHINE,
+    PLANNED,
     RESULT,
     TIMES,
     WENT_ON,
     check_format,
     finite,
     named_fields,
+    plan,
     write_json,
 )
 
+T = TypeVar("T")
 SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep before anything else
 FREE = ("resume", "resume_older", "report", "train.checkpoint_every")  # in these the two sweeps may differ
 TIMED = ("measure", "inference")  # and in these where all is timed anew
 
 
-def is_sweep(cfg: DictConfig) -> bool:
+def is_sweep(config: Mapping[str, Any]) -> bool:
     """Returns whether ``resume`` names the folder of a sweep, and no run or checkpoint."""
-    return cfg.resume is not None and (_source(cfg) / SWEEP).is_file()
+    return config["resume"] is not None and (_source(config) / SWEEP).is_file()
 
 
-def take_over(races: Sequence[Sequence[Job]]) -> list[str]:
+def take_over(races: Sequence[Sequence[Job]]) -> None:
     """Takes into the folders of jobs what the sweeps have left that they resume.
-
-    Returns:
-        The names of the jobs of which nothing is to be done: their races were finished.
 
     Raises:
         InputError: such a sweep had other jobs, or its files cannot be read or copied.
     """
-    jobs = [job for race in races for job in race if is_sweep(job.config)]
+    jobs = [job for race in races for job in race if is_sweep(job.record_at_start["config"])]
     left: dict[str, _Left] = {}
-    for source in dict.fromkeys(_source(job.config) for job in jobs):
-        try:
-            left |= _fitting(source, [job for job in jobs if _source(job.config) == source])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError("resume", source, f"a record there cannot be read ({error})") from error
-    finished: list[str] = []
+    for source in dict.fromkeys(_source(job.record_at_start["config"]) for job in jobs):
+        of_source = [job for job in jobs if _source(job.record_at_start["config"]) == source]
+        left |= _read("resume", source, partial(_fitting, source, of_source))
     for race in races:
-        if all(job.name in left and left[job.name].is_whole(job) for job in race):
-            finished += [job.name for job in race]
+        whole = all(job.name in left and left[job.name].is_whole(job) for job in race)
         for job in race:
             if job.name in left:
-                left[job.name].take(job, whole=job.name in finished)
-    return finished
+                left[job.name].take(job, whole)
 
 
-def _source(cfg: DictConfig) -> Path:
-    return Path(str(cfg.resume)).expanduser()
+def finished(race: Sequence[Job]) -> bool:
+    """Returns whether all runs of a race are there, in their own folders, and are finished.
+
+    Raises:
+        InputError: a folder holds the run of another configuration, or its record cannot be read.
+    """
+    left = {job.name: run for job in race if (run := _begun(job))}
+    for job in race:
+        if job.name in left and (fields := left[job.name].differing(job, FREE)):
+            raise InputError("race", job.folder, f"already holds another run, which has {fields[0]}")
+    return all(job.name in left and left[job.name].is_whole(job) for job in race)
+
+
+def ready(race: Sequence[Job]) -> None:
+    """Readies the folders of a race in which runs were begun, when the processes that ran them are gone."""
+    for job in race:
+        if job.folder.exists():
+            with locked(job.folder):
+                if run := _begun(job):
+                    run.ready(job)
+
+
+def _begun(job: Job) -> "_Left | None":
+    if not (job.folder / RESULT).exists():
+        return None
+    return _read("race", job.folder, partial(_Left.read, job.folder))
+
+
+def _read(field: str, source: Path, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(field, source, f"a record there cannot be read ({error})") from error
+
+
+def _source(config: Mapping[str, Any]) -> Path:
+    return Path(str(config["resume"])).expanduser()
 
 
 def _fitting(source: Path, jobs: Sequence[Job]) -> "dict[str, _Left]":
     """Returns the run that each job goes on with, by the job's name. Jobs that have none begin."""
-    runs = [_Left(path.parent, json.loads(path.read_text())) for path in sorted(source.rglob(RESULT))]
-    for run in runs:
-        check_format(run.folder / RESULT, run.result)
-    runs = [run for run in runs if run.result["status"] == "ok" or any((run.folder / CHECKPOINTS).glob("step-*"))]
+    runs = [_Left.read(path.parent) for path in sorted(source.rglob(RESULT))]
+    runs = [run for run in runs if run.result["status"] == "ok" or run.has_checkpoint]
     fitting: dict[str, _Left] = {}
     for run in runs:
         free = [job for job in jobs if job.name not in fitting]
         others = {job.name: run.differing(job, (*FREE, *TIMED)) for job in free}
         if name := next((name for name, fields in others.items() if not fields), None):
             fitting[name] = run
-        elif jobs[0].config.hydra.sweeper.get("max_batch_size") is None:  # else it may be one of a later batch
+        elif jobs[0].hydra["sweeper"].get("max_batch_size") is None:  # else it may be one of a later batch
             fields = min(others.values(), key=len, default=["nothing"])
             more = f"; and {len(fields) - 1} more differ" if len(fields) > 1 else ""
             expected = f"no job of this sweep goes on with {run.folder.name}, which has {fields[0]}{more}"
@@ -99,9 +129,19 @@ class _Left:
     folder: Path
     result: dict[str, Any]
 
+    @classmethod
+    def read(cls, folder: Path) -> "_Left":
+        result = json.loads((folder / RESULT).read_text())
+        check_format(folder / RESULT, result)
+        return cls(folder, result)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return any((self.folder / CHECKPOINTS).glob("step-*"))
+
     def differing(self, job: Job, free: Sequence[str]) -> list[str]:
         """Returns the fields in which its configuration is not that of a job, with both values."""
-        was, now = _fields(self.result["config"], free), _fields(finite(job.resolved), free)
+        was, now = _fields(self.result["config"], free), _fields(finite(job.record_at_start["config"]), free)
         fields = [field for field in dict.fromkeys((*was, *now)) if was.get(field) != now.get(field)]
         return [f"{field}={was.get(field)} and not {now.get(field)}" for field in fields]
 
@@ -112,9 +152,8 @@ class _Left:
     def take(self, job: Job, whole: bool) -> None:
         """Takes its files into the folder of a job, its result last, with which they count; its times only if it is
         taken ``whole``."""
-        result = dict(self.result if whole else takewhile(lambda item: item[0] not in TIMES, self.result.items()))
-        result |= {} if whole else {"status": "running"}
-        result |= {"sweep": job.record_at_start["sweep"], WENT_ON: {"path": str(self.folder), "step": None}}
+        result = (self.result if whole else self._untimed()) | self._origin(None)
+        result |= {"sweep": job.record_at_start["sweep"]}
         leave = shutil.ignore_patterns(RESULT, CHECKPOINTS, ".*", "*.log", *(() if whole else [BLOCKS]))
         try:
             shutil.copytree(self.folder, job.folder, ignore=leave, dirs_exist_ok=True)
@@ -123,6 +162,32 @@ class _Left:
             write_json(job.folder / RESULT, result, indent=2)
         except (OSError, shutil.Error) as error:
             raise InputError("resume", self.folder, f"cannot be taken into {job.folder} ({error})") from error
+
+    def ready(self, job: Job) -> None:
+        """Readies the folder, which is the job's own, to go on after its last checkpoint; without one, to begin anew:
+        then its files get names of their own, such as ``steps.csv.1``, and are kept."""
+        if self.result["status"] == PLANNED:
+            return
+        origin = self.result["config"].get("resume")  # of training that began elsewhere, not all steps are here
+        if self.has_checkpoint and (origin is None or is_sweep(self.result["config"])):
+            write_json(self.folder / RESULT, {**self._untimed(), **self._origin(self.result.get(WENT_ON))}, indent=2)
+            (self.folder / BLOCKS).unlink(missing_ok=True)
+            return
+        files = [file for file in self.folder.iterdir() if file.name != RESULT and not file.name[-1].isdigit()]
+        number = 1 + len(list(self.folder.glob(f"{RESULT}.*")))
+        for file in (*files, self.folder / RESULT):
+            file.rename(f"{file}.{number}")
+        plan(self.folder, job.record_at_start)
+
+    def _untimed(self) -> dict[str, Any]:
+        """Returns the result without the times, of a run that goes on."""
+        result = dict(takewhile(lambda item: item[0] not in TIMES, self.result.items()))
+        return {**result, "status": "running"}
+
+    def _origin(self, earlier: Any) -> dict[str, Any]:
+        """Returns the entry that says where the run was before, in ``earlier`` words if there are any."""
+        on = {key: self.result[key] for key in MACHINE if key in self.result}
+        return {WENT_ON: {**(earlier or {"path": str(self.folder)}), "step": None, "on": on}}
 
 
 def _fields(config: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -27,20 +28,26 @@ from mpcompare.race.orders import Turns
 log = logging.getLogger("mpcompare")
 
 
-def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: Path | None = None) -> None:
+def run(
+    cfg: DictConfig,
+    drive: Callable[[Turns], None] | None = None,
+    shared: Path | None = None,
+    at_start: Mapping[str, Any] | None = None,
+) -> None:
     """Runs one job: Hydra's task function. In a sweep a job that fails is a record, and the others go on.
 
     Args:
         cfg: the composed configuration.
         drive: lets the entrant take its turns; None: alone, in this process.
         shared: the folder in which the entrants of a race share values; None: with nobody.
+        at_start: the first entries of its record, as its race was planned; None: as they are here.
     """
     fresh = drive is not None or "torch" not in sys.modules  # no backend has been in this process
-    from mpcompare.records import RESULT, Recorder
+    from mpcompare.records import RESULT, WENT_ON, Recorder
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    goes_on = drive is not None and is_sweep(cfg) and (folder / RESULT).exists()
-    recorder = Recorder(folder, record_at_start(cfg), goes_on)
+    is_planned = drive is not None and (folder / RESULT).exists()
+    recorder = Recorder(folder, record_at_start(cfg) if at_start is None else dict(at_start), is_planned)
     try:
         from mpcompare.command.ground import ground_apart
         from mpcompare.entrant.entrant import compete
@@ -52,7 +59,7 @@ def run(cfg: DictConfig, drive: Callable[[Turns], None] | None = None, shared: P
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
         alone_here = compiled() if drive is None else nullcontext()
         with interruptible(), alone_here, ground_apart(cfg) if fresh else nullcontext() as apart:
-            plan = plan_of(cfg)
+            plan = plan_of(cfg, goes_on=WENT_ON in recorder.result)
             with closing(compete(plan, recorder, Shared(shared), apart)) as turns:
                 (drive or partial(alone, rules=plan.measure, stages=stages_of(cfg, plan.backend, 1)))(turns)
     except KeyboardInterrupt:

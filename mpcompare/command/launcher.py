@@ -1,7 +1,7 @@
 """Sweeps as a fair race: every job in a process of its own, one of them computing at any moment.
 
-The jobs of one race take turns; races run one after the other. The process that launches imports no torch and uses no
-core while an entrant computes.
+A sweep is planned, its races are run one after the other, and its report is drawn. The jobs of one race take turns. The
+process that launches imports no torch and uses no core while an entrant computes.
 """
 
 import logging
@@ -9,76 +9,106 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import context
+from pathlib import Path
 from uuid import uuid4
 
 from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
-from hydra.types import HydraContext, TaskFunction
+from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from mpcompare import records
+from mpcompare.command import race_file
 from mpcompare.command.belongings import Belongings, belongings
 from mpcompare.command.first_verdicts import FirstVerdicts
-from mpcompare.command.going_on import take_over
+from mpcompare.command.going_on import finished, ready, take_over
+from mpcompare.command.job import run
+from mpcompare.command.lock import locked
 from mpcompare.command.nursery import nursery
 from mpcompare.command.plan import rules_of
 from mpcompare.command.process import GRACE_S, Process
 from mpcompare.command.stages import stages_of
-from mpcompare.command.sweep import Job, jobs_of, races_of
+from mpcompare.command.sweep import Job, races_of
 from mpcompare.errors import check_number
 from mpcompare.interrupt import interruptible, uninterrupted
-from mpcompare.race.course import Course
+from mpcompare.race.course import Course, Stage
 from mpcompare.race.progress import Board
 from mpcompare.race.turns import race
 
 log = logging.getLogger(__name__)
 
+Races = dict[Path, list[Job]]  # by their files
+Engine = Callable[[Races, HydraContext], object]
+
 
 def launch(
     hydra: HydraContext,
-    task: TaskFunction,
     config: DictConfig,
     job_overrides: Sequence[Sequence[str]],
     initial_job_idx: int,
-    silence_limit_s: float,
+    engine: Engine,
 ) -> list[JobReturn]:
-    """Runs the jobs of a sweep (``Launcher.launch``); how each ended is in its folder.
+    """Plans the jobs of a sweep (``Launcher.launch``), and lets an engine run its races; how each ended is in its
+    folder.
 
     Raises:
         InputError: before any has begun.
     """
-    check_number("hydra.launcher.silence_limit_s", silence_limit_s, above=0)
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
-    jobs = jobs_of(hydra, config, job_overrides, initial_job_idx)
-    races = races_of(jobs)
+    races = races_of(hydra, config, job_overrides, initial_job_idx)
     for entrants in races:
         rules_of(entrants[0].config)  # a wrong one ends the sweep before it began
-    if finished := take_over(races):
-        log.info(f"Finished before, and taken as they are: {', '.join(finished)}")
-        races = [entrants for entrants in races if entrants[0].name not in finished]
-    if not races:
-        return [job.ended() for job in jobs]
-    course = Course(
-        {job.name: stages_of(job.config, job.record_at_start["backend"], len(race)) for race in races for job in race},
-        time.monotonic(),
-    )
-    log.info("Importing torch, which takes some seconds")
-    fork = not any(job.config.hydra.job.env_set for job in jobs)
-    with belongings() as own, nursery(fork) as processes:
-        for i, entrants in enumerate(races):
-            log.info(f"Race {i + 1} of {len(races)}: {len(entrants)} taking turns")
-            for job in entrants:
-                log.info(f"\t{job.name} : {' '.join(filter_overrides(job.overrides))}")
-            which = f"race {i + 1} of {len(races)}" if len(races) > 1 else ""
-            board = Board([job.name for job in entrants], course, before=which, after="then the report")
-            _race(entrants, hydra, task, silence_limit_s, processes, board, own)
+        check_number("hydra.launcher.silence_limit_s", _silence_limit_s(entrants), above=0)
+    take_over(races)
+    for job in (jobs := [job for entrants in races for job in entrants]):
+        records.plan(job.folder, job.record_at_start)
+    engine({race_file.write(entrants): entrants for entrants in races}, hydra)
     return [job.ended() for job in jobs]
+
+
+def run_races(races: Races, hydra: HydraContext) -> None:
+    """Runs races one after the other, but for those that are finished. One that was begun goes on.
+
+    Raises:
+        InputError: a folder holds another run, or a record could not be completed.
+    """
+    left = {path: jobs for path, jobs in races.items() if not finished(jobs)}
+    if done := [job.name for path, jobs in races.items() if path not in left for job in jobs]:
+        log.info(f"Finished before, and taken as they are: {', '.join(done)}")
+    if not left:
+        return
+    of_job = {job.name: _stages(job, len(jobs)) for jobs in left.values() for job in jobs}
+    course = Course(of_job, time.monotonic())
+    fork = not any(job.hydra["job"]["env_set"] for jobs in left.values() for job in jobs)
+    log.info("Importing torch, which takes some seconds")
+    with belongings() as own, nursery(fork) as processes:
+        for number, (path, jobs) in enumerate(left.items(), start=1):
+            which = f"race {number} of {len(left)}" if len(left) > 1 else ""
+            board = Board([job.name for job in jobs], course, before=which, after="then the report")
+            with locked(path):
+                if finished(jobs):  # by another process meanwhile
+                    for job in jobs:
+                        course.end_turn(job.name, gone=True, now=time.monotonic())
+                    continue
+                ready(jobs)
+                log.info(f"Race {number} of {len(left)}: {len(jobs)} taking turns")
+                for job in jobs:
+                    log.info(f"\t{job.name} : {' '.join(filter_overrides(job.overrides))}")
+                _race(jobs, hydra, processes, board, own)
+
+
+def _stages(job: Job, entrants: int) -> tuple[Stage, ...]:
+    return stages_of(job.config, job.record_at_start["backend"], entrants)
+
+
+def _silence_limit_s(jobs: Sequence[Job]) -> float:
+    """Returns the seconds without a sign of life after which an entrant of a race is taken for hung."""
+    return jobs[0].hydra["launcher"]["silence_limit_s"]
 
 
 def _race(
     jobs: Sequence[Job],
     hydra: HydraContext,
-    task: Callable[..., None],
-    silence_limit_s: float,
     processes: context.BaseContext,
     board: Board,
     own: Belongings,
@@ -90,12 +120,12 @@ def _race(
     """
     entrants: list[Process] = []
     with interruptible(), own.shared(jobs[0].folder.parent) as shared, board:
-        task = partial(task, shared=shared)
         verdicts = FirstVerdicts(jobs, board)
         try:
             for job in jobs:
                 with uninterrupted():  # one that has started is in the list
-                    entrants.append(Process(job, hydra, task, silence_limit_s, board, processes, own))
+                    task = partial(run, shared=shared, at_start=job.record_at_start)
+                    entrants.append(Process(job, hydra, task, _silence_limit_s(jobs), board, processes, own))
             race(entrants, rules_of(jobs[0].config), board, uuid4().hex[:8], trained=verdicts.add)
         finally:
             with uninterrupted():

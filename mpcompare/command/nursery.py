@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-# Ctrl-C in a terminal, its end, and the signal that ends a job of a batch system go to all processes. Only the launcher
-# shall hear them.
-HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Ctrl-C in a terminal, its end, and the signals that end a job of a batch system, or announce its end, go to all
+# processes. Only the launcher shall hear them.
+HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 LONGEST_FOLDER = 70  # bytes: multiprocessing adds two names of about 14 each to it
 

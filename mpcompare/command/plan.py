@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 Section = TypeVar("Section")
 
 
-def plan_of(cfg: DictConfig) -> "Plan":
+def plan_of(cfg: DictConfig, goes_on: bool = False) -> "Plan":
     """Returns the plan of the entrant that this configuration describes.
+
+    Args:
+        cfg: the composed configuration.
+        goes_on: whether its folder holds a part of the run, with which it goes on.
 
     Raises:
         InputError: a value is not accepted; the message has the name of its key.
@@ -50,7 +54,7 @@ def plan_of(cfg: DictConfig) -> "Plan":
         device=cfg.device,
         seed=cfg.seed,
         train=_section(plan.Training, cfg, "train"),
-        resume=_resumption(cfg),
+        resume=_resumption(cfg, goes_on),
         eval=_section(plan.Evaluation, cfg, "eval"),
         monitor=_section(plan.Monitoring, cfg, "monitor"),
         measure=rules_of(cfg),
@@ -59,13 +63,14 @@ def plan_of(cfg: DictConfig) -> "Plan":
     )
 
 
-def _resumption(cfg: DictConfig) -> "Resumption":
-    """Returns the point to resume from: of a sweep that goes on, the folder of the run itself."""
+def _resumption(cfg: DictConfig, goes_on: bool) -> "Resumption":
+    """Returns the point to resume from: of a run that goes on, its own folder."""
     from mpcompare.entrant.plan import Resumption
 
-    if is_sweep(cfg):
+    if goes_on:
         return Resumption(Path(HydraConfig.get().runtime.output_dir), cfg.resume_older, goes_on=True)
-    return Resumption(None if cfg.resume is None else Path(str(cfg.resume)).expanduser(), cfg.resume_older)
+    begins = cfg.resume is None or is_sweep(cfg)  # one of which that sweep has nothing
+    return Resumption(None if begins else Path(str(cfg.resume)).expanduser(), cfg.resume_older)
 
 
 def rules_of(cfg: DictConfig) -> Rules:

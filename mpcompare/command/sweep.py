@@ -1,15 +1,17 @@
-"""The jobs of a sweep, and the races that they form."""
+"""The jobs of a sweep, and the races that they form: plain values, of which a file can be made."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from mpcompare import records
@@ -25,18 +27,37 @@ class Job:
     """One job of a sweep.
 
     Attributes:
-        config: composed, with Hydra's own node.
-        name: its folder below the sweep's.
-        record_at_start: the first entries of its ``result.json``.
-        resolved: the configuration as plain values; as it is written where it cannot be resolved, which fails the job.
+        sweep: the folder of the sweep.
+        name: its own folder below that.
+        record_at_start: the first entries of its ``result.json``. Their ``config`` is resolved; it is as it was written
+            where it cannot be resolved, which fails the job.
+        hydra: Hydra's own node, as it was written.
     """
 
-    config: DictConfig
-    overrides: list[str]
+    sweep: Path
     name: str
-    folder: Path
     record_at_start: dict[str, Any]
-    resolved: dict[str, Any]
+    hydra: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its record."""
+        return self.sweep / self.name
+
+    @cached_property
+    def config(self) -> DictConfig:
+        """The configuration, with Hydra's own node."""
+        with flag_override(of_hydra := OmegaConf.structured(HydraConf), "struct", False):
+            place = {"dir": str(self.sweep), "subdir": self.name}
+            of_hydra = OmegaConf.merge(of_hydra, self.hydra, {"sweep": place})
+        config = OmegaConf.create({**self.record_at_start["config"], "hydra": of_hydra})
+        OmegaConf.set_struct(config, True)
+        return config
+
+    @property
+    def overrides(self) -> list[str]:
+        """The overrides of the command line that make this job."""
+        return list(self.hydra["overrides"]["task"])
 
     def ended(self) -> JobReturn:
         """Returns the job for Hydra's sweeper. One that failed is a row of the report, not an exception that ends the
@@ -52,14 +73,18 @@ class Job:
         )
 
 
-def jobs_of(hydra: HydraContext, sweep: DictConfig, overrides: Sequence[Sequence[str]], first: int) -> list[Job]:
-    """Returns the jobs with these overrides, numbered from ``first`` on, and makes their folders.
+def races_of(hydra: HydraContext, sweep: DictConfig, overrides: Sequence[Sequence[str]], first: int) -> list[list[Job]]:
+    """Returns the jobs with these overrides, numbered from ``first`` on, by race: those of one race differ only in
+    ``HOW``. Makes their folders.
 
     Raises:
         InputError: two share a folder, or one cannot be written or holds a run already.
     """
-    jobs = [_job(hydra, sweep, first + i, list(each)) for i, each in enumerate(overrides)]
-    for folder in (folders := [job.folder for job in jobs]):
+    races: dict[str, list[Job]] = {}
+    for number, each in enumerate(overrides, first):
+        race, job = _job(hydra, sweep, number, list(each))
+        races.setdefault(race, []).append(job)
+    for folder in (folders := [job.folder for race in races.values() for job in race]):
         if folders.count(folder) > 1:
             raise InputError("hydra.sweep.subdir", folder.name, "expected a folder of its own for each job")
         records.check_unused("hydra.sweep.subdir", folder)
@@ -67,33 +92,24 @@ def jobs_of(hydra: HydraContext, sweep: DictConfig, overrides: Sequence[Sequence
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError("hydra.sweep.subdir", folder, f"cannot write there ({error.strerror})") from error
-    return jobs
-
-
-def races_of(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Returns the jobs by race: those of one race differ only in ``HOW``."""
-    races: dict[str, list[Job]] = {}
-    for job in jobs:
-        config = job.record_at_start["config"]
-        races.setdefault(repr({key: value for key, value in config.items() if key not in HOW}), []).append(job)
     return list(races.values())
 
 
-def _job(hydra: HydraContext, sweep: DictConfig, number: int, overrides: list[str]) -> Job:
+def _job(hydra: HydraContext, sweep: DictConfig, number: int, overrides: list[str]) -> tuple[str, Job]:
+    """Returns a job, and a word that all jobs of its race share."""
     config = hydra.config_loader.load_sweep_config(sweep, overrides)
     with open_dict(config):
         config.hydra.job.id = number
         config.hydra.job.num = number
     with _as_hydra_config(config):
         name = str(config.hydra.sweep.subdir)
-        folder = Path(str(config.hydra.sweep.dir)) / name
-        own = _without_hydra(config)
-        record = record_at_start(own)
-        try:
-            resolved: Any = OmegaConf.to_container(own, resolve=True)
-        except OmegaConfBaseException:
-            resolved = record["config"]
-        return Job(config, overrides, name, folder, record, resolved)
+        folder = Path(str(config.hydra.sweep.dir))
+        record = record_at_start(own := _without_hydra(config))
+        race = repr({key: value for key, value in record["config"].items() if key not in HOW})
+        with suppress(OmegaConfBaseException):
+            record["config"] = OmegaConf.to_container(own, resolve=True)
+        of_hydra: Any = OmegaConf.to_container(config.hydra, enum_to_str=True)
+        return race, Job(folder, name, record, of_hydra)
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:

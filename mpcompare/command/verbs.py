@@ -11,7 +11,7 @@ from mpcompare.errors import did_you_mean, fail, fails_on_input_errors
 
 PROGRAMS = ("report", "pitfalls", "footprint", "scalers")  # python -m mpcompare.PROGRAM
 LISTS = {"backends": "backend", "tasks": "task", "experiments": "experiment"}  # verb: group
-VERBS = (*PROGRAMS, *LISTS, "env")
+VERBS = ("plan", "run", *PROGRAMS, *LISTS, "env")
 
 
 def as_module() -> None:
@@ -25,8 +25,18 @@ def as_module() -> None:
 
 
 def run_verb(words: Sequence[str], version: str) -> bool:
-    """Runs the verb that the command line begins with. Returns False if it begins with none."""
+    """Runs the verb that the command line begins with. Returns False if it begins with none, or with ``plan``, which
+    is Hydra's with other arguments."""
     match words:
+        case ["plan", *rest]:
+            from mpcompare.command.racing import plan_arguments
+
+            sys.argv[1:] = plan_arguments(rest)
+            return False
+        case ["run", *rest]:
+            from mpcompare.command.racing import run_files
+
+            sys.exit(0 if run_files(rest) else 1)
         case [verb, *rest] if verb in PROGRAMS:
             sys.argv = [f"mpcompare {verb}", *rest]
             import_module(f"mpcompare.{verb}.__main__").main()

@@ -1,4 +1,4 @@
-"""A run of a sweep that was killed goes on in a new sweep, into whose folder its record and checkpoints were taken.
+"""A run that was killed goes on, in its own folder or in that of a new sweep, into which its files were taken.
 
 It is the run that it was: its steps, its evaluations and the moves of its weights are kept up to the checkpoint, so
 that its record is as if nobody had killed it. A run that was trained and examined is taken as it is, and only timed.
@@ -53,7 +53,8 @@ class WentOn:
     """The part of ``result.json`` that only a run has which went on.
 
     Attributes:
-        went_on: the folder in which it was before, and the step after which it goes on; None where all of it is taken.
+        went_on: the folder in which it was before, the step after which it goes on, None where all of it is taken, and
+            the machine that it was on.
     """
 
     went_on: dict[str, Any]

@@ -1,6 +1,5 @@
 """The provenance of a result: versions, device, flags, commit."""
 
-import hashlib
 import os
 import platform
 import subprocess
@@ -13,6 +12,7 @@ from mpcompare.errors import InputError, check_choice
 from mpcompare.foreign import version
 from mpcompare.instruments import fp32_products
 from mpcompare.instruments.bystanders import driver_version
+from mpcompare.records import host
 
 
 def select_device(device: str) -> torch.device:
@@ -92,7 +92,7 @@ def provenance(device: torch.device) -> Provenance:
     return Provenance(
         device=device.type,
         device_name=device_name(device),
-        host=hashlib.sha256(platform.node().encode()).hexdigest()[:8],
+        host=host(),
         threads=torch.get_num_threads(),
         cpu_count=os.cpu_count(),
         platform=platform.platform(),

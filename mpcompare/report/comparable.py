@@ -5,11 +5,10 @@ from itertools import combinations
 from typing import Any
 
 from mpcompare.errors import InputError, check_choice
-from mpcompare.records import named_fields
+from mpcompare.records import MACHINE, named_fields
 from mpcompare.report.runs import Run
 
 OBSERVED = ("dataset_fingerprint", "initial_weights")
-FACET = ("device_name", "host", "threads")
 
 
 def check_allowed(allow: object, tasks: Iterable[Mapping[str, Any]]) -> None:
@@ -89,7 +88,7 @@ def task_identity(run: Run) -> dict[str, Any]:
 
 def facet(run: Run) -> dict[str, Any]:
     """Returns the place where the run was: device, host and threads. Empty where the run failed before it knew it."""
-    return {key: run.result[key] for key in FACET if key in run.result}
+    return {key: run.result[key] for key in MACHINE if key in run.result}
 
 
 def differing(a: Run, b: Run, allow: Sequence[str] = ()) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpcompare.race.intervals import Interval, ratio, unpaired_ratio
+from mpcompare.records import MACHINE, PLANNED
 from mpcompare.report.comparable import (
     OBSERVED,
     check_comparable,
@@ -61,6 +62,8 @@ class Entry:
         """The reason why the run did not finish, in one line; empty if it did."""
         if self.ok:
             return ""
+        if self.run.result["status"] == PLANNED:
+            return "planned, and not run yet"
         return self.run.result.get("error") or "ended without a word: killed, or still running"
 
     @property
@@ -186,7 +189,8 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
 
 
 def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Task, batch, seed and device; where several share these, also the fields that tell them apart."""
+    """Task, batch, seed and device; where several share these, also the fields that tell them apart; the threads and
+    the host of each where not all ran on one machine."""
     known = [[{**task_identity(run), **facet(run), "task": run.result["task"]} for run in runs] for runs in groups]
 
     def each(key: str) -> list[str]:
@@ -199,7 +203,8 @@ def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
     words = {key: f"{name} {{}}" for key, name in names.items()}
     for key, word in {**words, "threads": "{} threads", "host": "host {:.8}"}.items():
         values = each(key)
-        alike = [{v for t, v in zip(titles, values, strict=True) if t == title} for title in titles]
+        among = titles if key not in MACHINE else [""] * len(titles)  # of a machine: among all, not those alike
+        alike = [{v for t, v in zip(among, values, strict=True) if t == title} for title in among]
         titles = [
             f"{title}, {word.format(value)}" if value and len(others) > 1 else title
             for title, value, others in zip(titles, values, alike, strict=True)

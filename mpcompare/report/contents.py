@@ -8,6 +8,11 @@ from mpcompare.report.comparison import Comparison
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
+MOST_DRAWN = 12  # comparisons of a report with figures: each takes a second to draw, and some hundred kilobytes
+UNDRAWN = (
+    f"There are no figures of more than {MOST_DRAWN} comparisons: mpcompare report RUN RUN draws those of some runs."
+)
+
 Verdicts = Mapping[str, Verdict]  # by the name of the run
 
 
@@ -31,6 +36,11 @@ class Report:
     def finished(self) -> list[Comparison]:
         """The comparisons in which a run finished."""
         return [comparison for comparison in self.comparisons if comparison.finished]
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there are figures: the tables of very many comparisons say more."""
+        return len(self.finished) <= MOST_DRAWN
 
     @property
     def has_baseline(self) -> bool:

@@ -46,7 +46,13 @@ def _went_on(result: Mapping[str, Any]) -> str:
     if not before or result.get("resumed_from"):
         return ""
     how = "taken as it is from" if before["step"] is None else f"went on after step {before['step']} of"
-    return f"{how} {before['path']}"
+    elsewhere = {key: value for key, value in before.get("on", {}).items() if value != result.get(key)}
+    return f"{how} {before['path']}" + (f", which was on another machine ({_machine(elsewhere)})" if elsewhere else "")
+
+
+def _machine(keys: Mapping[str, Any]) -> str:
+    """Returns ``device_name AMD EPYC, threads 2``."""
+    return ", ".join(f"{key} {value}" for key, value in keys.items())
 
 
 def resumed_from(result: Mapping[str, Any]) -> str:

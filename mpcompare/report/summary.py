@@ -192,6 +192,8 @@ _AFTER_PHASES: tuple[Column[Row], ...] = (
     recorded("batch_size", "1", "The number of samples in a batch."),
     recorded("seed", "1", "The seed of the initial weights and of generated data."),
     recorded("device_name", TEXT, "The device."),
+    recorded("host", TEXT, "A hash of the machine's name."),
+    recorded("threads", "1", "The number of threads that torch used."),
     recorded("status", TEXT, "The state of the run: ok, failed, interrupted or running."),
     Column(
         "error",

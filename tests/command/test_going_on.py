@@ -31,7 +31,8 @@ def test_finished_races_are_taken_whole_and_others_are_timed_anew(cli, swept, tm
     after = results(tmp_path / "again")
     assert after.keys() == before.keys()
     for name, result in after.items():
-        assert result["went_on"] == {"path": f"swept/{name}", "step": None}
+        on = {key: before[name][key] for key in ("device_name", "host", "threads")}
+        assert result["went_on"] == {"path": f"swept/{name}", "step": None, "on": on}
         assert result["timing"] == before[name]["timing"]
     tables = [pd.read_csv(folder / "report" / "summary.csv") for folder in (swept, tmp_path / "again")]
     pd.testing.assert_frame_equal(*(table.drop(columns=["folder", "run"], errors="ignore") for table in tables))

@@ -47,6 +47,8 @@ def test_every_command_of_a_page_is_one_that_its_program_takes(page, tmp_path, m
         match arguments:
             case ["-m", "venv", *_] | ["install", *_]:
                 pass
+            case ["-m", "mpcompare", "plan", *given]:
+                composes(given)
             case ["-m", "mpcompare", verb, *given] if verb in VERBS:
                 takes("mpcompare.__main__", [verb, *given], monkeypatch)
             case ["-m", "mpcompare", *given]:

@@ -30,8 +30,8 @@ def small(arguments: list[str]) -> Iterator[str]:
 
 
 def is_verb(arguments: list[str]) -> bool:
-    """Returns whether ``python -m mpcompare ARGUMENTS`` begins with a verb, which takes no overrides."""
-    return arguments[:1] != [] and arguments[0].isidentifier()
+    """Returns whether ``python -m mpcompare ARGUMENTS`` begins with a verb that takes no overrides."""
+    return arguments[:1] != [] and arguments[0].isidentifier() and arguments[0] != "plan"
 
 
 def main() -> None:

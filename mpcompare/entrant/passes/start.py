@@ -30,4 +30,4 @@ def take(entrant: Entrant) -> Pass[resume.Resumed | WentOn | Nothing]:
     if before is None:
         return resume.describe(checkpoint, folder)
     log.info("taken as it is from %s" if entrant.taken else f"goes on after step {saved.step} of %s", folder)
-    return WentOn({"path": str(folder), "step": None if entrant.taken else saved.step})
+    return WentOn({**recorder.result[WENT_ON], "step": None if entrant.taken else saved.step})

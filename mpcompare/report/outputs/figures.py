@@ -22,7 +22,7 @@ NO_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDa
 
 def write(report: Report, folder: Path) -> None:
     """Writes each figure that has something to show."""
-    wanted = [each for each in formats.FIGURES if each in report.formats]
+    wanted = [each for each in formats.FIGURES if each in report.formats and report.is_drawn]
     for name, draw in FIGURES.items() if wanted else ():
         if figure := draw(report):
             figure.suptitle(CAPTIONS[name][0], fontsize=11, fontweight="bold", x=0.01, ha="left")

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from mpcompare.records import finite, write_atomically
-from mpcompare.report import digits, dtypes, inference, remarks
+from mpcompare.report import contents, digits, dtypes, inference, remarks
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs import summary_md
@@ -71,6 +71,7 @@ def render(report: Report, files: Sequence[str]) -> str:
     return environment.get_template("page.html.jinja").render(
         parts=parts,
         markdown="\n".join(summary_md.lines(report)),
+        undrawn="" if report.is_drawn else contents.UNDRAWN,
         missing_baseline="" if report.has_baseline else report.baseline,
         data=_json([series.series(comparison) for comparison in report.comparisons]),
         style=Markup("\n".join(_text(name) for name in ("uplot/uPlot.min.css", "static/page.css"))),
@@ -95,7 +96,7 @@ def _part(report: Report, place: int) -> Part:
         runs=tables.runs(comparison, verdicts),
         ways=tables.ways(comparison),
         way_lines=inference.lines(comparison),
-        figures=list(figures.drawn(comparison, report, place)) if comparison.finished else [],
+        figures=list(figures.drawn(comparison, report, place)) if comparison.finished and report.is_drawn else [],
         checked=checks.checked(comparison, verdicts),
         dtypes=settings.dtypes(comparison),
         dtype_lines=dtypes.lines(comparison),

@@ -1,0 +1,109 @@
+"""A race as a file: everything that a machine needs to run it, and the fingerprints of the code that it is for."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, TypedDict
+
+from mpcompare.command.code import fingerprints
+from mpcompare.command.sweep import Job
+from mpcompare.errors import InputError
+from mpcompare.fields import ConfigAtLeast
+from mpcompare.foreign import parsed, read_bytes
+from mpcompare.records import write_atomically
+from mpcompare.typed import check_type
+
+FORMAT = 1  # the version of these files
+FOLDER = "races"  # below the folder of the sweep, whose runs lie beside it
+
+
+class AtStart(TypedDict):
+    """``record_at_start``."""
+
+    backend: str
+    config: ConfigAtLeast
+
+
+class Entrant(TypedDict):
+    """A :class:`Job` without its place."""
+
+    name: str
+    record: AtStart
+    hydra: dict[str, Any]
+
+
+class Document(TypedDict):
+    """The file.
+
+    Attributes:
+        code: as :func:`fingerprints` returns it.
+        device: ``cpu``, ``cuda`` or ``auto``; a scheduler may ask for a GPU by it.
+        digest: of all else: it shows that a file was edited, and is no proof of its origin.
+    """
+
+    format_version: int
+    code: dict[str, str]
+    device: str
+    entrants: list[Entrant]
+    digest: str
+
+
+def write(race: Sequence[Job]) -> Path:
+    """Writes a race into the next free file of its sweep, and returns the path.
+
+    Raises:
+        InputError: it holds what JSON has no word for.
+    """
+    entrants = [{"name": job.name, "record": job.record_at_start, "hydra": job.hydra} for job in race]
+    config = race[0].record_at_start["config"]
+    document: dict[str, Any] = {"format_version": FORMAT, "code": _code(entrants), "device": config["device"]}
+    document["entrants"] = entrants
+    try:
+        if repr(json.loads(json.dumps(document))) != repr(document):
+            raise TypeError("a key is no text")
+    except TypeError as error:
+        raise InputError("race", race[0].name, f"cannot be written as a file ({error})") from error
+    folder = race[0].sweep / FOLDER
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{len(list(folder.glob('*.json'))):03d}.json"
+    text = json.dumps({**document, "digest": _digest(document)}, indent=1) + "\n"
+    write_atomically(path, lambda unfinished: unfinished.write_text(text), new=True)
+    return path
+
+
+def read(path: Path) -> list[Job]:
+    """Returns the race that a file holds. Its runs lie beside the folder of the file.
+
+    Raises:
+        InputError: it cannot be read, is of another version, was edited, or is for other code than there is here.
+    """
+    try:
+        document = parsed(read_bytes(path))
+    except (OSError, ValueError) as error:
+        raise InputError("race", path, f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    found = document.get("format_version") if isinstance(document, dict) else None
+    if found != FORMAT:
+        expected = f"has format_version={found}, expected {FORMAT}: another version of mpcompare has planned it"
+        raise InputError("race", path, expected)
+    if document.pop("digest", None) != _digest(document):
+        raise InputError("race", path, "was edited since it was planned: plan it again with other arguments")
+    check_type("race", {**document, "digest": ""}, Document)
+    here = _code(document["entrants"])
+    for name, planned in document["code"].items():
+        if here.get(name) != planned:
+            expected = f"was planned with {name} {planned}, and here is {here.get(name, 'none')}: give both the same"
+            raise InputError("race", path, expected)
+    for entrant in document["entrants"]:
+        if (name := PurePosixPath(entrant["name"])).is_absolute() or ".." in name.parts:
+            raise InputError("race", path, f"expected a folder below that of the sweep, and not {name}")
+    sweep = path.absolute().parent.parent
+    return [Job(sweep, entrant["name"], entrant["record"], entrant["hydra"]) for entrant in document["entrants"]]
+
+
+def _code(entrants: Sequence[Any]) -> dict[str, str]:
+    return fingerprints([entrant["record"]["config"] for entrant in entrants])
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

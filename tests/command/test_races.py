@@ -1,0 +1,201 @@
+"""A race is a file: planned here, run anywhere, in a report again (docs/clusters.md)."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from fnmatch import fnmatch
+
+import pandas as pd
+import pytest
+from support.command import SMALL
+
+from mpcompare.command import code
+from mpcompare.command.lock import locked
+
+# Fields that a clock or a meter has read, that are drawn at random with each block, or that name the folder.
+MEASURED = (
+    *("*_ms", "*_ms_p?0", "*_s", "*_per_s", "seconds", "batches", "timing", "timed_*", "phase_*", "tflops", "*rss*"),
+    *("examine_peak_bytes", "sweep"),
+)
+SWEEP = (*SMALL, "backend=amp,fp32", "seed=0,1", "train.deterministic=true", "verdict.noise=1", "report.formats=[]")
+
+
+def results(folder):
+    return {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))}
+
+
+def statuses(folder):
+    return {name: result["status"] for name, result in results(folder).items()}
+
+
+@pytest.fixture
+def planned(cli, tmp_path):
+    """Returns the folder of a sweep of two races that is planned, and not run."""
+    ended = cli("plan", *SWEEP, "hydra.sweep.dir=planned")
+    assert ended.code == 0, ended.err
+    return tmp_path / "planned"
+
+
+def test_a_plan_is_a_file_a_race_and_a_row_a_run(cli, planned):
+    files = sorted((planned / "races").iterdir())
+    assert [file.name for file in files] == ["000.json", "001.json"]
+    race = json.loads(files[1].read_text())
+    assert [entrant["name"] for entrant in race["entrants"]] == ["1-amp-auto", "3-fp32-auto"]
+    assert {entrant["record"]["config"]["seed"] for entrant in race["entrants"]} == {1}
+    assert race["entrants"][0]["record"]["config"]["report"]["baseline"] == "amp"
+    assert set(race["code"]) == {"torch", "mpcompare"}
+    assert "${" not in json.dumps([entrant["record"] for entrant in race["entrants"]])  # it is whole
+    assert set(statuses(planned).values()) == {"planned"}
+    ended = cli("report", "planned")
+    assert ended.code == 1
+    table = pd.read_csv(planned / "report" / "summary.csv")
+    assert table["error"].tolist() == ["planned, and not run yet"] * 4
+    ended = cli("plan", *SWEEP, "hydra.sweep.dir=planned")
+    assert ended.code == 2
+    assert "already holds a run" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        ("another version", {"format_version": 2}, "has format_version=2, expected 1: another version of mpcompare"),
+        ("edited", {"device": "cuda"}, "was edited since it was planned"),
+        ("no race", None, "cannot be read"),
+    ],
+)
+def test_a_race_file_that_is_not_as_it_was_planned_is_one_line(cli, planned, name, edit, message):
+    file = planned / "races" / "001.json"
+    file.write_text("{" if edit is None else json.dumps({**json.loads(file.read_text()), **edit}))
+    ended = cli("run", "planned/races/000.json", "planned/races/001.json")
+    assert ended.code == 2
+    (line,) = ended.err.splitlines()
+    assert line.startswith("mpcompare: error: race=planned/races/001.json: ")
+    assert message in line
+    assert set(statuses(planned).values()) == {"planned"}
+
+
+def test_other_code_is_one_line_that_names_it(cli, planned, monkeypatch):
+    real = code.version
+    monkeypatch.setattr(code, "version", lambda name: "9.9" if name == "torch" else real(name))
+    ended = cli("run", "planned/races/000.json")
+    assert ended.code == 2
+    assert "was planned with torch " in ended.err
+    assert "and here is 9.9" in ended.err
+
+
+def test_the_sources_of_a_users_module_are_part_of_the_code(tmp_path, monkeypatch):
+    (tmp_path / "my_net_of_36.py").write_text("class Net: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = {"task": {"model": {"_target_": "my_net_of_36.Net"}}}
+    before = code.fingerprints(config)
+    assert set(before) == {"torch", "mpcompare", "my_net_of_36"}
+    (tmp_path / "my_net_of_36.py").write_text("class Net: pass\n")
+    assert {name for name, now in code.fingerprints(config).items() if now != before[name]} == {"my_net_of_36"}
+
+
+def test_the_array_of_a_plan_is_a_script_that_bash_reads(cli, tmp_path):
+    ended = cli("plan", *SWEEP, 'hydra.sweep.dir="it\'s planned"', "--array", "an array.sh")
+    assert ended.code == 0, ended.err
+    script = tmp_path / "an array.sh"
+    assert "#SBATCH --array=0-1\n" in script.read_text()
+    stand_in = script.read_text().replace(f"exec {sys.executable}", "printf '%s\\n'")
+    ended = subprocess.run(
+        ["bash", "-c", stand_in], env={**os.environ, "SLURM_ARRAY_TASK_ID": "1"}, capture_output=True, text=True
+    )
+    assert ended.stdout.splitlines()[-1] == f"{tmp_path}/it's planned/races/001.json", ended.stderr
+
+
+def test_a_race_that_another_process_runs_is_waited_for(planned):
+    file = planned / "races" / "000.json"
+    script = (
+        "import sys; from pathlib import Path; from mpcompare.command.lock import locked\n"
+        "with locked(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "in\n"
+    waiter = subprocess.Popen([sys.executable, "-c", script, file], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiter.wait(1)
+    holder.kill()
+    assert waiter.wait(20) == 0
+    holder.wait()
+    with locked(file, shared=True), locked(file, shared=True):
+        pass
+
+
+def comparable(value):
+    """Returns a record without ``MEASURED`` fields."""
+    if not isinstance(value, dict):
+        return value
+    return {key: comparable(each) for key, each in value.items() if not any(fnmatch(key, name) for name in MEASURED)}
+
+
+@pytest.mark.slow
+def test_plan_run_and_report_are_the_sweep(cli, planned, tmp_path):
+    assert cli("run", *map(str, sorted((planned / "races").iterdir()))).code == 0
+    assert cli("report", "planned").code == 0
+    ended = cli("-m", *SWEEP, "hydra.sweep.dir=swept")
+    assert ended.code == 0, ended.err
+    one, other = results(planned), results(tmp_path / "swept")
+    assert list(one) == list(other)
+    for name in one:
+        assert list(one[name]) == list(other[name])  # the same fields in the same order
+        assert comparable(one[name]) == comparable(other[name])
+        steps = [pd.read_csv(folder / name / "steps.csv") for folder in (planned, tmp_path / "swept")]
+        pd.testing.assert_frame_equal(*(each.drop(columns="step_ms") for each in steps))
+        numerics = [(folder / name / "numerics.json").read_bytes() for folder in (planned, tmp_path / "swept")]
+        assert numerics[0] == numerics[1]
+    races = [{name: result["timing"]["race"] for name, result in each.items()} for each in (one, other)]
+    for race in races:
+        assert race["0-amp-auto"] == race["2-fp32-auto"] != race["1-amp-auto"] == race["3-fp32-auto"]
+    drawn = (planned / "report", tmp_path / "swept" / "report")
+    verdicts = [json.loads((folder / "verdict.json").read_text()) for folder in drawn]
+    words = [{name: verdict["word"] for name, verdict in each.items()} for each in verdicts]
+    assert words[0] == words[1]
+
+
+@pytest.mark.slow
+def test_resume_runs_what_is_missing_and_keeps_what_was_written(cli, tmp_path):
+    assert cli("plan", *SWEEP, "train.checkpoint_every=2", "hydra.sweep.dir=planned").code == 0
+    planned, files = tmp_path / "planned", ["planned/races/000.json", "planned/races/001.json"]
+    assert cli("run", files[0]).code == 0
+    before = results(planned)
+    ended = cli("run", *files)
+    assert ended.code == 2
+    assert "already holds a run (result.json); --resume runs what is missing" in ended.err
+    # One run of the first race was killed while it was timed, one of the second before its first checkpoint.
+    late, early = planned / "2-fp32-auto", planned / "3-fp32-auto"
+    (late / "result.json").write_text(json.dumps({**before["2-fp32-auto"], "status": "running"}))
+    shutil.copy(late / "steps.csv", early / "steps.csv")
+    (early / "result.json").write_text(json.dumps({**results(planned)["3-fp32-auto"], "status": "running"}))
+    ended = cli("run", "--resume", *files)
+    assert ended.code == 0, ended.err
+    after = results(planned)
+    assert set(statuses(planned).values()) == {"ok"}
+    assert after["2-fp32-auto"]["went_on"]["path"] == str(late)
+    assert after["2-fp32-auto"]["timing"]["race"] == after["0-amp-auto"]["timing"]["race"]
+    assert after["0-amp-auto"]["timing"]["race"] != before["0-amp-auto"]["timing"]["race"]
+    assert json.loads((early / "result.json.1").read_text())["status"] == "running"
+    assert (early / "steps.csv.1").read_bytes() == (late / "steps.csv").read_bytes()
+    ended = cli("run", "--resume", *files)
+    assert (ended.code, "Importing torch" in ended.out) == (0, False)
+    assert results(planned) == after
+
+
+@pytest.mark.slow
+def test_a_race_that_is_ended_says_so_and_leaves_the_others(planned, tmp_path):
+    command = [sys.executable, "-m", "mpcompare", "run", "--resume", "planned/races/000.json", "planned/races/001.json"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (planned / "1-amp-auto" / "steps.csv").exists():
+        assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert set(statuses(planned).values()) <= {"ok", "interrupted"}
+    assert statuses(planned)["0-amp-auto"] == "ok"
+    assert statuses(planned)["3-fp32-auto"] == "interrupted"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ class Seen:
         in_one_piece: whether the step had no phases.
         draws_alike: whether the network drew the random numbers of the oracle's.
         norm: that of the gradients, as the maker says; NaN where it says none.
+        buffers: before the step.
     """
 
     lr: float
@@ -42,6 +43,7 @@ class Seen:
     in_one_piece: bool = False
     draws_alike: bool = True
     norm: float = math.nan
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def moved(self) -> bool:

@@ -1,7 +1,8 @@
-"""Torch's own norms, embeddings and biases, computed again as torch computes them, from the operands that a loop had.
+"""Torch's own layers, computed again as torch computes them, from the operands that a loop had.
 
-On a CPU torch computes some of them in 16 bits, or sums their gradients so; and where the gradient of a bias cancels,
-the order of its sum is all that is left of it. That is no fault of the loop, and is the measure of what the loop got.
+On a CPU torch computes some norms in 16 bits, and sums gradients of norms and convolutions so; and where the gradient
+of a bias cancels, the order of its sum is all that is left of it. That is no fault of the loop, and is the measure of
+what the loop got.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ class Kernels:
     """What torch's own layers make.
 
     Attributes:
-        grads: of their parameters, the sums over all calls; of layers of products only of biases.
+        grads: of their parameters, the sums over all calls.
         alike: the places at which the loop had the same bits, as ``Layers.places`` names them.
     """
 
@@ -65,7 +66,7 @@ def _again(module: nn.Module, call: Call, autocast: str, grads: dict[str, Tensor
     args, kwargs = tree_unflatten([v.detach() if is_real(v) else v for v in call.inputs], call.arguments)
     with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
         results: list[Any] = tree_flatten(module(*args, **kwargs))[0]
-    params = [p for p in module.parameters() if p.requires_grad and (p.dim() == 1 or isinstance(module, STAY_IN_FP32))]
+    params = [p for p in module.parameters() if p.requires_grad]
     pairs = [(y, g) for y, g in zip(results, call.gradients, strict=False) if g is not None and y.requires_grad]
     if pairs and params:
         ends, arrived = [y for y, _ in pairs], [g.to(y.dtype) for y, g in pairs]

@@ -3,8 +3,9 @@
 from importlib import metadata
 
 from mpcompare.api.compare import compare
+from mpcompare.watching import watch
 
-__all__ = ["__version__", "compare"]
+__all__ = ["__version__", "compare", "watch"]
 
 try:
     __version__ = metadata.version("mpcompare")

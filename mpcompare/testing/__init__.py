@@ -17,12 +17,18 @@ and this in its tests:
 The checks run on small networks: an MLP, a CNN with batch norm, a transformer. Those that look at the interface come
 first. Where all of them hold, the backend is trained and examined as in a race, and gets the verdict beside torch's
 own implementation in the same precision.
+
+Two training loops are compared by ``assert_same_training(ours, reference)``, which knows no contract.
 """
 
 from mpcompare.testing.candidate import Candidate
 from mpcompare.testing.check import check_backend
 from mpcompare.testing.examined import examined_run
 from mpcompare.testing.outcome import BrokenContract, Checked
+from mpcompare.testing.same_training import DifferentTraining, assert_same_training
 from mpcompare.testing.small_tasks import small_tasks
 
-__all__ = ["BrokenContract", "Candidate", "Checked", "check_backend", "examined_run", "small_tasks"]
+__all__ = [
+    "BrokenContract", "Candidate", "Checked", "DifferentTraining", "assert_same_training", "check_backend",
+    "examined_run", "small_tasks",
+]  # fmt: skip

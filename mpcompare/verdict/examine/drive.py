@@ -8,7 +8,7 @@ optimizer's in fp32 arithmetic; the loss scale with its policy.
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,19 +28,19 @@ from mpcompare.verdict.examine.draws import beside_the_oracle
 from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import (
     FROM_THE_START,
-    Change,
     Remembered,
-    clip_errors,
     gradient_errors,
     micro_batches,
     update_errors,
 )
 from mpcompare.verdict.examine.group_mistakes import known_mistakes
-from mpcompare.verdict.examine.idle import idle, moved
+from mpcompare.verdict.examine.idle import idle
+from mpcompare.verdict.examine.idle import moved as moved_ones
 from mpcompare.verdict.examine.new_step import new_step
 from mpcompare.verdict.examine.oracle import Exact
+from mpcompare.verdict.examine.seen import Seen, all_finite, moved
 from mpcompare.verdict.examine.subject import Subject, promised_scaling, promised_task
-from mpcompare.verdict.examine.updates import Update, some_of
+from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.findings import (
     Clip,
     Drive,
@@ -99,38 +99,6 @@ def beside(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
     )
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """One step as it was seen.
-
-    Attributes:
-        lr: its learning rate.
-        loss: as the backend says.
-        grads: before they were clipped; of a backend whose step is one piece, after; empty where none are shown.
-        clipped: after they were clipped.
-        before, after: the weights; those after it are the backend's own, which its next step changes.
-        buffers: before the step.
-        scale: the loss scale before the step, as the backend says.
-        skipped: as the backend says.
-        moved_early: whether weights changed before the gradients of all micro-batches were there.
-        in_one_piece: whether the step had no phases.
-        draws_alike: whether the network drew the random numbers of the oracle's.
-    """
-
-    lr: float
-    loss: float
-    grads: Mapping[str, Tensor]
-    clipped: Mapping[str, Tensor]
-    before: Mapping[str, Tensor]
-    after: Params
-    buffers: Mapping[str, Tensor]
-    scale: float
-    skipped: bool
-    moved_early: bool
-    in_one_piece: bool
-    draws_alike: bool
-
-
 class Driver:
     """Takes steps with a new backend, and writes down each.
 
@@ -163,8 +131,8 @@ class Driver:
         self.clips: list[Clip] = []
         self.idle: list[dict[str, bool]] = []
         self.next_scale: NextScale | None = None
-        self.first_finite: tuple[_Taken, Batches] | None = None
-        self.first_buffers: tuple[_Taken, Mapping[str, Tensor]] | None = None  # with those after the step
+        self.first_finite: tuple[Seen, Batches] | None = None
+        self.first_buffers: tuple[Seen, Mapping[str, Tensor]] | None = None  # with those after the step
         self.draws_alike = True
 
     def load(self, state: State) -> None:
@@ -230,7 +198,7 @@ class Driver:
             idle=list(self.idle) if any(self.idle) else [],
         )
 
-    def _step(self, batch: Batches) -> _Taken:
+    def _step(self, batch: Batches) -> Seen:
         backend, lr = self.backend, float(self.rates.now)
         before, scale = Stored(backend.master_params()), float(backend.loss_scale())
         buffers = Stored(backend.buffers())
@@ -239,73 +207,46 @@ class Driver:
         walk.through("unscale")
         loss, grads = float(walk.loss), Stored(backend.grads())
         several = self.task.accumulate > 1 and not walk.in_one_piece
-        moved_early = several and _moved(before, backend.master_params())
+        moved_early = several and moved(before, backend.master_params())
         walk.through("clip")
         clipped = grads if walk.in_one_piece or self.task.clip_norm is None else Stored(backend.grads())
         walk.through("step")
         after, skipped = rows_of(backend.master_params()), bool(backend.skipped)
         walk.finish()
-        return _Taken(
-            lr, loss, grads, clipped, before, after, buffers, scale, skipped, moved_early, walk.in_one_piece,
-            draws_alike,
+        return Seen(
+            lr, loss, grads, clipped, before, after, scale, skipped, moved_early, walk.in_one_piece, draws_alike,
+            _said_norm(backend), buffers,
         )  # fmt: skip
 
-    def _finite_gradients(self, taken: _Taken) -> bool:
+    def _finite_gradients(self, taken: Seen) -> bool:
         """Whether the gradients of a step are finite. Of those that are not shown, as in a skipped step, the loss tells
         where it is inf or NaN, and else the backend, where its loss is scaled."""
         if taken.grads:
-            return _finite(taken.grads)
+            return all_finite(taken.grads)
         return math.isfinite(taken.loss) and not (self.checks and taken.skipped)
 
-    def _without_idle(self, taken: _Taken, batch: Batches) -> _Taken:
+    def _without_idle(self, taken: Seen, batch: Batches) -> Seen:
         """Writes down whether parameters without a gradient moved, and returns the step without their gradients."""
         names = idle(self.subject.examined, self.task.loss_fn, batch, taken.grads, taken.before)
-        self.idle.append(moved(names, taken.before, taken.after))
+        self.idle.append(moved_ones(names, taken.before, taken.after))
         if not names:
             return taken
         shown = {name: g for name, g in taken.grads.items() if name not in names}
         return replace(taken, grads=shown, clipped={name: taken.clipped[name] for name in shown})
 
-    def _write_step(self, taken: _Taken, finite: bool) -> None:
-        step = Step(
-            finite=finite,
-            skipped=taken.skipped,
-            should_skip=self.checks and not finite,
-            moved=_moved(taken.before, taken.after),
-            moved_early=taken.moved_early,
-            finite_after_clip=finite if taken.clipped is taken.grads else _finite(taken.clipped),
-            loss_scale=taken.scale,
-            should_scale=self.scaling.scale,
-            asked_scale=None if self.asked.scale == self.scaling.scale else self.asked.scale,
-        )
-        self.taken.append(step)
+    def _write_step(self, taken: Seen, finite: bool) -> None:
+        asked = None if self.asked.scale == self.scaling.scale else self.asked.scale
+        self.taken.append(taken.step(finite, self.checks, self.scaling.scale, asked))
 
-    def _write_update(self, taken: _Taken) -> None:
-        change = Change(taken.before, taken.after, taken.clipped, taken.lr, self.remembered)
+    def _write_update(self, taken: Seen) -> None:
         weights = self.promises.weights
         short = self.compute_dtype if weights == "fp32" else torch_dtype(FORMATS[weights])
+        change = taken.change(self.remembered)
         self.update_errors.append(update_errors(self.replay, change, short, self.promises.coarse_weights))
-        update = Update(
-            before=some_of(taken.before),
-            after=some_of(taken.after),
-            grads=some_of(taken.grads),
-            clipped=some_of(taken.clipped),
-            lr=taken.lr,
-            norm=numerics.total_norm(taken.clipped, 2.0) if taken.clipped else math.nan,
-            number=int(self.rates.updates) - 1,
-            steps=len(self.taken) - 1,
-            remembered=replace(
-                self.remembered, tensors={kind: some_of(t) for kind, t in self.remembered.tensors.items()}
-            ),
-            scale=taken.scale,
-        )
-        self.updates.append(update)
+        self.updates.append(taken.update(int(self.rates.updates) - 1, len(self.taken) - 1, self.remembered))
         self.remembered = FROM_THE_START
         if taken.grads and self.task.clip_norm is not None:
-            shown = None if taken.in_one_piece else taken.grads
-            norm = _said_norm(self.backend)
-            clip = clip_errors(shown, taken.clipped, norm, self.task.clip_norm, self.task.clip_norm_type)
-            self.clips.append(clip)
+            self.clips.append(taken.clip(self.task.clip_norm, self.task.clip_norm_type))
 
     def _of_oracle(self) -> tuple[FiniteStep | None, Errors]:
         """Returns the first finite step, and the buffers after the first step, compared with the oracle's."""
@@ -343,7 +284,7 @@ class Driver:
             buffers = self._buffers(self._again(replace(taken, scale=scale), self.start).buffers)
         return finite, buffers
 
-    def _again(self, taken: _Taken, batch: Batches) -> Exact:
+    def _again(self, taken: Seen, batch: Batches) -> Exact:
         """Returns a step as a new backend takes it."""
         network = with_values(self.subject.examined, taken.before, taken.buffers)
         return new_step(self.subject, network, taken.scale, batch, taken.lr)
@@ -399,15 +340,7 @@ def _moments(state: Mapping[str, Params]) -> dict[str, Params]:
     return {kind: tensors for kind, tensors in state.items() if kind != "step"}
 
 
-def _finite(tensors: Mapping[str, Tensor]) -> bool:
-    return all(bool(t.isfinite().all()) for t in tensors.values())
-
-
-def _moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
-    return any(not numerics.same_bits(before[name], after[name]) for name in before)
-
-
-def _first_update(task: Task, taken: _Taken, exact: Mapping[str, Tensor]) -> dict[str, FirstUpdate]:
+def _first_update(task: Task, taken: Seen, exact: Mapping[str, Tensor]) -> dict[str, FirstUpdate]:
     """Returns the change of each tensor beside the one that the oracle's gradients make."""
     factor = numerics.clip_factor(exact, task.clip_norm, task.clip_norm_type)
     updates = {}

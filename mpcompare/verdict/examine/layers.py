@@ -1,7 +1,7 @@
 """The layers of a network as an examination needs them: the owner of each tensor, and how long sums are."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,17 +18,22 @@ def layers(model: nn.Module, order: Sequence[str], x: Tensor) -> dict[str, Layer
         order: the layers in the order of their calls.
         x: a few samples.
     """
-    places, inputs = {name: place for place, name in enumerate(order)}, _inputs(model, x)
+    return owners(model, order, _inputs(model, x))
+
+
+def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) -> dict[str, Layer]:
+    """Returns the same where it is known, by layer, which other one's output it is given as it is."""
+    places = {name: place for place, name in enumerate(order)}
     calls = Counter(name.partition("#")[0] for name in order)
     uses: Counter[int] = Counter()
     for name, module in model.named_modules():
         uses.update({id(p): max(calls[name], 1) for p in module.parameters(recurse=False)})
-    owners = {}
+    found = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         layer, _, part = name.rpartition(".")
         path = layer.split(".")
         around = [".".join(path[:depth]) for depth in range(len(path))]
-        owners[name] = Layer(
+        found[name] = Layer(
             layer=layer,
             kind=type(model.get_submodule(layer)).__name__,
             inside=[type(model.get_submodule(outer)).__name__ for outer in around],
@@ -37,7 +42,7 @@ def layers(model: nn.Module, order: Sequence[str], x: Tensor) -> dict[str, Layer
             after=inputs.get(layer, ""),
             uses=max(uses[id(tensor)], 1),
         )
-    return owners
+    return found
 
 
 def _inputs(model: nn.Module, x: Tensor) -> dict[str, str]:

@@ -67,7 +67,12 @@ def _of_drives(
 
 
 def gradient_checks(
-    case: Case, where: str, passes: tuple[Pass, Pass], roundings: dict[str, RoundingError], cause: str
+    case: Case,
+    where: str,
+    passes: tuple[Pass, Pass],
+    roundings: dict[str, RoundingError],
+    cause: str,
+    first_is_right: bool = True,
 ) -> Iterator[Check]:
     """Yields the checks of the gradients and the loss of one pass.
 
@@ -77,6 +82,7 @@ def gradient_checks(
         passes: the run's and its reference's.
         roundings: by tensor.
         cause: that of all checks that fail; empty where the errors tell it.
+        first_is_right: whether the gradients of the first step are right where these are not.
     """
     run, reference = (each.step for each in passes)
     errors = errors_of(case, where, passes, roundings)
@@ -86,7 +92,7 @@ def gradient_checks(
     if not errors or math.isnan(loss_limit):
         return
     explained, because = explain(case.run, errors, *passes, loss_error <= loss_limit)
-    if where != FIRST and explained:
+    if where != FIRST and explained and first_is_right:
         because = f"those of the first step are right, and {where} {because}"
     for name, e in errors.items():
         yield Check(f"gradient {where}, {name}", e.error, e.limit, cause or explained, because)

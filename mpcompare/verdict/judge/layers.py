@@ -70,11 +70,23 @@ def _as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:
 
 def _checks(case: Case, name: str) -> Iterator[Check]:
     run, reference = (each.findings.replays.get(name) for each in (case.run, case.reference))
-    if case.is_reference or run is None:
-        return
+    if not case.is_reference and run is not None:
+        yield from of_step(case, run, reference, WHERE[name])
+
+
+def of_step(
+    case: Case, run: Layers, reference: Layers | None, where: str, first_is_right: bool = True
+) -> Iterator[Check]:
+    """Yields the checks of one step.
+
+    Args:
+        reference: the reference's step; None where roundings alone are the measure.
+        where: the step, in words.
+        first_is_right: whether gradients that are wrong here are known to be right in the first step.
+    """
     if run.detached:
-        because = f"no gradient passes back from the output of {run.detached[0]} {WHERE[name]}"
-        yield Check(f"gradients pass {WHERE[name]}", len(run.detached), 0, "gradient missing", because)
+        because = f"no gradient passes back from the output of {run.detached[0]} {where}"
+        yield Check(f"gradients pass {where}", len(run.detached), 0, "gradient missing", because)
     others = reference.places if reference else {}
     limits = {at: place_limit(case.run, place, others.get(at)) for at, place in run.places.items()}
     for buffer, place in run.places.items():
@@ -82,20 +94,21 @@ def _checks(case: Case, name: str) -> Iterator[Check]:
             limits[buffer] += stored_coarsely(case.run) * place.norm
     failed = [at for at, place in run.places.items() if not place.error <= limits[at]]
     excess = {at: run.places[at].error / max(limits[at], 1e-300) for at in failed}
-    cause, because = _explained(case, run, excess, WHERE[name])
+    cause, because = _explained(case, run, excess, where)
     for kind in KINDS:
         at = [at for at in run.places if at.startswith(f"{kind} ")]
         if not at:
             continue
         worst = max(at, key=lambda each: run.places[each].error / max(limits[each], 1e-300))
-        said = _said(kind, worst.partition(" ")[2], WHERE[name])
+        said = _said(kind, worst.partition(" ")[2], where)
         failing = [each for each in failed if each in at]
         yield Check(said, run.places[worst].error, limits[worst], cause if failing else "", because if failing else "")
-    where = WHERE[name] if name == "first" else f"{WHERE[name]}, from the operands of its layer"
+    at_first = where == WHERE["first"]
     own, others_pass = passes(run, reference)
-    if name == "first":
+    if at_first:
         own = _as_driven(own, case.run.findings.first)
-    yield from gradient_checks(case, where, (own, others_pass), run.rounding, cause)
+    said = where if at_first else f"{where}, from the operands of its layer"
+    yield from gradient_checks(case, said, (own, others_pass), run.rounding, cause, first_is_right)
 
 
 def _as_driven(own: Pass, drive: Drive) -> Pass:

@@ -147,7 +147,7 @@ class Forced(torch.autograd.Function):
         exact = [None if g is None else replay._unscaled(g) for g in arriving]
         if layer is None:
             replay.passing("backward")
-            replay.factor = _factor(call.gradients, exact, replay.scale)
+            replay.factor = replay.factor_of(call.gradients, exact)
         ends, grads = [], []
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if end is None or (g is None and recorded is None):
@@ -232,7 +232,7 @@ def _copies(values: Sequence[Any], call: Call) -> Iterator[tuple[Tensor, Tensor]
             yield value, recorded
 
 
-def _factor(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], scale: float) -> float:
+def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], scale: float) -> float:
     """Returns the factor by which a backend multiplies its gradients at the output of the network. That is the loss
     scale, unless the gradients are right but for another factor, which halves their errors: nobody asks a backend to
     say what it multiplies by and divides by again. Whether it does, the gradients of the parameters tell."""

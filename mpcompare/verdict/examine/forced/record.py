@@ -6,7 +6,7 @@ layer, ``(output)``, that hands on its input: above it is the loss.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.hooks import RemovableHandle
 
 from mpcompare.operands import Products
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted
@@ -77,11 +78,8 @@ class Record:
 @contextmanager
 def recorded(network: nn.Module) -> Iterator[Record]:
     """Yields the record of the step that is taken while it is entered. The step computes the same bits as without."""
-    recorder = _Recorder()
-    handles = []
-    for name, module in network.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(recorder.called, name), with_kwargs=True))
-        handles.append(module.register_forward_hook(partial(recorder.returned, name), with_kwargs=True))
+    recorder = Recorder()
+    handles = recorder.attach(network)
     try:
         with Noted(recorder.record.drawn):
             yield recorder.record
@@ -114,12 +112,53 @@ def calls_of(products: Products, inputs: Sequence[Tensor]) -> dict[str, list[Cal
     return calls
 
 
-class _Recorder:
-    def __init__(self) -> None:
-        self.record = Record()
+class Hook:
+    """A hook of one module. In a copy of the module, such as an average of weights, and in a file it does nothing."""
+
+    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
+        self.module, self.call = module, call
+
+    def __call__(self, module: nn.Module, *given: Any) -> Any:
+        return self.call(module, *given) if module is self.module else None
+
+    def __reduce__(self) -> Any:
+        return _of_copy, ()
+
+
+def _of_copy() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(*given: Any) -> None:
+    return None
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.detach().clone()
+
+
+class Recorder:
+    """Writes down the calls of the layers of a network.
+
+    Attributes:
+        record: the one that is written.
+        copy: makes the copies of tensors that the record keeps.
+    """
+
+    def __init__(self, copy: Callable[[Tensor], Tensor] = _copy) -> None:
+        self.record, self.copy = Record(), copy
         self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
+
+    def attach(self, network: nn.Module) -> list[RemovableHandle]:
+        """Puts hooks on all modules of a network, and returns them."""
+        handles = []
+        for name, module in network.named_modules():
+            called, returned = (Hook(module, partial(method, name)) for method in (self.called, self.returned))
+            handles.append(module.register_forward_pre_hook(called, with_kwargs=True))
+            handles.append(module.register_forward_hook(returned, with_kwargs=True))
+        return handles
 
     def called(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self.record.hidden and torch._C._functorch.peek_interpreter_stack() is not None:
@@ -130,7 +169,7 @@ class _Recorder:
         tracked = any(isinstance(t, Tensor) and t.requires_grad for t in (*given, *own.values()))
         held = {name: p.dtype for name, p in own.items()}
         marks = {(id(t), t._version) for t in given if isinstance(t, Tensor)}
-        call = Call([_copy(value) for value in given], held=held, tracked=tracked, marks=marks)
+        call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
         call.arguments = tree_flatten((args, kwargs))[1]
         self.open.append(call)
         if not name and not in_backward():
@@ -155,7 +194,7 @@ class _Recorder:
         if sum(map(is_real, values)) > 1:
             values = [v.clone() if is_real(v) else v for v in values]
             result = tree_unflatten(values, call.spec)
-        call.outputs = [_copy(value) for value in values]
+        call.outputs = [self._kept(value) for value in values]
         call.gradients = [None] * len(values)
         call.passes = [is_real(value) and value.requires_grad for value in values]
         if in_backward():
@@ -167,10 +206,15 @@ class _Recorder:
                 value.register_hook(partial(self._put, name, call.gradients, place))
         return result
 
+    def _kept(self, value: Any) -> Any:
+        return self.copy(value) if isinstance(value, Tensor) else value
+
     def _put(self, name: str, gradients: list[Tensor | None], place: int, gradient: Tensor) -> None:
         if self.whole:
             self.record.hidden = f"the network asks for a gradient at {name or 'its output'} while it is called"
-        gradients[place] = gradient.detach().clone()
+        elif gradients[place] is not None:
+            self.record.hidden = f"two backward passes go through one call of {name or 'the network'}"
+        gradients[place] = self.copy(gradient)
 
     def _first_run(self, name: str, again: Call) -> Call:
         """Returns the call that a checkpoint repeats: that of the same inputs. It may have been without gradients."""
@@ -180,10 +224,6 @@ class _Recorder:
                 call.passes = again.passes
                 return call
         return again
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _hands_on(call: Call, result: Any) -> bool:

@@ -8,7 +8,7 @@ the step is compared, each with the operands that the backend had.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from mpcompare.tasks.batch import tensors_of
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer
+from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, factor_of
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.weights import Weights
@@ -46,6 +46,7 @@ class Replay:
         passing: is told which part of a micro-batch begins: ``forward``, ``loss``, ``backward`` of the network;
             and of a layer that computes ``constant`` numbers.
         operand: is given each operand of a layer, and of the work between layers, and returns the one that is taken.
+        stored: is given each number of 16 bits above the output of the network, and returns the one that is taken.
         whose: is told whose operators come next: ``forward`` or ``backward`` and a layer, or ``before LAYER`` for the
             work between layers, empty where that layer is not known yet; or no part, and the layer that begins.
         found: is given the gradient of each parameter, once all of it is there: nobody keeps it here.
@@ -61,6 +62,7 @@ class Replay:
     passing: Callable[[str], None] = lambda _: None
     kept: float = 1.0
     operand: Callable[[Tensor], Tensor] = lambda operand: operand
+    stored: Callable[[Tensor], Tensor] = lambda value: value
     whose: Callable[[str, str], None] = lambda part, place: None
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
 
@@ -81,10 +83,8 @@ class Replay:
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should
         self.factor = self.scale  # of the recorded gradients of this call of the network
         self.zero = torch.zeros((), dtype=self.dtype, device=next(self.network.parameters()).device)
-        calls, targets = self.record.calls[OUTPUT], [y for _, y in self.batches]
+        calls = self.record.calls[OUTPUT]
         self.weights.held = calls[0].held if calls else {}
-        loss = 0.0 if self._as_given(calls) else None
-        shares = shares_of(self.loss_fn, targets)
         seed_step(EXAMINED)
         with (
             fp32_products.tf32(False),
@@ -93,28 +93,39 @@ class Replay:
             Fed(self.record.drawn),
             default_dtype(self.dtype),
         ):
-            for number, call in enumerate(calls):
-                assert call.arguments is not None
-                given = [v.to(self.dtype) if is_real(v) else v for v in call.inputs]
-                args, kwargs = tree_unflatten(given, call.arguments)
-                self.passing("forward")
-                self.whose("forward", "")
-                output = self.network(*args, **kwargs)
-                if loss is None:
-                    self._backward(call, output)
-                    self.whose("", "")
-                    continue
-                y = targets[number]
-                part = self.loss_fn(output, y.to(self.dtype) if y.is_floating_point() else y) * shares[number]
-                loss += part.item()
-                (part * self.kept).backward()
-                self.whose("", "")
+            loss = self.take(calls)
         for name, leaf in self.weights.between.items():
             if leaf.grad is not None:
                 self.gradient(name, self._unscaled(leaf.grad), "")
         for name in list(self.grads):
             self._hand_on(name)
         return loss
+
+    def take(self, calls: list[Call]) -> float | None:
+        """Calls the network as the step did, with a backward after each call, and returns the loss as ``run`` does."""
+        targets, loss = [y for _, y in self.batches], 0.0 if self._as_given(calls) else None
+        shares = shares_of(self.loss_fn, targets)
+        for number, call in enumerate(calls):
+            self.passing("forward")
+            self.whose("forward", "")
+            output = self.call(call)
+            if loss is None:
+                self._backward(call, output)
+                self.whose("", "")
+                continue
+            y = targets[number]
+            part = self.loss_fn(output, y.to(self.dtype) if y.is_floating_point() else y) * shares[number]
+            loss += part.item()
+            (part * self.kept).backward()
+            self.whose("", "")
+        return loss
+
+    def call(self, call: Call) -> Any:
+        """Calls the network with recorded arguments."""
+        assert call.arguments is not None
+        given = [v.to(self.dtype) if is_real(v) else v for v in call.inputs]
+        args, kwargs = tree_unflatten(given, call.arguments)
+        return self.network(*args, **kwargs)
 
     def _as_given(self, calls: list[Call]) -> bool:
         """Returns whether the network was called once for each micro-batch, with its inputs but for a rounding."""
@@ -136,6 +147,10 @@ class Replay:
         ends = [(y, g.to(self.dtype) / self.scale * self.kept) for y, g in pairs if g is not None and y.requires_grad]
         if ends:
             torch.autograd.backward([y for y, _ in ends], [g for _, g in ends])
+
+    def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
+        """Returns the factor of the gradients that were recorded at the output of the network."""
+        return factor_of(recorded, exact, self.scale)
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         """Returns a gradient without the part of the loss scale that it keeps."""

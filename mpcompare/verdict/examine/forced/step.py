@@ -6,7 +6,7 @@ a large tensor tell how large these are.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +41,7 @@ class Recorded:
         grads: unscaled and not clipped, by parameter.
         scale: the loss scale.
         buffers: after the step.
+        replays: makes the replay.
     """
 
     record: Record
@@ -51,6 +52,7 @@ class Recorded:
     grads: Mapping[str, Tensor]
     scale: float
     buffers: Mapping[str, Tensor]
+    replays: Callable[..., Replay] = Replay
 
 
 def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
@@ -89,17 +91,13 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         again = _replay(recorded, dtype, compare, roundings.passing)
         # The first call of a checkpoint has no gradients. It is rounded as the second, or a layer's call is not found.
         again.operand = roundings.quantity
+        again.stored = lambda value: roundings.round_(value.clone())
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
         with roundings, in_operations(recorded.network):
             again.run()
         for name, b in _statistics(again):
             errors.sample(roundings, Point("buffer", name), b)
-    terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
-    terms.operand = lambda operand: roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
-    terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
-    terms.run()
-    for name, b in _statistics(terms):
-        errors.summed(Point("buffer", name), b, u)
+    _sum_terms(recorded, errors, roundings, dtype)
     points = [point for point in errors.errors if point.kind not in ("parameter", "back")]
     norms = {point: norm for point, (_, norm, _) in errors.errors.items()}
     return Layers(
@@ -114,11 +112,24 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     )
 
 
+def _sum_terms(recorded: Recorded, errors: Errors, roundings: Roundings, dtype: torch.dtype) -> None:
+    """Finds the size of what is summed at each point, by a replay of which each operand is rounded."""
+    u = roundings.u
+    terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
+    terms.operand = terms.stored = lambda operand: (
+        roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
+    )
+    terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
+    terms.run()
+    for name, b in _statistics(terms):
+        errors.summed(Point("buffer", name), b, u)
+
+
 def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any = lambda _: None) -> Replay:
     heap.trim()  # each replay begins without the holes of the last one
     network = in_dtype(recorded.network, dtype)
     batches, loss_fn = recorded.batches, recorded.loss_fn
-    return Replay(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
+    return recorded.replays(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
 
 
 def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,113 @@
+"""Two training loops that shall be the same: ``assert_same_training(ours, reference)``."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
+from mpcompare.verdict.examine.numerics import distance, finite_norm, same_bits
+from mpcompare.verdict.judge.check import listed
+from mpcompare.watching import watch
+from mpcompare.watching.expecting import said
+from mpcompare.watching.whole import exact_gradients
+
+# Facts in which two loops that are the same agree.
+COMPARED = (
+    "precision", "masters", "moments", "micro_batches", "clip_norm", "gradients_times", "factors", "optimizer",
+    "without_gradient", "loss_scale", "scales", "skipped", "training_mode",
+)  # fmt: skip
+Trains = Callable[[Callable[..., Any]], object]
+
+
+class DifferentTraining(AssertionError):  # noqa: N818 - said as it is
+    """Two loops train differently, or one of them is wrong; a line for each reason."""
+
+
+def assert_same_training(ours: Trains, reference: Trains, steps: int = 3) -> None:
+    """Asserts that two loops train alike, within the roundings of their precision. There is no tolerance to choose.
+
+        def ours(watch):
+            model, optimizer, batches = make(seed=0)
+            with watch(model, optimizer):
+                our_trainer(model, optimizer, batches)
+
+    Of each loop by itself the gradients, layer by layer, and the updates must be right. And both must begin with the
+    same weights, do the same (the precision, the micro-batches, clipping, the optimizer and its settings, the loss
+    scale), and have the same gradients: computed in float64 from the weights and the inputs that each loop had, they
+    may differ by what fp32 cannot tell apart. So a rounding of one loop is never taken for a difference, and a
+    difference never for a rounding.
+
+    Args:
+        ours, reference: each makes a network and trains it within the block that it is given; both in the same way,
+            with parameters of the same names.
+        steps: the number of updates that are compared.
+
+    Raises:
+        DifferentTraining: a line says what is different.
+    """
+    seen = {name: _seen(name, loop, steps) for name, loop in (("ours", ours), ("reference", reference))}
+    lines = [f"{name}: {defect}" for name, one in seen.items() for defect in one.defects]
+    lines += [f"{name}: not examined: {each}" for name, one in seen.items() for each in one.not_examined]
+    one, other = seen.values()
+    for fact in COMPARED:
+        a, b = one.facts.get(fact), other.facts.get(fact)
+        if a != b:
+            lines.append(f"{fact} is {said(a)} in ours, {said(b)} in the reference")
+    lines += _groups(one.facts["groups"], other.facts["groups"])
+    if not lines:
+        lines += _steps(one, other)
+    if lines:
+        raise DifferentTraining("\n  ".join(["the training is not the same:", *lines]))
+
+
+def _seen(name: str, loop: Trains, steps: int) -> Any:
+    found: list[Any] = []
+
+    def watching(model: Any, optimizer: Any) -> Any:
+        found.append(watch(model, optimizer, steps=steps))
+        return found[-1]
+
+    loop(watching)
+    if not found or found[0].facts.get("updates", 0) < steps:
+        count = found[0].facts.get("updates", 0) if found else 0
+        raise DifferentTraining(f"{name} took {count} updates within the block that it was given, expected {steps}")
+    return found[0]
+
+
+def _groups(ours: list[Mapping[str, Any]], reference: list[Mapping[str, Any]]) -> list[str]:
+    """Returns the settings of parameter groups that are others."""
+    if len(ours) != len(reference):
+        return [f"ours has {len(ours)} parameter groups, the reference {len(reference)}"]
+    return [
+        f"{key} of parameter group {number} is {said(a.get(key))} in ours, {said(b.get(key))} in the reference"
+        for number, (a, b) in enumerate(zip(ours, reference, strict=True), start=1)
+        for key in {**a, **b}
+        if a.get(key) != b.get(key)
+    ]
+
+
+def _steps(ours: Any, reference: Any) -> list[str]:
+    """Returns what is different in the first weights and in the exact gradients of each update."""
+    looks = [one.looks[0] for one in (ours, reference)]
+    first = [look.taken[0].sum.weights for look in looks]
+    if first[0].keys() != first[1].keys():
+        return [f"the parameters have other names: {listed(sorted(first[0].keys() ^ first[1].keys()))}"]
+    if wrong := [n for n in first[0] if not same_bits(first[0][n], first[1][n])]:
+        return [f"the first weights of {listed(wrong)} are others"]
+    steps = zip(*([t for t in look.taken if not t.skipped] for look in looks), strict=False)
+    for number, (a, b) in enumerate(steps, start=1):
+        # Later weights differ by the roundings of each loop: both gradients are taken at those of the reference.
+        mine, theirs = (exact_gradients(look, step.sum, b.sum) for look, step in zip(looks, (a, b), strict=True))
+        least = UNIT_ROUNDOFF * finite_norm(theirs)  # below that of one tensor there is float64's own rounding
+        wrong = [n for n in theirs if not _close(mine.get(n), theirs[n], least)] + [n for n in mine if n not in theirs]
+        if wrong:
+            return [f"the gradients of {listed(wrong)} are others in update {number}"]
+    return []
+
+
+def _close(mine: Tensor | None, theirs: Tensor, least: float) -> bool:
+    if mine is None or mine.shape != theirs.shape or not bool(torch.isfinite(mine).all()):
+        return False
+    return distance({"": mine}, {"": theirs}) <= UNIT_ROUNDOFF * (finite_norm({"": theirs}) + least)

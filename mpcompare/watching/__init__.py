@@ -1,0 +1,32 @@
+"""Watching a training loop that nobody rewrote: what it does, and what is wrong with it."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpcompare.watching.watched import Watch
+
+
+def watch(model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int | None = None) -> "Watch":
+    """Looks on while a loop trains.
+
+        with mpcompare.watch(model, optimizer) as seen:
+            train_one_epoch(...)
+        print(seen)
+        seen.raise_if_wrong(expect={"clip_norm": 1.0, "precision": "bf16"})
+
+    Nothing that the loop computes is changed. After ``steps`` updates the hooks are gone; what was seen is compared
+    when the block ends.
+
+    Args:
+        model: the module that the loop trains, or a wrapper of it.
+        optimizer: that of its parameters, or a wrapper of it; or several by name, or in a list.
+        steps: the number of updates that are looked at.
+        after: the number of updates before.
+        every: looks again after every so many updates; None: once.
+
+    Raises:
+        InputError: the optimizer has none of the module's parameters, or the module is watched already.
+    """
+    from mpcompare.watching.watched import Watch
+
+    return Watch(model, optimizer, steps, after, every)

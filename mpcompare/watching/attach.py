@@ -1,0 +1,105 @@
+"""What a watch is attached to: the network and the optimizers within their wrappers."""
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from mpcompare.errors import InputError
+
+Optimizers = dict[str, torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A network and its optimizers.
+
+    Attributes:
+        outer: the module that the loop calls, as far as it was given.
+        network: the one within, whose parameters have names.
+        optimizers: torch's own, by the names that the user gave them.
+        compiled: whether a compiler has the network, so that its layers call no hooks.
+        others: the number of parameters of the optimizers that the network does not have.
+    """
+
+    outer: nn.Module
+    network: nn.Module
+    optimizers: Optimizers
+    compiled: bool
+    others: int
+
+    def name_of(self, optimizer: Any) -> str | None:
+        """Returns the name of an optimizer, which may be a wrapper; None where it is not watched."""
+        inner = unwrapped(optimizer)
+        return next((name for name, each in self.optimizers.items() if each is inner), None)
+
+
+def attached(model: Any, optimizer: Any) -> Attached:
+    """Returns what there is to watch.
+
+    Raises:
+        InputError: there is no network, no optimizer, or an optimizer without any of the network's parameters.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError("watch: model", type(model).__name__, "expected a torch.nn.Module")
+    network = inner_of(model)
+    named = dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
+    if isinstance(optimizer, (list, tuple)):
+        named = {f"optimizer {number}": each for number, each in enumerate(optimizer, start=1)}
+    if not named:
+        raise InputError("watch: optimizer", optimizer, "expected a torch.optim.Optimizer, or several by name")
+    found: Optimizers = {}
+    own, others = {id(p) for p in network.parameters()}, 0
+    for name, each in named.items():
+        inner = unwrapped(each)
+        if inner is None:
+            expected = "expected a torch.optim.Optimizer, or several by name"
+            raise InputError(f"watch: {name}", type(each).__name__, expected)
+        params = [p for group in inner.param_groups for p in group["params"]]
+        if not any(id(p) in own for p in params):
+            expected = f"has none of the parameters of {type(network).__name__}"
+            raise InputError(f"watch: {name}", type(inner).__name__, expected)
+        others += sum(id(p) not in own for p in params)
+        found[name] = inner
+    outer = model if model is not network else compiled_wrapper(network) or model
+    return Attached(outer, network, found, is_compiled(outer), others)
+
+
+def inner_of(model: nn.Module) -> nn.Module:
+    """Returns the network within wrappers of torch, Lightning Fabric and others."""
+    while True:
+        if isinstance(model, OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, (DataParallel, DistributedDataParallel)) or hasattr(model, "_forward_module"):
+            model = cast(nn.Module, model.module)
+        else:
+            return model
+
+
+def compiled_wrapper(network: nn.Module) -> nn.Module | None:
+    """Returns what ``torch.compile`` made of a network, which the loop calls in its place; None where it made nothing.
+    Hooks within it would be compiled, too, and change what it computes."""
+    return next((o for o in gc.get_objects() if type(o) is OptimizedModule and o._orig_mod is network), None)
+
+
+def unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:
+    """Returns torch's optimizer within wrappers such as Accelerate's and Lightning's; None where there is none."""
+    for _ in range(8):
+        own = getattr(optimizer, "__dict__", {})
+        inner = own.get("optimizer", own.get("_optimizer"))
+        if not hasattr(inner, "param_groups"):
+            break
+        optimizer = inner
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Returns whether a compiler has a network or some of its layers."""
+    return any(
+        isinstance(m, OptimizedModule) or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()
+    )

@@ -1,0 +1,245 @@
+"""What was seen of a loop, compared: gradients with a forced replay, updates with the optimizer's rule."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.dtypes import dtype_name, torch_dtype
+from mpcompare.errors import first_line
+from mpcompare.precision import PRECISIONS, Precision
+from mpcompare.tasks.task import Task
+from mpcompare.verdict.examine.drive import digits
+from mpcompare.verdict.examine.errors import Remembered, update_errors
+from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
+from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
+from mpcompare.verdict.examine.known_mistakes import known_mistakes
+from mpcompare.verdict.examine.seen import Seen
+from mpcompare.verdict.examine.updates import Update
+from mpcompare.verdict.findings import Drive, Layers, Step, UpdateError
+from mpcompare.watching.kernels import Kernels, of_kernels
+from mpcompare.watching.looking import Look
+from mpcompare.watching.replaying import FromTheRoot, as_it_was
+from mpcompare.watching.rules import COARSE, Rule, remembered, rules_of
+from mpcompare.watching.steps import Sum, Taken
+from mpcompare.watching.tape import Op
+
+
+@dataclass
+class Replayed:
+    """A sum of gradients, replayed.
+
+    Attributes:
+        layers: None where it could not be; then ``why`` says the reason.
+        shares: of each loss that the roots are made of, the derivative of the root by it.
+        dtypes: of the output of each layer.
+        reference: the same of torch's own norms; None where nothing was replayed.
+    """
+
+    precision: str
+    layers: Layers | None
+    why: str
+    shares: list[tuple[Op | None, float]] = field(default_factory=list)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    reference: Layers | None = None
+
+
+def replayed(look: Look, seen: Sum) -> Replayed:
+    """Returns a sum of gradients, layer by layer, from the root of each backward on."""
+    calls = seen.record.calls
+    dtypes = {name: d for name, each in calls.items() if name != OUTPUT and (d := _computes(each))}
+    precision = _precision(dtypes.values())
+    if seen.hidden:
+        return Replayed(precision.name, None, seen.hidden, dtypes=dtypes)
+    if not all(bool(g.isfinite().all()) for g in seen.grads.values()):
+        return Replayed(precision.name, None, "its gradients hold inf or NaN", dtypes=dtypes)
+    hidden = next((root.hidden for root in seen.roots if root.hidden), "")
+    made: list[FromTheRoot] = []
+    kernels = Kernels()
+
+    def make(*args: Any) -> FromTheRoot:
+        replay = FromTheRoot(*args)
+        replay.events, replay.kernels = tuple(seen.tape), {} if made else kernels.grads
+        made.append(replay)
+        return replay
+
+    try:
+        if hidden:
+            raise NotReplayedError(f"the loss depends on {hidden}, of which no function of torch was seen")
+        network = as_it_was(look.network, seen.weights, seen.buffers)
+        with torch.no_grad():
+            kernels = of_kernels(network, seen.record, seen.autocast, seen.buffers_after)
+        loss = sum(root.loss for root in seen.roots)
+        batches: Any = [None] * len(seen.roots)
+        step = Recorded(
+            seen.record, network, _no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make
+        )
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            layers = beside_the_replay(step, precision)
+    except NotReplayedError as error:
+        return Replayed(precision.name, None, str(error), dtypes=dtypes)
+    except Exception as error:  # whatever somebody's own network does in float64
+        return Replayed(precision.name, None, f"its replay stopped with {first_line(error)}", dtypes=dtypes)
+    alike = {at: place for at, place in layers.places.items() if at in kernels.alike}
+    reference = replace(layers, places=alike, gradients=dict(made[0].own))
+    return Replayed(precision.name, layers, "", made[0].shares, dtypes, reference)
+
+
+def _no_loss(output: Any, targets: Any) -> Tensor:
+    raise AssertionError("the loss of a watched loop is on its tape")
+
+
+def _computes(calls: Sequence[Call]) -> str:
+    kinds = {dtype_name(v.dtype) for call in calls for v in call.outputs if is_real(v)}
+    return "+".join(sorted(kinds))
+
+
+def _precision(dtypes: Any) -> Precision:
+    kinds = {kind for each in dtypes for kind in each.split("+")}
+    return PRECISIONS[next((kind for kind in ("fp16", "bf16") if kind in kinds), "fp32")]
+
+
+def longest_sum(network: nn.Module, seen: Sum) -> int:
+    """Returns about how many numbers are summed at most: of a row of a weight, or of a channel in all places."""
+    lengths = [p[0].numel() if p.dim() > 1 else p.numel() for p in network.parameters() if p.dim()]
+    for name, calls in seen.record.calls.items():
+        if name == OUTPUT:
+            continue
+        module = network.get_submodule(name)
+        first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
+        sizes = [
+            v.numel() // max(v.shape[1 if first else -1], 1)
+            for call in calls
+            for v in call.outputs
+            if is_real(v) and v.dim() > 1 and v.numel()
+        ]
+        lengths.append(sum(sizes))
+    return max(lengths, default=1)
+
+
+@dataclass
+class Updates:
+    """The updates of one optimizer, compared with its rule.
+
+    Attributes:
+        drive: its steps, as the examination of a backend has them.
+        rules: by parameter the name of the rule that makes its updates; empty where none does.
+        unknown: why a parameter's updates are not compared, by the reason.
+        numbers: of the steps, those that are updates.
+    """
+
+    drive: Drive
+    rules: dict[str, str]
+    unknown: dict[str, str]
+    numbers: list[int]
+
+
+def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scales: Sequence[float]) -> Updates:
+    """Returns all updates of an optimizer, compared with its rule."""
+    optimizer, compute = look.attached.optimizers[name], torch_dtype(PRECISIONS[precision].storage)
+    steps: list[Step] = []
+    errors: list[dict[str, UpdateError]] = []
+    chosen: dict[str, Rule] = {}
+    unknown: dict[str, str] = {}
+    rates: list[float] = []
+    numbers: list[int] = []
+    wrong: list[tuple[Taken, int, Rule, list[str]]] = []
+    odd: list[tuple[Taken, int, Rule, list[str]]] = []  # right by their own code, and by no rule that we know
+    by_known: dict[int, dict[str, UpdateError]] = {}
+    for number, step in enumerate(taken):
+        seen = Seen(0.0, 0.0, step.raw, step.given, step.before, step.after, step.scale, step.skipped)
+        raw_is_finite = all(math.isfinite(norm) for norm in step.norms.values())
+        finite = step.finite if step.skipped else raw_is_finite
+        said = seen.step(finite, step.by_scaler, scales[number])
+        if step.skipped or not step.finite or not step.given:
+            if step.skipped or step.by_scaler:
+                steps.append(said)
+            continue
+        found: dict[str, UpdateError] = {}
+        for names in _groups(step):
+            rules = _rules(optimizer, step, names)
+            if not rules:
+                unknown.update(dict.fromkeys(names, f"no update of {type(optimizer).__name__} can be replayed"))
+                continue
+            tried = [(rule, _errors(rule, step, names, compute)) for rule in rules]
+            right = [(rule, e) for rule, e in tried if all(x.excess <= 1 for x in e.values())]
+            rule, best = (right or tried)[0]
+            chosen.update(dict.fromkeys(names, rule))
+            found |= best
+            if not right:
+                wrong.append((step, number, rule, names))
+            elif rule.known is None and rules[0].known is not None:
+                odd.append((step, number, rules[0], names))
+                by_known.setdefault(len(errors), {}).update(tried[0][1])
+        errors.append(found)
+        numbers.append(number + 1)
+        rates.append(float(next(iter(step.settings.values())).get("lr", 0.0)))
+        nothing = not any(e.lost > e.lost_in_fp32 for e in found.values())
+        steps.append(said if seen.moved or not nothing else Step(**{**vars(said), "moved": True}))
+    if odd and any(far <= 1 for far in _mistakes(odd, compute).values()):
+        wrong += odd
+        for number, found in by_known.items():
+            errors[number] |= found
+    state = {k: {n: s[k] for n, s in taken[-1].state_after.items() if k in s} for k in ("exp_avg", "exp_avg_sq")}
+    drive = Drive(
+        steps, errors, rates, [], None,
+        known_mistakes=_mistakes(wrong, compute),
+        digits=digits({k: v for k, v in state.items() if v}) if wrong else {},
+    )  # fmt: skip
+    return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, numbers)
+
+
+def _groups(step: Taken) -> list[list[str]]:
+    """Returns the parameters that have a gradient, group by group."""
+    groups: dict[int, list[str]] = {}
+    for name in step.given:
+        groups.setdefault(id(step.settings[name]), []).append(name)
+    return list(groups.values())
+
+
+def _rules(optimizer: torch.optim.Optimizer, step: Taken, names: Sequence[str]) -> list[Rule]:
+    state: Mapping[str, Any] = step.state[names[0]] or step.state_after[names[0]]
+    return rules_of(optimizer, step.settings[names[0]], state)
+
+
+def _errors(rule: Rule, step: Taken, names: Sequence[str], compute: torch.dtype) -> dict[str, UpdateError]:
+    found: dict[str, UpdateError] = {}
+    for name in names:
+        settings, dtype = step.settings[name], step.dtypes[name]
+        seen = Seen(float(settings["lr"]), 0.0, {}, {name: step.given[name]}, step.before, step.after, 1.0, False)
+        change = seen.change(remembered(step.state[name], name, settings))
+        found |= update_errors(rule.replay(dtype), change, compute, COARSE.get(dtype, 1.0))
+    return found
+
+
+def _mistakes(wrong: Sequence[tuple[Taken, int, Rule, list[str]]], compute: torch.dtype) -> dict[str, float]:
+    """Returns the known mistakes that make all updates that are wrong, and how far they are from each."""
+    found: list[dict[str, float]] = []
+    for step, number, rule, names in wrong:
+        names = [n for n in names if step.dtypes[n] == "fp32"]
+        if rule.known is None or not names:
+            continue
+        update = _update(step, number, names)
+        task = Task(nn.Identity, "mse", rule.known, batch_size=1)
+        found.append(known_mistakes(task, [update], compute))
+    shared = [name for name in found[0] if all(name in each for each in found)] if found else []
+    return {name: max(each[name] for each in found) for name in shared} or ({"": math.inf} if wrong else {})
+
+
+def _update(step: Taken, number: int, names: Sequence[str]) -> Update:
+    each = [remembered(step.state[n], n, step.settings[n]) for n in names]
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for one in each:
+        for kind, of_kind in one.tensors.items():
+            tensors.setdefault(kind, {}).update(of_kind)
+    count = max(one.updates for one in each)
+    lr = float(step.settings[names[0]]["lr"])
+    given = {n: step.given[n] for n in names}
+    raw = {n: step.raw.get(n, step.given[n]) for n in names}
+    before, after = ({n: side[n] for n in names} for side in (step.before, step.after))
+    seen = Seen(lr, 0.0, raw, given, before, after, step.scale, False)
+    return seen.update(count, number, Remembered(tensors, count))

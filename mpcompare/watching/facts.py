@@ -1,0 +1,163 @@
+"""The card: what a loop does. It accuses nobody."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpcompare.loss_scale import DynamicLossScale
+from mpcompare.watching.examining import Replayed, Updates
+from mpcompare.watching.handing_on import handed_on, rounded
+from mpcompare.watching.looking import Look
+from mpcompare.watching.steps import Sum, Taken
+from mpcompare.watching.tape import Op
+
+MOST = 4  # names that are written out
+
+
+def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> dict[str, Any]:
+    """Returns the card, fact by name.
+
+    Args:
+        sums: by ``id`` of a :class:`Sum` its replay.
+        updates: by name of the optimizer.
+    """
+    taken = [t for t in look.taken if not t.skipped]
+    facts: dict[str, Any] = {"updates": len(taken), "skipped": sum(t.skipped for t in look.taken)}
+    if not look.taken:
+        return facts
+    seen = _sums(look.taken)
+    known = [sums[id(s)] for s in seen if id(s) in sums]
+    facts["precision"] = _one([r.precision for r in known if r.dtypes])
+    facts["autocast"] = _one([s.autocast or "none" for s in seen])
+    dtypes: dict[str, str] = {}
+    for replay in known:
+        dtypes |= replay.dtypes
+    facts["layers"] = _by_value(dtypes)
+    facts["masters"] = _by_value({n: d for t in taken for n, d in t.dtypes.items()})
+    facts["moments"] = _moments(taken)
+    facts["training_mode"] = _one([s.training for s in seen])
+    facts |= _sums_of(seen, known)
+    facts |= _clipping(taken)
+    facts["order"] = _order(taken)
+    facts |= _scaling(look)
+    facts["optimizer"] = {
+        name: _one(sorted(set(u.rules.values()))) or type(look.attached.optimizers[name]).__name__
+        for name, u in updates.items()
+    }
+    facts["groups"] = _groups(taken)
+    facts["without_gradient"] = sorted({n for t in taken for n in t.before if n not in t.given})
+    facts["frozen"] = sorted(n for n, p in look.params.items() if not p.requires_grad)
+    return facts
+
+
+def _sums(taken: Sequence[Taken]) -> list[Sum]:
+    found: dict[int, Sum] = {id(t.sum): t.sum for t in taken if t.sum is not None}
+    return list(found.values())
+
+
+def _one(values: Sequence[Any]) -> Any:
+    """Returns the one value of a list of equal ones, else the list; None of an empty one."""
+    if not values:
+        return None
+    return values[0] if all(v == values[0] for v in values) else list(values)
+
+
+def _by_value(values: Mapping[str, str]) -> Any:
+    """Returns the one value of all names, or by value the names, where they are few, else their number."""
+    kinds: dict[str, list[str]] = {}
+    for name, value in values.items():
+        kinds.setdefault(value, []).append(name)
+    if len(kinds) <= 1:
+        return next(iter(kinds), None)
+    return {kind: names if len(names) <= MOST else len(names) for kind, names in kinds.items()}
+
+
+def _moments(taken: Sequence[Taken]) -> dict[str, str]:
+    kinds: dict[str, set[str]] = {}
+    for step in taken:
+        for state in step.state_after.values():
+            for kind, value in state.items():
+                if getattr(value, "ndim", 0):
+                    kinds.setdefault(kind, set()).add(str(value.dtype).removeprefix("torch."))
+    return {kind: "+".join(sorted(found)) for kind, found in sorted(kinds.items())}
+
+
+def _sums_of(seen: Sequence[Sum], known: Sequence[Replayed]) -> dict[str, Any]:
+    """Returns the micro-batches of the sums: their number, the loss, and how much each of them counts."""
+    facts: dict[str, Any] = {"micro_batches": _one([len(s.roots) for s in seen])}
+    weights, labels, losses = [], [], []
+    for one, replay in zip(seen, known, strict=False):
+        weights.append([rounded(share / one.scale) for _, share in replay.shares])
+        labels.append([op.labels for op, _ in replay.shares if isinstance(op, Op)])
+        losses += [_loss(op) for op, _ in replay.shares]
+    if losses:
+        facts["loss"] = _one(sorted(set(losses)))
+        facts["weights"] = _one(weights)
+        facts["labels"] = _one(labels)
+    return facts
+
+
+def _loss(op: Op | None) -> str:
+    """Returns what a loss is, in words; None is one that the network takes itself."""
+    return "the network's own" if op is None else f"{op.name} in {str(op.dtypes[0]).removeprefix('torch.')}"
+
+
+def _clipping(taken: Sequence[Taken]) -> dict[str, Any]:
+    steps = [handed_on(t) for t in taken if t.raw and t.finite]
+    if not steps:
+        return {"clip_norm": None}
+    norms = [h.clip_norm for h in steps if h.clip_norm is not None]
+    facts: dict[str, Any] = {"clip_norm": _one(norms)}
+    if norms:
+        facts["clipped_updates"] = len(norms)
+        early = any(h.before_unscale for h in steps)
+        facts["clip_place"] = (
+            "before unscaling" if early else "after backward" if steps[0].scale == 1 else "after unscaling"
+        )
+    if larger := [rounded(h.factor) for h in steps if h.one and h.factor > 1 + 1e-4]:
+        facts["gradients_times"] = _one(larger)
+    if not all(h.one for h in steps):
+        facts["factors"] = "not one for all parameters"
+    if changed := sorted({n for h in steps for n in h.rest}):
+        facts["changed_gradients"] = changed[:MOST] + ([f"{len(changed) - MOST} more"] if len(changed) > MOST else [])
+    return facts
+
+
+def _order(taken: Sequence[Taken]) -> list[str]:
+    """Returns the parts of the last step, in their order."""
+    parts = [f"{part} ({line})" if line else part for part, line in taken[-1].order] if taken else []
+    return [*parts, "step"]
+
+
+def _scaling(look: Look) -> dict[str, Any]:
+    if look.scaler is None:
+        return {"loss_scale": None}
+    policy = look.policy
+    said = "its own policy"
+    if isinstance(policy, DynamicLossScale):
+        said = f"times {policy.growth_factor:g} every {policy.growth_interval}, times {policy.backoff_factor:g} back"
+    return {"loss_scale": said, "scales": [t.scale for t in look.taken]}
+
+
+def _groups(taken: Sequence[Taken]) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
+    for step in taken:
+        numbers: dict[int, int] = {}
+        for name, settings in step.settings.items():
+            number = numbers.setdefault(id(settings), len(numbers))
+            group = groups.setdefault((step.optimizer, number), {"parameters": [], "lr": []})
+            if name not in group["parameters"]:
+                group["parameters"].append(name)
+            group["now"] = settings
+        for key, group in groups.items():
+            if key[0] == step.optimizer and "now" in group:
+                settings = group.pop("now")
+                group["lr"].append(float(settings.get("lr", 0.0)))
+                for kind in ("weight_decay", "betas", "eps", "momentum"):
+                    if kind in settings and settings[kind] is not None:
+                        value = settings[kind]
+                        group[kind] = list(map(float, value)) if isinstance(value, (tuple, list)) else float(value)
+    found = []
+    for group in groups.values():
+        names = group.pop("parameters")
+        found.append({"parameters": len(names), **group, "lr": _one(group["lr"])})
+    return found

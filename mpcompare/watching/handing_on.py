@@ -1,0 +1,103 @@
+"""Gradients on their way from backward to the optimizer: unscaled, clipped, or changed in another way."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mpcompare.clipping import USUAL_NORMS
+from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
+from mpcompare.watching.steps import Taken
+
+SHORT = 0.9  # the share of numbers with 16-bit digits from which all have them: a sum has them by chance at times
+SAME = 64 * UNIT_ROUNDOFF  # of factors that are one: a norm, its quotient and a product in fp32, and what they sum
+
+
+@dataclass(frozen=True)
+class HandedOn:
+    """What became of the gradients.
+
+    Attributes:
+        factor: by which all of them were multiplied, the loss scale put aside; NaN where there is none.
+        one: whether that is one factor for all.
+        norm: of the raw gradients without the loss scale, 2-norm of all of them.
+        rest: by parameter the norm of what no factor explains, relative; only where that is beyond roundings.
+        short: the parameters whose gradients have 16-bit digits, and had more of them before.
+        scale: the loss scale in the raw gradients.
+        times: the operators that multiplied gradients, with their lines, before and after they were unscaled.
+    """
+
+    factor: float
+    one: bool
+    norm: float
+    rest: Mapping[str, float]
+    short: list[str]
+    scale: float
+    before_unscale: list[str]
+    after_unscale: list[str]
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The norm to which the gradients were clipped, if that is what was done."""
+        clipped = self.one and self.factor < 1 - SAME and not self.rest
+        return rounded(self.factor * (self.norm + 1e-6)) if clipped else None
+
+    @property
+    def of_scaled(self) -> float | None:
+        """A usual norm to which gradients were clipped that were still scaled; None where it is none."""
+        if not self.before_unscale or self.scale == 1 or not self.one or self.factor >= 1 - SAME:
+            return None
+        norm = self.factor * (self.norm * self.scale + 1e-6)
+        return next((usual for usual in USUAL_NORMS if math.isclose(norm, usual, rel_tol=1e-4)), None)
+
+
+def handed_on(step: Taken) -> HandedOn:
+    """Returns what became of the gradients of a step."""
+    scale = step.scale if step.scaled else 1.0
+    square = product = 0.0
+    factors: dict[str, float] = {}
+    rest: dict[str, float] = {}
+    short = []
+    for name, given in step.given.items():
+        raw = step.raw.get(name)
+        if raw is None or step.dtypes[name] != "fp32":
+            continue
+        before, after = raw.double().flatten(), given.double().flatten()
+        size = float(before @ before)
+        if not size or not math.isfinite(size):
+            continue
+        factors[name] = float(before @ after) / size
+        square, product = square + size, product + float(before @ after)
+        left = float((after - factors[name] * before).norm()) / math.sqrt(size) / max(abs(factors[name]), 1e-300)
+        if not left <= 8 * UNIT_ROUNDOFF:
+            rest[name] = left
+        if _short(given) > SHORT and _short((raw.double() * factors[name]).float()) < 0.5:
+            short.append(name)
+    factor = product / square if square else math.nan
+    one = all(math.isclose(f, factor, rel_tol=SAME) for f in factors.values())
+    norm = math.hypot(*(step.norms[n] for n in step.given if n in step.norms)) / scale
+    parts = [part for part, _ in step.order]
+    at = parts.index("unscale") if "unscale" in parts else None
+    products = [(i, f"{part} at {line}") for i, (part, line) in enumerate(step.order) if "mul" in part or "div" in part]
+    earlier = [said for i, said in products if at is not None and i < at]
+    later = [said for i, said in products if at is None or i > at]
+    if at is None and step.unscaled:  # a fused optimizer unscales in its step
+        earlier, later = later, []
+    return HandedOn(factor * scale, one, norm, rest, short, scale, earlier, later)
+
+
+def _short(values: Tensor) -> float:
+    """Returns the share of the numbers that are not 0 with no more digits than fp16 or bf16."""
+    values = values.flatten()
+    values = values[values != 0]
+    if not len(values):
+        return 0.0
+    kinds = (torch.float16, torch.bfloat16)
+    return max(float((values.to(kind).to(values.dtype) == values).double().mean()) for kind in kinds)
+
+
+def rounded(value: float) -> float:
+    """Returns a number in the four digits in which factors are known."""
+    return float(f"{value:.4g}")

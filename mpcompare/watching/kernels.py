@@ -1,0 +1,78 @@
+"""Torch's own layers, computed again as torch computes them, from the operands that a loop had.
+
+On a CPU torch computes some norms in 16 bits, and sums gradients of norms and convolutions so; and where the gradient
+of a bias cancels, the order of its sum is all that is left of it. That is no fault of the loop, and is the measure of
+what the loop got.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from mpcompare.tasks.cast import STAY_IN_FP32
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
+from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.examine.oracle import MULTIPLY
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Kernels:
+    """What torch's own layers make.
+
+    Attributes:
+        grads: of their parameters, the sums over all calls.
+        alike: the places at which the loop had the same bits, as ``Layers.places`` names them.
+    """
+
+    grads: dict[str, Tensor] = field(default_factory=dict)
+    alike: set[str] = field(default_factory=set)
+
+
+def of_kernels(network: nn.Module, record: Record, autocast: str, after: dict[str, Tensor]) -> Kernels:
+    """Returns what torch's own layers make of the recorded operands.
+
+    Args:
+        network: in the state before the first call; it is so again in the end.
+        autocast: the dtype of autocast; empty where there was none.
+        after: the buffers after the last call.
+    """
+    names, made = {id(p): name for name, p in network.named_parameters()}, Kernels()
+    for layer, calls in record.calls.items():
+        module = network.get_submodule(layer) if layer != OUTPUT else None
+        if not isinstance(module, (*STAY_IN_FP32, *MULTIPLY)) or not type(module).__module__.startswith("torch.nn."):
+            continue
+        before = {name: b.clone() for name, b in module.named_buffers()}
+        alike = [_again(module, call, autocast, made.grads, names) for call in calls]
+        if all(alike) and isinstance(module, STAY_IN_FP32):
+            made.alike.add(f"output {layer}")
+        for name, b in module.named_buffers():
+            full = f"{layer}.{name}"
+            if full in after and same_bits(b, after[full]):
+                made.alike.add(f"buffer {full}")
+            b.copy_(before[name])
+    return made
+
+
+def _again(module: nn.Module, call: Call, autocast: str, grads: dict[str, Tensor], names: dict[int, str]) -> bool:
+    """Computes a call again and adds its gradients; returns whether its outputs have the same bits."""
+    if call.arguments is None:
+        return False
+    dtype = DTYPES.get(autocast)
+    args, kwargs = tree_unflatten([v.detach() if is_real(v) else v for v in call.inputs], call.arguments)
+    with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        results: list[Any] = tree_flatten(module(*args, **kwargs))[0]
+    params = [p for p in module.parameters() if p.requires_grad]
+    pairs = [(y, g) for y, g in zip(results, call.gradients, strict=False) if g is not None and y.requires_grad]
+    if pairs and params:
+        ends, arrived = [y for y, _ in pairs], [g.to(y.dtype) for y, g in pairs]
+        for p, g in zip(params, torch.autograd.grad(ends, params, arrived, allow_unused=True), strict=True):
+            if g is not None:
+                name = names[id(p)]
+                grads[name] = grads[name] + g if name in grads else g
+    both = zip(results, call.outputs, strict=False)
+    return all(same_bits(a, b) for a, b in both if is_real(a) and is_real(b))

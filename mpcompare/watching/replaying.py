@@ -1,0 +1,145 @@
+"""The forced replay of a watched sum of gradients, from the root of each backward on."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from mpcompare.verdict.examine.errors import gradient_error
+from mpcompare.verdict.examine.forced.call import HALF
+from mpcompare.verdict.examine.forced.record import Call, is_real
+from mpcompare.verdict.examine.forced.replay import Replay
+from mpcompare.verdict.findings import GradientError
+from mpcompare.watching.tape import CASTS, Called, Event, Op, Own, Root, Slot
+
+
+@dataclass
+class FromTheRoot(Replay):
+    """A replay that plays a tape: it calls the network where the loop did, and computes what the loop computed of it.
+
+    Attributes:
+        events: those of the tape.
+        kernels: by parameter the gradients that torch's own norms make of the recorded operands.
+        shares: found when it has run: of each loss that a root is made of, the derivative of the root by it; None is
+            the loss that the network takes itself.
+        own: found when it has run: the errors of ``kernels``.
+    """
+
+    events: tuple[Event, ...] = ()
+    kernels: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def _hand_on(self, name: str) -> None:
+        if name in self.kernels:
+            with _disable_current_modes(), torch.no_grad():
+                self.own[name] = gradient_error(self.kernels[name], self.grads[name])
+        super()._hand_on(name)
+
+    def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
+        """Returns 1: the loss scale is on the tape."""
+        return 1.0
+
+    def take(self, calls: list[Call]) -> float | None:
+        """Plays the tape; without roots it passes back the gradients that arrived at the outputs of the network."""
+        values: dict[int, Tensor] = {}
+        self.own: dict[str, GradientError] = {}
+        number, loss, self.exact = 0, 0.0, 0.0
+        self.shares: list[tuple[Op | None, float]] = []
+        losses: list[tuple[Op | None, Tensor]] = []
+        for event in self.events:
+            if isinstance(event, Called):
+                torch.set_rng_state(event.generator)
+                self.passing("forward")
+                self.whose("forward", "")
+                outputs = tree_flatten(self.call(calls[number]))[0]
+                number += 1
+                for slot, value in zip(event.slots, outputs, strict=True):
+                    if slot is not None:
+                        values[slot.number] = value
+                        if value.numel() == 1 and value.requires_grad:
+                            losses.append((None, value))
+            elif isinstance(event, Op):
+                self.passing("loss")
+                self.play(event, values)
+                result = event.results[0] if event.results else None
+                if event.labels is not None and event.scalar and result is not None:
+                    losses.append((event, values[result.number]))
+            else:
+                self.passing("loss")
+                for _, value in losses:
+                    value.retain_grad()
+                self.back(event, values)
+                loss += event.loss
+                self.shares += [(op, float(value.grad)) for op, value in losses if value.grad is not None]
+                losses = []
+                self.whose("", "")
+        coarse = any(isinstance(e, Op) and set(e.dtypes) & set(HALF) for e in self.events)
+        return loss if coarse else self.exact
+
+    def back(self, root: Root, values: Mapping[int, Tensor]) -> None:
+        """Takes a backward from a root."""
+        ends = [values[slot.number] for slot in root.slots]
+        grads = [None if g is None else g.to(self.dtype) for g in root.gradients]
+        exact = [float(end.detach()) for end in ends if end.numel() == 1]
+        self.exact += sum(exact)
+        torch.autograd.backward(ends, grads)
+
+    def play(self, op: Op, values: dict[int, Tensor]) -> None:
+        """Calls a function again, with the values that it is given here."""
+        if op.generator is not None:
+            torch.set_rng_state(op.generator)
+        leaves = [self._leaf(leaf, values) for leaf in op.leaves]
+        args, kwargs = tree_unflatten(leaves, op.spec)
+        result = args[0].to(self.dtype) if op.func in CASTS else op.func(*args, **kwargs)
+        found = tree_flatten(result)[0]
+        for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
+            if slot is not None:
+                half = dtype in HALF and op.writes is None
+                values[slot.number] = _Stored.apply(value, self) if half else value
+
+    def _leaf(self, leaf: Any, values: dict[int, Tensor]) -> Any:
+        if isinstance(leaf, Slot):
+            if leaf.number not in values:
+                assert leaf.first is not None
+                values[leaf.number] = self._constant(leaf.first).clone()
+            return values[leaf.number]
+        if isinstance(leaf, Own):
+            return self.network.get_parameter(leaf.name)
+        if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
+            return self.dtype
+        return self._constant(leaf) if isinstance(leaf, Tensor) else leaf
+
+    def _constant(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype) if is_real(value) else value
+
+
+class _Stored(torch.autograd.Function):
+    """A number that the loop kept in 16 bits, and so its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, replay: FromTheRoot) -> Tensor:
+        ctx.replay = replay
+        return replay.stored(value).view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.replay.stored(grad), None
+
+
+def as_it_was(network: nn.Module, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
+    """Returns a copy of a network with the weights and buffers of a step; hooks of wrappers stay outside."""
+    frozen = {id(p): nn.Parameter(weights[n], p.requires_grad) for n, p in network.named_parameters() if n in weights}
+    copied = copy.deepcopy(network, frozen)
+    for module in copied.modules():
+        own = vars(module).get("forward")
+        if (own is not None and hasattr(own, "__wrapped__")) or "_original_forward" in vars(module):
+            module.__dict__.pop("forward", None)  # such as one that enters autocast
+    with torch.no_grad():
+        for name, b in copied.named_buffers():
+            if name in buffers:
+                b.copy_(buffers[name])
+    return copied

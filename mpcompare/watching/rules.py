@@ -1,0 +1,85 @@
+"""The rule by which an optimizer should update a parameter, from the class and the settings of the optimizer itself."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mpcompare.tasks.any_optimizer import OwnReplay, fault_of
+from mpcompare.tasks.optimizers import Adam, AdamW, Coarse, Replay, Sgd
+from mpcompare.verdict.examine.errors import Remembered
+
+COARSE = {"bf16": 2.0**16, "fp16": 2.0**13}  # unit roundoffs over fp32's
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of one group of parameters.
+
+    Attributes:
+        name: of the optimizer.
+        known: the optimizer in our own terms, whose known mistakes have names; None of any other.
+        make: makes the optimizer of one parameter, where ``known`` is None.
+        kinds: the dimensions of what it remembers.
+    """
+
+    name: str
+    known: Sgd | Adam | AdamW | None
+    make: Any = None
+    kinds: Mapping[str, int] | None = None
+
+    def replay(self, dtype: str) -> Replay:
+        """Returns a new replay of a parameter that is kept in ``dtype``."""
+        coarse = Coarse(COARSE.get(dtype, 1.0), COARSE.get(dtype, 0.0))
+        if self.known is not None:
+            return self.known.replay(coarse)
+        return OwnReplay(self.make, self.kinds or {}, coarse)
+
+
+def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], state: Mapping[str, Any]) -> list[Rule]:
+    """Returns the rules that an optimizer may follow, the likeliest first; its own code is the last one.
+
+    Args:
+        settings: those of the parameter's group.
+        state: what it remembers of the parameter.
+    """
+    name, found = type(optimizer).__name__, []
+    torchs = type(optimizer).__module__.startswith("torch.optim")
+    odd = any(settings.get(key) for key in ("amsgrad", "maximize", "dampening"))
+    decay = float(settings.get("weight_decay") or 0.0)
+    if "betas" in settings and "eps" in settings and not odd and set(state) <= {"exp_avg", "exp_avg_sq", "step"}:
+        betas = tuple(map(float, settings["betas"]))
+        decoupled = type(optimizer) is torch.optim.AdamW or bool(settings.get("decoupled_weight_decay"))
+        kinds = [AdamW, Adam] if decoupled or not torchs else [Adam]
+        if torchs and not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+            kinds = []
+        for kind in kinds[:1] if torchs or not decay else kinds:
+            found.append(Rule(kind.__name__, kind(1.0, betas, float(settings["eps"]), decay)))  # type: ignore[arg-type]
+    elif not odd and set(state) <= {"momentum_buffer"} and (type(optimizer) is torch.optim.SGD or not torchs):
+        momentum = float(settings.get("momentum") or 0.0)
+        found.append(Rule("SGD", Sgd(1.0, momentum, bool(settings.get("nesterov")), decay)))
+    if found and torchs:
+        return found
+    taken = inspect.signature(type(optimizer)).parameters
+    plain = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
+    given = {key: plain.get(key, value) for key, value in settings.items() if key in taken and key not in ("lr",)}
+
+    of_class: Any = type(optimizer)
+
+    def make(p: nn.Parameter) -> torch.optim.Optimizer:
+        return cast(torch.optim.Optimizer, of_class([p], lr=1e-3, **given))
+
+    if not fault_of(make, 1e-3):
+        kinds_of = {kind: v.dim() if isinstance(v, Tensor) else -1 for kind, v in state.items()}
+        found.append(Rule(name, None, make, kinds_of))
+    return found
+
+
+def remembered(state: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> Remembered:
+    """Returns what an optimizer remembers of one parameter, in the examination's terms."""
+    tensors = {kind: {name: v} for kind, v in state.items() if isinstance(v, Tensor) and kind != "step"}
+    count = state.get("step", settings.get("step", 0))
+    return Remembered(tensors, int(count) if isinstance(count, (int, float, Tensor)) else 0)

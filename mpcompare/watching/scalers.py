@@ -1,0 +1,100 @@
+"""``GradScaler``, looked at while a loop is watched: whoever calls ``step(optimizer)`` is the scaler of that loop.
+
+With an optimizer that is not fused a skipped step calls no hook of it, so the scaler itself must be asked.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.amp import GradScaler
+
+from mpcompare.errors import InputError
+from mpcompare.loss_scale import DynamicLossScale, LossScale
+
+LOOKED_AT = ("scale", "unscale_", "step", "update")
+
+
+@dataclass(frozen=True)
+class ScaleChange:
+    """One call of ``update``.
+
+    Attributes:
+        before, after: the loss scale.
+        found_inf: whether a gradient was inf or NaN.
+        given: whether the loop gave the new scale itself.
+    """
+
+    before: float
+    after: float
+    found_inf: bool
+    given: bool
+
+
+class Looker(Protocol):
+    """Somebody who is told of the calls of all scalers."""
+
+    def of_scaler(self, scaler: Any, method: str, call: Callable[[], Any], args: Any) -> Any:
+        """Is given a call that it makes, and returns what that returns."""
+
+
+_lookers: list[Looker] = []
+_originals: dict[str, Any] = {}
+
+
+def look(looker: Looker) -> None:
+    """Tells a looker of all scalers from now on."""
+    if not _lookers:
+        for name in LOOKED_AT:
+            _originals[name] = getattr(GradScaler, name)
+            setattr(GradScaler, name, _told(name, _originals[name]))
+    _lookers.append(looker)
+
+
+def look_away(looker: Looker) -> None:
+    """Tells it no more; the last one leaves the class as it was."""
+    _lookers.remove(looker)
+    if not _lookers:
+        for name in LOOKED_AT:
+            setattr(GradScaler, name, _originals.pop(name))
+
+
+def _told(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        call: Callable[[], Any] = functools.partial(original, scaler, *args, **kwargs)
+        for looker in _lookers if scaler.is_enabled() else ():
+            call = functools.partial(looker.of_scaler, scaler, name, call, args)
+        return call()
+
+    return method
+
+
+def scale_of(scaler: Any) -> float:
+    """Returns the loss scale without making it, as ``get_scale`` would not either."""
+    return float(scaler.get_scale())
+
+
+def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether a scaler has found inf or NaN in the gradients of an optimizer since its last ``update``."""
+    found = scaler._per_optimizer_states[id(optimizer)].get("found_inf_per_device", {})
+    return any(bool(value) for value in found.values())
+
+
+def any_found_inf(scaler: Any) -> bool:
+    """Returns whether it has found one in the gradients of any optimizer."""
+    states = scaler._per_optimizer_states.values()
+    return any(bool(value) for state in states for value in state.get("found_inf_per_device", {}).values())
+
+
+def policy_of(scaler: Any) -> LossScale | None:
+    """Returns the policy of a scaler from where it is now on; None where it is none of ours."""
+    factors = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+    try:
+        policy = DynamicLossScale(scale_of(scaler), *factors)
+    except InputError:
+        return None
+    policy.growth_tracker = int(scaler._get_growth_tracker())
+    return policy

@@ -1,0 +1,108 @@
+"""What was seen of a loop: sums of gradients, and the steps that optimizers took with them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.record import Record
+from mpcompare.watching.tape import Event, Op, Root
+
+
+@dataclass
+class Sum:
+    """The gradients of some micro-batches, from where there were none until an optimizer used them.
+
+    Attributes:
+        record: of the calls of the layers.
+        tape: everything between the network's output and ``backward``.
+        grads: all of them, before anything changed them.
+        weights, buffers: as the first call of the network had them.
+        buffers_after: after the last one.
+        stale: the parameters whose gradients hold those of the update before, too.
+        dropped: the number of backward passes whose gradients were cleared before an update used them.
+        hidden: why the layers cannot be replayed; empty where they can.
+        training: whether the network was in training mode.
+        autocast: the dtype of autocast where the network was called; empty where there was none.
+    """
+
+    record: Record
+    tape: list[Event]
+    grads: Params
+    weights: Params
+    buffers: Params
+    buffers_after: Params
+    stale: list[str]
+    dropped: int
+    hidden: str
+    training: bool
+    autocast: str
+
+    @property
+    def roots(self) -> list[Root]:
+        """The calls of ``backward``."""
+        return [event for event in self.tape if isinstance(event, Root)]
+
+    @property
+    def scaled(self) -> bool:
+        """Whether a scaler multiplied the loss."""
+        return any(isinstance(event, Op) and event.scaled for event in self.tape)
+
+    @property
+    def scale(self) -> float:
+        """The loss scale by which a scaler multiplied the loss; 1 where none did."""
+        scales = (
+            float(leaf)
+            for event in self.tape
+            if isinstance(event, Op) and event.scaled and event.name == "mul"
+            for leaf in event.leaves
+            if isinstance(leaf, Tensor) and leaf.numel() == 1
+        )
+        return next(scales, 1.0)
+
+
+@dataclass
+class Taken:
+    """One step of an optimizer, some elements of each tensor.
+
+    Attributes:
+        optimizer: its name.
+        sum: of the gradients; None where there was no backward since the last step.
+        settings: of each parameter its group's.
+        raw, given: the gradients as backward left them, and as the optimizer got them.
+        norms: by parameter the norm of all of a raw gradient.
+        finite: whether the gradients were that the optimizer got.
+        called: the weights in forward.
+        before, after: the weights before the step and after it.
+        state, state_after: by parameter what the optimizer remembers.
+        scale: the loss scale; 1 without a scaler.
+        by_scaler: whether a scaler called the step.
+        scaled, unscaled: whether the loss was multiplied by the scale, and the gradients were divided by it.
+        skipped: whether the scaler left it out.
+        order: the parts of the step: what was done, and the line.
+        dtypes: of the parameters.
+        closures: how often the optimizer called its closure again.
+    """
+
+    optimizer: str
+    sum: Sum | None
+    settings: Mapping[str, dict[str, Any]]
+    raw: Params = field(default_factory=dict)
+    given: Params = field(default_factory=dict)
+    norms: dict[str, float] = field(default_factory=dict)
+    finite: bool = True
+    called: Params = field(default_factory=dict)
+    before: Params = field(default_factory=dict)
+    after: Params = field(default_factory=dict)
+    state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    state_after: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scale: float = 1.0
+    by_scaler: bool = False
+    scaled: bool = False
+    unscaled: bool = False
+    skipped: bool = False
+    order: list[tuple[str, str]] = field(default_factory=list)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    closures: int = 0

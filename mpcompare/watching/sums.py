@@ -1,0 +1,223 @@
+"""Follows the sums of gradients: where they begin, what they are made of, and what is done to them.
+
+A sum begins where a backward finds no gradient. Neither ``zero_grad`` nor a step tells: a skipped step is called by
+nobody, and loops clear their gradients before, between and after.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from mpcompare.dtypes import dtype_name
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.random_numbers import Noted
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, is_real
+from mpcompare.verdict.examine.numerics import spread
+from mpcompare.watching.spool import Spool
+from mpcompare.watching.steps import Sum
+from mpcompare.watching.tape import Called, Op, Root, Tape, line_of_user, needed
+
+NORMS = ("_foreach_norm", "linalg_vector_norm", "norm", "vector_norm", "linalg_norm")
+UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
+
+
+class Sums:
+    """The sum of gradients that is under way.
+
+    Attributes:
+        recorder: writes down the calls of the layers; ``noted`` the random numbers that they draw.
+        tape: of the loop.
+        order: what was done to the gradients since the last backward: each part and its line.
+        weights, called: all numbers, and some, of the weights as the network was called; None and empty after a step.
+        places: the parameters of gradients, by the place of their numbers in memory.
+        used: the number of the last backward that a step used.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.names = {id(p): name for name, p in network.named_parameters()}
+        self.params = dict(network.named_parameters())
+        self.spool = Spool()
+        self.recorder = Recorder(self.spool.copy)
+        self.noted = Noted(self.recorder.record.drawn)
+        self.tape = Tape(self.names, self.spool.copy)
+        self.order: list[tuple[str, str]] = []
+        self.weights: Params | None = None
+        self.called: Params = {}
+        self.places: dict[int, str] = {}
+        self.used = 0
+        self._backwards = self._dropped = 0
+        self._left: dict[str, Tensor] = {}  # the gradients that backward left
+        self._kept: Params | None = None  # copies of them, as they were before anything changed them
+        self._closed: Sum | None = None
+        self._stale: list[str] = []
+        self._hidden = ""
+        self._training, self._autocast = True, ""
+
+    def hide(self, why: str) -> None:
+        """Is told why the layers of this sum cannot be replayed."""
+        self._hidden = self._hidden or why
+
+    # Calls of the network
+
+    def call(self, module: nn.Module, given: Any) -> Called:
+        """Begins a call of the network."""
+        self.recorder.open, self.recorder.whole = [], []  # those of a call that stopped with an error
+        if self.weights is None:
+            self.weights = {name: self.spool.copy(p) for name, p in self.params.items()}
+            self.called = {name: spread(p) for name, p in self.params.items()}
+        self._training, self._autocast = module.training, _autocast()
+        buffers = {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
+        first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
+        foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
+        return Called([], torch.get_rng_state(), buffers, first, foreign)
+
+    def returned(self, called: Called, result: Any, compiled: bool) -> None:
+        """Ends a call; one whose result requires no gradient is no part of a sum."""
+        values = tree_leaves(result)
+        if not any(is_real(v) and v.requires_grad for v in values):
+            return
+        calls = self.recorder.record.calls
+        if compiled or not calls.get(OUTPUT):
+            self.hide("the network is compiled" if compiled else "nobody saw the outputs of the network")
+        else:
+            called.output = calls[OUTPUT][-1]
+        called.last = {name: len(each) for name, each in calls.items()}
+        called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
+        self.tape.events.append(called)
+
+    # Backward
+
+    def backward(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls ``backward``, and notes where it begins."""
+        first = args[0] if args else kwargs.get("tensors")
+        tensors = list(first) if isinstance(first, (list, tuple)) else [first]
+        gradient = args[1] if len(args) > 1 else kwargs.get("gradient", kwargs.get("grad_tensors"))
+        gradients = list(gradient) if isinstance(gradient, (list, tuple)) else [gradient] * len(tensors)
+        root = self.tape.root(tensors, gradients, line_of_user())
+        if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
+            self.hide("a backward is differentiated again")
+        self._begin()
+        result = func(*args, **kwargs)
+        self.tape.events.append(root)
+        self._left = {name: p.grad for name, p in self.params.items() if p.grad is not None}
+        self.places = {g.data_ptr(): name for name, g in self._left.items()}
+        self._kept, self.order = None, [("backward", root.line)]
+        return result
+
+    def _begin(self) -> None:
+        """Finds out whether a sum begins."""
+        self._backwards += 1
+        self._closed = None
+        trained = [name for name, p in self.params.items() if p.requires_grad]
+        empty = {n for n in trained if (g := self.params[n].grad) is None or not bool(g.any())}
+        kept = [n for n in trained if n not in empty]
+        if not kept:
+            self._stale = []
+            if self.used < self._backwards - 1 and not any(called.foreign for called in self._calls()):
+                self._dropped += sum(isinstance(event, Root) for event in self.tape.events)
+            self._fresh()
+        elif self.used == self._backwards - 1 and self.used:
+            self._stale = kept
+            self._fresh()
+            self.hide("the gradients of the update before are still in them")
+        elif any(n in self._left for n in empty):
+            self.hide("the gradients of some parameters were cleared, and others were not")
+
+    def _fresh(self) -> None:
+        """Drops everything but the calls that no backward has come through."""
+        self.tape.drop(lambda called: not _used(called))
+        calls, record = self._calls(), Record(hidden=self.recorder.record.hidden)
+        if not calls:
+            self.noted.drawn, self._hidden, record.hidden = {}, "", ""
+        record.drawn = self.noted.drawn
+        for called in calls:
+            before = {name: len(each) for name, each in record.calls.items()}
+            self._add(called, record)
+            called.first, called.last = before, {name: len(each) for name, each in record.calls.items()}
+        self.recorder.record = record
+
+    def _add(self, called: Called, record: Record) -> None:
+        """Adds the calls of the layers in one call of the network to a record."""
+        for name, calls in self.recorder.record.calls.items():
+            if some := calls[called.first.get(name, 0) : called.last.get(name, 0)]:
+                record.calls[name] += some
+
+    def _calls(self) -> list[Called]:
+        return [event for event in self.tape.events if isinstance(event, Called)]
+
+    # From backward to the step
+
+    def touched(self, func: Any, args: Any) -> None:
+        """Is told of each function that is called before it is, and notes what is done with gradients."""
+        name = str(getattr(func, "__name__", ""))
+        if name in NORMS:
+            part = "norm"
+        elif (name.endswith("_") and not name.endswith("__")) or name == "__setitem__":
+            part = "unscale" if name == UNSCALE else name.strip("_")
+        else:
+            return
+        targets = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
+        if any(isinstance(t, Tensor) and t.data_ptr() in self.places for t in targets):
+            if part != "norm":
+                self.keep()
+            entry = (part, line_of_user())
+            if self.order[-1:] != [entry]:
+                self.order.append(entry)
+
+    def keep(self) -> None:
+        """Keeps the gradients as backward left them; called before anything changes them."""
+        if self._kept is None:
+            self._kept = {name: self.spool.copy(g) for name, g in self._left.items()}
+
+    def close(self) -> Sum | None:
+        """Returns the sum that is there; None where no backward came since the last step that closed one."""
+        if self._closed is not None or not self._left or self.used == self._backwards:
+            return self._closed
+        self.keep()
+        events = needed(self.tape.events)
+        used = [event for event in events if isinstance(event, Called) and _used(event)]
+        record = Record(defaultdict(list), self.noted.drawn, self.recorder.record.hidden)
+        for called in used:
+            self._add(called, record)
+        tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
+        self._closed = Sum(
+            record=record,
+            tape=tape,
+            grads=dict(self._kept or {}),
+            weights=self.weights or {},
+            buffers=used[0].buffers if used else {},
+            buffers_after={name: self.spool.copy(b) for name, b in self.network.named_buffers()},
+            stale=list(self._stale),
+            dropped=self._dropped,
+            hidden=self._hidden or record.hidden or ("" if used else "no call of the network was seen"),
+            training=self._training,
+            autocast=self._autocast,
+        )
+        self._dropped = 0
+        return self._closed
+
+    def stepped(self, skipped: bool) -> None:
+        """Is told that a step was taken, or skipped."""
+        self.used, self.order = self._backwards, []
+        if not skipped:
+            self.weights, self.called = None, {}
+
+    def forget(self) -> None:
+        """Lets go of everything that only the next step would need."""
+        self._left, self.places, self.called, self.weights, self._kept, self._closed = {}, {}, {}, None, None, None
+
+
+def _used(called: Called) -> bool:
+    """Returns whether a backward has come through a call of the network."""
+    call: Call | None = called.output
+    return call is not None and any(g is not None for g in call.gradients)
+
+
+def _autocast() -> str:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return dtype_name(torch.get_autocast_dtype(kinds[0])) if kinds else ""

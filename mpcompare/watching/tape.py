@@ -1,0 +1,232 @@
+"""The tape of a loop: everything that it computes between the output of the network and ``backward``.
+
+A loss, its division by the number of micro-batches, its scale and terms that are added to it are no part of the
+network. Each function of torch is noted with what it was given, so that a replay can call it again in float64.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils.weak import WeakIdKeyDictionary
+
+CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A value of the tape, by its number; ``first`` is its value where the tape did not compute it."""
+
+    number: int
+    first: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Own:
+    """A parameter of the network, by its name."""
+
+    name: str
+
+
+@dataclass(eq=False)
+class Called:
+    """A call of the network: the slots of its outputs, and the state of the generator when it began."""
+
+    slots: list[Slot | None]
+    generator: Tensor
+    buffers: dict[str, Tensor]
+    first: dict[str, int]  # by layer the number of calls before it, and after it
+    foreign: bool = False  # whether its inputs require gradients
+    last: dict[str, int] = field(default_factory=dict)
+    output: Any = None  # the record of the call
+
+
+@dataclass(eq=False)
+class Op:
+    """A function of torch that the loop called.
+
+    Attributes:
+        leaves, spec: its arguments; a slot, or a parameter, in the place of each tensor that depends on one.
+        results: the slots of its results.
+        dtypes: theirs.
+        writes: the slot that it writes into; None where it writes into nothing.
+        hidden: where one of its arguments comes from that nobody saw; empty where all are known.
+        generator: the state of the generator where it drew random numbers.
+        scaled: whether a ``GradScaler`` called it.
+        line: of the user's code.
+        labels: how many labels a loss counted.
+    """
+
+    func: Callable[..., Any]
+    leaves: list[Any]
+    spec: TreeSpec
+    results: list[Slot | None]
+    dtypes: list[torch.dtype | None]
+    writes: Slot | None
+    hidden: str
+    generator: Tensor | None
+    scaled: bool
+    line: str
+    scalar: bool
+    labels: int | None = None
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.func, "__name__", self.func))
+
+    def needs(self) -> Iterator[int]:
+        """Yields the numbers of the slots that it is given."""
+        yield from (leaf.number for leaf in self.leaves if isinstance(leaf, Slot))
+
+
+@dataclass(eq=False)
+class Root:
+    """A call of ``backward``: the slots that it begins at, the gradients that it was given, and the loss."""
+
+    slots: list[Slot]
+    gradients: list[Tensor | None]
+    loss: float
+    line: str
+    hidden: str = ""
+
+
+Event = Called | Op | Root
+
+
+class Tape:
+    """The events of a loop since its gradients were last empty.
+
+    Attributes:
+        events: in their order.
+        names: of the network's parameters, by ``id``.
+    """
+
+    def __init__(self, names: dict[int, str], copy: Callable[[Tensor], Tensor]) -> None:
+        self.names, self.copy = names, copy
+        self.events: list[Event] = []
+        self.slots: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.hidden: dict[int, str] = {}  # by the number of a slot, what it depends on that nobody saw
+        self.count = 0
+
+    def slot(self, tensor: Tensor, first: Tensor | None = None, hidden: str = "") -> Slot:
+        """Returns a new slot of a tensor."""
+        self.count += 1
+        self.slots[tensor] = new = Slot(self.count, first)
+        if hidden:
+            self.hidden[self.count] = hidden
+        return new
+
+    def note(self, func: Callable[..., Any], args: Any, kwargs: Any, scaled: bool) -> Any:
+        """Calls a function, and notes it where its result requires a gradient."""
+        leaves, spec = tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if not any(t.requires_grad for t in tensors):
+            return func(*args, **kwargs)
+        name = str(getattr(func, "__name__", ""))
+        mutates = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        if mutates and tensors[0] not in self.slots and id(tensors[0]) not in self.names:
+            self.slot(tensors[0], self.copy(tensors[0]))
+        hidden: list[str] = []
+        kept = [self._ref(leaf, hidden) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        before = torch.get_rng_state()
+        result = func(*args, **kwargs)
+        found = tree_flatten(result)[0]
+        if not mutates and not any(isinstance(t, Tensor) and t.requires_grad for t in found):
+            return result
+        target = self.slots.get(tensors[0]) if mutates else None
+        why = hidden[0] if hidden else ""
+        slots: list[Slot | None] = []
+        for t in found:
+            tracked = isinstance(t, Tensor) and t.requires_grad
+            slots.append(self.slot(t, hidden=why) if tracked and t is not tensors[0] else target if tracked else None)
+        if mutates and why and target:
+            self.hidden[target.number] = why
+        drew = before if not torch.equal(before, torch.get_rng_state()) else None
+        if not mutates and slots and slots[0] is None and isinstance(found[0], Tensor) and found[0].requires_grad:
+            slots[0] = self.slots.get(found[0])  # a cast that changes nothing hands on what it was given
+        dtypes = [t.dtype if isinstance(t, Tensor) else None for t in found]
+        scalar = len(found) == 1 and isinstance(found[0], Tensor) and found[0].numel() == 1
+        op = Op(func, kept, spec, slots, dtypes, target, why, drew, scaled, line_of_user(), scalar)
+        op.labels = _labels(name, args, kwargs)
+        self.events.append(op)
+        return result
+
+    def root(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], line: str) -> Root:
+        """Returns the root of a backward that begins at these tensors."""
+        hidden: list[str] = []
+        slots = [self._ref(t, hidden) for t in tensors]
+        known = [s for s in slots if isinstance(s, Slot)]
+        why = hidden[0] if hidden else "" if len(known) == len(slots) else "a tensor that no function made"
+        loss = float(sum(float(t.detach().double()) for t in tensors)) if all(t.numel() == 1 for t in tensors) else 0.0
+        kept = [None if g is None else self.copy(g) for g in gradients]
+        return Root(known, kept, loss, line, why)
+
+    def _ref(self, tensor: Tensor, hidden: list[str]) -> Any:
+        if (slot := self.slots.get(tensor)) is not None:
+            if slot.number in self.hidden:
+                hidden.append(self.hidden[slot.number])
+            return slot
+        if (name := self.names.get(id(tensor))) is not None:
+            return Own(name)
+        if tensor.requires_grad and not tensor.is_leaf:
+            hidden.append(str(tensor.grad_fn.name()) if tensor.grad_fn else "a function")
+        return self.copy(tensor)
+
+    def drop(self, keeps: Callable[[Called], bool]) -> None:
+        """Drops everything but the calls of the network that ``keeps`` says, and what may depend on them."""
+        kept = [e for e in self.events if isinstance(e, Called) and keeps(e)]
+        if not kept:
+            self.events = []
+            return
+        start = self.events.index(kept[0])
+        self.events = [e for e in self.events[start:] if isinstance(e, Op) or e in kept]
+
+
+def needed(events: Sequence[Event]) -> list[Event]:
+    """Returns the events on which the roots depend."""
+    wanted: set[int] = set()
+    kept: list[Event] = []
+    for event in reversed(events):
+        if isinstance(event, Root):
+            wanted.update(slot.number for slot in event.slots)
+        elif isinstance(event, Op):
+            written = event.writes is not None and event.writes.number in wanted
+            if not written and not any(slot and slot.number in wanted for slot in event.results):
+                continue
+            wanted.update(event.needs())
+        kept.append(event)
+    return kept[::-1]
+
+
+def line_of_user() -> str:
+    """Returns file and line of the nearest frame that is neither torch's nor ours; empty where there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in ("torch", "mpcompare", "contextlib"):
+            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+LOSSES = {
+    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "kl_div",
+}  # fmt: skip
+
+
+def _labels(name: str, args: Any, kwargs: Any) -> int | None:
+    """Returns the number of labels that a loss counts: classes that are not left out, or rows."""
+    if name not in LOSSES:
+        return None
+    target = args[1] if len(args) > 1 else kwargs.get("target")
+    if not isinstance(target, Tensor):
+        return None
+    if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():
+        ignored = kwargs.get("ignore_index", -100)
+        return int((target != ignored).sum())
+    return target.shape[0] if target.dim() else 1

@@ -1,0 +1,172 @@
+"""``mpcompare.watch``: a loop that somebody else wrote, seen for some updates."""
+
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mpcompare.errors import InputError, check_whole
+from mpcompare.watching import expecting
+from mpcompare.watching.attach import attached
+from mpcompare.watching.defects import Defect, defects_of
+from mpcompare.watching.examining import Replayed, Updates, compared, replayed
+from mpcompare.watching.facts import facts_of
+from mpcompare.watching.looking import Look
+
+NOTHING = "nothing was seen"
+_watched: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+
+
+class WrongTraining(AssertionError):  # noqa: N818 - said as it is, like BrokenContract
+    """A loop has defects, is not what was expected, or was not seen; a line each."""
+
+
+class Watch:
+    """What was seen of a loop: ``with mpcompare.watch(model, optimizer) as seen``.
+
+    Attributes:
+        facts: the card, fact by name; empty until the block ends.
+        defects: what no intention makes right.
+        not_examined: what could not be seen, in words.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int | None = None) -> None:
+        check_whole("watch: steps", steps, at_least=1)
+        check_whole("watch: after", after, at_least=0)
+        if every is not None:
+            check_whole("watch: every", every, at_least=steps)
+        self.attached = attached(model, optimizer)
+        self.steps, self.after, self.every = steps, after, every
+        self.facts: dict[str, Any] = {}
+        self.defects: list[Defect] = []
+        self.not_examined: list[str] = []
+        self.looks: list[Look] = []
+        self.replays: list[Replayed] = []
+        self.entered = False
+        self._look: Look | None = None
+        self._count = 0
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> "Watch":
+        network = self.attached.network
+        if network in _watched:
+            raise InputError("watch: model", type(network).__name__, "is watched already")
+        _watched.add(network)
+        self.entered = True
+        first = next(iter(self.attached.optimizers.values()))
+        self._handles = [first.register_step_post_hook(lambda *_: self._counted())]
+        if self.after == 0:
+            self._begin()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        _watched.discard(self.attached.network)
+        if self._look is not None:
+            self._look.stop()
+            self._look = None
+        if kind is None or self.looks:
+            self._examine()
+        if error is not None:
+            self.not_examined.append(f"what came after the loop stopped with {type(error).__name__}")
+
+    def _begin(self) -> None:
+        self._look = Look(self.attached, self._taken)
+        self.looks.append(self._look)
+        self._look.start()
+
+    def _counted(self) -> None:
+        """Counts the updates of the first optimizer, and begins to look, and again."""
+        self._count += 1
+        since = self._count - self.after
+        again = since == 0 or (self.every is not None and since > 0 and since % self.every == 0)
+        if again and self._look is None:
+            self._begin()
+        elif self._look is None and self.every is None and since > 0:
+            for handle in self._handles:
+                handle.remove()
+
+    def _taken(self) -> None:
+        """Ends to look when enough updates were seen; a scaler may still set its scale after the last one."""
+        look = self._look
+        if look is None:
+            return
+        updates = [t for t in look.taken if not t.skipped]
+        enough = len(updates) >= self.steps * len(self.attached.optimizers)
+        if enough or len(look.taken) >= 8 * self.steps + 40:
+            look.stop()
+            self._look = None
+
+    def _examine(self) -> None:
+        """Makes the card and the list of defects."""
+        for look in self.looks:
+            sums: dict[int, Replayed] = {}
+            for step in look.taken:
+                if step.sum is not None and id(step.sum) not in sums and not step.skipped:
+                    sums[id(step.sum)] = replayed(look, step.sum)
+            updates: dict[str, Updates] = {}
+            for name in self.attached.optimizers:
+                taken = [t for t in look.taken if t.optimizer == name]
+                if taken:
+                    precision = next((r.precision for r in sums.values()), "fp32")
+                    updates[name] = compared(look, name, taken, precision, [t.scale for t in taken])
+            facts = facts_of(look, sums, updates)
+            self.facts = facts if facts["updates"] or not self.facts else self.facts
+            self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
+            self._say(look, sums, updates)
+            self.replays += sums.values()
+
+    def _say(self, look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> None:
+        said: list[str] = []
+        for number, replay in enumerate(sums.values(), start=1):
+            if replay.why:
+                said.append(f"the gradients of update {number}, layer by layer ({replay.why})")
+        if self.attached.compiled:
+            said.append("layers within compiled modules")
+        if self.attached.others:
+            said.append(f"{self.attached.others} parameters of the optimizer that the network does not have")
+        for update in updates.values():
+            for reason in dict.fromkeys(update.unknown.values()):
+                said.append(f"updates ({reason})")
+        if any(t.closures for t in look.taken):
+            said.append("updates of an optimizer that calls its closure several times")
+        self.not_examined += [each for each in said if each not in self.not_examined]
+
+    @property
+    def verdict(self) -> str:
+        """``nothing was seen``, ``defects``, or ``no defect``."""
+        if not self.facts.get("updates"):
+            return NOTHING if not self.defects else "defects"
+        return "defects" if self.defects else "no defect"
+
+    def raise_if_wrong(self, expect: Mapping[str, Any] | str | Path | None = None) -> None:
+        """Raises WrongTraining where there are defects, where nothing was seen, or where a fact is another one.
+
+        Args:
+            expect: facts by name, or a file that :meth:`save` wrote.
+        """
+        lines = [str(defect) for defect in self.defects]
+        if not self.facts.get("updates"):
+            lines.append(f"{NOTHING}: no optimizer took a step within the block")
+        elif expect is not None:
+            lines += expecting.differences(self.facts, expect)
+        if lines:
+            raise WrongTraining("\n  ".join(["the training is wrong:", *lines]))
+
+    def save(self, file: str | Path) -> None:
+        """Writes the card to a file, which ``expect`` takes."""
+        if not self.facts.get("updates"):
+            raise InputError("watch: save", str(file), f"{NOTHING}: there is no card")
+        expecting.save(self.facts, file)
+
+    def __str__(self) -> str:
+        lines = [self.verdict]
+        lines += [
+            f"  {name:<18} {expecting.said(value)}" for name, value in self.facts.items() if value not in ([], {})
+        ]
+        lines += [f"defect  {defect}" for defect in self.defects]
+        lines += [f"not examined: {each}" for each in self.not_examined]
+        return "\n".join(lines)

@@ -1,0 +1,62 @@
+"""Two loops that shall be the same, with the negative controls: each of these changes must be seen."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from support.watched_loops import Loop, small_network
+from torch.nn import functional as F
+
+from mpcompare.testing import DifferentTraining, assert_same_training
+
+LOOP = Loop(updates=2)
+
+
+def trains(**changes):
+    return lambda watch: replace(LOOP, **changes).run(watch)
+
+
+def perturbed():
+    model = small_network()
+    with torch.no_grad():
+        model[2].weight[0, 0] += 1e-6
+    return model
+
+
+def halve(model):
+    for p in model.parameters():
+        p.grad.mul_(0.5)
+
+
+CONTROLS = {
+    "halved gradients": (trains(before_step=halve), "clip_norm is 0.05 in ours"),
+    "no autocast": (trains(dtype=torch.float32), "precision is fp32 in ours, bf16 in the reference"),
+    "a perturbed tensor": (trains(make=perturbed), "the first weights of 2.weight are others"),
+    "another loss": (
+        trains(loss=lambda z, y: F.cross_entropy(z, y, label_smoothing=0.01)),
+        "the gradients of .* are others in update 1",
+    ),
+    "another batch": (trains(seed=1), "the first weights"),
+    "another rate": (
+        trains(optimizer=lambda p: torch.optim.AdamW(p, lr=2e-3)), "lr of parameter group 1 is 0.002 in ours, 0.001",
+    ),
+    "too few updates": (trains(updates=1), "ours took 1 updates"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_loop_is_the_same_as_itself_written_in_another_way():
+    def other_way(z, y):
+        z = z.float()
+        return (z.logsumexp(-1) - z.gather(1, y[:, None])[:, 0]).mean()
+
+    assert_same_training(trains(loss=other_way), trains(), steps=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("control", CONTROLS)
+def test_negative_controls(control):
+    ours, line = CONTROLS[control]
+    with pytest.raises(DifferentTraining, match=re.compile(line)):
+        assert_same_training(ours, trains(), steps=2)

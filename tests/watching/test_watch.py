@@ -1,0 +1,321 @@
+"""``mpcompare.watch``: right loops have no defect, and not a bit of them changes; wrong ones are named."""
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from support.watched_loops import Loop, small_network
+from torch import nn
+from torch.nn import functional as F
+
+import mpcompare
+from mpcompare.errors import InputError
+from mpcompare.watching.watched import NOTHING, WrongTraining
+
+FP16 = replace(Loop(), dtype=torch.float16, updates=2)
+BF16 = replace(Loop(), updates=2)
+
+
+def few() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 4), torch.randint(3, (8,))
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+
+
+TINY = replace(BF16, make=two_layers, batch=few, updates=1, accumulate=1, clip=None)
+
+
+def causes(seen) -> list[str]:
+    return [defect.cause for defect in seen.defects]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_right_loop_has_no_defect_and_its_card_is_true(dtype):
+    seen = replace(BF16, dtype=dtype).run(mpcompare.watch)
+    assert (seen.defects, seen.not_examined, seen.verdict) == ([], [], "no defect")
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+    expected = {
+        "updates": 2, "precision": name, "clip_norm": 0.1, "micro_batches": 2, "masters": "fp32",
+        "weights": [0.5, 0.5], "optimizer": {"optimizer": "AdamW"}, "loss": "cross_entropy in float32",
+    }  # fmt: skip
+    seen.raise_if_wrong(expect=expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.slow
+def test_no_bit_changes(dtype):
+    loop = replace(Loop(), dtype=dtype, updates=20, scale=2.0**20)  # it overflows at first
+    loop.run()
+    right = loop.weights()
+    seen = loop.run(mpcompare.watch, steps=5)
+    assert all(torch.equal(a, b) for a, b in zip(right, loop.weights(), strict=True))
+    assert seen.defects == []
+    assert seen.facts["updates"] == 5
+    assert (seen.facts["skipped"] > 0) == (dtype is torch.float16)
+    model = loop.made["model"]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not loop.made["optimizer"]._optimizer_step_pre_hooks
+
+
+def half_the_gradients(model):
+    for p in model.parameters():
+        p.grad.mul_(0.5)
+
+
+@pytest.mark.slow
+def test_the_loss_between_output_and_backward_is_replayed():
+    """A softmax in 16 bits leaves no trace in what arrives at the output, and a loss that is not divided neither."""
+
+    def in_16_bits(z, y):
+        return -z.log_softmax(-1).gather(1, y[:, None]).mean()
+
+    seen = replace(BF16, loss=in_16_bits).run(mpcompare.watch)
+    assert causes(seen) == ["loss"]
+    assert "log_softmax" in seen.defects[0].sentence
+    assert "test_watch.py" in seen.defects[0].sentence
+    seen = replace(BF16, loss=lambda z, y: 2 * F.cross_entropy(z, y)).run(mpcompare.watch)
+    assert seen.defects == []
+    assert seen.facts["weights"] == [1.0, 1.0]
+    with pytest.raises(WrongTraining, match=r"weights is 1, 1, expected 0.5, 0.5"):
+        seen.raise_if_wrong(expect={"weights": [0.5, 0.5]})
+
+
+def test_a_wrong_gradient_is_named_by_its_layer():
+    def hook(model):
+        model[1].weight.register_hook(lambda g: g * 0.9)
+        return model
+
+    assert TINY.run(mpcompare.watch).defects == []
+    seen = replace(TINY, make=lambda: hook(TINY.make())).run(mpcompare.watch)
+    assert seen.defects[0].place == "1.weight"
+    assert seen.verdict == "defects"
+
+
+def test_clipping_before_unscaling():
+    def clip(model):
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    seen = replace(TINY, dtype=torch.float16, before_step=clip).run(mpcompare.watch)
+    assert causes(seen) == ["clip"]
+    assert "test_watch.py" in seen.defects[0].sentence
+    assert seen.facts["clip_place"] == "before unscaling"
+
+
+@pytest.mark.slow
+def test_a_second_step_on_the_same_gradients():
+    loop = replace(BF16)
+    loop.before_step = lambda model: loop.made["optimizer"].step()
+    assert "update again" in causes(loop.run(mpcompare.watch))
+
+
+@pytest.mark.slow
+def test_gradients_that_nobody_clears():
+    loop = replace(BF16)
+    loop.after_step = lambda model: setattr(loop.made["optimizer"], "zero_grad", lambda: None)
+    seen = loop.run(mpcompare.watch)
+    assert causes(seen) == ["accumulation"]
+    assert "cleared" in seen.defects[0].sentence
+
+
+@pytest.mark.slow
+def test_gradients_that_are_cleared_between_micro_batches():
+    loop = replace(BF16)
+    calls = []
+
+    def clear(model):
+        calls.append(1)
+        if len(calls) % 2:
+            model.zero_grad()
+
+    loop.after_backward = clear
+    assert causes(loop.run(mpcompare.watch)) == ["accumulation"]
+
+
+@pytest.mark.slow
+def test_gradients_that_are_rounded_to_16_bits():
+    def rounded(model):
+        for p in model.parameters():
+            p.grad = p.grad.bfloat16().float()
+
+    assert causes(replace(BF16, before_step=rounded).run(mpcompare.watch)) == ["gradient format"]
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_scaled_and_gradients_that_are_unscaled():
+    class NoScale(torch.amp.GradScaler):
+        def scale(self, outputs):
+            super().scale(torch.ones(()))
+            return outputs
+
+    loop = replace(FP16)
+    original = torch.amp.GradScaler
+    torch.amp.GradScaler = NoScale
+    try:
+        seen = loop.run(mpcompare.watch)
+    finally:
+        torch.amp.GradScaler = original
+    assert "gradient scaled" in causes(seen)
+
+
+@pytest.mark.slow
+def test_gradients_that_stay_scaled():
+    loop = replace(FP16, clip=None)
+    loop.before_step = lambda model: setattr(loop.made["scaler"], "step", lambda optimizer: optimizer.step())
+    loop.after_backward = lambda model: setattr(loop.made["scaler"], "update", lambda: None)
+    seen = loop.run(mpcompare.watch)
+    assert causes(seen) == ["gradient scaled"]
+    assert "times the loss scale 4096" in seen.defects[0].sentence
+
+
+class WrongAdam(torch.optim.Optimizer):
+    """Adam without the correction of its means."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            state = self.state[p]
+            if not state:
+                state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+            state["step"] += 1
+            state["exp_avg"].lerp_(p.grad, 0.1)
+            state["exp_avg_sq"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+            p.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(1e-8), value=-1e-3)
+
+
+@pytest.mark.slow
+def test_a_known_mistake_of_an_optimizer():
+    seen = replace(BF16, optimizer=WrongAdam).run(mpcompare.watch)
+    assert causes(seen)[0] == "bias correction"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2),
+        lambda p: torch.optim.Adam(p, lr=1e-3, weight_decay=1e-2),
+        lambda p: torch.optim.AdamW(p, lr=1e-3, amsgrad=True),
+        lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+        lambda p: torch.optim.NAdam(p, lr=1e-3),
+        lambda p: torch.optim.RMSprop(p, lr=1e-3),
+    ],
+)
+@pytest.mark.slow
+def test_optimizers_that_are_right(make):
+    for loop in (FP16, BF16):
+        seen = replace(loop, optimizer=make, updates=3).run(mpcompare.watch)
+        assert seen.defects == [], str(seen)
+        assert not seen.not_examined
+
+
+@pytest.mark.slow
+def test_a_norm_that_stays_in_16_bits():
+    def make():
+        model = small_network()
+        model[4].bfloat16()
+        return model
+
+    seen = replace(BF16, make=make).run(mpcompare.watch)
+    assert ("normalization", "4") in [(d.cause, d.place) for d in seen.defects]
+
+
+def test_nothing_seen_is_no_pass():
+    model = nn.Linear(2, 2)
+    with mpcompare.watch(model, torch.optim.SGD(model.parameters())) as seen:
+        model(torch.ones(1, 2)).sum().backward()
+    assert seen.verdict == NOTHING
+    assert NOTHING in str(seen)
+    with pytest.raises(WrongTraining, match=NOTHING):
+        seen.raise_if_wrong()
+    with pytest.raises(InputError, match="there is no card"):
+        seen.save("card.json")
+
+
+def test_a_forward_that_is_called_directly_is_said():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with mpcompare.watch(model, optimizer) as seen:
+        model.forward(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert seen.defects == []
+    assert "not examined: the gradients of update 1" in str(seen)
+
+
+def test_bad_input_is_one_line():
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(InputError, match="has none of the parameters of Linear"):
+        mpcompare.watch(other, optimizer)
+    with pytest.raises(InputError, match=r"expected a torch.nn.Module"):
+        mpcompare.watch(optimizer, optimizer)
+    with pytest.raises(InputError, match="expected a torch.optim.Optimizer"):
+        mpcompare.watch(model, None)
+    with mpcompare.watch(model, optimizer), pytest.raises(InputError, match="is watched already"):
+        mpcompare.watch(model, optimizer).__enter__()
+    with mpcompare.watch(model, optimizer):  # it is free again
+        pass
+
+
+def test_copies_and_files_of_a_watched_network_are_not_watched():
+    model = TINY.make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        average = copy.deepcopy(model)
+        loaded = pickle.loads(pickle.dumps(model))
+        for _ in range(2):
+            x, y = few()
+            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(average(x), y)
+            loaded(x)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert seen.defects == []
+    assert seen.facts["micro_batches"] == 1
+
+
+@pytest.mark.slow
+def test_two_watches_at_once_and_an_error_in_one():
+    loop = replace(BF16, updates=1)
+    first, second = replace(loop), replace(loop, seed=1)
+    seen = {}
+
+    def outer(model, optimizer, **options):
+        seen["inner"] = second.run(mpcompare.watch)
+        return mpcompare.watch(model, optimizer, **options)
+
+    assert first.run(outer).defects == []
+    assert seen["inner"].defects == []
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ZeroDivisionError), mpcompare.watch(model, optimizer):
+        raise ZeroDivisionError
+    assert not model._forward_hooks
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+@pytest.mark.slow
+def test_after_and_every():
+    seen = replace(BF16, updates=7).run(mpcompare.watch, steps=1, after=2, every=3)
+    assert [len(look.taken) for look in seen.looks] == [1, 1]
+    assert seen.defects == []
+
+
+@pytest.mark.slow
+def test_a_saved_card_is_expected(tmp_path):
+    seen = BF16.run(mpcompare.watch)
+    seen.save(tmp_path / "card.json")
+    replace(BF16, updates=3).run(mpcompare.watch).raise_if_wrong(expect=tmp_path / "card.json")
+    with pytest.raises(WrongTraining, match=r"clip_norm is 0.2, expected 0.1"):
+        replace(BF16, clip=0.2).run(mpcompare.watch).raise_if_wrong(expect=tmp_path / "card.json")
+    with pytest.raises(InputError, match="clip_nrom"):
+        seen.raise_if_wrong(expect={"clip_nrom": 1.0})
+    (tmp_path / "no.json").write_text("{}")
+    with pytest.raises(InputError, match="is no card"):
+        seen.raise_if_wrong(expect=tmp_path / "no.json")

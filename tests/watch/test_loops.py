@@ -2,10 +2,10 @@
 
 import pytest
 
-pytest.importorskip("accelerate")
-pytest.importorskip("lightning")
-pytest.importorskip("timm")
-pytest.importorskip("transformers")
+pytest.importorskip("accelerate", reason="needs accelerate: pip install '.[loops]'")
+pytest.importorskip("lightning", reason="needs lightning: pip install '.[loops]'")
+pytest.importorskip("timm", reason="needs timm: pip install '.[loops]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install '.[loops]'")
 
 from watch.judge import BITS_AFTER, changed_bits, judged
 from watch.loops.base import Loop

@@ -1,4 +1,4 @@
-"""The loop of timm's train.py, with timm's own scaler, optimizer, schedule, mixup and average of the weights."""
+"""The training loop of timm, with its own scaler, optimizer, schedule, mixup and average of the weights."""
 
 from typing import Any
 

@@ -2,6 +2,7 @@
 
     python tests/watch/judge.py loops                  each loop that is right: its defects, and its bits
     python tests/watch/judge.py bugs                   the drawn bugs
+    python tests/watch/judge.py controls               loops in the form of bugs, and without them
     python tests/watch/judge.py random --number 300    random loops that are right
     python tests/watch/judge.py bugs --csv FILE        also writes the table into FILE, which must not be there yet
     python tests/watch/judge.py bugs --only vsepp#4    one of them, with all that the watch says
@@ -34,6 +35,7 @@ for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
 
 import torch
 from torch import Tensor
+from watch.bugs.controls import CONTROLS
 from watch.bugs.every import BUGS
 from watch.bugs.registry import Bug
 from watch.loops.base import Loop
@@ -149,6 +151,15 @@ def loops(only: str) -> Iterator[tuple[Row, bool, str]]:
             yield row, not result.flagged and result.verdict != "error" and changed == 0, result.text
 
 
+def controls(only: str) -> Iterator[tuple[Row, bool, str]]:
+    """Yields the same for the loops in the form of bugs, whose bits are not compared."""
+    for loop, precision, after in CONTROLS:
+        if not only or only == loop.__name__:
+            result = judged(loop(precision), loop.meant(precision), after)
+            row = row_of_loop(loop.__name__, precision, loop.computes, result)
+            yield row, not result.flagged and result.verdict != "error", result.text
+
+
 def random_loops(number: int, only: str) -> Iterator[tuple[Row, bool, str]]:
     """Yields the same for random loops, whose bits are compared in every tenth."""
     for place in range(number):
@@ -229,7 +240,7 @@ def write(rows: list[Row], file: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("loops", "bugs", "random"))
+    parser.add_argument("what", choices=("loops", "bugs", "controls", "random"))
     parser.add_argument("--number", type=int, default=300, help="of random loops")
     parser.add_argument("--only", default="", help="the name of a loop, the id of a bug, the number of a random loop")
     parser.add_argument("--csv", type=Path)
@@ -245,7 +256,10 @@ def main() -> int:
         print(f"{len(rows)} bugs: {counts}, refused with what was meant: {refused}")
     else:
         whole = bool(options.only)
-        made = loops(options.only) if options.what == "loops" else random_loops(options.number, options.only)
+        if options.what == "random":
+            made = random_loops(options.number, options.only)
+        else:
+            made = (loops if options.what == "loops" else controls)(options.only)
         rows, wrong = shown(made, whole)
         print(f"{len(rows)} right loops: {wrong} accused, changed or broken")
     if options.csv:

@@ -7,6 +7,7 @@ pytest.importorskip("lightning", reason="needs lightning: pip install '.[loops]'
 pytest.importorskip("timm", reason="needs timm: pip install '.[loops]'")
 pytest.importorskip("transformers", reason="needs transformers: pip install '.[loops]'")
 
+from watch.bugs.controls import CONTROLS
 from watch.judge import BITS_AFTER, changed_bits, judged
 from watch.loops.base import Loop
 from watch.loops.every import LOOPS
@@ -28,6 +29,13 @@ def test_a_loop_of_others_has_no_defect(loop: type[Loop], precision: str) -> Non
 @pytest.mark.parametrize(("loop", "precision"), CASES, ids=IDS)
 def test_the_watch_changes_no_bit(loop: type[Loop], precision: str) -> None:
     assert changed_bits(lambda: loop(precision), BITS_AFTER) == 0
+
+
+@pytest.mark.parametrize(("loop", "precision", "after"), CONTROLS, ids=[loop.__name__ for loop, _, _ in CONTROLS])
+def test_the_form_of_a_bug_is_no_defect(loop: type[Loop], precision: str, after: int) -> None:
+    result = judged(loop(precision), {}, after)
+    assert (result.causes, result.sentences) == ([], []), result.text
+    assert result.verdict != "error"
 
 
 @pytest.mark.parametrize("number", range(10))

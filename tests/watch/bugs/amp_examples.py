@@ -78,12 +78,14 @@ class _UpdatedFirst(torch.autograd.Function):
 class UpdatesBeforeItGoesDown(AmpRecipe):
     """Each layer's weight is updated before the gradient goes down through it."""
 
+    rate = 0.05  # of the update that comes too early
+
     def make_model(self) -> nn.Module:
         model = super().make_model()
         for layer in model.modules():
             if isinstance(layer, nn.Linear):
                 layer.forward = lambda x, layer=layer: _UpdatedFirst.apply(  # type: ignore[method-assign]
-                    x.to(self.dtype), layer.weight, layer.bias, 0.05
+                    x.to(self.dtype), layer.weight, layer.bias, self.rate
                 )
         return model
 
@@ -101,6 +103,7 @@ class SquaresInFp16(AmpClipping):
     """Norms of tensors are squared in fp16, which holds none above 256^2: the norm is inf, and the factor 0."""
 
     clip_norm = 1.0
+    norm_dtype = torch.float16
 
     def batch(self) -> tuple[Tensor, Tensor]:
         x, target = super().batch()
@@ -108,7 +111,7 @@ class SquaresInFp16(AmpClipping):
 
     def clip(self) -> None:
         grads = [p.grad for p in self.model.parameters()]
-        norms = [torch.linalg.vector_norm(g.half()) for g in grads]
-        total = sum((norm**2 for norm in norms), torch.zeros((), dtype=torch.float16)) ** 0.5
+        norms = [torch.linalg.vector_norm(g.to(self.norm_dtype)) for g in grads]
+        total = sum((norm**2 for norm in norms), torch.zeros((), dtype=self.norm_dtype)) ** 0.5
         for g in grads:
             g.mul_((self.clip_norm / (total.float() + 1e-6)).clamp(max=1.0))

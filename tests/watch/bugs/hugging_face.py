@@ -23,6 +23,8 @@ def shifted(outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
 class WithZLoss(Trainer):
     """A trainer whose loss is a fused cross-entropy."""
 
+    factor = 1e-4
+
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -30,7 +32,7 @@ class WithZLoss(Trainer):
         logits, labels = shifted(outputs, inputs["labels"])
         number = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
         loss = F.cross_entropy(logits, labels, reduction="sum") / number
-        loss = loss + 1e-4 * (logits.logsumexp(-1).square() * (labels != -100)).sum() / number
+        loss = loss + self.factor * (logits.logsumexp(-1).square() * (labels != -100)).sum() / number
         return (loss, outputs) if return_outputs else loss
 
 

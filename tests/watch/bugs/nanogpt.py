@@ -13,23 +13,23 @@ from watch.loops.nanogpt import NanoGPT
 
 
 class _Recomputed(torch.autograd.Function):
-    """A block that backward computes once more, under autocast to fp16."""
+    """A block that backward computes once more, under autocast to another dtype."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, run: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.run = run
+        ctx.run, ctx.dtype = run, dtype
         with torch.no_grad():
             return run(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
         (x,) = ctx.saved_tensors
         x = x.detach().requires_grad_()
-        with torch.enable_grad(), torch.autocast("cpu", torch.float16):
+        with torch.enable_grad(), torch.autocast("cpu", ctx.dtype):
             output = ctx.run(x)
         torch.autograd.backward(output, grad.to(output.dtype))
-        return x.grad, None
+        return x.grad, None, None
 
 
 @bug("pytorch#71124", "bf16", fair="precision, input gradient")
@@ -37,11 +37,12 @@ class RecomputesInFp16(NanoGPT):
     """Blocks that were computed under autocast to bf16 are recomputed in backward under autocast to fp16."""
 
     dropout = 0.0  # the thread's layers draw nothing
+    again = torch.float16
 
     def make_model(self) -> nn.Module:
         model = super().make_model()
         for block in model.blocks:  # type: ignore[union-attr]
-            block.forward = lambda x, run=block.forward: _Recomputed.apply(x, run)
+            block.forward = lambda x, run=block.forward: _Recomputed.apply(x, run, self.again)
         return model
 
 
@@ -60,9 +61,11 @@ class StaysInEvaluation(NanoGPT):
 class VectorsAlone(GradScaler):
     """A scaler that looks for inf in all gradients, and divides those of vectors alone by the scale."""
 
+    matrices_too = False
+
     def _unscale_grads_(self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool) -> Any:
         found = {}
-        for few, factor in ((True, inv_scale), (False, torch.ones_like(inv_scale))):
+        for few, factor in ((True, inv_scale), (False, inv_scale if self.matrices_too else torch.ones_like(inv_scale))):
             groups = [
                 {"params": [p for p in group["params"] if (p.dim() < 2) == few]} for group in optimizer.param_groups
             ]

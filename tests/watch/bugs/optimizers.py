@@ -50,6 +50,16 @@ class Means(OwnStep):
         return state["exp_avg"].to(g.dtype), state["exp_avg_sq"].to(g.dtype), int(state["step"])
 
 
+class RightAdam(Means, Adam):
+    """Adam as it should be."""
+
+    def rule(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        m, v, count = self.means(g, state, group)
+        beta1, beta2 = group["betas"]
+        denominator = v.div(1 - beta2**count).sqrt_().add_(group["eps"])
+        p.addcdiv_(m, denominator, value=-group["lr"] / (1 - beta1**count))
+
+
 class MultipliesTheCorrection(Means, Adam):
     """Both means are multiplied by 1 - beta^t."""
 
@@ -114,3 +124,13 @@ class NoDecayWithoutMomentum(OwnStep, SGD):
             p.sub_(g, alpha=group["lr"])
             return
         raise NotImplementedError("the thread is about SGD without momentum")
+
+
+class RightSGD(OwnStep, SGD):
+    """SGD with momentum and decay as it should be."""
+
+    def rule(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+        v = state["momentum_buffer"].mul_(group["momentum"]).add_(g).add_(p, alpha=group["weight_decay"])
+        p.sub_(v, alpha=group["lr"])

@@ -19,6 +19,8 @@ class FirstLayerRecomputed(Timm):
     """The first layer is recomputed in backward, by the reentrant way: its input needs no gradient, so its output needs
     none, and its parameters get none."""
 
+    reentrant = True
+
     def make_model(self) -> nn.Module:
         model: Any = super().make_model()
         right = model.patch_embed.forward
@@ -26,7 +28,7 @@ class FirstLayerRecomputed(Timm):
         def recomputed(x: Tensor) -> Any:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return checkpoint(right, x, use_reentrant=True)
+                return checkpoint(right, x, use_reentrant=self.reentrant)
 
         model.patch_embed.forward = recomputed
         return model

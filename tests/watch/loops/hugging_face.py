@@ -85,6 +85,16 @@ class HuggingFaceTrainer(Loop):
 
 
 @published
+class HuggingFaceTrainerRecomputes(HuggingFaceTrainer):
+    """``Trainer`` that recomputes activations."""
+
+    name = "Hugging Face Trainer, recomputing"
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "gradient_checkpointing": True}
+
+
+@published
 class HuggingFaceTrainerFp16(HuggingFaceTrainer):
     """``Trainer`` that is asked for fp16 on a CPU, where it computes in fp32."""
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision as TrainerMixedPrecision
 from torch import Tensor, nn
 from torch.optim import Adadelta, Adam, Optimizer
 from torch.optim.lr_scheduler import StepLR
@@ -127,11 +128,10 @@ class Classifier(LightningModule):
 
 @published
 class LightningTrainer(Loop):
-    """Lightning's Trainer, which runs forward and backward in a closure of the optimizer's step."""
+    """Lightning's Trainer, which in bf16 runs forward and backward in a closure of the optimizer's step."""
 
     name = "Lightning Trainer"
     where = "https://github.com/Lightning-AI/pytorch-lightning/blob/master/src/lightning/pytorch/trainer/trainer.py"
-    precisions = ("bf16",)
     micro_batches = 2
     clip_norm: float | None = 0.5
     rows, batches = 16, 6
@@ -154,11 +154,13 @@ class LightningTrainer(Loop):
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            fp16 = {"plugins": TrainerMixedPrecision("16-mixed", "cpu", self.scaler)}
+            precision: dict[str, Any] = fp16 if self.precision == "fp16" else {"precision": "bf16-mixed"}
             trainer = Trainer(
-                accelerator="cpu", devices=1, precision="bf16-mixed", max_steps=updates,
+                accelerator="cpu", devices=1, max_steps=updates,
                 accumulate_grad_batches=self.micro_batches, gradient_clip_val=self.clip_norm, logger=False,
                 enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-                num_sanity_val_steps=0,
+                num_sanity_val_steps=0, **precision,
             )  # fmt: skip
             data = self.data()
             loader = DataLoader(data, self.rows)  # type: ignore[arg-type]

@@ -92,3 +92,22 @@ class NanoGPTOnACpu(NanoGPT):
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext()
+
+
+@published
+class NanoGPTCompiled(NanoGPT):
+    """nanoGPT with ``compile=True``, by the backend of torch that compiles no code, and without dropout."""
+
+    name = "nanoGPT, compiled"
+    precisions = ("bf16",)
+    dropout = 0.0
+
+    def make_model(self) -> nn.Module:
+        torch.compiler.reset()
+        compiled: Any = torch.compile(super().make_model(), backend="aot_eager")
+        return compiled
+
+    @property
+    def trained(self) -> nn.Module:
+        model: nn.Module = self.model._orig_mod
+        return model

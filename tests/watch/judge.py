@@ -1,6 +1,7 @@
 """The watch's word on the loops of others, on bugs in them, and on random loops.
 
-    python tests/watch/judge.py loops                  each loop that is right: its defects, and its bits
+    python tests/watch/judge.py loops                  each loop that is right, and its defects
+    python tests/watch/judge.py bits                   whether they train to the same bits under the watch
     python tests/watch/judge.py bugs                   the drawn bugs
     python tests/watch/judge.py controls               loops in the form of bugs, and without them
     python tests/watch/judge.py random --number 300    random loops that are right
@@ -45,7 +46,7 @@ from watch.random_loops import RandomLoop
 import mpcompare
 
 BITS_AFTER = 20  # updates
-SLACK = 2  # updates after the watched ones
+SLACK = 12  # more updates, since the watch does not count those that a scaler skips
 Row = dict[str, Any]
 
 
@@ -132,23 +133,34 @@ def row_of_loop(name: str, precision: str, computes: str | None, result: Judged)
         "because": result.sentences[0] if result.sentences else "",
         "expected": "refused" if result.expected else "kept",
         "seconds": f"{result.seconds:.1f}",
+        "commit": commit(),
     }
 
 
 def loops(only: str) -> Iterator[tuple[Row, bool, str]]:
     """Yields a row for each right loop and precision, whether it is as it should be, and what the watch printed."""
+    for loop, precision in cases(only):
+        result = judged(loop(precision), loop.meant(precision))
+        row = row_of_loop(loop.name, precision, loop.computes, result)
+        yield row, not result.flagged and result.verdict != "error", result.text
+
+
+def bits(only: str) -> Iterator[tuple[Row, bool, str]]:
+    """Yields how many tensors of each right loop's state are changed by the watch; there is nothing to print."""
+    for loop, precision in cases(only):
+        try:
+            changed: Any = changed_bits(lambda loop=loop, precision=precision: loop(precision))  # type: ignore[misc]
+        except Exception as error:
+            changed = one_line(f"{type(error).__name__}: {error}")
+        row = {"loop": loop.name, "precision": precision, "updates": BITS_AFTER, "tensors changed": changed}
+        yield row | {"commit": commit()}, changed == 0, ""
+
+
+def cases(only: str) -> Iterator[tuple[type[Loop], str]]:
+    """Yields the right loops with their precisions."""
     for loop in LOOPS:
-        for precision in loop.precisions:
-            if only and only != loop.name:
-                continue
-            result = judged(loop(precision), loop.meant(precision))
-            row = row_of_loop(loop.name, precision, loop.computes, result)
-            try:
-                changed: Any = changed_bits(lambda loop=loop, precision=precision: loop(precision))  # type: ignore[misc]
-            except Exception as error:
-                changed = one_line(f"{type(error).__name__}: {error}")
-            row["tensors changed"] = changed
-            yield row, not result.flagged and result.verdict != "error" and changed == 0, result.text
+        if not only or only == loop.name:
+            yield from ((loop, precision) for precision in loop.precisions)
 
 
 def controls(only: str) -> Iterator[tuple[Row, bool, str]]:
@@ -216,31 +228,36 @@ def commit() -> str:
     return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def shown(rows: Iterable[tuple[Row, bool, str]], whole: bool) -> tuple[list[Row], int]:
-    """Prints each row as it comes, and returns all of them with the number of those that are not as they should be."""
+def shown(rows: Iterable[tuple[Row, bool, str]], whole: bool, file: Path | None) -> tuple[list[Row], int]:
+    """Prints each row as it comes, and writes it into the file; returns all rows, and how many are not as they should
+    be."""
     kept, wrong = [], 0
     for row, right, text in rows:
         told = [f"{key}: {value}" for key, value in row.items() if key not in ("link", "what", "commit", "drawn")]
         print(f"{'' if right else 'WRONG '}{'; '.join(told)}", flush=True)
         if whole:
             print(text, flush=True)
+        if file:
+            write(row, file)
         kept.append(row)
         wrong += not right
     return kept, wrong
 
 
-def write(rows: list[Row], file: Path) -> None:
-    """Writes the table of rows into a new file."""
+def write(row: Row, file: Path) -> None:
+    """Adds a row to the table of a file, which is made where it is missing."""
+    begins = not file.exists()
     file.parent.mkdir(exist_ok=True)
-    with file.open("x", newline="") as opened:
-        writer = csv.DictWriter(opened, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    with file.open("a", newline="") as opened:
+        writer = csv.DictWriter(opened, list(row), lineterminator="\n")
+        if begins:
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("loops", "bugs", "controls", "random"))
+    parser.add_argument("what", choices=("loops", "bits", "bugs", "controls", "random"))
     parser.add_argument("--number", type=int, default=300, help="of random loops")
     parser.add_argument("--only", default="", help="the name of a loop, the id of a bug, the number of a random loop")
     parser.add_argument("--csv", type=Path)
@@ -250,20 +267,19 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if options.what == "bugs":
-        rows, wrong = shown(bugs(options.only), bool(options.only))
+        rows, wrong = shown(bugs(options.only), bool(options.only), options.csv)
         counts = {name: sum(row[name] == "yes" for row in rows) for name in ("flagged", "named", "named anywhere")}
         refused = sum(row["expected"] == "refused" for row in rows)
         print(f"{len(rows)} bugs: {counts}, refused with what was meant: {refused}")
     else:
         whole = bool(options.only)
+        made: Iterator[tuple[Row, bool, str]]
         if options.what == "random":
             made = random_loops(options.number, options.only)
         else:
-            made = (loops if options.what == "loops" else controls)(options.only)
-        rows, wrong = shown(made, whole)
+            made = {"loops": loops, "bits": bits, "controls": controls}[options.what](options.only)
+        rows, wrong = shown(made, whole, options.csv)
         print(f"{len(rows)} right loops: {wrong} accused, changed or broken")
-    if options.csv:
-        write(rows, options.csv)
     return 1 if wrong else 0
 
 

@@ -97,7 +97,7 @@ class FocalLoss(ValueWithoutTheFactor):
 CONTROLS: tuple[tuple[type[Loop], str, int], ...] = (  # with the precision, and the updates before the watched ones
     (OwnAdam, "bf16", 0),
     (OwnSGD, "bf16", 0),
-    (OwnNorm, "fp16", 14),
+    (OwnNorm, "fp16", 2),
     (OwnLinear, "bf16", 0),
     (OwnRecomputation, "bf16", 0),
     (OwnScaler, "fp16", 0),

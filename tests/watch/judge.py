@@ -1,0 +1,287 @@
+"""The watch's word on the loops of others, on bugs in them, and on random loops.
+
+    python tests/watch/judge.py loops                  each loop that is right, and its defects
+    python tests/watch/judge.py bits                   whether they train to the same bits under the watch
+    python tests/watch/judge.py bugs                   the drawn bugs
+    python tests/watch/judge.py controls               loops in the form of bugs, and without them
+    python tests/watch/judge.py random --number 300    random loops that are right
+    python tests/watch/judge.py bugs --csv FILE        also writes the table into FILE, which must not be there yet
+    python tests/watch/judge.py bugs --only vsepp#4    one of them, with all that the watch says
+
+A bug is flagged if the watch has a defect, and has a fair name if the first defect's cause is one that was written down
+for it before. ``expected`` says whether it is refused with what the user of the loop meant, its precision and the norm
+of clipping. A loop that is right must have no defect, and its state after 20 watched updates must be that after 20
+unwatched ones, bit for bit. The exit code is 1 if a right loop is accused or changed, and 0 whatever happens to bugs.
+"""
+
+# ruff: noqa: E402 (a script in a folder of tests finds the others by the path that it sets first)
+
+import argparse
+import csv
+import logging
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+
+import torch
+from torch import Tensor
+from watch.bugs.controls import CONTROLS
+from watch.bugs.every import BUGS
+from watch.bugs.registry import Bug
+from watch.loops.base import Loop
+from watch.loops.every import LOOPS
+from watch.random_loops import RandomLoop
+
+import mpcompare
+
+BITS_AFTER = 20  # updates
+SLACK = 12  # more updates, since the watch does not count those that a scaler skips
+Row = dict[str, Any]
+
+
+@dataclass
+class Judged:
+    """What the watch said of a loop.
+
+    Attributes:
+        verdict: its word, or ``error``.
+        causes, places, sentences: those of its defects; of an error its message is the sentence.
+        expected: what it said of what the user meant; empty if that is so.
+        text: all that it prints.
+        seconds: the time of the watched training.
+    """
+
+    verdict: str
+    causes: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
+    expected: str = ""
+    text: str = ""
+    seconds: float = 0.0
+
+    @property
+    def flagged(self) -> bool:
+        return bool(self.causes)
+
+
+def judged(loop: Loop, meant: dict[str, Any], after: int = 0, steps: int = 5, slack: int = SLACK) -> Judged:
+    """Trains a loop that was just made under the watch, and returns what that says."""
+    began = time.perf_counter()
+    try:
+        with mpcompare.watch(loop.model, loop.optimizer, steps=steps, after=after) as seen:
+            loop.train(after + steps + slack)
+        seconds = time.perf_counter() - began
+        defects, text = list(seen.defects), str(seen)
+    except Exception as error:  # a table of all loops goes on, and says which one broke
+        return Judged("error", sentences=[f"{type(error).__name__}: {error}"])
+    expected = ""
+    try:
+        seen.raise_if_wrong(expect=meant)
+    except Exception as error:
+        expected = one_line(error)
+    told = ([one_line(getattr(defect, name)) for defect in defects] for name in ("cause", "place", "sentence"))
+    return Judged(str(seen.verdict), *told, expected, text, seconds)
+
+
+def one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def state_of(loop: Loop) -> list[Tensor]:
+    """Returns the parameters and buffers of a loop's network, and the state of its optimizer."""
+    optimizer = loop.optimizer
+    while hasattr(optimizer, "optimizer"):  # the wrappers of Accelerate and Fabric
+        optimizer = optimizer.optimizer
+    moments = [t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+    return [*loop.trained.state_dict().values(), *moments]
+
+
+def changed_bits(make: Callable[[], Loop], updates: int = BITS_AFTER) -> int:
+    """Returns how many tensors of a loop's state are others after watched updates than after unwatched ones."""
+    plain = make()
+    plain.train(updates)
+    watched = make()
+    with mpcompare.watch(watched.model, watched.optimizer, steps=updates):
+        watched.train(updates)
+    left, right = state_of(plain), state_of(watched)
+    return sum(not equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Returns whether two tensors are equal; NaN equals NaN."""
+    return bool(((a == b) | ((a != a) & (b != b))).all()) if a.shape == b.shape else False
+
+
+def row_of_loop(name: str, precision: str, computes: str | None, result: Judged) -> Row:
+    return {
+        "loop": name,
+        "precision": precision,
+        "computes in": computes or precision,
+        "verdict": result.verdict,
+        "causes": ", ".join(result.causes),
+        "because": result.sentences[0] if result.sentences else "",
+        "expected": "refused" if result.expected else "kept",
+        "seconds": f"{result.seconds:.1f}",
+        "commit": commit(),
+    }
+
+
+def loops(only: str) -> Iterator[tuple[Row, bool, str]]:
+    """Yields a row for each right loop and precision, whether it is as it should be, and what the watch printed."""
+    for loop, precision in cases(only):
+        result = judged(loop(precision), loop.meant(precision))
+        row = row_of_loop(loop.name, precision, loop.computes, result)
+        yield row, not result.flagged and result.verdict != "error", result.text
+
+
+def bits(only: str) -> Iterator[tuple[Row, bool, str]]:
+    """Yields how many tensors of each right loop's state are changed by the watch; there is nothing to print."""
+    for loop, precision in cases(only):
+        try:
+            changed: Any = changed_bits(lambda loop=loop, precision=precision: loop(precision))  # type: ignore[misc]
+        except Exception as error:
+            changed = one_line(f"{type(error).__name__}: {error}")
+        row = {"loop": loop.name, "precision": precision, "updates": BITS_AFTER, "tensors changed": changed}
+        yield row | {"commit": commit()}, changed == 0, ""
+
+
+def cases(only: str) -> Iterator[tuple[type[Loop], str]]:
+    """Yields the right loops with their precisions."""
+    for loop in LOOPS:
+        if not only or only == loop.name:
+            yield from ((loop, precision) for precision in loop.precisions)
+
+
+def controls(only: str) -> Iterator[tuple[Row, bool, str]]:
+    """Yields the same for the loops in the form of bugs, whose bits are not compared."""
+    for loop, precision, after in CONTROLS:
+        if not only or only == loop.__name__:
+            result = judged(loop(precision), loop.meant(precision), after)
+            row = row_of_loop(loop.__name__, precision, loop.computes, result)
+            yield row, not result.flagged and result.verdict != "error", result.text
+
+
+def random_loops(number: int, only: str) -> Iterator[tuple[Row, bool, str]]:
+    """Yields the same for random loops, whose bits are compared in every tenth."""
+    for place in range(number):
+        if only and only != str(place):
+            continue
+        loop = RandomLoop(place)
+        result = judged(loop, {}, slack=1)
+        row = row_of_loop(loop.name, loop.precision, None, result)
+        row["drawn"] = ", ".join(f"{key} {value}" for key, value in loop.drawn.items())
+        changed = 0
+        if place % 10 == 0 and result.verdict != "error":
+            changed = changed_bits(lambda place=place: RandomLoop(place), 6)  # type: ignore[misc]
+        row["tensors changed"] = changed
+        yield row, not result.flagged and result.verdict != "error" and not changed, result.text
+
+
+def bugs(only: str) -> Iterator[tuple[Row, bool, str]]:
+    """Yields a row for each drawn bug, True, and what the watch printed."""
+    for bug in BUGS:
+        if not only or only == bug.id:
+            result = judged(bug.loop(bug.precision), bug.loop.meant(bug.precision), bug.after, bug.steps)
+            yield row_of_bug(bug, result), True, result.text
+
+
+def row_of_bug(bug: Bug, result: Judged) -> Row:
+    first = result.causes[0] if result.causes else ""
+    return {
+        "id": bug.id,
+        "link": bug.link,
+        "loop": bug.loop.name,
+        "precision": bug.precision,
+        "what": bug.what,
+        "fair": ", ".join(bug.fair),
+        "verdict": result.verdict,
+        "cause": first,
+        "place": result.places[0] if result.places else "",
+        "because": result.sentences[0] if result.sentences else "",
+        "all causes": ", ".join(dict.fromkeys(result.causes)),
+        "flagged": yes(result.flagged),
+        "named": yes(first in bug.fair),
+        "named anywhere": yes(any(cause in bug.fair for cause in result.causes)),
+        "expected": "refused" if result.expected else "kept",
+        "commit": commit(),
+    }
+
+
+def yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def commit() -> str:
+    """Returns the commit that is checked out."""
+    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def shown(rows: Iterable[tuple[Row, bool, str]], whole: bool, file: Path | None) -> tuple[list[Row], int]:
+    """Prints each row as it comes, and writes it into the file; returns all rows, and how many are not as they should
+    be."""
+    kept, wrong = [], 0
+    for row, right, text in rows:
+        told = [f"{key}: {value}" for key, value in row.items() if key not in ("link", "what", "commit", "drawn")]
+        print(f"{'' if right else 'WRONG '}{'; '.join(told)}", flush=True)
+        if whole:
+            print(text, flush=True)
+        if file:
+            write(row, file)
+        kept.append(row)
+        wrong += not right
+    return kept, wrong
+
+
+def write(row: Row, file: Path) -> None:
+    """Adds a row to the table of a file, which is made where it is missing."""
+    begins = not file.exists()
+    file.parent.mkdir(exist_ok=True)
+    with file.open("a", newline="") as opened:
+        writer = csv.DictWriter(opened, list(row), lineterminator="\n")
+        if begins:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("loops", "bits", "bugs", "controls", "random"))
+    parser.add_argument("--number", type=int, default=300, help="of random loops")
+    parser.add_argument("--only", default="", help="the name of a loop, the id of a bug, the number of a random loop")
+    parser.add_argument("--csv", type=Path)
+    options = parser.parse_args()
+    if options.csv and options.csv.exists():
+        parser.error(f"--csv: {options.csv} is there already")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if options.what == "bugs":
+        rows, wrong = shown(bugs(options.only), bool(options.only), options.csv)
+        counts = {name: sum(row[name] == "yes" for row in rows) for name in ("flagged", "named", "named anywhere")}
+        refused = sum(row["expected"] == "refused" for row in rows)
+        print(f"{len(rows)} bugs: {counts}, refused with what was meant: {refused}")
+    else:
+        whole = bool(options.only)
+        made: Iterator[tuple[Row, bool, str]]
+        if options.what == "random":
+            made = random_loops(options.number, options.only)
+        else:
+            made = {"loops": loops, "bits": bits, "controls": controls}[options.what](options.only)
+        rows, wrong = shown(made, whole, options.csv)
+        print(f"{len(rows)} right loops: {wrong} accused, changed or broken")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -38,7 +38,11 @@ class TorchModel:
         return self.model
 
     def master_params(self) -> Params:
-        return {name: p.float() for name, p in params_of(self.model).items()}  # itself; frozen ones may have 16 bits
+        return {name: p.float() for name, p in self.own_params().items()}  # itself; frozen ones may have 16 bits
+
+    def own_params(self) -> Params:
+        """Returns the parameters as the module has them, for others to write into."""
+        return params_of(self.model)
 
     def buffers(self) -> Params:
         return buffers_of(self.model)
@@ -62,7 +66,7 @@ class TorchModel:
         }
 
     def load_state_dict(self, state: State) -> None:
-        copy_into(params_of(self.model), state["params"])
+        copy_into(self.own_params(), state["params"])
         copy_into(self.buffers(), state["buffers"])
         load_optimizer_state(self.optimizer, dict(self.model.named_parameters()), state["optimizer"])
         if hasattr(self, "scaler"):

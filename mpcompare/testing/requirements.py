@@ -38,6 +38,7 @@ from mpcompare.testing.examined import examined_run
 from mpcompare.testing.outcome import Checked
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.subject import promised_scaling
+from mpcompare.verdict.judge.word import Word
 
 Requirement = Callable[[Candidate, Checked], Iterator[str]]
 ANSWERS = (
@@ -295,7 +296,9 @@ def verdict(candidate: Candidate, checked: Checked) -> Iterator[str]:
         checked.skipped[f"{candidate.name}, verdict"] = f"there is no reference: {error}"
         return
     judged = judge_run(train("it", candidate), reference)
-    if not judged.word.is_fine:
+    if judged.word is Word.NOT_SEEN:  # no check failed
+        checked.skipped[f"{candidate.name}, verdict"] = f"{judged}: {judged.because}"
+    elif not judged.word.is_fine:
         yield f"beside {peer.__name__} the verdict is {judged}: {judged.because}"
 
 

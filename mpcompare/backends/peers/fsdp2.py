@@ -55,8 +55,8 @@ class Fsdp2(Amp):
 
     # The harness is shown whole tensors: in one process a shard is one, and shares its memory.
 
-    def master_params(self) -> Params:
-        return _all_whole(super().master_params())
+    def own_params(self) -> Params:
+        return _all_whole(super().own_params())
 
     def grads(self) -> Params:
         return _all_whole(super().grads())

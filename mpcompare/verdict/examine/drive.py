@@ -215,7 +215,7 @@ class Driver:
         walk.finish()
         return Seen(
             lr, loss, grads, clipped, before, after, scale, skipped, moved_early, walk.in_one_piece, draws_alike,
-            _said_norm(backend), buffers,
+            said_norm(backend), buffers,
         )  # fmt: skip
 
     def _finite_gradients(self, taken: Seen) -> bool:
@@ -255,7 +255,7 @@ class Driver:
             return None, buffers
         taken, _ = self.first_finite
         grads = taken.grads if taken.draws_alike else {}  # those of other masks are no errors
-        if taken.in_one_piece and (factor := own_factor(self.backend, self.task)) < 1:
+        if taken.in_one_piece and (factor := own_factor(taken.norm, self.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
         gradients = beside(taken.loss, grads, self.exact)
         finite = FiniteStep(
@@ -299,15 +299,14 @@ class Driver:
         return gradient_errors(found, {name: b.double() for name, b in expected.items()})
 
 
-def _said_norm(backend: Any) -> float:
+def said_norm(backend: Any) -> float:
     """Returns the norm that a backend says its gradients had; NaN where it says none."""
     return math.nan if backend.grad_norm is None else float(backend.grad_norm)
 
 
-def own_factor(backend: Any, task: Task) -> float:
+def own_factor(norm: float, task: Task) -> float:
     """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that it says
     they had."""
-    norm = _said_norm(backend)
     return factor_of_norm(norm, task.clip_norm) if task.clip_norm is not None and norm >= 0 else 1.0
 
 

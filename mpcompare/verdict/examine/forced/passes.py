@@ -17,7 +17,7 @@ from mpcompare.instruments import heap
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import sharing_parameters, with_values
-from mpcompare.verdict.examine.drive import RETRIES, own_factor
+from mpcompare.verdict.examine.drive import RETRIES, own_factor, said_norm
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
@@ -56,7 +56,7 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
     if not step.record.calls or not step.grads or not all(bool(g.isfinite().all()) for g in step.grads.values()):
         return None
     task = promised_task(subject.task, promises_of(backend))
-    factor = own_factor(backend, task) if in_one_piece else 1.0
+    factor = own_factor(said_norm(backend), task) if in_one_piece else 1.0
     if factor != 1:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
     heap.trim()  # a replay has tensors of other sizes

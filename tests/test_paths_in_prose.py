@@ -13,8 +13,8 @@ import pytest
 from mpcompare.paths import CONF
 
 ROOT = CONF.parent
-PLACEHOLDERS = {"NAME", "X", "DIR", "mine", "my_package", "my_net", "my_backend"}
-WRITTEN = {"summary.md"}  # files that a report writes
+PLACEHOLDERS = {"NAME", "X", "DIR", "mine", "my_package", "my_net", "my_networks", "my_backend"}
+WRITTEN = {"summary.md", "array.sh"}  # files that a command writes
 # Paths from the top of the repository, of folders too; of docs files only, where people keep results of their own.
 TOP = re.compile(
     r"(?<![\w./-])(?:(?:mpcompare|scripts|tests|conf|csrc|hydra_plugins)/[\w*./-]*[\w*]|docs/[\w/-]+\.\w+)"

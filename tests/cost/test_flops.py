@@ -35,8 +35,8 @@ def test_what_a_checkpoint_computes_again_counts(reentrant):
         step_flops(DroppingGpt((20, 8, 16, 2, 2), 0.1, reentrant=way), cross_entropy, x, y) for way in (None, reentrant)
     )
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        for block in DroppingGpt((20, 8, 16, 2, 2)).blocks:
-            block(torch.zeros(4, 8, 16))
+        for block in DroppingGpt((20, 8, 16, 2, 2)).to("meta").blocks:  # some releases count no attention of a CPU
+            block(torch.zeros(4, 8, 16, device="meta"))
     # A checkpoint stops where nothing more is needed, which is before the last layer of a block.
     assert 0.5 * counter.get_total_flops() < again - plain <= counter.get_total_flops()
 

@@ -24,13 +24,12 @@ def found(name, task, precision):
 @pytest.mark.parametrize("optimizer", slow_after(1, [TASK.optimizer, *ADAMS]), ids=repr)
 def test_the_loss_scale_grows_and_gradients_and_the_update_are_right(name, optimizer):
     findings = found(name, replace(TASK, optimizer=optimizer), "fp16")
-    aged, first = findings.aged, findings.first.finite
+    aged = findings.aged
     (step,) = aged.drive.steps
     assert aged.grows
     assert aged.drive.next_scale.loss_scale == aged.drive.next_scale.should_scale == 2 * step.loss_scale
-    assert {name: e.error for name, e in aged.drive.gradients.items()} == {
-        name: pytest.approx(e.error) for name, e in first.gradients.items()
-    }
+    # Those of a new backend at the same weights and scale, bit for bit.
+    assert {name: e.error for name, e in aged.drive.gradients.items()} == dict.fromkeys(findings.first.gradients, 0.0)
     (update,) = aged.drive.updates
     assert all(e.excess <= 1 for e in update.values())
     assert all(e.slope == pytest.approx(1, abs=1e-3) for e in update.values())

@@ -50,7 +50,7 @@ def test_what_was_found_before_and_after_a_pass_that_stopped_stands(caplog):
     assert from_document(json.loads(json.dumps(to_document(findings)))).stopped == loading
     assert str(verdict) == "not examined: again, aged, reload"
     assert verdict.because.startswith("the pass again stopped with NotImplementedError: no state can be loaded; the ")
-    assert {"gradients", "optimizer", "overflows", "run"} <= {check.kind for check in verdict.checks}
+    assert {"layers", "optimizer", "overflows", "run"} <= {check.kind for check in verdict.checks}
     assert "in load_state_dict" in caplog.text  # the traceback
 
 

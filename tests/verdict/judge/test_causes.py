@@ -34,7 +34,7 @@ def cause(excess, zeros=None, precision="bf16", wrong=None):
         slope = 1 + e / 3 * (-1) ** place  # in no one direction
         errors[name] = Errors(GradientError(e, 1.0, 1.0, slope, e, (zeros or {}).get(name, 0.0), 1000), 0.01)
     step = Pass(Gradients(1.0, 1.0, 0.0))
-    return explain(SimpleNamespace(findings=findings, unit_roundoff=u), errors, step, step, True)
+    return explain(SimpleNamespace(findings=findings, unit_roundoff=u, precision=precision), errors, step, step, True)
 
 
 ALL = dict.fromkeys(PLACES, 3.0)

@@ -212,7 +212,7 @@ class Recorder:
     def _put(self, name: str, gradients: list[Tensor | None], place: int, gradient: Tensor) -> None:
         if self.whole:
             self.record.hidden = f"the network asks for a gradient at {name or 'its output'} while it is called"
-        elif gradients[place] is not None:
+        elif gradients[place] is not None and not self.record.hidden:
             self.record.hidden = f"two backward passes go through one call of {name or 'the network'}"
         gradients[place] = self.copy(gradient)
 

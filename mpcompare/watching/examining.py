@@ -70,7 +70,7 @@ def replayed(look: Look, seen: Sum) -> Replayed:
     try:
         if hidden:
             raise NotReplayedError(f"the loss depends on {hidden}, of which no function of torch was seen")
-        network = as_it_was(look.network, seen.weights, seen.buffers)
+        network = as_it_was(look.network, seen)
         with torch.no_grad():
             kernels = of_kernels(network, seen.record, seen.autocast, seen.buffers_after)
         loss = sum(root.loss for root in seen.roots)

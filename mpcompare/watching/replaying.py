@@ -15,6 +15,7 @@ from mpcompare.verdict.examine.forced.call import HALF
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.findings import GradientError
+from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import CASTS, Called, Event, Op, Own, Root, Slot
 
 
@@ -53,6 +54,7 @@ class FromTheRoot(Replay):
         for event in self.events:
             if isinstance(event, Called):
                 torch.set_rng_state(event.generator)
+                set_modes(self.network, event.modes)
                 self.passing("forward")
                 self.whose("forward", "")
                 outputs = tree_flatten(self.call(calls[number]))[0]
@@ -130,16 +132,23 @@ class _Stored(torch.autograd.Function):
         return ctx.replay.stored(grad), None
 
 
-def as_it_was(network: nn.Module, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
-    """Returns a copy of a network with the weights and buffers of a step; hooks of wrappers stay outside."""
-    frozen = {id(p): nn.Parameter(weights[n], p.requires_grad) for n, p in network.named_parameters() if n in weights}
-    copied = copy.deepcopy(network, frozen)
+def as_it_was(network: nn.Module, at: Sum) -> nn.Module:
+    """Returns a copy of a network with the weights, buffers and modes of a sum; hooks of wrappers stay outside."""
+    params = {n: p for n, p in network.named_parameters() if n in at.weights}
+    copied = copy.deepcopy(network, {id(p): nn.Parameter(at.weights[n], p.requires_grad) for n, p in params.items()})
+    set_modes(copied, at.modes)
     for module in copied.modules():
         own = vars(module).get("forward")
         if (own is not None and hasattr(own, "__wrapped__")) or "_original_forward" in vars(module):
             module.__dict__.pop("forward", None)  # such as one that enters autocast
     with torch.no_grad():
         for name, b in copied.named_buffers():
-            if name in buffers:
-                b.copy_(buffers[name])
+            if name in at.buffers:
+                b.copy_(at.buffers[name])
     return copied
+
+
+def set_modes(network: nn.Module, modes: Mapping[str, bool]) -> None:
+    """Sets the modes of modules: the loop may evaluate after a call, and end so."""
+    for name, module in network.named_modules():
+        module.training = modes.get(name, module.training)

@@ -19,7 +19,7 @@ class Sum:
         record: of the calls of the layers.
         tape: everything between the network's output and ``backward``.
         grads: all of them, before anything changed them.
-        weights, buffers: as the first call of the network had them.
+        weights, buffers, modes: as the first call of the network had them; by module whether it was in training mode.
         buffers_after: after the last one.
         stale: the parameters whose gradients hold those of the update before, too.
         dropped: the number of backward passes whose gradients were cleared before an update used them.
@@ -33,6 +33,7 @@ class Sum:
     grads: Params
     weights: Params
     buffers: Params
+    modes: dict[str, bool]
     buffers_after: Params
     stale: list[str]
     dropped: int

@@ -74,7 +74,8 @@ class Sums:
         buffers = {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
-        return Called([], torch.get_rng_state(), buffers, first, foreign)
+        modes = {name: each.training for name, each in self.network.named_modules()}
+        return Called([], torch.get_rng_state(), buffers, modes, first, foreign)
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
@@ -191,6 +192,7 @@ class Sums:
             grads=dict(self._kept or {}),
             weights=self.weights or {},
             buffers=used[0].buffers if used else {},
+            modes=used[0].modes if used else {},
             buffers_after={name: self.spool.copy(b) for name, b in self.network.named_buffers()},
             stale=list(self._stale),
             dropped=self._dropped,

@@ -34,11 +34,13 @@ class Own:
 
 @dataclass(eq=False)
 class Called:
-    """A call of the network: the slots of its outputs, and the state of the generator when it began."""
+    """A call of the network: the slots of its outputs, and the state of the generator, the buffers and the mode of each
+    module when it began."""
 
     slots: list[Slot | None]
     generator: Tensor
     buffers: dict[str, Tensor]
+    modes: dict[str, bool]
     first: dict[str, int]  # by layer the number of calls before it, and after it
     foreign: bool = False  # whether its inputs require gradients
     last: dict[str, int] = field(default_factory=dict)

@@ -18,7 +18,7 @@ def exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
     Args:
         at: the sum with the weights and buffers at which they are taken.
     """
-    network = as_it_was(look.network, at.weights, at.buffers).double()
+    network = as_it_was(look.network, at).double()
     replay = FromTheRoot(network, torch.float64, seen.record, _no_loss, [], 1.0, lambda *_: None)
     replay.events = tuple(seen.tape)
     kept = torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False)

@@ -96,6 +96,16 @@ def test_a_wrong_gradient_is_named_by_its_layer():
     assert seen.verdict == "defects"
 
 
+def test_a_loop_that_ends_in_evaluation_mode():
+    """Dropout is replayed in the mode of its call."""
+
+    def make():
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    seen = replace(TINY, make=make, after_step=lambda model: model.eval()).run(mpcompare.watch)
+    assert (causes(seen), seen.not_examined) == ([], [])
+
+
 def test_clipping_before_unscaling():
     def clip(model):
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)

@@ -300,10 +300,10 @@ def _formats(look: Look) -> Iterator[Defect]:
 
 
 def _policy(look: Look) -> Iterator[Defect]:
-    policy = copy.deepcopy(look.policy)
+    policy = copy.deepcopy(look.steps.policy)
     if policy is None:
         return
-    for number, change in enumerate(look.scales, start=1):
+    for number, change in enumerate(look.steps.scales, start=1):
         if change.before != policy.scale:
             yield _wrong_scale(f"before its update {number}", change.before, policy.scale)
             return

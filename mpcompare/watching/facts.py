@@ -129,9 +129,9 @@ def _order(taken: Sequence[Taken]) -> list[str]:
 
 
 def _scaling(look: Look) -> dict[str, Any]:
-    if look.scaler is None:
+    if look.steps.scaler is None:
         return {"loss_scale": None}
-    policy = look.policy
+    policy = look.steps.policy
     said = "its own policy"
     if isinstance(policy, DynamicLossScale):
         said = f"times {policy.growth_factor:g} every {policy.growth_interval}, times {policy.backoff_factor:g} back"

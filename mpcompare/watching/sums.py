@@ -5,7 +5,6 @@ nobody, and loops clear their gradients before, between and after.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.random_numbers import Noted
+from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, is_real
 from mpcompare.verdict.examine.numerics import spread
+from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import Called, Op, Root, Tape, line_of_user, needed
@@ -37,13 +37,13 @@ class Sums:
         used: the number of the last backward that a step used.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, guard: Guard) -> None:
         self.network = network
         self.names = {id(p): name for name, p in network.named_parameters()}
         self.params = dict(network.named_parameters())
         self.spool = Spool()
-        self.recorder = Recorder(self.spool.copy)
-        self.noted = Noted(self.recorder.record.drawn)
+        self.recorder = Recorder(self.spool.copy, guard)
+        self.noted = _Noted(self.recorder.record.drawn, guard)
         self.tape = Tape(self.names, self.spool.copy)
         self.order: list[tuple[str, str]] = []
         self.weights: Params | None = None
@@ -93,8 +93,8 @@ class Sums:
 
     # Backward
 
-    def backward(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls ``backward``, and notes where it begins."""
+    def backward(self, args: Any, kwargs: Any) -> Root:
+        """Returns where a ``backward`` begins that is called next."""
         first = args[0] if args else kwargs.get("tensors")
         tensors = list(first) if isinstance(first, (list, tuple)) else [first]
         gradient = args[1] if len(args) > 1 else kwargs.get("gradient", kwargs.get("grad_tensors"))
@@ -103,12 +103,14 @@ class Sums:
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
             self.hide("a backward is differentiated again")
         self._begin()
-        result = func(*args, **kwargs)
+        return root
+
+    def passed(self, root: Root, _: Any) -> None:
+        """Is told that ``backward`` has come to its end."""
         self.tape.events.append(root)
         self._left = {name: p.grad for name, p in self.params.items() if p.grad is not None}
         self.places = {g.data_ptr(): name for name, g in self._left.items()}
         self._kept, self.order = None, [("backward", root.line)]
-        return result
 
     def _begin(self) -> None:
         """Finds out whether a sum begins."""
@@ -212,6 +214,16 @@ class Sums:
     def forget(self) -> None:
         """Lets go of everything that only the next step would need."""
         self._left, self.places, self.called, self.weights, self._kept, self._closed = {}, {}, {}, None, None, None
+
+
+class _Noted(Noted):
+    def __init__(self, drawn: Drawn, guard: Guard) -> None:
+        super().__init__(drawn)
+        self.guard = guard
+
+    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: Any) -> list[Any]:
+        self.guard(super().drew, key, func, args, numbers, generator)
+        return numbers
 
 
 def _used(called: Called) -> bool:

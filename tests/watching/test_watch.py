@@ -106,6 +106,53 @@ def test_a_loop_that_ends_in_evaluation_mode():
     assert (causes(seen), seen.not_examined) == ([], [])
 
 
+def test_evaluation_in_inference_mode_is_no_part_of_a_step():
+    def evaluate(model):
+        with torch.inference_mode():
+            x, _ = few()
+            model(x)
+        with torch.no_grad():
+            model(x)  # a tensor of the inference outside of it
+
+    seen = replace(TINY, after_step=evaluate).run(mpcompare.watch)
+    assert (causes(seen), seen.not_examined) == ([], [])
+
+
+PARTS = [
+    "mpcompare.watching.sums.Sums.call",
+    "mpcompare.watching.stepping.Steps.before",
+    "mpcompare.verdict.examine.forced.record.Recorder.returned",
+    "mpcompare.watching.tape.Tape.end",
+    "mpcompare.watching.watched.facts_of",
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_error_of_the_watch_does_not_come_to_the_loop(part, monkeypatch):
+    TINY.run()
+    right = TINY.weights()
+
+    def broken(*given):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(part, broken)
+    seen = TINY.run(mpcompare.watch)
+    assert all(torch.equal(a, b) for a, b in zip(right, TINY.weights(), strict=True))
+    assert seen.verdict == NOTHING
+    assert seen.not_examined == ["what came after the watch itself stopped with RuntimeError: no memory"]
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_other_hooks_of_the_optimizer_are_called_after_the_watch_has_ended():
+    loop, called = replace(TINY, updates=3), []
+    loop.before_step = lambda model: (
+        called or loop.made["optimizer"].register_step_post_hook(lambda *_: called.append(1))
+    )
+    loop.run(mpcompare.watch, steps=1)
+    assert len(called) == 3
+    assert len(loop.made["optimizer"]._optimizer_step_post_hooks) == 1
+
+
 def test_clipping_before_unscaling():
     def clip(model):
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)

@@ -137,16 +137,21 @@ def _copy(value: Tensor) -> Tensor:
     return value.detach().clone()
 
 
+def _plainly(method: Callable[..., Any], *given: Any) -> Any:
+    return method(*given)
+
+
 class Recorder:
     """Writes down the calls of the layers of a network.
 
     Attributes:
         record: the one that is written.
         copy: makes the copies of tensors that the record keeps.
+        guard: calls a method with its arguments; each hook goes through it.
     """
 
-    def __init__(self, copy: Callable[[Tensor], Tensor] = _copy) -> None:
-        self.record, self.copy = Record(), copy
+    def __init__(self, copy: Callable[[Tensor], Tensor] = _copy, guard: Callable[..., Any] = _plainly) -> None:
+        self.record, self.copy, self.guard = Record(), copy, guard
         self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
@@ -155,7 +160,9 @@ class Recorder:
         """Puts hooks on all modules of a network, and returns them."""
         handles = []
         for name, module in network.named_modules():
-            called, returned = (Hook(module, partial(method, name)) for method in (self.called, self.returned))
+            called, returned = (
+                Hook(module, partial(self.guard, method, name)) for method in (self.called, self.returned)
+            )
             handles.append(module.register_forward_pre_hook(called, with_kwargs=True))
             handles.append(module.register_forward_hook(returned, with_kwargs=True))
         return handles
@@ -165,10 +172,12 @@ class Recorder:
             self.record.hidden = f"{name or 'the network'} is called by a function of torch.func"
         if self.open:
             self.open[-1] = None
+        if torch.is_inference_mode_enabled():  # no part of a step
+            return
         given, own = tree_flatten((args, kwargs))[0], dict(module.named_parameters())
         tracked = any(isinstance(t, Tensor) and t.requires_grad for t in (*given, *own.values()))
         held = {name: p.dtype for name, p in own.items()}
-        marks = {(id(t), t._version) for t in given if isinstance(t, Tensor)}
+        marks = {(id(t), t._version) for t in given if isinstance(t, Tensor) and not t.is_inference()}
         call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
         call.arguments = tree_flatten((args, kwargs))[1]
         self.open.append(call)
@@ -177,6 +186,8 @@ class Recorder:
             self.before = {each: len(calls) for each, calls in self.record.calls.items()}
 
     def returned(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        if torch.is_inference_mode_enabled():
+            return result
         call = self.open.pop()
         if call is not None and not _hands_on(call, result):
             result = self._keep(name, call, result)
@@ -203,7 +214,7 @@ class Recorder:
             self.record.calls[name].append(call)
         for place, value in enumerate(values):
             if is_real(value) and value.requires_grad:
-                value.register_hook(partial(self._put, name, call.gradients, place))
+                value.register_hook(partial(self.guard, self._put, name, call.gradients, place))
         return result
 
     def _kept(self, value: Any) -> Any:
@@ -229,4 +240,5 @@ class Recorder:
 def _hands_on(call: Call, result: Any) -> bool:
     """Returns whether a module hands on one of its arguments as it is, like ``nn.Identity``: what is recorded of the
     one is recorded of the other."""
-    return any(isinstance(v, Tensor) and (id(v), v._version) in call.marks for v in tree_flatten(result)[0])
+    tracked = [v for v in tree_flatten(result)[0] if isinstance(v, Tensor) and not v.is_inference()]
+    return any((id(v), v._version) in call.marks for v in tracked)

@@ -5,6 +5,7 @@ from typing import Any
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.watching.examining import Replayed, Updates
+from mpcompare.watching.expecting import NOT_BOUND
 from mpcompare.watching.handing_on import handed_on, rounded
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
@@ -102,13 +103,24 @@ def _loss(op: Op | None) -> str:
 
 
 def _clipping(taken: Sequence[Taken]) -> dict[str, Any]:
-    steps = [handed_on(t) for t in taken if t.raw and t.finite]
+    seen = [t for t in taken if t.raw and t.finite]
+    steps = [handed_on(t) for t in seen]
     if not steps:
         return {"clip_norm": None}
+    bound = [h.clip_norm is not None for h in steps]
+    asked = [t.asked[0] for t in seen if t.asked is not None]
+    types = sorted({t.asked[1] for t in seen if t.asked is not None})
     norms = [h.clip_norm for h in steps if h.clip_norm is not None]
+    if types not in ([], [2.0]) or not norms:  # the factors tell a 2-norm, where they are not 1
+        norms = asked
     facts: dict[str, Any] = {"clip_norm": _one(norms)}
-    if norms:
-        facts["clipped_updates"] = len(norms)
+    if types not in ([], [2.0]):
+        facts["clip_norm_type"] = _one(types)
+    if not norms and any(part == "norm" for t in seen for part, _ in t.order):
+        facts["clip_norm"] = NOT_BOUND
+    facts["gradient_norms"] = [rounded(h.norm) for h in steps]
+    if any(bound):
+        facts["clipped_updates"] = sum(bound)
         early = any(h.before_unscale for h in steps)
         facts["clip_place"] = (
             "before unscaling" if early else "after backward" if steps[0].scale == 1 else "after unscaling"

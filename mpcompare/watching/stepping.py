@@ -92,6 +92,7 @@ class Steps:
             scaled=total is not None and total.scaled,
             unscaled=self.unscaled,
             order=list(self.sums.order),
+            asked=self.sums.asked,
             dtypes={n: dtype_name(p.dtype) for n, p in owned},
         )
 

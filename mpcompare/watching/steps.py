@@ -83,6 +83,7 @@ class Taken:
         scaled, unscaled: whether the loss was multiplied by the scale, and the gradients were divided by it.
         skipped: whether the scaler left it out.
         order: the parts of the step: what was done, and the line.
+        asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked.
         dtypes: of the parameters.
         closures: how often the optimizer called its closure again.
     """
@@ -105,5 +106,6 @@ class Taken:
     unscaled: bool = False
     skipped: bool = False
     order: list[tuple[str, str]] = field(default_factory=list)
+    asked: tuple[float, float] | None = None
     dtypes: dict[str, str] = field(default_factory=dict)
     closures: int = 0

@@ -4,6 +4,7 @@ A sum begins where a backward finds no gradient. Neither ``zero_grad`` nor a ste
 nobody, and loops clear their gradients before, between and after.
 """
 
+import sys
 from collections import defaultdict
 from typing import Any
 
@@ -32,6 +33,7 @@ class Sums:
         recorder: writes down the calls of the layers; ``noted`` the random numbers that they draw.
         tape: of the loop.
         order: what was done to the gradients since the last backward: each part and its line.
+        asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip them since then.
         weights, called: all numbers, and some, of the weights as the network was called; None and empty after a step.
         places: the parameters of gradients, by the place of their numbers in memory.
         used: the number of the last backward that a step used.
@@ -46,6 +48,7 @@ class Sums:
         self.noted = _Noted(self.recorder.record.drawn, guard)
         self.tape = Tape(self.names, self.spool.copy)
         self.order: list[tuple[str, str]] = []
+        self.asked: tuple[float, float] | None = None
         self.weights: Params | None = None
         self.called: Params = {}
         self.places: dict[int, str] = {}
@@ -110,7 +113,7 @@ class Sums:
         self.tape.events.append(root)
         self._left = {name: p.grad for name, p in self.params.items() if p.grad is not None}
         self.places = {g.data_ptr(): name for name, g in self._left.items()}
-        self._kept, self.order = None, [("backward", root.line)]
+        self._kept, self.order, self.asked = None, [("backward", root.line)], None
 
     def _begin(self) -> None:
         """Finds out whether a sum begins."""
@@ -166,7 +169,9 @@ class Sums:
             return
         targets = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
         if any(isinstance(t, Tensor) and t.data_ptr() in self.places for t in targets):
-            if part != "norm":
+            if part == "norm":
+                self.asked = _asked() or self.asked
+            else:
                 self.keep()
             entry = (part, line_of_user())
             if self.order[-1:] != [entry]:
@@ -207,13 +212,23 @@ class Sums:
 
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""
-        self.used, self.order = self._backwards, []
+        self.used, self.order, self.asked = self._backwards, [], None
         if not skipped:
             self.weights, self.called = None, {}
 
     def forget(self) -> None:
         """Lets go of everything that only the next step would need."""
         self._left, self.places, self.called, self.weights, self._kept, self._closed = {}, {}, {}, None, None, None
+
+
+def _asked() -> tuple[float, float] | None:
+    """Returns the norm, and its type, to which torch's function is asked to clip that calls us; None if none does."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.nn.utils.clip_grad" and "max_norm" in frame.f_locals:
+            return float(frame.f_locals["max_norm"]), float(frame.f_locals.get("norm_type", 2.0))
+        frame = frame.f_back
+    return None
 
 
 class _Noted(Noted):

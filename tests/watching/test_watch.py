@@ -153,6 +153,25 @@ def test_other_hooks_of_the_optimizer_are_called_after_the_watch_has_ended():
     assert len(loop.made["optimizer"]._optimizer_step_post_hooks) == 1
 
 
+def test_a_norm_of_clipping_that_never_binds():
+    """It is the argument of torch's function; one that is taken by hand is not known, and no gradient is above it."""
+    seen = replace(TINY, clip=50.0).run(mpcompare.watch)
+    assert (seen.facts["clip_norm"], seen.facts.get("clipped_updates")) == (50.0, None)
+    seen.raise_if_wrong(expect={"clip_norm": 50.0})
+
+    def by_hand(model):
+        norm = torch.stack([torch.linalg.vector_norm(p.grad) for p in model.parameters()]).norm()
+        if norm > 50:
+            raise AssertionError
+
+    seen = replace(TINY, before_step=by_hand).run(mpcompare.watch)
+    seen.raise_if_wrong(expect={"clip_norm": 50.0})
+    with pytest.raises(WrongTraining, match=r"clip_norm is none: a gradient of norm .* expected 1e-06"):
+        seen.raise_if_wrong(expect={"clip_norm": 1e-6})
+    with pytest.raises(WrongTraining, match="clip_norm is none, expected 50"):
+        TINY.run(mpcompare.watch).raise_if_wrong(expect={"clip_norm": 50.0})
+
+
 def test_clipping_before_unscaling():
     def clip(model):
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)

@@ -21,10 +21,8 @@ from mpcompare.watching.examining import Replayed, Updates, longest_sum
 from mpcompare.watching.handing_on import SAME, handed_on
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
-from mpcompare.watching.tape import Op
 
 LOST = 0.5  # the share of updates that are rounded away from which a tensor does not train
-SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,6 @@ def _sums(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
                 f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used them"
             )
             yield Defect("accumulation", "", because)
-        yield from _loss_in_16_bits(taken.sum, taken)
         replay = sums.get(id(taken.sum))
         if replay is not None and replay.layers is not None:
             where = f"in update {number}"
@@ -127,22 +124,6 @@ def _failed(checks: Iterator[Check], names: Sequence[str]) -> Iterator[Defect]:
 
 def _says(text: str, name: str) -> bool:
     return any(word.strip(",.:;()") == name for word in text.split())
-
-
-def _loss_in_16_bits(seen: Sum, taken: Taken) -> Iterator[Defect]:
-    """Yields a loss that is computed in 16 bits where the weights are not."""
-    if not any(dtype == "fp32" for dtype in taken.dtypes.values()):
-        return
-    for event in seen.tape:
-        if isinstance(event, Op) and event.name in SOFTMAX:
-            kinds = [str(d).removeprefix("torch.") for d in event.dtypes if d is not None]
-            short = [kind for kind in kinds if kind in ("bfloat16", "float16")]
-            if short:
-                because = (
-                    f"{event.name} is computed in {short[0]} ({event.line}), though the weights are fp32: a sum of "
-                )
-                because += "exponentials and a mean over rows need fp32"
-                yield Defect("loss", event.name, because)
 
 
 # The step

@@ -1,7 +1,9 @@
 """The card: what a loop does. It accuses nobody."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.watching.examining import Replayed, Updates
@@ -12,6 +14,7 @@ from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.tape import Op
 
 MOST = 4  # names that are written out
+SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 
 def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> dict[str, Any]:
@@ -37,6 +40,7 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     facts["moments"] = _moments(taken)
     facts["training_mode"] = _one([s.training for s in seen])
     facts |= _sums_of(seen, known)
+    facts["loss_in_16_bits"] = sorted({each for s in seen for each in _loss_in_16_bits(s)})
     facts |= _clipping(taken)
     facts["order"] = _order(taken)
     facts |= _scaling(look)
@@ -95,6 +99,13 @@ def _sums_of(seen: Sequence[Sum], known: Sequence[Replayed]) -> dict[str, Any]:
         facts["weights"] = _one(weights)
         facts["labels"] = _one(labels)
     return facts
+
+
+def _loss_in_16_bits(seen: Sum) -> Iterator[str]:
+    """Yields the parts of a loss that are computed in 16 bits. A loop may mean that, as autocast on a CPU does."""
+    for event in seen.tape:
+        if isinstance(event, Op) and event.name in SOFTMAX and event.dtypes[0] in (torch.float16, torch.bfloat16):
+            yield f"{_loss(event)} ({event.line})"
 
 
 def _loss(op: Op | None) -> str:

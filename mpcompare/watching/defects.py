@@ -12,6 +12,7 @@ from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.layers import owners
 from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.examine.oracle import MULTIPLY
 from mpcompare.verdict.findings import Drive, Findings, Gradients, Recipe
 from mpcompare.verdict.judge import layers as of_layers
 from mpcompare.verdict.judge import optimizer as of_optimizer
@@ -80,12 +81,33 @@ def _sums(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
                 f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used them"
             )
             yield Defect("accumulation", "", because)
+        if taken.sum.given_up:
+            because = f"the gradients of {taken.sum.given_up} backward passes before update {number} held inf or NaN, "
+            because += "and the loop left their update out, though nothing is scaled"
+            if look.steps.scaler is None:
+                yield Defect("skip", "", because)
+        yield from _without_gradient(look, taken.sum, number)
         replay = sums.get(id(taken.sum))
         if replay is not None and replay.layers is not None:
             where = f"in update {number}"
             case = _case(look, taken.sum, replay)
             checks = of_layers.of_step(case, replay.layers, replay.reference, where, first_is_right=False)
             yield from _failed(checks, _names(look))
+
+
+def _without_gradient(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
+    """Yields layers at whose outputs gradients arrive, and whose trained parameters get none."""
+    for layer, calls in seen.record.calls.items():
+        module = look.network.get_submodule(layer) if layer != OUTPUT else None
+        if not isinstance(module, (*MULTIPLY, *STAY_IN_FP32)):  # these use all that they have
+            continue
+        reached = [call for call in calls if any(g is not None and bool(g.any()) for g in call.gradients)]
+        for own, p in module.named_parameters():
+            name = look.sums.names.get(id(p), "")
+            freed = getattr(p, "_post_accumulate_grad_hooks", None)
+            if any(own in call.trained for call in reached) and name and name not in seen.grads and not freed:
+                because = f"{name} has no gradient in update {number}, though gradients arrive at the output of {layer}"
+                yield Defect("gradient missing", name, because)
 
 
 def _case(look: Look, seen: Sum, replay: Replayed) -> Case:
@@ -140,6 +162,12 @@ def _of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
         bad = [n for n, b in buffers.items() if n in was and b.is_floating_point() and not bool(b.isfinite().all())]
         if bad:
             yield Defect("inf or NaN", bad[0], f"the buffers {listed(bad)} hold inf or NaN {where}")
+    if taken.sum is not None and look.steps.scaler is not None:
+        for factor, op in taken.sum.factors():
+            if not math.isfinite(factor):
+                because = f"the loss is multiplied by {factor:g} {where} ({op.line}), where the loss scale is "
+                because += f"{taken.scale:g}: {str(op.dtypes[0]).removeprefix('torch.')} does not hold that"
+                yield Defect("loss scale", "", because)
     moved = [n for n in taken.before if not same_bits(taken.before[n], taken.after[n])]
     if taken.skipped:
         if moved:
@@ -187,6 +215,11 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         )
         because += "by it"
         yield Defect("gradient scaled", "", because)
+    if taken.scaled and (names := found.still_scaled):
+        because = (
+            f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, and "
+        )
+        yield Defect("gradient scaled", names[0], because + "those of other parameters are not")
     if (usual := found.of_scaled) is not None:
         because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
         because += (

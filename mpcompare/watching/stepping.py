@@ -78,6 +78,8 @@ class Steps:
         for group in optimizer.param_groups:
             shared = {key: _number(value) for key, value in group.items() if key != "params"}
             settings |= {self.sums.names[id(p)]: shared for p in group["params"] if id(p) in self.sums.names}
+        scale = scalers.scale_of(self.scaler) if self.scaler is not None else 1.0
+        by_hand = total is not None and scale != 1 and any(factor == scale for factor, _ in total.factors())
         grads = {n: g for n, g in total.grads.items() if n in settings} if total else {}
         return Taken(
             optimizer=name,
@@ -88,8 +90,8 @@ class Steps:
             called={n: self.sums.called[n] for n, _ in owned if n in self.sums.called},
             before={n: spread(p) for n, p in owned},
             state={n: _state(optimizer, p) for n, p in owned},
-            scale=scalers.scale_of(self.scaler) if self.scaler is not None else 1.0,
-            scaled=total is not None and total.scaled,
+            scale=scale,
+            scaled=by_hand or (total is not None and total.scaled),
             unscaled=self.unscaled,
             order=list(self.sums.order),
             asked=self.sums.asked,

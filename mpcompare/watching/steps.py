@@ -1,6 +1,6 @@
 """What was seen of a loop: sums of gradients, and the steps that optimizers took with them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,8 @@ from torch import Tensor
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.watching.tape import Event, Op, Root
+
+PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
 
 
 @dataclass
@@ -23,6 +25,7 @@ class Sum:
         buffers_after: after the last one.
         stale: the parameters whose gradients hold those of the update before, too.
         dropped: the number of backward passes whose gradients were cleared before an update used them.
+        given_up: the number of those whose gradients held inf or NaN, and were cleared before.
         hidden: why the layers cannot be replayed; empty where they can.
         training: whether the network was in training mode.
         autocast: the dtype of autocast where the network was called; empty where there was none.
@@ -37,6 +40,7 @@ class Sum:
     buffers_after: Params
     stale: list[str]
     dropped: int
+    given_up: int
     hidden: str
     training: bool
     autocast: str
@@ -50,6 +54,14 @@ class Sum:
     def scaled(self) -> bool:
         """Whether a scaler multiplied the loss."""
         return any(isinstance(event, Op) and event.scaled for event in self.tape)
+
+    def factors(self) -> Iterator[tuple[float, Op]]:
+        """Yields the numbers that no function on the tape made, and by which a function on it multiplies."""
+        for event in self.tape:
+            if isinstance(event, Op) and event.name in PRODUCTS:
+                for leaf in event.leaves:
+                    if isinstance(leaf, (int, float)) or (isinstance(leaf, Tensor) and leaf.numel() == 1):
+                        yield float(leaf), event
 
     @property
     def scale(self) -> float:

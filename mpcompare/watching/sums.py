@@ -53,7 +53,7 @@ class Sums:
         self.called: Params = {}
         self.places: dict[int, str] = {}
         self.used = 0
-        self._backwards = self._dropped = 0
+        self._backwards = self._dropped = self._given_up = 0
         self._left: dict[str, Tensor] = {}  # the gradients that backward left
         self._kept: Params | None = None  # copies of them, as they were before anything changed them
         self._closed: Sum | None = None
@@ -125,7 +125,11 @@ class Sums:
         if not kept:
             self._stale = []
             if self.used < self._backwards - 1 and not any(called.foreign for called in self._calls()):
-                self._dropped += sum(isinstance(event, Root) for event in self.tape.events)
+                roots = sum(isinstance(event, Root) for event in self.tape.events)
+                if all(bool(g.isfinite().all()) for g in self._left.values()):
+                    self._dropped += roots
+                else:
+                    self._given_up += roots
             self._fresh()
         elif self.used == self._backwards - 1 and self.used:
             self._stale = kept
@@ -203,11 +207,12 @@ class Sums:
             buffers_after={name: self.spool.copy(b) for name, b in self.network.named_buffers()},
             stale=list(self._stale),
             dropped=self._dropped,
+            given_up=self._given_up,
             hidden=self._hidden or record.hidden or ("" if used else "no call of the network was seen"),
             training=self._training,
             autocast=self._autocast,
         )
-        self._dropped = 0
+        self._dropped = self._given_up = 0
         return self._closed
 
     def stepped(self, skipped: bool) -> None:

@@ -178,6 +178,53 @@ def test_a_norm_of_clipping_that_never_binds():
         TINY.run(mpcompare.watch).raise_if_wrong(expect={"clip_norm": 50.0})
 
 
+def test_a_weight_that_the_loop_detaches():
+    def make():
+        model = two_layers()
+        model[1].forward = lambda x: F.linear(x, model[1].weight.detach(), model[1].bias)
+        return model
+
+    seen = replace(TINY, make=make).run(mpcompare.watch)
+    assert (seen.defects[0].cause, seen.defects[0].place) == ("gradient missing", "1.weight")
+
+
+def test_gradients_of_some_tensors_that_stay_scaled():
+    def scale_again(model):
+        loop.made["scaler"].unscale_(loop.made["optimizer"])
+        model[1].weight.grad.mul_(loop.scale)
+
+    loop = replace(TINY, dtype=torch.float16, before_step=scale_again)
+    assert [(d.cause, d.place) for d in loop.run(mpcompare.watch).defects] == [("gradient scaled", "1.weight")]
+
+
+def test_an_update_with_nan_that_is_left_out_without_a_scaler():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        for factor in (torch.nan, 1.0):
+            x, y = few()
+            F.cross_entropy(model(x * factor), y).backward()
+            if model[0].weight.grad.isfinite().all():
+                optimizer.step()
+            optimizer.zero_grad()
+    assert causes(seen) == ["skip"]
+
+
+def test_a_loss_scale_that_fp16_does_not_hold():
+    class InFp16(torch.amp.GradScaler):
+        def scale(self, outputs):
+            super().scale(outputs.detach())
+            return outputs.half() * self._scale.half()
+
+    original, torch.amp.GradScaler = torch.amp.GradScaler, InFp16
+    try:
+        loop = replace(TINY, dtype=torch.float16, updates=2)
+        assert causes(replace(loop, scale=2.0**16).run(mpcompare.watch)) == ["loss scale"]
+        assert causes(replace(loop, scale=2.0**12).run(mpcompare.watch)) == []
+    finally:
+        torch.amp.GradScaler = original
+
+
 def test_clipping_before_unscaling():
     def clip(model):
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)

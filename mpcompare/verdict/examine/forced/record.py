@@ -45,6 +45,7 @@ class Call:
         passes: of each output, whether it requires one.
         marks: the identity of each tensor that was given, and how often it had been written to.
         held: by name the dtypes of the layer's parameters in this call.
+        trained: the names of the layer's parameters that require a gradient in this call.
         rectified: whether the outputs are known where they are positive, and are 0 elsewhere.
     """
 
@@ -58,6 +59,7 @@ class Call:
     marks: set[tuple[int, int]] = field(default_factory=set)
     arguments: TreeSpec | None = None
     rectified: bool = False
+    trained: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -180,6 +182,7 @@ class Recorder:
         marks = {(id(t), t._version) for t in given if isinstance(t, Tensor) and not t.is_inference()}
         call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
         call.arguments = tree_flatten((args, kwargs))[1]
+        call.trained = frozenset(name for name, p in own.items() if p.requires_grad)
         self.open.append(call)
         if not name and not in_backward():
             self.whole.append(replace(call))

@@ -9,7 +9,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from mpcompare.tasks.cast import STAY_IN_FP32
-from mpcompare.verdict.examine.forced.record import OUTPUT
+from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.layers import owners
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.oracle import MULTIPLY
@@ -23,6 +23,7 @@ from mpcompare.watching.handing_on import SAME, handed_on
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
 
+BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 LOST = 0.5  # the share of updates that are rounded away from which a tensor does not train
 
 
@@ -59,6 +60,9 @@ def _all(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates
     for number, taken in enumerate(look.taken, start=1):
         yield from _of_step(look, number, taken)
     yield from _repeated(look.taken)
+    if look.sums.clipped_early:
+        because = f"gradients are clipped ({look.sums.clipped_early}) before backward has made any, and not after"
+        yield Defect("clip", "", because)
     yield from _updates(look, updates)
 
 
@@ -87,6 +91,7 @@ def _sums(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
             if look.steps.scaler is None:
                 yield Defect("skip", "", because)
         yield from _without_gradient(look, taken.sum, number)
+        yield from _recomputed(look, taken.sum, number)
         replay = sums.get(id(taken.sum))
         if replay is not None and replay.layers is not None:
             where = f"in update {number}"
@@ -101,13 +106,34 @@ def _without_gradient(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
         module = look.network.get_submodule(layer) if layer != OUTPUT else None
         if not isinstance(module, (*MULTIPLY, *STAY_IN_FP32)):  # these use all that they have
             continue
-        reached = [call for call in calls if any(g is not None and bool(g.any()) for g in call.gradients)]
+        reached = [c for c in calls if c.without or any(g is not None and bool(g.any()) for g in c.gradients)]
         for own, p in module.named_parameters():
             name = look.sums.names.get(id(p), "")
             freed = getattr(p, "_post_accumulate_grad_hooks", None)
-            if any(own in call.trained for call in reached) and name and name not in seen.grads and not freed:
+            given = [call for call in reached if own in call.trained]
+            if given and name in seen.owned and name not in seen.grads and not freed:
                 because = f"{name} has no gradient in update {number}, though gradients arrive at the output of {layer}"
+                if given[0].without:
+                    because = f"{name} has no gradient in update {number}: a reentrant checkpoint calls {layer}, and "
+                    because += "nothing that the checkpoint is given requires one"
                 yield Defect("gradient missing", name, because)
+
+
+def _recomputed(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
+    """Yields layers that backward computes once more, in another format, or with running statistics."""
+    for layer, calls in seen.record.calls.items():
+        for call in calls:
+            first = [v.dtype for v in call.outputs if is_real(v)]
+            if not call.again or layer == OUTPUT:
+                continue
+            if call.again != first:
+                kinds = [str(d[0]).removeprefix("torch.") for d in (first, call.again)]
+                because = f"{layer} is computed in {kinds[0]}, and backward computes it once more in {kinds[1]}, in "
+                yield Defect("precision", layer, because + f"update {number}")
+            module = look.network.get_submodule(layer)
+            if isinstance(module, BATCH_NORMS) and module.track_running_stats and seen.modes.get(layer):
+                because = f"backward computes {layer} once more in update {number}, and takes its batch into the "
+                yield Defect("running statistics", layer, because + "running statistics twice")
 
 
 def _case(look: Look, seen: Sum, replay: Replayed) -> Case:

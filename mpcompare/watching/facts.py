@@ -50,6 +50,9 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     }
     facts["groups"] = _groups(taken)
     facts["without_gradient"] = sorted({n for t in taken for n in t.before if n not in t.given})
+    facts["in_no_optimizer"] = sorted(
+        n for n, p in look.params.items() if p.requires_grad and n not in look.attached.owned()
+    )
     facts["frozen"] = sorted(n for n, p in look.params.items() if not p.requires_grad)
     return facts
 

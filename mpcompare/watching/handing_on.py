@@ -83,7 +83,7 @@ def handed_on(step: Taken) -> HandedOn:
         left = float((after - factors[name] * before).norm()) / math.sqrt(size) / max(abs(factors[name]), 1e-300)
         if not left <= 8 * UNIT_ROUNDOFF:
             rest[name] = left
-        if _short(given) > SHORT and _short((raw.double() * factors[name]).float()) < 0.5:
+        if _short(given) > SHORT and max(_short(raw), _short((raw.double() * factors[name]).float())) < 0.5:
             short.append(name)
     factor = product / square if square else math.nan
     one = all(math.isclose(f, factor, rel_tol=SAME) for f in factors.values())

@@ -17,7 +17,7 @@ from mpcompare.watching import scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.stepping import Steps
-from mpcompare.watching.sums import Sums
+from mpcompare.watching.sums import CLIPPING, Sums
 from mpcompare.watching.tape import Called
 
 BACKWARD = (Tensor.backward, torch.autograd.backward)
@@ -36,7 +36,7 @@ class Look(TorchFunctionMode):
         super().__init__()
         self.attached, self.network = attached, attached.network
         self.guard = Guard()
-        self.sums = Sums(attached.network, self.guard)
+        self.sums = Sums(attached, self.guard)
         self.steps = Steps(attached, self.sums, self.guard, done)
         self.params, self.taken = self.sums.params, self.steps.taken
         self._handles: list[RemovableHandle] = []
@@ -109,7 +109,7 @@ class Look(TorchFunctionMode):
         if func in BACKWARD:
             self.steps.unscaled = False
             return partial(self.sums.passed, self.sums.backward(args, kwargs))
-        if self.sums.places:
+        if self.sums.places or func in CLIPPING:
             self.sums.touched(func, args)
         if not torch.is_grad_enabled():
             return None

@@ -1,7 +1,8 @@
 """The forced replay of a watched sum of gradients, from the root of each backward on."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,9 +134,11 @@ class _Stored(torch.autograd.Function):
 
 
 def as_it_was(network: nn.Module, at: Sum) -> nn.Module:
-    """Returns a copy of a network with the weights, buffers and modes of a sum; hooks of wrappers stay outside."""
+    """Returns a copy of a network with the weights, buffers and modes of a sum; hooks of wrappers stay outside. A
+    parameter that no optimizer has requires no gradient: nobody clears that."""
     params = {n: p for n, p in network.named_parameters() if n in at.weights}
-    copied = copy.deepcopy(network, {id(p): nn.Parameter(at.weights[n], p.requires_grad) for n, p in params.items()})
+    trained = {n: p.requires_grad and n in at.owned for n, p in params.items()}
+    copied = copy.deepcopy(network, {id(p): nn.Parameter(at.weights[n], trained[n]) for n, p in params.items()})
     set_modes(copied, at.modes)
     for module in copied.modules():
         own = vars(module).get("forward")
@@ -146,6 +149,19 @@ def as_it_was(network: nn.Module, at: Sum) -> nn.Module:
             if name in at.buffers:
                 b.copy_(at.buffers[name])
     return copied
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Nothing is cast while it is entered, whatever autocast a network enters by itself."""
+    kept = vars(torch.autocast)["__enter__"], vars(torch.autocast)["__exit__"]
+    with torch.autocast("cpu", enabled=False):
+        torch.autocast.__enter__ = lambda self: self  # type: ignore[method-assign]
+        torch.autocast.__exit__ = lambda self, *error: None  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autocast.__enter__, torch.autocast.__exit__ = kept  # type: ignore[method-assign]
 
 
 def set_modes(network: nn.Module, modes: Mapping[str, bool]) -> None:

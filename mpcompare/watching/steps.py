@@ -28,7 +28,8 @@ class Sum:
         given_up: the number of those whose gradients held inf or NaN, and were cleared before.
         hidden: why the layers cannot be replayed; empty where they can.
         training: whether the network was in training mode.
-        autocast: the dtype of autocast where the network was called; empty where there was none.
+        owned: the names of the parameters that the optimizers have.
+        autocast: the dtype of autocast in its layers; empty where there was none.
     """
 
     record: Record
@@ -43,6 +44,7 @@ class Sum:
     given_up: int
     hidden: str
     training: bool
+    owned: set[str]
     autocast: str
 
     @property

@@ -17,12 +17,14 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, is_real
 from mpcompare.verdict.examine.numerics import spread
+from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import Called, Op, Root, Tape, line_of_user, needed
 
 NORMS = ("_foreach_norm", "linalg_vector_norm", "norm", "vector_norm", "linalg_norm")
+CLIPPING = (torch.clamp, torch.tensor)  # torch's clipping calls one of them where it finds no gradients
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
 
@@ -36,11 +38,13 @@ class Sums:
         asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip them since then.
         weights, called: all numbers, and some, of the weights as the network was called; None and empty after a step.
         places: the parameters of gradients, by the place of their numbers in memory.
+        clipped_early: the line that clips before backward has made any gradient; empty where none does.
         used: the number of the last backward that a step used.
     """
 
-    def __init__(self, network: nn.Module, guard: Guard) -> None:
-        self.network = network
+    def __init__(self, attached: Attached, guard: Guard) -> None:
+        self.attached, self.network = attached, attached.network
+        network = self.network
         self.names = {id(p): name for name, p in network.named_parameters()}
         self.params = dict(network.named_parameters())
         self.spool = Spool()
@@ -53,13 +57,14 @@ class Sums:
         self.called: Params = {}
         self.places: dict[int, str] = {}
         self.used = 0
+        self.clipped_early = ""
         self._backwards = self._dropped = self._given_up = 0
         self._left: dict[str, Tensor] = {}  # the gradients that backward left
         self._kept: Params | None = None  # copies of them, as they were before anything changed them
         self._closed: Sum | None = None
         self._stale: list[str] = []
         self._hidden = ""
-        self._training, self._autocast = True, ""
+        self._training = True
 
     def hide(self, why: str) -> None:
         """Is told why the layers of this sum cannot be replayed."""
@@ -73,7 +78,7 @@ class Sums:
         if self.weights is None:
             self.weights = {name: self.spool.copy(p) for name, p in self.params.items()}
             self.called = {name: spread(p) for name, p in self.params.items()}
-        self._training, self._autocast = module.training, _autocast()
+        self._training = module.training
         buffers = {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
@@ -111,7 +116,8 @@ class Sums:
     def passed(self, root: Root, _: Any) -> None:
         """Is told that ``backward`` has come to its end."""
         self.tape.events.append(root)
-        self._left = {name: p.grad for name, p in self.params.items() if p.grad is not None}
+        grads = {name: self.params[name].grad for name in self.attached.owned()}
+        self._left = {name: g for name, g in grads.items() if g is not None}
         self.places = {g.data_ptr(): name for name, g in self._left.items()}
         self._kept, self.order, self.asked = None, [("backward", root.line)], None
 
@@ -119,7 +125,8 @@ class Sums:
         """Finds out whether a sum begins."""
         self._backwards += 1
         self._closed = None
-        trained = [name for name, p in self.params.items() if p.requires_grad]
+        owned = self.attached.owned()  # an optimizer clears its own gradients
+        trained = [name for name, p in self.params.items() if p.requires_grad and name in owned]
         empty = {n for n in trained if (g := self.params[n].grad) is None or not bool(g.any())}
         kept = [n for n in trained if n not in empty]
         if not kept:
@@ -165,6 +172,10 @@ class Sums:
     def touched(self, func: Any, args: Any) -> None:
         """Is told of each function that is called before it is, and notes what is done with gradients."""
         name = str(getattr(func, "__name__", ""))
+        if func in CLIPPING:
+            if self.used == self._backwards and not self._begun() and _asked():
+                self.clipped_early = line_of_user()
+            return
         if name in NORMS:
             part = "norm"
         elif (name.endswith("_") and not name.endswith("__")) or name == "__setitem__":
@@ -180,6 +191,9 @@ class Sums:
             entry = (part, line_of_user())
             if self.order[-1:] != [entry]:
                 self.order.append(entry)
+
+    def _begun(self) -> bool:
+        return any(p.grad is not None and bool(p.grad.any()) for p in self.params.values())
 
     def keep(self) -> None:
         """Keeps the gradients as backward left them; called before anything changes them."""
@@ -210,7 +224,8 @@ class Sums:
             given_up=self._given_up,
             hidden=self._hidden or record.hidden or ("" if used else "no call of the network was seen"),
             training=self._training,
-            autocast=self._autocast,
+            owned=self.attached.owned(),
+            autocast=_autocast(record),
         )
         self._dropped = self._given_up = 0
         return self._closed
@@ -252,6 +267,7 @@ def _used(called: Called) -> bool:
     return call is not None and any(g is not None for g in call.gradients)
 
 
-def _autocast() -> str:
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return dtype_name(torch.get_autocast_dtype(kinds[0])) if kinds else ""
+def _autocast(record: Record) -> str:
+    """Returns the dtype of autocast in the layers, whose network may enter it itself; empty where there was none."""
+    layers = [call for name, calls in record.calls.items() if name != OUTPUT for call in calls]
+    return next((dtype_name(call.autocast) for call in layers if call.autocast is not None), "")

@@ -9,6 +9,7 @@ import torch
 from support.watched_loops import Loop, small_network
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import mpcompare
 from mpcompare.errors import InputError
@@ -223,6 +224,81 @@ def test_a_loss_scale_that_fp16_does_not_hold():
         assert causes(replace(loop, scale=2.0**12).run(mpcompare.watch)) == []
     finally:
         torch.amp.GradScaler = original
+
+
+def test_clipping_before_backward():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        for _ in range(2):
+            x, y = few()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert causes(seen) == ["clip"]
+
+
+def test_batch_norm_that_backward_computes_once_more():
+    def make():
+        body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        return Recomputes(body)
+
+    class Recomputes(nn.Module):
+        def __init__(self, body):
+            super().__init__()
+            self.body = body
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False)
+
+    seen = replace(TINY, make=make).run(mpcompare.watch)
+    assert ("running statistics", "body.1") in [(d.cause, d.place) for d in seen.defects]
+    assert "backward computes body.1 once more" in str(seen)
+
+
+def test_a_reentrant_checkpoint_without_gradient():
+    class Recomputes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.last(checkpoint(self.first, x, use_reentrant=True))
+
+    with pytest.warns(UserWarning, match="Gradients will be None"):
+        seen = replace(TINY, make=Recomputes).run(mpcompare.watch)
+    assert ("gradient missing", "first.weight") in [(d.cause, d.place) for d in seen.defects]
+
+
+def test_a_body_that_no_optimizer_has():
+    """A head is trained; nobody clears the gradients of the body, and nobody uses them."""
+    model = two_layers()
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        for _ in range(3):
+            x, y = few()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert (causes(seen), seen.not_examined) == ([], [])
+    assert seen.facts["in_no_optimizer"] == ["0.bias", "0.weight"]
+
+
+def test_autocast_within_the_network_and_clipped_values():
+    class Casts(nn.Sequential):
+        @torch.autocast("cpu", dtype=torch.bfloat16)
+        def forward(self, x):
+            return super().forward(x)
+
+    def clip(model):
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+    def make():
+        return Casts(*two_layers(), nn.LayerNorm(3))
+
+    seen = replace(TINY, make=make, dtype=torch.float32, before_step=clip).run(mpcompare.watch)
+    assert (causes(seen), seen.not_examined, seen.facts["autocast"]) == ([], [], "bf16")
 
 
 def test_clipping_before_unscaling():

@@ -5,6 +5,7 @@ begins at recorded outputs and ends at recorded inputs. The output of the networ
 layer, ``(output)``, that hands on its input: above it is the loss.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
 from mpcompare.operands import Products
@@ -46,6 +48,9 @@ class Call:
         marks: the identity of each tensor that was given, and how often it had been written to.
         held: by name the dtypes of the layer's parameters in this call.
         trained: the names of the layer's parameters that require a gradient in this call.
+        autocast: its dtype in the call; None where there was none.
+        without: whether a reentrant checkpoint makes the call, to which nobody gives a tensor that requires a gradient.
+        again: the dtypes of the outputs where backward computed the call once more.
         rectified: whether the outputs are known where they are positive, and are 0 elsewhere.
     """
 
@@ -60,6 +65,9 @@ class Call:
     arguments: TreeSpec | None = None
     rectified: bool = False
     trained: frozenset[str] = frozenset()
+    autocast: torch.dtype | None = None
+    without: bool = False
+    again: list[torch.dtype] = field(default_factory=list)
 
 
 @dataclass
@@ -182,6 +190,8 @@ class Recorder:
         marks = {(id(t), t._version) for t in given if isinstance(t, Tensor) and not t.is_inference()}
         call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
         call.arguments = tree_flatten((args, kwargs))[1]
+        call.autocast = _autocast()
+        call.without = not torch.is_grad_enabled() and not in_backward() and _without_gradient()
         call.trained = frozenset(name for name, p in own.items() if p.requires_grad)
         self.open.append(call)
         if not name and not in_backward():
@@ -236,8 +246,24 @@ class Recorder:
             pairs = zip(call.inputs, again.inputs, strict=False)
             if all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)):
                 call.passes = again.passes
+                call.again = [v.dtype for v in again.outputs if is_real(v)]
                 return call
         return again
+
+
+def _autocast() -> torch.dtype | None:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return torch.get_autocast_dtype(kinds[0]) if kinds else None
+
+
+def _without_gradient() -> bool:
+    """Returns whether a reentrant checkpoint calls us whose arguments require no gradient: its backward never comes."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            return not any(isinstance(v, Tensor) and v.requires_grad for v in frame.f_locals["args"])
+        frame = frame.f_back
+    return False
 
 
 def _hands_on(call: Call, result: Any) -> bool:

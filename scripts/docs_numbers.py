@@ -267,8 +267,26 @@ def table(file: Path) -> str:
     return markdown(pd.read_csv(file, dtype=str, keep_default_na=False))
 
 
+def watched_bugs(file: Path) -> str:
+    """Returns what a watch says of the drawn bugs in the loops of others, and how many it flags and names."""
+    bugs = pd.read_csv(file, dtype=str, keep_default_na=False)
+    counts = {name: int((bugs[name] == "yes").sum()) for name in ("flagged", "named anywhere")}
+    shown = pd.DataFrame(
+        {
+            "bug": "[" + bugs["id"] + "](" + bugs["link"] + ")",
+            "loop": bugs["loop"] + ", " + bugs["precision"],
+            "what the watch says": bugs["all causes"].where(bugs["all causes"] != "", bugs["verdict"]),
+            "by a fair name": bugs["named anywhere"],
+            "refused with what was meant": (bugs["expected"] == "refused").map({True: "yes", False: "no"}),
+        }
+    )
+    said = f"Of {len(bugs)} bugs {counts['flagged']} are flagged, {counts['named anywhere']} by a fair name.\n\n"
+    return said + markdown(shown)
+
+
 OF_PAGES = (
     output,
+    watched_bugs,
     runs,
     text,
     phases,

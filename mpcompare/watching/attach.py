@@ -33,6 +33,12 @@ class Attached:
     compiled: bool
     others: int
 
+    def owned(self) -> set[str]:
+        """Returns the names of the parameters that the optimizers have."""
+        groups = [group for each in self.optimizers.values() for group in each.param_groups]
+        own = {id(p) for group in groups for p in group["params"]}
+        return {name for name, p in self.network.named_parameters() if id(p) in own}
+
     def name_of(self, optimizer: Any) -> str | None:
         """Returns the name of an optimizer, which may be a wrapper; None where it is not watched."""
         inner = unwrapped(optimizer)

@@ -9,9 +9,10 @@ import pandas as pd
 from torch import Tensor, nn
 
 from mpcompare.tasks.cast import STAY_IN_FP32
-from mpcompare.verdict.examine.forced.record import OUTPUT
+from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.layers import owners
 from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.examine.oracle import MULTIPLY
 from mpcompare.verdict.findings import Drive, Findings, Gradients, Recipe
 from mpcompare.verdict.judge import layers as of_layers
 from mpcompare.verdict.judge import optimizer as of_optimizer
@@ -21,10 +22,9 @@ from mpcompare.watching.examining import Replayed, Updates, longest_sum
 from mpcompare.watching.handing_on import SAME, handed_on
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
-from mpcompare.watching.tape import Op
 
+BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 LOST = 0.5  # the share of updates that are rounded away from which a tensor does not train
-SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ def _all(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates
     for number, taken in enumerate(look.taken, start=1):
         yield from _of_step(look, number, taken)
     yield from _repeated(look.taken)
+    if look.sums.clipped_early:
+        because = f"gradients are clipped ({look.sums.clipped_early}) before backward has made any, and not after"
+        yield Defect("clip", "", because)
     yield from _updates(look, updates)
 
 
@@ -82,13 +85,55 @@ def _sums(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
                 f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used them"
             )
             yield Defect("accumulation", "", because)
-        yield from _loss_in_16_bits(taken.sum, taken)
+        if taken.sum.given_up:
+            because = f"the gradients of {taken.sum.given_up} backward passes before update {number} held inf or NaN, "
+            because += "and the loop left their update out, though nothing is scaled"
+            if look.steps.scaler is None:
+                yield Defect("skip", "", because)
+        yield from _without_gradient(look, taken.sum, number)
+        yield from _recomputed(look, taken.sum, number)
         replay = sums.get(id(taken.sum))
         if replay is not None and replay.layers is not None:
             where = f"in update {number}"
             case = _case(look, taken.sum, replay)
             checks = of_layers.of_step(case, replay.layers, replay.reference, where, first_is_right=False)
             yield from _failed(checks, _names(look))
+
+
+def _without_gradient(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
+    """Yields layers at whose outputs gradients arrive, and whose trained parameters get none."""
+    for layer, calls in seen.record.calls.items():
+        module = look.network.get_submodule(layer) if layer != OUTPUT else None
+        if not isinstance(module, (*MULTIPLY, *STAY_IN_FP32)):  # these use all that they have
+            continue
+        reached = [c for c in calls if c.without or any(g is not None and bool(g.any()) for g in c.gradients)]
+        for own, p in module.named_parameters():
+            name = look.sums.names.get(id(p), "")
+            freed = getattr(p, "_post_accumulate_grad_hooks", None)
+            given = [call for call in reached if own in call.trained]
+            if given and name in seen.owned and name not in seen.grads and not freed:
+                because = f"{name} has no gradient in update {number}, though gradients arrive at the output of {layer}"
+                if given[0].without:
+                    because = f"{name} has no gradient in update {number}: a reentrant checkpoint calls {layer}, and "
+                    because += "nothing that the checkpoint is given requires one"
+                yield Defect("gradient missing", name, because)
+
+
+def _recomputed(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
+    """Yields layers that backward computes once more, in another format, or with running statistics."""
+    for layer, calls in seen.record.calls.items():
+        for call in calls:
+            first = [v.dtype for v in call.outputs if is_real(v)]
+            if not call.again or layer == OUTPUT:
+                continue
+            if call.again != first:
+                kinds = [str(d[0]).removeprefix("torch.") for d in (first, call.again)]
+                because = f"{layer} is computed in {kinds[0]}, and backward computes it once more in {kinds[1]}, in "
+                yield Defect("precision", layer, because + f"update {number}")
+            module = look.network.get_submodule(layer)
+            if isinstance(module, BATCH_NORMS) and module.track_running_stats and seen.modes.get(layer):
+                because = f"backward computes {layer} once more in update {number}, and takes its batch into the "
+                yield Defect("running statistics", layer, because + "running statistics twice")
 
 
 def _case(look: Look, seen: Sum, replay: Replayed) -> Case:
@@ -129,22 +174,6 @@ def _says(text: str, name: str) -> bool:
     return any(word.strip(",.:;()") == name for word in text.split())
 
 
-def _loss_in_16_bits(seen: Sum, taken: Taken) -> Iterator[Defect]:
-    """Yields a loss that is computed in 16 bits where the weights are not."""
-    if not any(dtype == "fp32" for dtype in taken.dtypes.values()):
-        return
-    for event in seen.tape:
-        if isinstance(event, Op) and event.name in SOFTMAX:
-            kinds = [str(d).removeprefix("torch.") for d in event.dtypes if d is not None]
-            short = [kind for kind in kinds if kind in ("bfloat16", "float16")]
-            if short:
-                because = (
-                    f"{event.name} is computed in {short[0]} ({event.line}), though the weights are fp32: a sum of "
-                )
-                because += "exponentials and a mean over rows need fp32"
-                yield Defect("loss", event.name, because)
-
-
 # The step
 
 
@@ -159,6 +188,12 @@ def _of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
         bad = [n for n, b in buffers.items() if n in was and b.is_floating_point() and not bool(b.isfinite().all())]
         if bad:
             yield Defect("inf or NaN", bad[0], f"the buffers {listed(bad)} hold inf or NaN {where}")
+    if taken.sum is not None and look.steps.scaler is not None:
+        for factor, op in taken.sum.factors():
+            if not math.isfinite(factor):
+                because = f"the loss is multiplied by {factor:g} {where} ({op.line}), where the loss scale is "
+                because += f"{taken.scale:g}: {str(op.dtypes[0]).removeprefix('torch.')} does not hold that"
+                yield Defect("loss scale", "", because)
     moved = [n for n in taken.before if not same_bits(taken.before[n], taken.after[n])]
     if taken.skipped:
         if moved:
@@ -206,6 +241,11 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         )
         because += "by it"
         yield Defect("gradient scaled", "", because)
+    if taken.scaled and (names := found.still_scaled):
+        because = (
+            f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, and "
+        )
+        yield Defect("gradient scaled", names[0], because + "those of other parameters are not")
     if (usual := found.of_scaled) is not None:
         because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
         because += (
@@ -300,10 +340,10 @@ def _formats(look: Look) -> Iterator[Defect]:
 
 
 def _policy(look: Look) -> Iterator[Defect]:
-    policy = copy.deepcopy(look.policy)
+    policy = copy.deepcopy(look.steps.policy)
     if policy is None:
         return
-    for number, change in enumerate(look.scales, start=1):
+    for number, change in enumerate(look.steps.scales, start=1):
         if change.before != policy.scale:
             yield _wrong_scale(f"before its update {number}", change.before, policy.scale)
             return

@@ -23,7 +23,7 @@ from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.findings import Drive, Layers, Step, UpdateError
 from mpcompare.watching.kernels import Kernels, of_kernels
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import FromTheRoot, as_it_was
+from mpcompare.watching.replaying import FromTheRoot, as_it_was, without_autocast
 from mpcompare.watching.rules import COARSE, Rule, remembered, rules_of
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.tape import Op
@@ -70,15 +70,15 @@ def replayed(look: Look, seen: Sum) -> Replayed:
     try:
         if hidden:
             raise NotReplayedError(f"the loss depends on {hidden}, of which no function of torch was seen")
-        network = as_it_was(look.network, seen.weights, seen.buffers)
+        network = as_it_was(look.network, seen)
         with torch.no_grad():
-            kernels = of_kernels(network, seen.record, seen.autocast, seen.buffers_after)
+            kernels = of_kernels(network, seen.record, seen.buffers_after)
         loss = sum(root.loss for root in seen.roots)
         batches: Any = [None] * len(seen.roots)
         step = Recorded(
             seen.record, network, _no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make
         )
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), without_autocast():
             layers = beside_the_replay(step, precision)
     except NotReplayedError as error:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)

@@ -15,7 +15,9 @@ KEPT_APART = (
     "scales",
     "labels",
     "order",
+    "gradient_norms",
 )  # of one look, and no property of the loop
+NOT_BOUND = "not known: a norm was taken, and no gradient was clipped to it"
 
 
 def said(value: Any) -> str:
@@ -76,7 +78,12 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
         if name not in facts and not whole:
             known = ", ".join(facts)
             raise InputError("watch: expect", name, f"expected one of {known}{did_you_mean(name, facts)}")
-        if not alike(facts.get(name), value):
+        if name == "clip_norm" and facts.get(name) == NOT_BOUND and isinstance(value, (int, float)):
+            if (most := max(facts["gradient_norms"])) > value:
+                lines.append(
+                    f"clip_norm is none: a gradient of norm {said(most)} was not clipped, expected {said(value)}"
+                )
+        elif not alike(facts.get(name), value):
             lines.append(f"{name} is {said(facts.get(name))}, expected {said(value)}")
     return lines
 

@@ -1,16 +1,20 @@
 """The card: what a loop does. It accuses nobody."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.watching.examining import Replayed, Updates
+from mpcompare.watching.expecting import NOT_BOUND
 from mpcompare.watching.handing_on import handed_on, rounded
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.tape import Op
 
 MOST = 4  # names that are written out
+SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 
 def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> dict[str, Any]:
@@ -36,6 +40,7 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     facts["moments"] = _moments(taken)
     facts["training_mode"] = _one([s.training for s in seen])
     facts |= _sums_of(seen, known)
+    facts["loss_in_16_bits"] = sorted({each for s in seen for each in _loss_in_16_bits(s)})
     facts |= _clipping(taken)
     facts["order"] = _order(taken)
     facts |= _scaling(look)
@@ -45,6 +50,9 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     }
     facts["groups"] = _groups(taken)
     facts["without_gradient"] = sorted({n for t in taken for n in t.before if n not in t.given})
+    facts["in_no_optimizer"] = sorted(
+        n for n, p in look.params.items() if p.requires_grad and n not in look.attached.owned()
+    )
     facts["frozen"] = sorted(n for n, p in look.params.items() if not p.requires_grad)
     return facts
 
@@ -96,19 +104,37 @@ def _sums_of(seen: Sequence[Sum], known: Sequence[Replayed]) -> dict[str, Any]:
     return facts
 
 
+def _loss_in_16_bits(seen: Sum) -> Iterator[str]:
+    """Yields the parts of a loss that are computed in 16 bits. A loop may mean that, as autocast on a CPU does."""
+    for event in seen.tape:
+        if isinstance(event, Op) and event.name in SOFTMAX and event.dtypes[0] in (torch.float16, torch.bfloat16):
+            yield f"{_loss(event)} ({event.line})"
+
+
 def _loss(op: Op | None) -> str:
     """Returns what a loss is, in words; None is one that the network takes itself."""
     return "the network's own" if op is None else f"{op.name} in {str(op.dtypes[0]).removeprefix('torch.')}"
 
 
 def _clipping(taken: Sequence[Taken]) -> dict[str, Any]:
-    steps = [handed_on(t) for t in taken if t.raw and t.finite]
+    seen = [t for t in taken if t.raw and t.finite]
+    steps = [handed_on(t) for t in seen]
     if not steps:
         return {"clip_norm": None}
+    bound = [h.clip_norm is not None for h in steps]
+    asked = [t.asked[0] for t in seen if t.asked is not None]
+    types = sorted({t.asked[1] for t in seen if t.asked is not None})
     norms = [h.clip_norm for h in steps if h.clip_norm is not None]
+    if types not in ([], [2.0]) or not norms:  # the factors tell a 2-norm, where they are not 1
+        norms = asked
     facts: dict[str, Any] = {"clip_norm": _one(norms)}
-    if norms:
-        facts["clipped_updates"] = len(norms)
+    if types not in ([], [2.0]):
+        facts["clip_norm_type"] = _one(types)
+    if not norms and any(part == "norm" for t in seen for part, _ in t.order):
+        facts["clip_norm"] = NOT_BOUND
+    facts["gradient_norms"] = [rounded(h.norm) for h in steps]
+    if any(bound):
+        facts["clipped_updates"] = sum(bound)
         early = any(h.before_unscale for h in steps)
         facts["clip_place"] = (
             "before unscaling" if early else "after backward" if steps[0].scale == 1 else "after unscaling"
@@ -129,9 +155,9 @@ def _order(taken: Sequence[Taken]) -> list[str]:
 
 
 def _scaling(look: Look) -> dict[str, Any]:
-    if look.scaler is None:
+    if look.steps.scaler is None:
         return {"loss_scale": None}
-    policy = look.policy
+    policy = look.steps.policy
     said = "its own policy"
     if isinstance(policy, DynamicLossScale):
         said = f"times {policy.growth_factor:g} every {policy.growth_interval}, times {policy.backoff_factor:g} back"

@@ -24,6 +24,7 @@ class HandedOn:
         one: whether that is one factor for all.
         norm: of the raw gradients without the loss scale, 2-norm of all of them.
         rest: by parameter the norm of what no factor explains, relative; only where that is beyond roundings.
+        factors: by parameter its own factor, the loss scale included.
         short: the parameters whose gradients have 16-bit digits, and had more of them before.
         scale: the loss scale in the raw gradients.
         times: the operators that multiplied gradients, with their lines, before and after they were unscaled.
@@ -33,6 +34,7 @@ class HandedOn:
     one: bool
     norm: float
     rest: Mapping[str, float]
+    factors: Mapping[str, float]
     short: list[str]
     scale: float
     before_unscale: list[str]
@@ -43,6 +45,14 @@ class HandedOn:
         """The norm to which the gradients were clipped, if that is what was done."""
         clipped = self.one and self.factor < 1 - SAME and not self.rest
         return rounded(self.factor * (self.norm + 1e-6)) if clipped else None
+
+    @property
+    def still_scaled(self) -> list[str]:
+        """The parameters whose factors are the loss scale times the least one of all: nobody divided these by it."""
+        least = min((f for f in self.factors.values() if f > 0), default=math.nan)
+        return [
+            n for n, f in self.factors.items() if self.scale != 1 and math.isclose(f, self.scale * least, rel_tol=SAME)
+        ]
 
     @property
     def of_scaled(self) -> float | None:
@@ -73,7 +83,7 @@ def handed_on(step: Taken) -> HandedOn:
         left = float((after - factors[name] * before).norm()) / math.sqrt(size) / max(abs(factors[name]), 1e-300)
         if not left <= 8 * UNIT_ROUNDOFF:
             rest[name] = left
-        if _short(given) > SHORT and _short((raw.double() * factors[name]).float()) < 0.5:
+        if _short(given) > SHORT and max(_short(raw), _short((raw.double() * factors[name]).float())) < 0.5:
             short.append(name)
     factor = product / square if square else math.nan
     one = all(math.isclose(f, factor, rel_tol=SAME) for f in factors.values())
@@ -85,7 +95,7 @@ def handed_on(step: Taken) -> HandedOn:
     later = [said for i, said in products if at is None or i > at]
     if at is None and step.unscaled:  # a fused optimizer unscales in its step
         earlier, later = later, []
-    return HandedOn(factor * scale, one, norm, rest, short, scale, earlier, later)
+    return HandedOn(factor * scale, one, norm, rest, factors, short, scale, earlier, later)
 
 
 def _short(values: Tensor) -> float:

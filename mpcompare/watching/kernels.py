@@ -17,8 +17,6 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_rea
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.oracle import MULTIPLY
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 @dataclass
 class Kernels:
@@ -33,12 +31,11 @@ class Kernels:
     alike: set[str] = field(default_factory=set)
 
 
-def of_kernels(network: nn.Module, record: Record, autocast: str, after: dict[str, Tensor]) -> Kernels:
+def of_kernels(network: nn.Module, record: Record, after: dict[str, Tensor]) -> Kernels:
     """Returns what torch's own layers make of the recorded operands.
 
     Args:
         network: in the state before the first call; it is so again in the end.
-        autocast: the dtype of autocast; empty where there was none.
         after: the buffers after the last call.
     """
     names, made = {id(p): name for name, p in network.named_parameters()}, Kernels()
@@ -47,7 +44,7 @@ def of_kernels(network: nn.Module, record: Record, autocast: str, after: dict[st
         if not isinstance(module, (*STAY_IN_FP32, *MULTIPLY)) or not type(module).__module__.startswith("torch.nn."):
             continue
         before = {name: b.clone() for name, b in module.named_buffers()}
-        alike = [_again(module, call, autocast, made.grads, names) for call in calls]
+        alike = [_again(module, call, made.grads, names) for call in calls]
         if all(alike) and isinstance(module, STAY_IN_FP32):
             made.alike.add(f"output {layer}")
         for name, b in module.named_buffers():
@@ -58,11 +55,11 @@ def of_kernels(network: nn.Module, record: Record, autocast: str, after: dict[st
     return made
 
 
-def _again(module: nn.Module, call: Call, autocast: str, grads: dict[str, Tensor], names: dict[int, str]) -> bool:
+def _again(module: nn.Module, call: Call, grads: dict[str, Tensor], names: dict[int, str]) -> bool:
     """Computes a call again and adds its gradients; returns whether its outputs have the same bits."""
     if call.arguments is None:
         return False
-    dtype = DTYPES.get(autocast)
+    dtype = call.autocast
     args, kwargs = tree_unflatten([v.detach() if is_real(v) else v for v in call.inputs], call.arguments)
     with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
         results: list[Any] = tree_flatten(module(*args, **kwargs))[0]

@@ -1,7 +1,8 @@
 """The forced replay of a watched sum of gradients, from the root of each backward on."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from mpcompare.verdict.examine.forced.call import HALF
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.findings import GradientError
+from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import CASTS, Called, Event, Op, Own, Root, Slot
 
 
@@ -53,6 +55,7 @@ class FromTheRoot(Replay):
         for event in self.events:
             if isinstance(event, Called):
                 torch.set_rng_state(event.generator)
+                set_modes(self.network, event.modes)
                 self.passing("forward")
                 self.whose("forward", "")
                 outputs = tree_flatten(self.call(calls[number]))[0]
@@ -130,16 +133,38 @@ class _Stored(torch.autograd.Function):
         return ctx.replay.stored(grad), None
 
 
-def as_it_was(network: nn.Module, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
-    """Returns a copy of a network with the weights and buffers of a step; hooks of wrappers stay outside."""
-    frozen = {id(p): nn.Parameter(weights[n], p.requires_grad) for n, p in network.named_parameters() if n in weights}
-    copied = copy.deepcopy(network, frozen)
+def as_it_was(network: nn.Module, at: Sum) -> nn.Module:
+    """Returns a copy of a network with the weights, buffers and modes of a sum; hooks of wrappers stay outside. A
+    parameter that no optimizer has requires no gradient: nobody clears that."""
+    params = {n: p for n, p in network.named_parameters() if n in at.weights}
+    trained = {n: p.requires_grad and n in at.owned for n, p in params.items()}
+    copied = copy.deepcopy(network, {id(p): nn.Parameter(at.weights[n], trained[n]) for n, p in params.items()})
+    set_modes(copied, at.modes)
     for module in copied.modules():
         own = vars(module).get("forward")
         if (own is not None and hasattr(own, "__wrapped__")) or "_original_forward" in vars(module):
             module.__dict__.pop("forward", None)  # such as one that enters autocast
     with torch.no_grad():
         for name, b in copied.named_buffers():
-            if name in buffers:
-                b.copy_(buffers[name])
+            if name in at.buffers:
+                b.copy_(at.buffers[name])
     return copied
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Nothing is cast while it is entered, whatever autocast a network enters by itself."""
+    kept = vars(torch.autocast)["__enter__"], vars(torch.autocast)["__exit__"]
+    with torch.autocast("cpu", enabled=False):
+        torch.autocast.__enter__ = lambda self: self  # type: ignore[method-assign]
+        torch.autocast.__exit__ = lambda self, *error: None  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autocast.__enter__, torch.autocast.__exit__ = kept  # type: ignore[method-assign]
+
+
+def set_modes(network: nn.Module, modes: Mapping[str, bool]) -> None:
+    """Sets the modes of modules: the loop may evaluate after a call, and end so."""
+    for name, module in network.named_modules():
+        module.training = modes.get(name, module.training)

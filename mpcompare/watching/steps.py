@@ -1,6 +1,6 @@
 """What was seen of a loop: sums of gradients, and the steps that optimizers took with them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,8 @@ from torch import Tensor
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.watching.tape import Event, Op, Root
+
+PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
 
 
 @dataclass
@@ -19,13 +21,15 @@ class Sum:
         record: of the calls of the layers.
         tape: everything between the network's output and ``backward``.
         grads: all of them, before anything changed them.
-        weights, buffers: as the first call of the network had them.
+        weights, buffers, modes: as the first call of the network had them; by module whether it was in training mode.
         buffers_after: after the last one.
         stale: the parameters whose gradients hold those of the update before, too.
         dropped: the number of backward passes whose gradients were cleared before an update used them.
+        given_up: the number of those whose gradients held inf or NaN, and were cleared before.
         hidden: why the layers cannot be replayed; empty where they can.
         training: whether the network was in training mode.
-        autocast: the dtype of autocast where the network was called; empty where there was none.
+        owned: the names of the parameters that the optimizers have.
+        autocast: the dtype of autocast in its layers; empty where there was none.
     """
 
     record: Record
@@ -33,11 +37,14 @@ class Sum:
     grads: Params
     weights: Params
     buffers: Params
+    modes: dict[str, bool]
     buffers_after: Params
     stale: list[str]
     dropped: int
+    given_up: int
     hidden: str
     training: bool
+    owned: set[str]
     autocast: str
 
     @property
@@ -49,6 +56,14 @@ class Sum:
     def scaled(self) -> bool:
         """Whether a scaler multiplied the loss."""
         return any(isinstance(event, Op) and event.scaled for event in self.tape)
+
+    def factors(self) -> Iterator[tuple[float, Op]]:
+        """Yields the numbers that no function on the tape made, and by which a function on it multiplies."""
+        for event in self.tape:
+            if isinstance(event, Op) and event.name in PRODUCTS:
+                for leaf in event.leaves:
+                    if isinstance(leaf, (int, float)) or (isinstance(leaf, Tensor) and leaf.numel() == 1):
+                        yield float(leaf), event
 
     @property
     def scale(self) -> float:
@@ -82,6 +97,7 @@ class Taken:
         scaled, unscaled: whether the loss was multiplied by the scale, and the gradients were divided by it.
         skipped: whether the scaler left it out.
         order: the parts of the step: what was done, and the line.
+        asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked.
         dtypes: of the parameters.
         closures: how often the optimizer called its closure again.
     """
@@ -104,5 +120,6 @@ class Taken:
     unscaled: bool = False
     skipped: bool = False
     order: list[tuple[str, str]] = field(default_factory=list)
+    asked: tuple[float, float] | None = None
     dtypes: dict[str, str] = field(default_factory=dict)
     closures: int = 0

@@ -4,8 +4,8 @@ A sum begins where a backward finds no gradient. Neither ``zero_grad`` nor a ste
 nobody, and loops clear their gradients before, between and after.
 """
 
+import sys
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,14 +14,17 @@ from torch.utils._pytree import tree_leaves
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.random_numbers import Noted
+from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, is_real
 from mpcompare.verdict.examine.numerics import spread
+from mpcompare.watching.attach import Attached
+from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import Called, Op, Root, Tape, line_of_user, needed
 
 NORMS = ("_foreach_norm", "linalg_vector_norm", "norm", "vector_norm", "linalg_norm")
+CLIPPING = (torch.clamp, torch.tensor)  # torch's clipping calls one of them where it finds no gradients
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
 
@@ -32,31 +35,36 @@ class Sums:
         recorder: writes down the calls of the layers; ``noted`` the random numbers that they draw.
         tape: of the loop.
         order: what was done to the gradients since the last backward: each part and its line.
+        asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip them since then.
         weights, called: all numbers, and some, of the weights as the network was called; None and empty after a step.
         places: the parameters of gradients, by the place of their numbers in memory.
+        clipped_early: the line that clips before backward has made any gradient; empty where none does.
         used: the number of the last backward that a step used.
     """
 
-    def __init__(self, network: nn.Module) -> None:
-        self.network = network
+    def __init__(self, attached: Attached, guard: Guard) -> None:
+        self.attached, self.network = attached, attached.network
+        network = self.network
         self.names = {id(p): name for name, p in network.named_parameters()}
         self.params = dict(network.named_parameters())
         self.spool = Spool()
-        self.recorder = Recorder(self.spool.copy)
-        self.noted = Noted(self.recorder.record.drawn)
+        self.recorder = Recorder(self.spool.copy, guard)
+        self.noted = _Noted(self.recorder.record.drawn, guard)
         self.tape = Tape(self.names, self.spool.copy)
         self.order: list[tuple[str, str]] = []
+        self.asked: tuple[float, float] | None = None
         self.weights: Params | None = None
         self.called: Params = {}
         self.places: dict[int, str] = {}
         self.used = 0
-        self._backwards = self._dropped = 0
+        self.clipped_early = ""
+        self._backwards = self._dropped = self._given_up = 0
         self._left: dict[str, Tensor] = {}  # the gradients that backward left
         self._kept: Params | None = None  # copies of them, as they were before anything changed them
         self._closed: Sum | None = None
         self._stale: list[str] = []
         self._hidden = ""
-        self._training, self._autocast = True, ""
+        self._training = True
 
     def hide(self, why: str) -> None:
         """Is told why the layers of this sum cannot be replayed."""
@@ -70,11 +78,12 @@ class Sums:
         if self.weights is None:
             self.weights = {name: self.spool.copy(p) for name, p in self.params.items()}
             self.called = {name: spread(p) for name, p in self.params.items()}
-        self._training, self._autocast = module.training, _autocast()
+        self._training = module.training
         buffers = {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
-        return Called([], torch.get_rng_state(), buffers, first, foreign)
+        modes = {name: each.training for name, each in self.network.named_modules()}
+        return Called([], torch.get_rng_state(), buffers, modes, first, foreign)
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
@@ -92,8 +101,8 @@ class Sums:
 
     # Backward
 
-    def backward(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls ``backward``, and notes where it begins."""
+    def backward(self, args: Any, kwargs: Any) -> Root:
+        """Returns where a ``backward`` begins that is called next."""
         first = args[0] if args else kwargs.get("tensors")
         tensors = list(first) if isinstance(first, (list, tuple)) else [first]
         gradient = args[1] if len(args) > 1 else kwargs.get("gradient", kwargs.get("grad_tensors"))
@@ -102,24 +111,32 @@ class Sums:
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
             self.hide("a backward is differentiated again")
         self._begin()
-        result = func(*args, **kwargs)
+        return root
+
+    def passed(self, root: Root, _: Any) -> None:
+        """Is told that ``backward`` has come to its end."""
         self.tape.events.append(root)
-        self._left = {name: p.grad for name, p in self.params.items() if p.grad is not None}
+        grads = {name: self.params[name].grad for name in self.attached.owned()}
+        self._left = {name: g for name, g in grads.items() if g is not None}
         self.places = {g.data_ptr(): name for name, g in self._left.items()}
-        self._kept, self.order = None, [("backward", root.line)]
-        return result
+        self._kept, self.order, self.asked = None, [("backward", root.line)], None
 
     def _begin(self) -> None:
         """Finds out whether a sum begins."""
         self._backwards += 1
         self._closed = None
-        trained = [name for name, p in self.params.items() if p.requires_grad]
+        owned = self.attached.owned()  # an optimizer clears its own gradients
+        trained = [name for name, p in self.params.items() if p.requires_grad and name in owned]
         empty = {n for n in trained if (g := self.params[n].grad) is None or not bool(g.any())}
         kept = [n for n in trained if n not in empty]
         if not kept:
             self._stale = []
             if self.used < self._backwards - 1 and not any(called.foreign for called in self._calls()):
-                self._dropped += sum(isinstance(event, Root) for event in self.tape.events)
+                roots = sum(isinstance(event, Root) for event in self.tape.events)
+                if all(bool(g.isfinite().all()) for g in self._left.values()):
+                    self._dropped += roots
+                else:
+                    self._given_up += roots
             self._fresh()
         elif self.used == self._backwards - 1 and self.used:
             self._stale = kept
@@ -155,6 +172,10 @@ class Sums:
     def touched(self, func: Any, args: Any) -> None:
         """Is told of each function that is called before it is, and notes what is done with gradients."""
         name = str(getattr(func, "__name__", ""))
+        if func in CLIPPING:
+            if self.used == self._backwards and not self._begun() and _asked():
+                self.clipped_early = line_of_user()
+            return
         if name in NORMS:
             part = "norm"
         elif (name.endswith("_") and not name.endswith("__")) or name == "__setitem__":
@@ -163,11 +184,16 @@ class Sums:
             return
         targets = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
         if any(isinstance(t, Tensor) and t.data_ptr() in self.places for t in targets):
-            if part != "norm":
+            if part == "norm":
+                self.asked = _asked() or self.asked
+            else:
                 self.keep()
             entry = (part, line_of_user())
             if self.order[-1:] != [entry]:
                 self.order.append(entry)
+
+    def _begun(self) -> bool:
+        return any(p.grad is not None and bool(p.grad.any()) for p in self.params.values())
 
     def keep(self) -> None:
         """Keeps the gradients as backward left them; called before anything changes them."""
@@ -191,19 +217,22 @@ class Sums:
             grads=dict(self._kept or {}),
             weights=self.weights or {},
             buffers=used[0].buffers if used else {},
+            modes=used[0].modes if used else {},
             buffers_after={name: self.spool.copy(b) for name, b in self.network.named_buffers()},
             stale=list(self._stale),
             dropped=self._dropped,
+            given_up=self._given_up,
             hidden=self._hidden or record.hidden or ("" if used else "no call of the network was seen"),
             training=self._training,
-            autocast=self._autocast,
+            owned=self.attached.owned(),
+            autocast=_autocast(record),
         )
-        self._dropped = 0
+        self._dropped = self._given_up = 0
         return self._closed
 
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""
-        self.used, self.order = self._backwards, []
+        self.used, self.order, self.asked = self._backwards, [], None
         if not skipped:
             self.weights, self.called = None, {}
 
@@ -212,12 +241,33 @@ class Sums:
         self._left, self.places, self.called, self.weights, self._kept, self._closed = {}, {}, {}, None, None, None
 
 
+def _asked() -> tuple[float, float] | None:
+    """Returns the norm, and its type, to which torch's function is asked to clip that calls us; None if none does."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.nn.utils.clip_grad" and "max_norm" in frame.f_locals:
+            return float(frame.f_locals["max_norm"]), float(frame.f_locals.get("norm_type", 2.0))
+        frame = frame.f_back
+    return None
+
+
+class _Noted(Noted):
+    def __init__(self, drawn: Drawn, guard: Guard) -> None:
+        super().__init__(drawn)
+        self.guard = guard
+
+    def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: Any) -> list[Any]:
+        self.guard(super().drew, key, func, args, numbers, generator)
+        return numbers
+
+
 def _used(called: Called) -> bool:
     """Returns whether a backward has come through a call of the network."""
     call: Call | None = called.output
     return call is not None and any(g is not None for g in call.gradients)
 
 
-def _autocast() -> str:
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return dtype_name(torch.get_autocast_dtype(kinds[0])) if kinds else ""
+def _autocast(record: Record) -> str:
+    """Returns the dtype of autocast in the layers, whose network may enter it itself; empty where there was none."""
+    layers = [call for name, calls in record.calls.items() if name != OUTPUT for call in calls]
+    return next((dtype_name(call.autocast) for call in layers if call.autocast is not None), "")

@@ -34,11 +34,13 @@ class Own:
 
 @dataclass(eq=False)
 class Called:
-    """A call of the network: the slots of its outputs, and the state of the generator when it began."""
+    """A call of the network: the slots of its outputs, and the state of the generator, the buffers and the mode of each
+    module when it began."""
 
     slots: list[Slot | None]
     generator: Tensor
     buffers: dict[str, Tensor]
+    modes: dict[str, bool]
     first: dict[str, int]  # by layer the number of calls before it, and after it
     foreign: bool = False  # whether its inputs require gradients
     last: dict[str, int] = field(default_factory=dict)
@@ -97,6 +99,22 @@ class Root:
 Event = Called | Op | Root
 
 
+@dataclass(eq=False)
+class Begun:
+    """A call of a function that has not returned; see :class:`Op`."""
+
+    func: Callable[..., Any]
+    leaves: list[Any]
+    spec: TreeSpec
+    tensors: list[Tensor]
+    mutates: bool
+    hidden: list[str]
+    generator: Tensor
+    scaled: bool
+    line: str
+    labels: int | None
+
+
 class Tape:
     """The events of a loop since its gradients were last empty.
 
@@ -120,23 +138,27 @@ class Tape:
             self.hidden[self.count] = hidden
         return new
 
-    def note(self, func: Callable[..., Any], args: Any, kwargs: Any, scaled: bool) -> Any:
-        """Calls a function, and notes it where its result requires a gradient."""
+    def begin(self, func: Callable[..., Any], args: Any, kwargs: Any, scaled: bool) -> "Begun | None":
+        """Returns the call of a function that comes next; None where nothing that it is given requires a gradient."""
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not any(t.requires_grad for t in tensors):
-            return func(*args, **kwargs)
+            return None
         name = str(getattr(func, "__name__", ""))
         mutates = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         if mutates and tensors[0] not in self.slots and id(tensors[0]) not in self.names:
             self.slot(tensors[0], self.copy(tensors[0]))
         hidden: list[str] = []
         kept = [self._ref(leaf, hidden) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        before = torch.get_rng_state()
-        result = func(*args, **kwargs)
+        labels = _labels(name, args, kwargs)
+        return Begun(func, kept, spec, tensors, mutates, hidden, torch.get_rng_state(), scaled, line_of_user(), labels)
+
+    def end(self, begun: "Begun", result: Any) -> None:
+        """Notes a call where its result requires a gradient."""
+        mutates, tensors, hidden, before = begun.mutates, begun.tensors, begun.hidden, begun.generator
         found = tree_flatten(result)[0]
         if not mutates and not any(isinstance(t, Tensor) and t.requires_grad for t in found):
-            return result
+            return
         target = self.slots.get(tensors[0]) if mutates else None
         why = hidden[0] if hidden else ""
         slots: list[Slot | None] = []
@@ -150,10 +172,12 @@ class Tape:
             slots[0] = self.slots.get(found[0])  # a cast that changes nothing hands on what it was given
         dtypes = [t.dtype if isinstance(t, Tensor) else None for t in found]
         scalar = len(found) == 1 and isinstance(found[0], Tensor) and found[0].numel() == 1
-        op = Op(func, kept, spec, slots, dtypes, target, why, drew, scaled, line_of_user(), scalar)
-        op.labels = _labels(name, args, kwargs)
-        self.events.append(op)
-        return result
+        self.events.append(
+            Op(
+                begun.func, begun.leaves, begun.spec, slots, dtypes, target, why, drew, begun.scaled, begun.line,
+                scalar, begun.labels,
+            )
+        )  # fmt: skip
 
     def root(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], line: str) -> Root:
         """Returns the root of a backward that begins at these tensors."""

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mpcompare.watching.attach import attached
 from mpcompare.watching.defects import Defect, defects_of
 from mpcompare.watching.examining import Replayed, Updates, compared, replayed
 from mpcompare.watching.facts import facts_of
+from mpcompare.watching.guard import Guard
 from mpcompare.watching.looking import Look
 
 NOTHING = "nothing was seen"
@@ -47,6 +49,7 @@ class Watch:
         self.entered = False
         self._look: Look | None = None
         self._count = 0
+        self._counting = Guard()
         self._handles: list[Any] = []
 
     def __enter__(self) -> "Watch":
@@ -55,8 +58,9 @@ class Watch:
             raise InputError("watch: model", type(network).__name__, "is watched already")
         _watched.add(network)
         self.entered = True
-        first = next(iter(self.attached.optimizers.values()))
-        self._handles = [first.register_step_post_hook(lambda *_: self._counted())]
+        for name, optimizer in self.attached.optimizers.items():  # they stay: one that is called takes none of them off
+            self._handles.append(optimizer.register_step_pre_hook(partial(self._before, name)))
+            self._handles.append(optimizer.register_step_post_hook(partial(self._after, name)))
         if self.after == 0:
             self._begin()
         return self
@@ -68,8 +72,12 @@ class Watch:
         if self._look is not None:
             self._look.stop()
             self._look = None
-        if kind is None or self.looks:
-            self._examine()
+        examining = Guard()
+        examining(self._examine)
+        if examining.error:  # what was found until then is no card of all
+            self.facts = {}
+        errors = [*(look.guard.error for look in self.looks), self._counting.error, examining.error]
+        self.not_examined += [each for each in dict.fromkeys(errors) if each]
         if error is not None:
             self.not_examined.append(f"what came after the loop stopped with {type(error).__name__}")
 
@@ -78,16 +86,24 @@ class Watch:
         self.looks.append(self._look)
         self._look.start()
 
+    def _before(self, name: str, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        look = self._look
+        return look.guard(look.steps.before, name, args, kwargs) if look is not None else None
+
+    def _after(self, name: str, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Looks at an update. Counts those of the first optimizer, and begins to look, and again."""
+        look = self._look
+        if look is not None:
+            look.guard(look.steps.after, name)
+        if name == next(iter(self.attached.optimizers)):
+            self._counting(self._counted)
+
     def _counted(self) -> None:
-        """Counts the updates of the first optimizer, and begins to look, and again."""
         self._count += 1
         since = self._count - self.after
         again = since == 0 or (self.every is not None and since > 0 and since % self.every == 0)
         if again and self._look is None:
             self._begin()
-        elif self._look is None and self.every is None and since > 0:
-            for handle in self._handles:
-                handle.remove()
 
     def _taken(self) -> None:
         """Ends to look when enough updates were seen; a scaler may still set its scale after the last one."""

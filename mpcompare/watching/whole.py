@@ -7,7 +7,7 @@ from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.forced.replay import default_dtype
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import FromTheRoot, as_it_was
+from mpcompare.watching.replaying import FromTheRoot, as_it_was, without_autocast
 from mpcompare.watching.steps import Sum
 
 
@@ -18,10 +18,10 @@ def exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
     Args:
         at: the sum with the weights and buffers at which they are taken.
     """
-    network = as_it_was(look.network, at.weights, at.buffers).double()
+    network = as_it_was(look.network, at).double()
     replay = FromTheRoot(network, torch.float64, seen.record, _no_loss, [], 1.0, lambda *_: None)
     replay.events = tuple(seen.tape)
-    kept = torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False)
+    kept = torch.random.fork_rng(devices=[]), torch.enable_grad(), without_autocast()
     with kept[0], kept[1], kept[2], Fed(seen.record.drawn), default_dtype(torch.float64):
         replay.take(seen.record.calls[OUTPUT])
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}

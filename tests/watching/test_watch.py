@@ -9,6 +9,7 @@ import torch
 from support.watched_loops import Loop, small_network
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import mpcompare
 from mpcompare.errors import InputError
@@ -67,17 +68,23 @@ def half_the_gradients(model):
         p.grad.mul_(0.5)
 
 
-@pytest.mark.slow
-def test_the_loss_between_output_and_backward_is_replayed():
-    """A softmax in 16 bits leaves no trace in what arrives at the output, and a loss that is not divided neither."""
+def test_a_softmax_in_16_bits_is_a_fact():
+    """Autocast on a CPU computes it so, in timm's published loop too: a loop may mean it."""
 
     def in_16_bits(z, y):
         return -z.log_softmax(-1).gather(1, y[:, None]).mean()
 
-    seen = replace(BF16, loss=in_16_bits).run(mpcompare.watch)
-    assert causes(seen) == ["loss"]
-    assert "log_softmax" in seen.defects[0].sentence
-    assert "test_watch.py" in seen.defects[0].sentence
+    seen = replace(TINY, loss=in_16_bits).run(mpcompare.watch)
+    assert (causes(seen), len(seen.facts["loss_in_16_bits"])) == ([], 1)
+    assert seen.facts["loss_in_16_bits"][0].startswith("log_softmax in bfloat16 (test_watch.py:")
+    with pytest.raises(WrongTraining, match="loss_in_16_bits is log_softmax"):
+        seen.raise_if_wrong(expect={"loss_in_16_bits": []})
+    TINY.run(mpcompare.watch).raise_if_wrong(expect={"loss_in_16_bits": []})
+
+
+@pytest.mark.slow
+def test_the_loss_between_output_and_backward_is_replayed():
+    """A loss that is not divided leaves no trace in what arrives at the output."""
     seen = replace(BF16, loss=lambda z, y: 2 * F.cross_entropy(z, y)).run(mpcompare.watch)
     assert seen.defects == []
     assert seen.facts["weights"] == [1.0, 1.0]
@@ -94,6 +101,204 @@ def test_a_wrong_gradient_is_named_by_its_layer():
     seen = replace(TINY, make=lambda: hook(TINY.make())).run(mpcompare.watch)
     assert seen.defects[0].place == "1.weight"
     assert seen.verdict == "defects"
+
+
+def test_a_loop_that_ends_in_evaluation_mode():
+    """Dropout is replayed in the mode of its call."""
+
+    def make():
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    seen = replace(TINY, make=make, after_step=lambda model: model.eval()).run(mpcompare.watch)
+    assert (causes(seen), seen.not_examined) == ([], [])
+
+
+def test_evaluation_in_inference_mode_is_no_part_of_a_step():
+    def evaluate(model):
+        with torch.inference_mode():
+            x, _ = few()
+            model(x)
+        with torch.no_grad():
+            model(x)  # a tensor of the inference outside of it
+
+    seen = replace(TINY, after_step=evaluate).run(mpcompare.watch)
+    assert (causes(seen), seen.not_examined) == ([], [])
+
+
+PARTS = [
+    "mpcompare.watching.sums.Sums.call",
+    "mpcompare.watching.stepping.Steps.before",
+    "mpcompare.verdict.examine.forced.record.Recorder.returned",
+    "mpcompare.watching.tape.Tape.end",
+    "mpcompare.watching.watched.facts_of",
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_error_of_the_watch_does_not_come_to_the_loop(part, monkeypatch):
+    TINY.run()
+    right = TINY.weights()
+
+    def broken(*given):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(part, broken)
+    seen = TINY.run(mpcompare.watch)
+    assert all(torch.equal(a, b) for a, b in zip(right, TINY.weights(), strict=True))
+    assert seen.verdict == NOTHING
+    assert seen.not_examined == ["what came after the watch itself stopped with RuntimeError: no memory"]
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_other_hooks_of_the_optimizer_are_called_after_the_watch_has_ended():
+    loop, called = replace(TINY, updates=3), []
+    loop.before_step = lambda model: (
+        called or loop.made["optimizer"].register_step_post_hook(lambda *_: called.append(1))
+    )
+    loop.run(mpcompare.watch, steps=1)
+    assert len(called) == 3
+    assert len(loop.made["optimizer"]._optimizer_step_post_hooks) == 1
+
+
+def test_a_norm_of_clipping_that_never_binds():
+    """It is the argument of torch's function; one that is taken by hand is not known, and no gradient is above it."""
+    seen = replace(TINY, clip=50.0).run(mpcompare.watch)
+    assert (seen.facts["clip_norm"], seen.facts.get("clipped_updates")) == (50.0, None)
+    seen.raise_if_wrong(expect={"clip_norm": 50.0})
+
+    def by_hand(model):
+        norm = torch.stack([torch.linalg.vector_norm(p.grad) for p in model.parameters()]).norm()
+        if norm > 50:
+            raise AssertionError
+
+    seen = replace(TINY, before_step=by_hand).run(mpcompare.watch)
+    seen.raise_if_wrong(expect={"clip_norm": 50.0})
+    with pytest.raises(WrongTraining, match=r"clip_norm is none: a gradient of norm .* expected 1e-06"):
+        seen.raise_if_wrong(expect={"clip_norm": 1e-6})
+    with pytest.raises(WrongTraining, match="clip_norm is none, expected 50"):
+        TINY.run(mpcompare.watch).raise_if_wrong(expect={"clip_norm": 50.0})
+
+
+def test_a_weight_that_the_loop_detaches():
+    def make():
+        model = two_layers()
+        model[1].forward = lambda x: F.linear(x, model[1].weight.detach(), model[1].bias)
+        return model
+
+    seen = replace(TINY, make=make).run(mpcompare.watch)
+    assert (seen.defects[0].cause, seen.defects[0].place) == ("gradient missing", "1.weight")
+
+
+def test_gradients_of_some_tensors_that_stay_scaled():
+    def scale_again(model):
+        loop.made["scaler"].unscale_(loop.made["optimizer"])
+        model[1].weight.grad.mul_(loop.scale)
+
+    loop = replace(TINY, dtype=torch.float16, before_step=scale_again)
+    assert [(d.cause, d.place) for d in loop.run(mpcompare.watch).defects] == [("gradient scaled", "1.weight")]
+
+
+def test_an_update_with_nan_that_is_left_out_without_a_scaler():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        for factor in (torch.nan, 1.0):
+            x, y = few()
+            F.cross_entropy(model(x * factor), y).backward()
+            if model[0].weight.grad.isfinite().all():
+                optimizer.step()
+            optimizer.zero_grad()
+    assert causes(seen) == ["skip"]
+
+
+def test_a_loss_scale_that_fp16_does_not_hold():
+    class InFp16(torch.amp.GradScaler):
+        def scale(self, outputs):
+            super().scale(outputs.detach())
+            return outputs.half() * self._scale.half()
+
+    original, torch.amp.GradScaler = torch.amp.GradScaler, InFp16
+    try:
+        loop = replace(TINY, dtype=torch.float16, updates=2)
+        assert causes(replace(loop, scale=2.0**16).run(mpcompare.watch)) == ["loss scale"]
+        assert causes(replace(loop, scale=2.0**12).run(mpcompare.watch)) == []
+    finally:
+        torch.amp.GradScaler = original
+
+
+def test_clipping_before_backward():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        for _ in range(2):
+            x, y = few()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert causes(seen) == ["clip"]
+
+
+def test_batch_norm_that_backward_computes_once_more():
+    def make():
+        body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        return Recomputes(body)
+
+    class Recomputes(nn.Module):
+        def __init__(self, body):
+            super().__init__()
+            self.body = body
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False)
+
+    seen = replace(TINY, make=make).run(mpcompare.watch)
+    assert ("running statistics", "body.1") in [(d.cause, d.place) for d in seen.defects]
+    assert "backward computes body.1 once more" in str(seen)
+
+
+def test_a_reentrant_checkpoint_without_gradient():
+    class Recomputes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.last(checkpoint(self.first, x, use_reentrant=True))
+
+    with pytest.warns(UserWarning, match="Gradients will be None"):
+        seen = replace(TINY, make=Recomputes).run(mpcompare.watch)
+    assert ("gradient missing", "first.weight") in [(d.cause, d.place) for d in seen.defects]
+
+
+def test_a_body_that_no_optimizer_has():
+    """A head is trained; nobody clears the gradients of the body, and nobody uses them."""
+    model = two_layers()
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        for _ in range(3):
+            x, y = few()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert (causes(seen), seen.not_examined) == ([], [])
+    assert seen.facts["in_no_optimizer"] == ["0.bias", "0.weight"]
+
+
+def test_autocast_within_the_network_and_clipped_values():
+    class Casts(nn.Sequential):
+        @torch.autocast("cpu", dtype=torch.bfloat16)
+        def forward(self, x):
+            return super().forward(x)
+
+    def clip(model):
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+    def make():
+        return Casts(*two_layers(), nn.LayerNorm(3))
+
+    seen = replace(TINY, make=make, dtype=torch.float32, before_step=clip).run(mpcompare.watch)
+    assert (causes(seen), seen.not_examined, seen.facts["autocast"]) == ([], [], "bf16")
 
 
 def test_clipping_before_unscaling():

@@ -32,6 +32,7 @@ def adam_mistakes(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
     yield "eps 0", by(NoEps(optimizer, decoupled))
     yield "eps before the correction", by(EpsBefore(optimizer, decoupled))
     yield from ((name, _counting(Counts(optimizer, decoupled, count))) for name, count in counts.items())
+    yield "bias correction the wrong way round", by(Multiplied(optimizer, decoupled))
     yield "mean corrected in place", by(CorrectedInPlace(optimizer, decoupled))
     yield "betas swapped", by(replace(optimizer, betas=optimizer.betas[::-1]).replay())
     beta1, beta2 = optimizer.betas
@@ -106,6 +107,14 @@ class Counts(AdamReplay):
     def corrections(self, t: int) -> tuple[float, float]:
         of_m, of_v = (1 - beta**n for beta, n in zip(self.optimizer.betas, self.count(t, self.update), strict=True))
         return of_m, of_v
+
+
+class Multiplied(AdamReplay):
+    """Both means are multiplied by what should divide them."""
+
+    def corrections(self, t: int) -> tuple[float, float]:
+        c1, c2 = super().corrections(t)
+        return 1 / c1, 1 / c2
 
 
 class CorrectedInPlace(AdamReplay):

@@ -47,6 +47,7 @@ KNOWN_MISTAKES = {
         "with a bias correction that counts updates in which there is no gradient of it",
     ),
     "bias correction one update ahead": ("bias correction", "with the bias correction of the next update"),
+    "bias correction the wrong way round": ("bias correction", "with both means multiplied by what should divide them"),
     "mean corrected in place": (
         "bias correction",
         "with a mean of the gradients that is corrected where it is kept, and corrected again in the next update",

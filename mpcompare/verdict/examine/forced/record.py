@@ -5,6 +5,7 @@ begins at recorded outputs and ends at recorded inputs. The output of the networ
 layer, ``(output)``, that hands on its input: above it is the loss.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
 from mpcompare.operands import Products
@@ -45,6 +47,10 @@ class Call:
         passes: of each output, whether it requires one.
         marks: the identity of each tensor that was given, and how often it had been written to.
         held: by name the dtypes of the layer's parameters in this call.
+        trained: the names of the layer's parameters that require a gradient in this call.
+        autocast: its dtype in the call; None where there was none.
+        without: whether a reentrant checkpoint makes the call, to which nobody gives a tensor that requires a gradient.
+        again: the dtypes of the outputs where backward computed the call once more.
         rectified: whether the outputs are known where they are positive, and are 0 elsewhere.
     """
 
@@ -58,6 +64,10 @@ class Call:
     marks: set[tuple[int, int]] = field(default_factory=set)
     arguments: TreeSpec | None = None
     rectified: bool = False
+    trained: frozenset[str] = frozenset()
+    autocast: torch.dtype | None = None
+    without: bool = False
+    again: list[torch.dtype] = field(default_factory=list)
 
 
 @dataclass
@@ -137,16 +147,21 @@ def _copy(value: Tensor) -> Tensor:
     return value.detach().clone()
 
 
+def _plainly(method: Callable[..., Any], *given: Any) -> Any:
+    return method(*given)
+
+
 class Recorder:
     """Writes down the calls of the layers of a network.
 
     Attributes:
         record: the one that is written.
         copy: makes the copies of tensors that the record keeps.
+        guard: calls a method with its arguments; each hook goes through it.
     """
 
-    def __init__(self, copy: Callable[[Tensor], Tensor] = _copy) -> None:
-        self.record, self.copy = Record(), copy
+    def __init__(self, copy: Callable[[Tensor], Tensor] = _copy, guard: Callable[..., Any] = _plainly) -> None:
+        self.record, self.copy, self.guard = Record(), copy, guard
         self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
@@ -155,7 +170,9 @@ class Recorder:
         """Puts hooks on all modules of a network, and returns them."""
         handles = []
         for name, module in network.named_modules():
-            called, returned = (Hook(module, partial(method, name)) for method in (self.called, self.returned))
+            called, returned = (
+                Hook(module, partial(self.guard, method, name)) for method in (self.called, self.returned)
+            )
             handles.append(module.register_forward_pre_hook(called, with_kwargs=True))
             handles.append(module.register_forward_hook(returned, with_kwargs=True))
         return handles
@@ -165,18 +182,25 @@ class Recorder:
             self.record.hidden = f"{name or 'the network'} is called by a function of torch.func"
         if self.open:
             self.open[-1] = None
+        if torch.is_inference_mode_enabled():  # no part of a step
+            return
         given, own = tree_flatten((args, kwargs))[0], dict(module.named_parameters())
         tracked = any(isinstance(t, Tensor) and t.requires_grad for t in (*given, *own.values()))
         held = {name: p.dtype for name, p in own.items()}
-        marks = {(id(t), t._version) for t in given if isinstance(t, Tensor)}
+        marks = {(id(t), t._version) for t in given if isinstance(t, Tensor) and not t.is_inference()}
         call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
         call.arguments = tree_flatten((args, kwargs))[1]
+        call.autocast = _autocast()
+        call.without = not torch.is_grad_enabled() and not in_backward() and _without_gradient()
+        call.trained = frozenset(name for name, p in own.items() if p.requires_grad)
         self.open.append(call)
         if not name and not in_backward():
             self.whole.append(replace(call))
             self.before = {each: len(calls) for each, calls in self.record.calls.items()}
 
     def returned(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        if torch.is_inference_mode_enabled():
+            return result
         call = self.open.pop()
         if call is not None and not _hands_on(call, result):
             result = self._keep(name, call, result)
@@ -203,7 +227,7 @@ class Recorder:
             self.record.calls[name].append(call)
         for place, value in enumerate(values):
             if is_real(value) and value.requires_grad:
-                value.register_hook(partial(self._put, name, call.gradients, place))
+                value.register_hook(partial(self.guard, self._put, name, call.gradients, place))
         return result
 
     def _kept(self, value: Any) -> Any:
@@ -222,11 +246,28 @@ class Recorder:
             pairs = zip(call.inputs, again.inputs, strict=False)
             if all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)):
                 call.passes = again.passes
+                call.again = [v.dtype for v in again.outputs if is_real(v)]
                 return call
         return again
+
+
+def _autocast() -> torch.dtype | None:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return torch.get_autocast_dtype(kinds[0]) if kinds else None
+
+
+def _without_gradient() -> bool:
+    """Returns whether a reentrant checkpoint calls us whose arguments require no gradient: its backward never comes."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            return not any(isinstance(v, Tensor) and v.requires_grad for v in frame.f_locals["args"])
+        frame = frame.f_back
+    return False
 
 
 def _hands_on(call: Call, result: Any) -> bool:
     """Returns whether a module hands on one of its arguments as it is, like ``nn.Identity``: what is recorded of the
     one is recorded of the other."""
-    return any(isinstance(v, Tensor) and (id(v), v._version) in call.marks for v in tree_flatten(result)[0])
+    tracked = [v for v in tree_flatten(result)[0] if isinstance(v, Tensor) and not v.is_inference()]
+    return any((id(v), v._version) in call.marks for v in tracked)

@@ -1,0 +1,182 @@
+"""Follows the steps of the optimizers, and the scaler that has them taken."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpcompare.dtypes import dtype_name
+from mpcompare.loss_scale import LossScale
+from mpcompare.verdict.examine.numerics import spread, total_norm
+from mpcompare.watching import scalers
+from mpcompare.watching.attach import Attached
+from mpcompare.watching.guard import Guard
+from mpcompare.watching.scalers import ScaleChange
+from mpcompare.watching.steps import Taken
+from mpcompare.watching.sums import Sums
+
+
+class Steps:
+    """The steps of the optimizers of a loop.
+
+    Attributes:
+        taken: in their order.
+        step: the one that is under way.
+        scaler: the one that multiplied the loss, or that called ``step``; None where none did.
+        policy: that of the scaler, as it was when it was found; None where it is none of ours.
+        scales: the calls of its ``update``.
+        scaling: whether it multiplies a loss at the moment.
+        unscaled: whether it has divided the gradients.
+    """
+
+    def __init__(self, attached: Attached, sums: Sums, guard: Guard, done: Callable[[], None]) -> None:
+        self.attached, self.sums, self.guard, self._done = attached, sums, guard, done
+        self.taken: list[Taken] = []
+        self.step: Taken | None = None
+        self.scaler: Any = None
+        self.policy: LossScale | None = None
+        self.scales: list[ScaleChange] = []
+        self.scaling = self.unscaled = self._by_scaler = False
+
+    def before(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Looks at what an optimizer is given; where a closure makes that, at the end of the closure."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._given(name)
+            return None
+
+        def called() -> Any:
+            result = closure()
+            self.guard(self._closed, name)
+            return result
+
+        others = {key: value for key, value in kwargs.items() if key != "closure"}
+        return (args[0], called, *args[2:]), others
+
+    def _closed(self, name: str) -> None:
+        if self.step is None:
+            self._given(name)
+        else:
+            self.step.closures += 1
+
+    def _given(self, name: str) -> None:
+        optimizer, taken, by = self.attached.optimizers[name], self._taken(name), 1.0
+        if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a fused one unscales by itself
+            by, taken.unscaled = 1.0 / float(scale), True
+        found = {n: p.grad for n, p in self._owned(name) if p.grad is not None}
+        taken.given = {n: spread(g) * by for n, g in found.items()}
+        taken.finite = all(bool(g.isfinite().all()) for g in found.values())
+        taken.by_scaler = self._by_scaler
+        self.step = taken
+
+    def _taken(self, name: str) -> Taken:
+        """Returns a step that an optimizer is about to take."""
+        total, owned, optimizer = self.sums.close(), self._owned(name), self.attached.optimizers[name]
+        settings: dict[str, dict[str, Any]] = {}
+        for group in optimizer.param_groups:
+            shared = {key: _number(value) for key, value in group.items() if key != "params"}
+            settings |= {self.sums.names[id(p)]: shared for p in group["params"] if id(p) in self.sums.names}
+        scale = scalers.scale_of(self.scaler) if self.scaler is not None else 1.0
+        by_hand = total is not None and scale != 1 and any(factor == scale for factor, _ in total.factors())
+        grads = {n: g for n, g in total.grads.items() if n in settings} if total else {}
+        return Taken(
+            optimizer=name,
+            sum=total,
+            settings=settings,
+            raw={n: spread(g) for n, g in grads.items()},
+            norms={n: total_norm({n: g}, 2.0) for n, g in grads.items()},
+            called={n: self.sums.called[n] for n, _ in owned if n in self.sums.called},
+            before={n: spread(p) for n, p in owned},
+            state={n: _state(optimizer, p) for n, p in owned},
+            scale=scale,
+            scaled=by_hand or (total is not None and total.scaled),
+            unscaled=self.unscaled,
+            order=list(self.sums.order),
+            asked=self.sums.asked,
+            dtypes={n: dtype_name(p.dtype) for n, p in owned},
+        )
+
+    def _owned(self, name: str) -> list[tuple[str, Tensor]]:
+        params = [p for group in self.attached.optimizers[name].param_groups for p in group["params"]]
+        return [(self.sums.names[id(p)], p) for p in params if id(p) in self.sums.names]
+
+    def after(self, name: str) -> None:
+        """Looks at what an optimizer has made."""
+        if (taken := self.step) is not None:
+            self.step = None
+            inf = getattr(self.attached.optimizers[name], "found_inf", None)  # of a fused one
+            taken.skipped = inf is not None and bool(inf)
+            self._finish(taken)
+
+    def _finish(self, taken: Taken) -> None:
+        optimizer, owned = self.attached.optimizers[taken.optimizer], self._owned(taken.optimizer)
+        taken.after = {n: spread(p) for n, p in owned}
+        taken.state_after = {n: _state(optimizer, p) for n, p in owned}
+        self.sums.stepped(taken.skipped)
+        self.taken.append(taken)
+        self._done()
+
+    # The scaler
+
+    def of_scaler(self, scaler: Any, method: str, call: Callable[[], Any], args: Any) -> Any:
+        """Is told of each call of a scaler: see :class:`mpcompare.watching.scalers.Looker`."""
+        was = self.scaling, self._by_scaler
+        end = self.guard(self._called, scaler, method, args)
+        try:
+            result = call()
+        finally:
+            self.scaling, self._by_scaler = was
+        if end is not None:
+            self.guard(end)
+        return result
+
+    def _called(self, scaler: Any, method: str, args: Any) -> Callable[[], None] | None:
+        """Begins a call of a scaler, and returns what is to be done at its end."""
+        if method == "update":
+            if scaler is not self.scaler:
+                return None
+            scale, inf = scalers.scale_of(scaler), scalers.any_found_inf(scaler)
+            return partial(self._updated, scaler, scale, inf, bool(args) and args[0] is not None)
+        if method == "scale":
+            self._found(scaler, self.scaler is None)
+            self.scaling = True
+            return None
+        if (name := self.attached.name_of(args[0] if args else None)) is None:
+            return None
+        self._found(scaler, self.scaler is not scaler)
+        if method == "unscale_":
+            self.sums.keep()
+            self.unscaled = True
+            return None
+        self._by_scaler = True
+        return partial(self._left_out, scaler, name, len(self.taken))
+
+    def _found(self, scaler: Any, is_new: bool) -> None:
+        if is_new:
+            self.scaler, self.policy, self.scales = scaler, scalers.policy_of(scaler), []
+
+    def _left_out(self, scaler: Any, name: str, count: int) -> None:
+        """Notes a step that a scaler has left out, so that no hook of the optimizer was called."""
+        if len(self.taken) == count:
+            taken = self._taken(name)
+            taken.skipped, taken.by_scaler = True, True
+            taken.finite = not scalers.found_inf(scaler, self.attached.optimizers[name])
+            self._finish(taken)
+
+    def _updated(self, scaler: Any, scale: float, inf: bool, given: bool) -> None:
+        self.scales.append(ScaleChange(scale, scalers.scale_of(scaler), inf, given))
+
+
+def _state(optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Any]:
+    """Returns what an optimizer remembers of a parameter: some elements of each tensor of its shape."""
+    return {
+        kind: spread(v) if isinstance(v, Tensor) and v.shape == p.shape and v.dim() else _number(v)
+        for kind, v in optimizer.state.get(p, {}).items()
+        if isinstance(v, (Tensor, int, float))
+    }
+
+
+def _number(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -132,6 +132,7 @@ class Driver:
         self.idle: list[dict[str, bool]] = []
         self.next_scale: NextScale | None = None
         self.first_finite: tuple[Seen, Batches] | None = None
+        self.first_update: dict[str, FirstUpdate] = {}
         self.first_buffers: tuple[Seen, Mapping[str, Tensor]] | None = None  # with those after the step
         self.draws_alike = True
 
@@ -168,6 +169,8 @@ class Driver:
             self._write_update(self._without_idle(taken, batch))
         if finite and self.first_finite is None:
             self.first_finite = taken, batch
+            if self.with_oracle and taken.draws_alike:  # before the next step changes the weights
+                self.first_update = _first_update(self.task, taken, self.exact.grads)
         return finite
 
     def one_more(self, batch: Batches) -> Drive:
@@ -260,7 +263,7 @@ class Driver:
         gradients = beside(taken.loss, grads, self.exact)
         finite = FiniteStep(
             **vars(gradients),
-            first_update=_first_update(self.task, taken, self.exact.grads) if taken.draws_alike else {},
+            first_update=self.first_update,
             subnormal=self.exact.subnormal(self.trained_scale),
             effective_precision=(
                 effective_precision(self.subject, self.start, grads, gradients.gradients) if grads else None

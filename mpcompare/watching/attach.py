@@ -1,4 +1,4 @@
-"""What a watch is attached to: the network and the optimizers within their wrappers."""
+"""The things that a watch is attached to: the network and the optimizers within their wrappers."""
 
 import gc
 from collections.abc import Mapping

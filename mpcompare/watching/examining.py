@@ -1,4 +1,4 @@
-"""What was seen of a loop, compared: gradients with a forced replay, updates with the optimizer's rule."""
+"""Comparisons of a loop that was seen: gradients with a forced replay, updates with the optimizer's rule."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -17,7 +17,7 @@ SAME = 64 * UNIT_ROUNDOFF  # of factors that are one: a norm, its quotient and a
 
 @dataclass(frozen=True)
 class HandedOn:
-    """What became of the gradients.
+    """The changes of gradients between backward and step.
 
     Attributes:
         factor: by which all of them were multiplied, the loss scale put aside; NaN where there is none.

@@ -20,7 +20,7 @@ from mpcompare.verdict.examine.oracle import MULTIPLY
 
 @dataclass
 class Kernels:
-    """What torch's own layers make.
+    """The results of torch's own layers.
 
     Attributes:
         grads: of their parameters, the sums over all calls.

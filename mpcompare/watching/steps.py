@@ -1,4 +1,4 @@
-"""What was seen of a loop: sums of gradients, and the steps that optimizers took with them."""
+"""The parts of a loop that was seen: sums of gradients, and the steps that optimizers took with them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

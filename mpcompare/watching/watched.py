@@ -26,7 +26,7 @@ class WrongTraining(AssertionError):  # noqa: N818 - said as it is, like BrokenC
 
 
 class Watch:
-    """What was seen of a loop: ``with mpcompare.watch(model, optimizer) as seen``.
+    """A loop that was seen: ``with mpcompare.watch(model, optimizer) as seen``.
 
     Attributes:
         facts: the card, fact by name; empty until the block ends.

@@ -6,15 +6,12 @@ tests/power.py draw`` does so, and ``TAKEN`` is what it found.
 """
 
 import hashlib
-import inspect
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
+from drawn_networks import limited, limited_arguments
 from support.foreign import BOTH, NETWORKS, ROWS, VOCABULARY, Logits, Network, ids, images, lines
 from torch import nn
 
@@ -22,47 +19,9 @@ WORD = "forced replay"
 WANTED = {"torchvision": 6, "timm": 8, "transformers": 8}
 NUMBERS, SECONDS = 3_000_000, 2.0  # of a network that is small enough, and of a step of it
 SIDES = (32, 64)  # of an image: the first that a network takes
-# The largest size of an argument, by the first pattern that its name holds. Sizes of a list are limited one by one.
-LARGEST = (
-    ("vocab", VOCABULARY), ("position|seq_len|n_ctx", 64), ("image_size|img_size", 32), ("patch_size", 8),
-    ("head_dim|head_size|d_kv", 16), ("heads|n_head", 2), ("per_tok|top_k", 2),
-    ("experts", 4), ("layer|depth|block", 2), ("intermediate|ffn|d_ff|mlp_dim", 64),
-    ("hidden|d_model|dim|embd|embed|channels|rank", 32),
-)  # fmt: skip
 TASKS = {
     "CausalLM": ids, "MaskedLM": ids, "SequenceClassification": lines, "ImageClassification": partial(images, 32, 3),
 }  # fmt: skip
-
-
-def limited(name: str, value: Any) -> Any:
-    """Returns an argument of a network, made small."""
-    if isinstance(value, (list, tuple)) and value and all(type(each) is int for each in value):
-        return type(value)(limited(name, each) for each in value)
-    if type(value) is not int:
-        return value
-    return min(value, next((most for pattern, most in LARGEST if re.search(pattern, name)), value))
-
-
-@contextmanager
-def limited_arguments(of: type[nn.Module]) -> Iterator[None]:
-    """A network of this class is given small arguments while it is entered."""
-    original = of.__init__
-
-    def made(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(original).bind(self, *args, **kwargs)
-        given.apply_defaults()
-        for name, value in given.arguments.items():
-            if isinstance(value, dict) and name == "kwargs":
-                given.arguments[name] = {key: limited(key, each) for key, each in value.items()}
-            else:
-                given.arguments[name] = limited(name, value)
-        original(*given.args, **given.kwargs)
-
-    of.__init__ = made  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        of.__init__ = original  # type: ignore[method-assign]
 
 
 def entry(library: str, name: str) -> Callable[[], nn.Module]:

@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Judged:
-    """What the watch said of a loop.
+    """The words of the watch on a loop.
 
     Attributes:
         verdict: its word, or ``error``.

@@ -275,16 +275,19 @@ class Driver:
         """Returns the same compared with a new backend at the same weights."""
         del self.backend
         heap.trim()
-        finite, buffers = None, {}
+        finite, buffers, again = None, {}, None
         if self.first_finite is not None:
             taken, batch = self.first_finite
+            again = self._again(taken, batch)
             grads = taken.grads if taken.draws_alike else {}
             subnormal = self.exact.subnormal(self.trained_scale)
-            finite = FiniteStep(**vars(beside(taken.loss, grads, self._again(taken, batch))), subnormal=subnormal)
+            finite = FiniteStep(**vars(beside(taken.loss, grads, again)), subnormal=subnormal)
         if self.first_buffers is not None:  # forward does not depend on the loss scale; here nothing overflows
             taken, _ = self.first_buffers
-            scale = self.first_finite[0].scale if self.first_finite else taken.scale
-            buffers = self._buffers(self._again(replace(taken, scale=scale), self.start).buffers)
+            if again is None or self.first_finite is None or self.first_finite[0] is not taken:
+                scale = self.first_finite[0].scale if self.first_finite else taken.scale
+                again = self._again(replace(taken, scale=scale), self.start)
+            buffers = self._buffers(again.buffers)
         return finite, buffers
 
     def _again(self, taken: Seen, batch: Batches) -> Exact:

@@ -111,7 +111,7 @@ class Forced(torch.autograd.Function):
         else:
             for place, (x, recorded) in enumerate(zip(xs, call.inputs, strict=False)):
                 if is_real(recorded) and is_real(x):
-                    replay.compare(Point("input", name, number, place), recorded, x, recorded.dtype)
+                    replay.tell(Point("input", name, number, place), recorded, x, recorded.dtype)
             ctx.values, ctx.params = layer.operands(call, replay)
             if not any(call.passes):  # positions and masks are no quantities that a precision rounds
                 replay.passing("constant")
@@ -124,7 +124,7 @@ class Forced(torch.autograd.Function):
                 if y.requires_grad and call.tracked and not call.passes[place]:
                     replay.detached.append(name)
                 exact = y.detach().clamp(min=0) if call.rectified else y.detach()
-                replay.compare(Point("output", name, number, place), recorded, exact, recorded.dtype)
+                replay.tell(Point("output", name, number, place), recorded, exact, recorded.dtype)
         if layer is not None:
             replay.passing("backward" if in_backward() else "forward")
         passed = [_as(recorded, replay.dtype) for recorded in call.outputs]
@@ -162,7 +162,7 @@ class Forced(torch.autograd.Function):
                 taken = taken if layer is None else taken.to(layer.dtype(call, replay))
             stored = call.outputs[place].dtype
             right = replay.zero.new_zeros(end.shape) if g is None else g
-            replay.compare(Point("gradient", ctx.at.name, ctx.at.number, place), seen, right, stored)
+            replay.tell(Point("gradient", ctx.at.name, ctx.at.number, place), seen, right, stored)
             if end.place is not None:
                 ends.append(end)
                 grads.append(taken)
@@ -182,7 +182,7 @@ class Forced(torch.autograd.Function):
         for place, g in enumerate(back):
             if g is not None:
                 passed = replay._unscaled(g)
-                replay.compare(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
+                replay.tell(Point("back", ctx.at.name, ctx.at.number, place), passed, passed, torch.float32)
         del params, wanted
         layer.free((), ctx.params, call)
         names = {name: replay.weights.names[id(p)] for name, p in layer.module.named_parameters()}

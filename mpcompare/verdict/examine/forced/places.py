@@ -100,17 +100,16 @@ class Errors:
         """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored."""
         if point not in self.exact:
             return
-        with torch.utils._python_dispatch._disable_current_modes():
-            some = self.some[point].taken(exact.detach())
-            moved = some.double() - self.exact[point]
-            # Gradients are summed before they are stored. What an operator selected, and what needs no gradient, is
-            # rounded as it is stored.
-            stored = point.kind in ("gradient", "parameter") or roundings.constant or not moved.any()
-            if self.errors[point][2] in HALF and stored:
-                moved = roundings.round_(some).double() - self.exact[point]
-            lost = (moved == -self.exact[point]) & (moved != 0)
-            self.zeros[point] = self.zeros.get(point, 0.0) + self.some[point].count(lost)
-            self.samples.setdefault(point, []).append(self.some[point].weighed(moved.nan_to_num_(0.0, 0.0, 0.0)))
+        some = self.some[point].taken(exact.detach())
+        moved = some.double() - self.exact[point]
+        # Gradients are summed before they are stored. What an operator selected, and what needs no gradient, is
+        # rounded as it is stored.
+        stored = point.kind in ("gradient", "parameter") or roundings.constant or not moved.any()
+        if self.errors[point][2] in HALF and stored:
+            moved = roundings.round_(some).double() - self.exact[point]
+        lost = (moved == -self.exact[point]) & (moved != 0)
+        self.zeros[point] = self.zeros.get(point, 0.0) + self.some[point].count(lost)
+        self.samples.setdefault(point, []).append(self.some[point].weighed(moved.nan_to_num_(0.0, 0.0, 0.0)))
 
     def summed(self, point: Point, exact: Tensor, u: float) -> None:
         """Writes down how large the terms of sums are, from how far the exact tensor is moved if each operand is

@@ -25,7 +25,7 @@ from mpcompare.tasks.batch import tensors_of
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, factor_of
+from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.weights import Weights
@@ -152,6 +152,11 @@ class Replay:
         """Returns the factor of the gradients that were recorded at the output of the network."""
         return factor_of(recorded, exact, self.scale)
 
+    def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+        """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            self.compare(point, seen, exact, dtype)
+
     def _unscaled(self, grad: Tensor) -> Tensor:
         """Returns a gradient without the part of the loss scale that it keeps."""
         if self.kept == 1:
@@ -173,7 +178,7 @@ class Replay:
             self._hand_on(name)
 
     def _hand_on(self, name: str) -> None:
-        with _disable_current_modes(), torch.no_grad():
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
             self.found(name, self.grads.pop(name))
 
     def _calls_of_parameters(self) -> Counter[str]:

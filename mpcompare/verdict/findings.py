@@ -690,7 +690,7 @@ class Findings:
         last_buffers: after the step that follows, beside those of a new backend that takes it, too.
         held_out: loss and accuracy after training, before that step; None where there are no such samples.
         noise: training again; empty where the noise was not measured.
-        written: ``network`` and ``batch``, as far as the backend wrote into them; None where nobody looked.
+        written: ``network``, ``batch`` and ``torch``, as far as the backend changed them; None where nobody looked.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
             they were not counted.
         promises: the differences from ``amp`` that the backend declares.

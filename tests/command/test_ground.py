@@ -16,10 +16,5 @@ def test_a_backend_that_patches_torch_is_found_and_the_others_are_not_accused(cl
     verdicts = json.loads((tmp_path / "sweep" / "report" / "verdict.json").read_text())
     words = {name.split("-")[1]: verdict["word"] for name, verdict in verdicts.items()}
     assert words == {"patches": "differs", "amp": "reference", "master_weights": "same"}
-    errors = {
-        name.split("-")[1]: max(c["value"] / c["limit"] for c in v["checks"] if c["name"].startswith("gradient in the"))
-        for name, v in verdicts.items()
-        if v["word"] != "reference"
-    }
-    assert errors["patches"] > 1
-    assert errors["master_weights"] <= 0.5  # it makes the errors of amp, whose double is the limit
+    causes = {name.split("-")[1]: verdict["cause"] for name, verdict in verdicts.items()}
+    assert (causes["patches"], causes["master_weights"]) == ("torch written", "")

@@ -15,7 +15,7 @@ reload      a new backend that loaded the state of another, beside that other, s
 scale       the loss scale of every training step, beside the one that its policy gives
 noise       trained again under changes that must not matter: how far apart may two correct runs be?
 draws       the random numbers of a step, such as dropout's masks: are they those that the network asks for?
-lent        whether a backend wrote into the network or the batch, which all of this is computed from
+lent        whether a backend wrote into the network or the batch, which all of this is computed from, or patched torch
 
 Each is a file here. What one finds stands where a later one stops with an error. verdict/judge says what the numbers
 mean.
@@ -49,6 +49,7 @@ from mpcompare.verdict.examine.noise import train_again
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.padding import padding
+from mpcompare.verdict.examine.patched import patches_torch
 from mpcompare.verdict.examine.reload import reload
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.scale import first_wrong_scale
@@ -126,12 +127,18 @@ def examine(
         noise=runs,
         replays={name: found for name, found in replays.items() if found},
         promises=promises,
-        written=written(subject.lent, subject.model, batches[0]) if subject.lent else None,
+        written=_written(subject, batches[0], late) if subject.lent else None,
         stopped=late.stopped,
         hidden=late.hidden.get("layers", ""),
         **at_the_start,
         **at_the_end,
     )
+
+
+def _written(subject: Subject, batch: Batches, late: Attempts) -> list[str]:
+    """Returns the names of what a backend changed of what it shares with its examination."""
+    patched = late.take("torch", lambda: patches_torch(subject, batch), False)
+    return written(subject.lent, subject.model, batch) + ["torch"] * patched
 
 
 def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A backend writes into nothing that is lent to it: the network with its initial weights, and the batches."""
+"""A backend writes into nothing that is lent to it: the network with its initial weights, the batches, and torch."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,13 @@ from mpcompare.verdict.judge.check import Case, Check
 BECAUSE = {
     "network": "the network with the initial weights is not what it was: a backend copies it, and never writes into it",
     "batch": "the first batch is not what it was: a backend never writes into the inputs and targets of a step",
+    "torch": "an exact step has other gradients in this process than in one without the backend: its module, or the "
+    "backend, replaced a function of torch, and so its steps and their replays are wrong alike",
 }
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields a check for the network and one for the batch. All other findings are computed from them."""
+    """Yields a check for each. All other findings are computed from them."""
     written = case.run.findings.written
     if written is None:
         return

@@ -1,0 +1,38 @@
+"""What a backend replaces in torch changes its replays, too; an exact step made before the backend tells."""
+
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from support.tasks import make_batch, make_task
+
+from mpcompare.precision import PRECISIONS
+from mpcompare.verdict.examine.ground import Ground
+from mpcompare.verdict.examine.patched import _few_rows, patches_torch
+
+TASK = make_task()
+BF16 = PRECISIONS["bf16"]
+
+
+def subject():
+    """Returns a subject whose clean process has computed its values already."""
+    device = torch.device("cpu")
+    ground = Ground(TASK.new_model(0, device), TASK.loss_fn, [make_batch(TASK, device)])
+    values = _few_rows(ground, BF16)
+    exactly = SimpleNamespace(once=lambda name, *_: values)
+    return SimpleNamespace(ground=lambda batch: ground, exactly=exactly, precision=BF16)
+
+
+def test_a_function_of_torch_that_was_replaced_is_found(monkeypatch):
+    shared = subject()
+    assert not patches_torch(shared, [])
+    linear = F.linear
+    monkeypatch.setattr(F, "linear", lambda *arguments: (1 + 2**-18) * linear(*arguments))
+    assert patches_torch(shared, [])
+
+
+def test_a_replaced_backward_is_found(monkeypatch):
+    shared = subject()
+    relu = F.relu
+    monkeypatch.setattr(F, "relu", lambda x, inplace=False: relu(x) + 2**-12 * (x - x.detach()))
+    assert patches_torch(shared, [])

@@ -406,12 +406,15 @@ class Layers(Gradients):
         detached: the layers that pass no gradient back from an output, and should.
         digits: by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward;
             empty in other precisions.
+        as_given: whether the network was called once for each micro-batch, with its rows as they are. Masks that are
+            drawn for other rows are other masks.
     """
 
     places: dict[str, PlaceError] = field(default_factory=dict)
     rounding: dict[str, RoundingError] = field(default_factory=dict)
     detached: list[str] = field(default_factory=list)
     digits: dict[str, Digits] = field(default_factory=dict)
+    as_given: bool = True
 
 
 @dataclass(frozen=True)
@@ -573,8 +576,8 @@ class Draws:
 
     Attributes:
         examined: whether the backend drew the oracle's in the steps of the pass ``first``.
-        training: whether it draws in training what the network draws that is called as it is.
-        samples: None where it draws the same in training.
+        training: whether it draws in training what the network draws that is called as it is, for the same rows.
+        samples: None where it draws the same numbers in training.
     """
 
     examined: bool

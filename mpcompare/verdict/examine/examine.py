@@ -23,6 +23,7 @@ mean.
 
 import math
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -101,6 +102,8 @@ def examine(
     at_the_start = _at_the_start(subject, batches, exact, late)
     yield Progress(0, 1, "each layer")
     replays = _replays(subject, batches[0], late)
+    if (drawn := at_the_start["draws"]) and replays["first"] and not replays["first"].as_given:
+        at_the_start["draws"] = replace(drawn, training=False)
     rounding = {} if replays["first"] else _rounding(subject, batches[0])
 
     yield Progress(0, 1, "gradients after training")

@@ -21,13 +21,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.contract import Batches
 from mpcompare.instruments import fp32_products
-from mpcompare.tasks.batch import tensors_of
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
+from mpcompare.verdict.examine.forced.rows import as_given, targets_of
 from mpcompare.verdict.examine.forced.weights import Weights
 from mpcompare.verdict.examine.oracle import shares_of
 
@@ -67,8 +67,8 @@ class Replay:
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
 
     def run(self) -> float | None:
-        """Returns the loss. It is None where the network was called with other rows than those of the batches, as by a
-        backend that splits them: the gradients of its outputs are then those that were recorded.
+        """Returns the loss. It is None where the network was called with other rows than those of the batches: the
+        gradients of its outputs are then those that were recorded.
 
         Raises:
             NotReplayedError: the network draws random numbers that the step did not draw.
@@ -82,6 +82,7 @@ class Replay:
         self.gains: set[str] = set()  # of norms held in fp32
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should
         self.factor = self.scale  # of the recorded gradients of this call of the network
+        self.as_given = True  # whether the network's calls have the micro-batches, with their rows in order
         self.zero = torch.zeros((), dtype=self.dtype, device=next(self.network.parameters()).device)
         calls = self.record.calls[OUTPUT]
         self.weights.held = calls[0].held if calls else {}
@@ -103,13 +104,13 @@ class Replay:
 
     def take(self, calls: list[Call]) -> float | None:
         """Calls the network as the step did, with a backward after each call, and returns the loss as ``run`` does."""
-        targets, loss = [y for _, y in self.batches], 0.0 if self._as_given(calls) else None
-        shares = shares_of(self.loss_fn, targets)
+        self.as_given, targets = as_given(calls, self.batches), targets_of(calls, self.batches)
+        loss, shares = (None, []) if targets is None else (0.0, shares_of(self.loss_fn, targets))
         for number, call in enumerate(calls):
             self.passing("forward")
             self.whose("forward", "")
             output = self.call(call)
-            if loss is None:
+            if targets is None or loss is None:
                 self._backward(call, output)
                 self.whose("", "")
                 continue
@@ -126,20 +127,6 @@ class Replay:
         given = [v.to(self.dtype) if is_real(v) else v for v in call.inputs]
         args, kwargs = tree_unflatten(given, call.arguments)
         return self.network(*args, **kwargs)
-
-    def _as_given(self, calls: list[Call]) -> bool:
-        """Returns whether the network was called once for each micro-batch, with its inputs but for a rounding."""
-        if len(calls) != len(self.batches):
-            return False
-        for call, (x, _) in zip(calls, self.batches, strict=True):
-            given, own = [v for v in call.inputs if isinstance(v, Tensor)], tensors_of(x)
-            if [t.shape for t in given[: len(own)]] != [t.shape for t in own]:
-                return False
-            for one, other in zip(given, own, strict=False):
-                same = torch.isclose(one.double(), other.double(), rtol=2.0**-8, atol=2.0**-24, equal_nan=True)
-                if not bool(same.all()):
-                    return False
-        return True
 
     def _backward(self, call: Call, output: Any) -> None:
         """Passes the gradients back that were recorded at the output of the network."""

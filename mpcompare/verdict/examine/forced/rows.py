@@ -1,0 +1,63 @@
+"""The rows of a batch that each call of the network was given, so that its loss can be replayed with their targets.
+
+A backend may take the rows in another order. One that splits a micro-batch may compute one loss of all its parts,
+which need not be the sum of theirs: no targets are known of it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mpcompare.contract import Batches
+from mpcompare.tasks.batch import Batch, each, tensors_of
+from mpcompare.verdict.examine.forced.record import Call
+
+
+def as_given(calls: Sequence[Call], batches: Batches) -> bool:
+    """Returns whether the network was called once for each micro-batch, with its inputs but for a rounding."""
+    return len(calls) == len(batches) and all(
+        len(given := _given(call, x)) == len(own := tensors_of(x)) and all(map(_close, given, own))
+        for call, (x, _) in zip(calls, batches, strict=True)
+    )
+
+
+def targets_of(calls: Sequence[Call], batches: Batches) -> list[Batch] | None:
+    """Returns the targets of each call; None where the calls do not have each row once, as many as the batches."""
+    if as_given(calls, batches):
+        return [y for _, y in batches]
+    given = [_given(call, batches[0][0]) for call in calls]
+    own = [tensors_of(x) for x, _ in batches]
+    if [[t.shape for t in tensors] for tensors in given] != [[t.shape for t in tensors] for tensors in own]:
+        return None
+    if len({tuple(t.shape[1:] for t in tensors) for tensors in own}) > 1:  # rows of other lengths in each
+        return None
+    theirs, ours = _in_rows(given), _in_rows(own)
+    at = torch.randn(ours.shape[1], dtype=ours.dtype, generator=torch.Generator().manual_seed(0)).to(ours.device)
+    if len((ours.bfloat16().double() @ at).unique()) < len(ours):  # nobody can tell which targets are whose
+        return None
+    order = torch.empty(len(ours), dtype=torch.int64, device=ours.device)
+    order[(theirs @ at).argsort()] = (ours @ at).argsort()
+    if not _close(theirs, ours[order]):
+        return None
+    y = each(lambda *parts: torch.cat(parts), *(y for _, y in batches))
+    return [y[rows] for rows in order.split([len(x) for x, _ in batches])]
+
+
+def _given(call: Call, x: Batch) -> list[Tensor]:
+    """Returns the tensors that a call was given for the inputs ``x``, which come first."""
+    return [v for v in call.inputs if isinstance(v, Tensor)][: len(tensors_of(x))]
+
+
+def _in_rows(parts: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Returns all numbers as a matrix, a row for each sample."""
+    return torch.cat(
+        [torch.cat([t.detach().double().reshape(len(t), -1) for t in tensors], dim=1) for tensors in parts]
+    )
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Returns whether tensors are equal but for a rounding to 16 bits."""
+    if one.shape != other.shape:
+        return False
+    return bool(torch.isclose(one.double(), other.double(), rtol=2.0**-8, atol=2.0**-24, equal_nan=True).all())

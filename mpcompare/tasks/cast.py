@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from mpcompare.tasks.batch import returns_trees
 from mpcompare.tasks.frozen import widen
@@ -75,8 +76,19 @@ def _cast(value: object, dtype: torch.dtype) -> object:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+def stays_in_fp32(module: nn.Module) -> bool:
+    """Returns whether a layer sums many numbers: one of ``STAY_IN_FP32``, or a norm that a network brings itself, which
+    is a layer of that name whose parameters are vectors. With 16-bit weights torch's ``layer_norm`` on a CPU sums their
+    gradients in 16 bits."""
+    if isinstance(module, STAY_IN_FP32):
+        return True
+    own = list(module.parameters())
+    is_layer = not any(True for _ in module.children())
+    return bool(own) and is_layer and "norm" in type(module).__name__.lower() and all(p.dim() < 2 for p in own)
+
+
 def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters to ``dtype`` in place, except those of the layers in ``STAY_IN_FP32``.
+    """Casts parameters to ``dtype`` in place, except those of layers that stay in fp32.
 
     Hooks cast the inputs of these layers to fp32 and their outputs to ``dtype``. Tied parameters stay tied: a weight
     that an embedding shares with a product is cast, because the product needs it in ``dtype``. Buffers stay in fp32;
@@ -87,14 +99,14 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
     def inputs_in(wanted: torch.dtype) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
         return lambda _, args: tuple(_cast(a, wanted) for a in args)
 
-    def to_16_bits(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return output.to(dtype)
+    def to_16_bits(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return tree_map(lambda value: _cast(value, dtype), output)
 
-    owners = [(id(p), isinstance(m, STAY_IN_FP32)) for m in model.modules() for p in m.parameters(recurse=False)]
+    owners = [(id(p), stays_in_fp32(m)) for m in model.modules() for p in m.parameters(recurse=False)]
     kept = {p for p, stays in owners if stays} - {p for p, stays in owners if not stays}
     has_buffers = False
     for module in model.modules():
-        if isinstance(module, STAY_IN_FP32):
+        if stays_in_fp32(module):
             module.register_forward_pre_hook(inputs_in(torch.float32))
             widen(module)  # frozen ones may have 16 bits
             module.register_forward_hook(to_16_bits)

@@ -80,3 +80,41 @@ def test_a_weight_that_is_computed_from_others_is_computed_in_fp32():
     model.eval()  # its vectors stay as they are
     assert torch.equal(model.weight, computed.bfloat16())
     assert model(torch.ones(2, 6, dtype=torch.bfloat16)).dtype is torch.bfloat16
+
+
+class OwnNorm(nn.Module):
+    """A norm that a network brings itself, as nanoGPT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.bias = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x, (8,), self.weight, self.bias), x
+
+
+class NormedProduct(nn.Module):
+    """Multiplies, whatever its name says."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+
+def test_a_norm_of_the_networks_own_stays_in_fp32_and_gives_16_bits():
+    norm, product = OwnNorm(), NormedProduct()
+    cast_module(nn.Sequential(norm, product), torch.bfloat16)
+    assert {p.dtype for p in norm.parameters()} == {torch.float32}
+    assert [y.dtype for y in norm(torch.rand(2, 8, dtype=torch.bfloat16))] == [torch.bfloat16] * 2
+    assert product.weight.dtype is torch.bfloat16
+
+
+def test_gradients_of_a_norm_of_the_networks_own_are_sums_in_fp32():
+    """Torch's ``layer_norm`` on a CPU sums 2048 rows in 16 bits where its weights have these."""
+    x, g = torch.randn(2, 2048, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    norm = OwnNorm()
+    cast_module(nn.Sequential(norm), torch.bfloat16)
+    norm(x)[0].backward(g)
+    exact = g.double().sum(dim=0)
+    assert (norm.bias.grad - exact).norm() <= 2**-20 * g.double().norm(dim=0).norm() * 2048**0.5

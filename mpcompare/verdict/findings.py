@@ -232,6 +232,15 @@ class NextScale:
 
 
 @dataclass(frozen=True)
+class KnownMistake:
+    """A known mistake that wrong updates are compared with: the cause that it would be, and the largest error, over its
+    bound, of updates made that way."""
+
+    cause: str
+    excess: float
+
+
+@dataclass(frozen=True)
 class Drive:
     """A new backend that was driven for some steps.
 
@@ -243,8 +252,7 @@ class Drive:
         next_scale: after the last step.
         finite: the first step of the first batch whose gradients are finite; None where none is.
         buffers: after the first step, skipped or not, beside the oracle's; empty where there are none.
-        known_mistakes: by name the largest error over its bound of updates made that way; empty where the updates are
-            right.
+        known_mistakes: by how updates are made, in words that go on after "made"; empty where they are right.
         digits: by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format;
             empty where the updates are right, unless the backend promises moments of such a format.
         early: the kinds of the optimizer's tensors that hold another number than 0 before the first update.
@@ -259,7 +267,7 @@ class Drive:
     next_scale: NextScale | None
     finite: FiniteStep | None = None
     buffers: Errors = field(default_factory=dict)
-    known_mistakes: dict[str, float] = field(default_factory=dict)
+    known_mistakes: dict[str, KnownMistake] = field(default_factory=dict)
     digits: dict[str, float] = field(default_factory=dict)
     early: list[str] = field(default_factory=list)
     idle: list[dict[str, bool]] = field(default_factory=list)

@@ -20,7 +20,7 @@ from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
 from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.examine.updates import Update
-from mpcompare.verdict.findings import Drive, Layers, Step, UpdateError
+from mpcompare.verdict.findings import Drive, KnownMistake, Layers, Step, UpdateError
 from mpcompare.watching.kernels import Kernels, of_kernels
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import FromTheRoot, as_it_was, without_autocast
@@ -180,7 +180,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
         rates.append(float(next(iter(step.settings.values())).get("lr", 0.0)))
         nothing = not any(e.lost > e.lost_in_fp32 for e in found.values())
         steps.append(said if seen.moved or not nothing else Step(**{**vars(said), "moved": True}))
-    if odd and any(far <= 1 for far in _mistakes(odd, compute).values()):
+    if odd and any(mistake.excess <= 1 for mistake in _mistakes(odd, compute).values()):
         wrong += odd
         for number, found in by_known.items():
             errors[number] |= found
@@ -216,9 +216,9 @@ def _errors(rule: Rule, step: Taken, names: Sequence[str], compute: torch.dtype)
     return found
 
 
-def _mistakes(wrong: Sequence[tuple[Taken, int, Rule, list[str]]], compute: torch.dtype) -> dict[str, float]:
+def _mistakes(wrong: Sequence[tuple[Taken, int, Rule, list[str]]], compute: torch.dtype) -> dict[str, KnownMistake]:
     """Returns the known mistakes that make all updates that are wrong, and how far they are from each."""
-    found: list[dict[str, float]] = []
+    found: list[dict[str, KnownMistake]] = []
     for step, number, rule, names in wrong:
         names = [n for n in names if step.dtypes[n] == "fp32"]
         if rule.known is None or not names:
@@ -227,7 +227,8 @@ def _mistakes(wrong: Sequence[tuple[Taken, int, Rule, list[str]]], compute: torc
         task = Task(nn.Identity, "mse", rule.known, batch_size=1)
         found.append(known_mistakes(task, [update], compute))
     shared = [name for name in found[0] if all(name in each for each in found)] if found else []
-    return {name: max(each[name] for each in found) for name in shared} or ({"": math.inf} if wrong else {})
+    worst = {name: max((each[name] for each in found), key=lambda each: each.excess) for name in shared}
+    return worst or ({"": KnownMistake("", math.inf)} if wrong else {})
 
 
 def _update(step: Taken, number: int, names: Sequence[str]) -> Update:

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 from mpcompare.paths import CONF
 from mpcompare.verdict.judge import draws, dtypes, lent
-from mpcompare.verdict.judge.optimizer import KNOWN_MISTAKES
 
-JUDGE = CONF.parent / "mpcompare/verdict/judge"
+JUDGE, EXAMINE = (CONF.parent / "mpcompare/verdict" / name for name in ("judge", "examine"))
 PAIRS = {"Explanation", "Explanation | None", "tuple[str, str]"}  # a cause and its sentence
 NAMING = {"cause_of", "role", "_of_output"}  # functions that return a cause alone
 NO_CAUSES = {"verdict.py"}  # it says what was not seen, in pairs of the same type
@@ -15,9 +14,9 @@ NO_CAUSES = {"verdict.py"}  # it says what was not seen, in pairs of the same ty
 
 def causes() -> set[str]:
     """Returns every cause that a check of the judge may have."""
-    found = {cause for cause, _ in KNOWN_MISTAKES.values()} | set(dtypes.TECHNIQUES.values()) | {draws.CAUSE}
+    found = set(dtypes.TECHNIQUES.values()) | {draws.CAUSE}
     found |= {f"{name} written" for name in lent.BECAUSE}
-    for file in sorted(JUDGE.glob("*.py")):
+    for file in [*sorted(JUDGE.glob("*.py")), *sorted(EXAMINE.glob("*mistakes.py"))]:
         if file.name not in NO_CAUSES:
             found |= set(_of_source(ast.parse(file.read_text())))
     return found - {""}
@@ -35,6 +34,8 @@ def _of_function(function: ast.FunctionDef, named: dict[str, ast.expr]) -> Itera
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Check":
             yield from _strings(node.args[3], named)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Known":
+            yield from _strings(node.args[0], named)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("_of_drives", "gradient_checks")):
             yield from _strings(node.args[-1], named)
         elif isinstance(node, ast.Return) and node.value and function.name in NAMING:

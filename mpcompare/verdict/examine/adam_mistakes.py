@@ -4,57 +4,92 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpcompare.tasks.optimizers import Adam, AdamReplay, AdamW
-from mpcompare.verdict.examine.updates import Mistake, Update, by
+from mpcompare.verdict.examine.updates import Known, Mistake, Update, by
 
 POWERS_OF_TWO = (0.25, 0.5, 2.0, 4.0)  # by which gradients are multiplied by mistake
 
 
-def adam_mistakes(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
-    """Yields the mistakes that only Adam and AdamW know, each with its name."""
-    decoupled = isinstance(optimizer, AdamW)
+def adam_mistakes(optimizer: Adam | AdamW) -> Iterator[Known]:
+    """Yields the mistakes that only Adam and AdamW know."""
+    made = "with a division by a learning rate of 0, which is NaN where v is 0"
+    yield Known("optimizer", made, by(_replay(DividedByTheRate, optimizer)))
+    inside = by(Otherwise(optimizer, denominator=lambda v, c2: (v + optimizer.eps).sqrt()))
+    yield Known("eps", "with eps inside the root", inside)
+    yield Known("eps", "with eps = 0, as fp16 has it", by(Otherwise(optimizer, denominator=lambda v, c2: v.sqrt())))
+    yield Known("eps", "with eps added before the bias correction", by(eps_before(optimizer)))
+    yield from (Known("bias correction", made, mistake) for made, mistake in _corrections(optimizer))
+    beta1, beta2 = optimizer.betas
+    yield Known("optimizer", "with its betas swapped", by(replace(optimizer, betas=(beta2, beta1)).replay()))
+    made = "from this gradient alone: m or v, or both, forget the gradients before"
+    for m, v in ((0, 0), (0, 1), (1, 0)):  # whether each is kept
+        yield Known("moments", made, by(_replay(partial(Forgets, (m, m, v, v)), optimizer)))
+        yield Known("moments", made, by(replace(optimizer, betas=(m * beta1, v * beta2)).replay()))
+    for power in POWERS_OF_TWO:
+        times = by(optimizer.replay(), grad_of=partial(_times, power))
+        yield Known("gradient scaled", "from gradients that are multiplied by a power of two", times)
+
+
+def _corrections(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
     never = math.inf  # the number of updates after which nothing is corrected
     counts: dict[str, Callable[[int, Update], tuple[float, float]]] = {
-        "no bias correction": lambda t, update: (never, never),
-        "no bias correction of m": lambda t, update: (never, t),
-        "no bias correction of v": lambda t, update: (t, never),
-        "bias correction of the first update": lambda t, update: (1, 1),
-        "bias correction counts skipped steps": lambda t, update: (update.steps + 1,) * 2,
-        "bias correction counts updates without a gradient": lambda t, update: (update.number + 1,) * 2,
-        "bias correction one update ahead": lambda t, update: (t + 1, t + 1),
+        "without bias correction": lambda t, update: (never, never),
+        "without bias correction of m": lambda t, update: (never, t),
+        "without bias correction of v": lambda t, update: (t, never),
+        "with the bias correction of the first update": lambda t, update: (1, 1),
+        "with a bias correction that counts skipped steps": lambda t, update: (update.steps + 1,) * 2,
+        "with a bias correction that counts updates in which there is no gradient of it": (
+            lambda t, update: (update.number + 1,) * 2
+        ),
+        "with the bias correction of the next update": lambda t, update: (t + 1, t + 1),
     }
-    yield "divided by a rate of 0", by(DividedByTheRate(optimizer, decoupled))
-    yield "eps inside the root", by(EpsInside(optimizer, decoupled))
-    yield "eps 0", by(NoEps(optimizer, decoupled))
-    yield "eps before the correction", by(EpsBefore(optimizer, decoupled))
-    yield from ((name, _counting(Counts(optimizer, decoupled, count))) for name, count in counts.items())
-    yield "bias correction the wrong way round", by(Multiplied(optimizer, decoupled))
-    yield "mean corrected in place", by(CorrectedInPlace(optimizer, decoupled))
-    yield "betas swapped", by(replace(optimizer, betas=optimizer.betas[::-1]).replay())
-    beta1, beta2 = optimizer.betas
-    for m, v in ((0, 0), (0, 1), (1, 0)):  # whether each is kept
-        yield "moments of this gradient", by(Forgets(optimizer, decoupled, (m, m, v, v)))
-        yield "moments of this gradient", by(replace(optimizer, betas=(m * beta1, v * beta2)).replay())
-    for power in POWERS_OF_TWO:
-        yield "gradients times a power of two", by(optimizer.replay(), grad_of=partial(_times, power))
+    yield from ((made, _counting(optimizer, count)) for made, count in counts.items())
+    reversed_ = Otherwise(optimizer, corrections=lambda t: tuple(1 / (1 - beta**t) for beta in optimizer.betas))
+    yield "with both means multiplied by what should divide them", by(reversed_)
+    made = "with a mean of the gradients that is corrected where it is kept, and corrected again in the next update"
+    yield made, by(_replay(CorrectedInPlace, optimizer))
+
+
+def _counting(optimizer: Adam | AdamW, count: Callable[[int, Update], tuple[float, float]]) -> Mistake:
+    """Corrects m and v as those of other updates; ``count`` makes their numbers of the right one and of the update."""
+    now: list[Update] = []
+
+    def corrections(t: int) -> tuple[float, ...]:
+        return tuple(1 - beta**n for beta, n in zip(optimizer.betas, count(t, now[-1]), strict=True))
+
+    plain = by(Otherwise(optimizer, corrections=corrections))
+
+    def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
+        now[:] = [update]
+        return plain(name, update)
+
+    return mistake
+
+
+def eps_before(optimizer: Adam | AdamW) -> AdamReplay:
+    """Returns the replay with ``(sqrt(v) + eps) / sqrt(c2)``, with v as it is kept."""
+    return Otherwise(optimizer, denominator=lambda v, c2: v.sqrt() + optimizer.eps / c2**0.5)
+
+
+def _replay(make: Callable[..., AdamReplay], optimizer: Adam | AdamW) -> AdamReplay:
+    return make(optimizer, isinstance(optimizer, AdamW))
 
 
 def _times(factor: float, grad: Tensor, update: Update) -> Tensor:
     return factor * grad
 
 
-def _counting(replay: "Counts") -> Mistake:
-    plain = by(replay)
+class Otherwise(AdamReplay):
+    """Adam with another denominator, or other corrections."""
 
-    def mistake(name: str, update: Update) -> tuple[Tensor, Tensor]:
-        replay.update = update
-        return plain(name, update)
-
-    return mistake
+    def __init__(self, optimizer: Adam | AdamW, **others: Any) -> None:
+        super().__init__(optimizer, isinstance(optimizer, AdamW))
+        vars(self).update(others)
 
 
 class DividedByTheRate(AdamReplay):
@@ -65,56 +100,6 @@ class DividedByTheRate(AdamReplay):
         change, magnitude = super().step(name, grad, weight, lr)
         v = self.means[name][2]
         return (change if lr else change.masked_fill(v == 0, math.nan)), magnitude
-
-
-class EpsInside(AdamReplay):
-    """``sqrt(v + eps)``."""
-
-    def denominator(self, v: Tensor, c2: float) -> Tensor:
-        return (v + self.optimizer.eps).sqrt()
-
-
-class NoEps(AdamReplay):
-    """As where fp16 holds eps: 1e-8 is 0 there."""
-
-    def denominator(self, v: Tensor, c2: float) -> Tensor:
-        return v.sqrt()
-
-
-class EpsBefore(AdamReplay):
-    """``(sqrt(v) + eps) / sqrt(c2)``, with v as it is kept."""
-
-    def denominator(self, v: Tensor, c2: float) -> Tensor:
-        return v.sqrt() + self.optimizer.eps / c2**0.5
-
-
-class Counts(AdamReplay):
-    """The corrections of m and of v are those of other updates.
-
-    Attributes:
-        update: this one, set from outside.
-    """
-
-    update: Update
-
-    def __init__(
-        self, optimizer: Adam | AdamW, decoupled: bool, count: Callable[[int, Update], tuple[float, float]]
-    ) -> None:
-        """``count`` makes the two numbers of updates of the right one and of this update."""
-        super().__init__(optimizer, decoupled)
-        self.count = count
-
-    def corrections(self, t: int) -> tuple[float, float]:
-        of_m, of_v = (1 - beta**n for beta, n in zip(self.optimizer.betas, self.count(t, self.update), strict=True))
-        return of_m, of_v
-
-
-class Multiplied(AdamReplay):
-    """Both means are multiplied by what should divide them."""
-
-    def corrections(self, t: int) -> tuple[float, float]:
-        c1, c2 = super().corrections(t)
-        return 1 / c1, 1 / c2
 
 
 class CorrectedInPlace(AdamReplay):
@@ -130,7 +115,7 @@ class CorrectedInPlace(AdamReplay):
 class Forgets(AdamReplay):
     """Means are 0 again before each update."""
 
-    def __init__(self, optimizer: Adam | AdamW, decoupled: bool, kept: tuple[int, ...]) -> None:
+    def __init__(self, kept: tuple[int, ...], optimizer: Adam | AdamW, decoupled: bool) -> None:
         """``kept`` is 0 for each of the means that is forgotten, else 1."""
         super().__init__(optimizer, decoupled)
         self.factors = kept

@@ -33,9 +33,9 @@ from mpcompare.verdict.examine.errors import (
     micro_batches,
     update_errors,
 )
-from mpcompare.verdict.examine.group_mistakes import known_mistakes
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
+from mpcompare.verdict.examine.known_mistakes import known_mistakes
 from mpcompare.verdict.examine.new_step import new_step
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.seen import Seen, all_finite, moved

@@ -21,11 +21,11 @@ from mpcompare.tasks.optimizers import IN_FP32, Coarse
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.drive import digits
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Change, Remembered, clip_errors, largest, update_errors
-from mpcompare.verdict.examine.group_mistakes import known_mistakes
+from mpcompare.verdict.examine.known_mistakes import known_mistakes
 from mpcompare.verdict.examine.numerics import spread, total_norm
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.examine.updates import Update, some_of
-from mpcompare.verdict.findings import Clip, Count, Drive, Step, TrainedUpdate, UpdateError
+from mpcompare.verdict.findings import Clip, Count, Drive, KnownMistake, Step, TrainedUpdate, UpdateError
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def replayed(
                 moments.setdefault(kind, {})[name] = largest(error.div_(magnitude.mul(UNIT_ROUNDOFF)))
     wrong = not all(e.excess <= 1 for e in updates.values())
     lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
-    mistakes: dict[str, float] = {}
+    mistakes: dict[str, KnownMistake] = {}
     if wrong and not promises.coarse:  # bounds of coarse weights are so wide that mistakes fit into them
         mistakes = known_mistakes(promised_task(subject.task, promises), [_update(start, seen)], compute)
     step = Step(True, False, False, True, start.scale, start.scale)

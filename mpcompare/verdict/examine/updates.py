@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +48,14 @@ def some_of(tensors: Mapping[str, Tensor]) -> Params:
 
 
 Mistake = Callable[[str, Update], tuple[Tensor, Tensor]]  # change and magnitude, as ``Replay.step`` returns them
+
+
+class Known(NamedTuple):
+    """A known mistake: its cause, how it makes updates, in words that go on after "made", and these updates."""
+
+    cause: str
+    made: str
+    updates: Mistake
 
 
 def by(

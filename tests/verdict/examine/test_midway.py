@@ -16,6 +16,7 @@ from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.schedules import Constant, Cosine, Warmup
 from mpcompare.verdict.examine.midway import Midway, middle
 
+ANOTHER_RATE = "at another learning rate than that of the schedule, right apart from that"
 MLP = make_task(in_features=20, hidden=[16], out_features=5, batch_size=32, samples=32 * 8)
 TASK = replace(MLP, optimizer=AdamW(1e-3, weight_decay=0.1), schedule=Cosine(8, 2))
 DATA = dataset_of(MLP)
@@ -118,8 +119,8 @@ def test_right_updates_are_within_their_roundings(backend, optimizer, clip_norm)
 def test_an_update_at_another_rate_is_known_and_one_of_another_kind_is_not():
     wrong, other = found(TooFast), found(DecaysMore)
     assert all(e.excess > 1 for e in wrong.updates[0].values())
-    assert wrong.known_mistakes["another rate"] <= 1
-    assert other.known_mistakes["another rate"] > 1
+    assert wrong.known_mistakes[ANOTHER_RATE].excess <= 1
+    assert other.known_mistakes[ANOTHER_RATE].excess > 1
 
 
 def test_nothing_is_kept_without_a_schedule():

@@ -3,14 +3,17 @@
 from types import SimpleNamespace
 
 from mpcompare.promises import Promises
-from mpcompare.verdict.findings import Drive, Step, UpdateError
+from mpcompare.verdict.findings import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.midway import checks
 
+ANOTHER_RATE = "at another learning rate than that of the schedule, right apart from that"
+NO_DECAY = "without weight decay"
 
-def drive(excess, **known_mistakes):
+
+def drive(excess, **known):
     step = Step(True, False, False, True, 1.0, 1.0)
     error = UpdateError(excess, 1.02, 0.0, 0.0, 0.0, 0.0)
-    return Drive([step], [{"a": error}], [0.1], [], None, None, {}, known_mistakes)
+    return Drive([step], [{"a": error}], [0.1], [], None, None, {}, known)
 
 
 def found(midway):
@@ -26,14 +29,16 @@ def test_an_update_within_its_roundings_passes():
 
 
 def test_another_rate_is_a_wrong_schedule():
-    failed = [check for check in found(drive(30.0, **{"another rate": 0.9, "no decay": 20.0})) if not check.passed]
+    known = {NO_DECAY: KnownMistake("weight decay", 20.0), ANOTHER_RATE: KnownMistake("schedule", 0.9)}
+    failed = [check for check in found(drive(30.0, **known)) if not check.passed]
     assert [check.cause for check in failed] == ["schedule"]
-    assert failed[0].because.endswith("at another learning rate than that of the schedule, right apart from that")
+    assert failed[0].because.endswith(ANOTHER_RATE)
 
 
 def test_a_mistake_with_a_name_of_its_own_is_named_first():
-    assert found(drive(30.0, **{"another rate": 0.9, "no decay": 0.8}))[0].cause == "weight decay"
-    assert found(drive(30.0, **{"another rate": 9.0}))[0].cause == "optimizer"
+    known = {NO_DECAY: KnownMistake("weight decay", 0.8), ANOTHER_RATE: KnownMistake("schedule", 0.9)}
+    assert found(drive(30.0, **known))[0].cause == "weight decay"
+    assert found(drive(30.0, **{ANOTHER_RATE: KnownMistake("schedule", 9.0)}))[0].cause == "optimizer"
 
 
 def test_without_that_update_nothing_is_said():

@@ -10,8 +10,9 @@ from support.tasks import make_task
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.optimizers import AdamW
-from mpcompare.verdict.findings import Count, TrainedUpdate, from_document, to_document
+from mpcompare.verdict.findings import Count, KnownMistake, TrainedUpdate, from_document, to_document
 
+NO_DECAY = "without weight decay"
 TASK = replace(make_task(samples=32 * 12), optimizer=AdamW(1e-3, weight_decay=0.1), clip_norm=0.1)
 
 
@@ -43,11 +44,13 @@ def test_an_update_beyond_its_bound_is_named_by_the_mistake_that_makes_it(amp):
     trained = amp.findings.trained
     (update,) = trained.drive.updates
     wrong = {"layer1.weight": replace(update["layer1.weight"], excess=8.0)}
-    drive = replace(trained.drive, updates=[update | wrong], known_mistakes={"no decay": 0.5})
+    drive = replace(
+        trained.drive, updates=[update | wrong], known_mistakes={NO_DECAY: KnownMistake("weight decay", 0.5)}
+    )
     judged, failed = verdict(amp, replace(trained, drive=drive))
     assert (judged.word, judged.cause) == ("differs", "weight decay")
     assert failed == {"update 1 of pass last, layer1.weight"}
-    drive = replace(drive, known_mistakes={"no decay": 2.0}, digits={"exp_avg": 1.0})
+    drive = replace(drive, known_mistakes={NO_DECAY: KnownMistake("weight decay", 2.0)}, digits={"exp_avg": 1.0})
     assert verdict(amp, replace(trained, drive=drive))[0].cause == "moments"
 
 

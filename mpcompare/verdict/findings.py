@@ -88,6 +88,7 @@ class Gradients:
         gradients: the error of each gradient; empty where the backend shows none.
         micro_batches: None where the step has only one, or no gradients are shown.
         of_tensors: the same of each gradient by itself; empty where there are none.
+        subnormal: the share of the activations' gradients, times the loss scale, below fp16's normal numbers.
     """
 
     loss: float
@@ -96,39 +97,7 @@ class Gradients:
     gradients: Errors = field(default_factory=dict)
     micro_batches: MicroBatches | None = None
     of_tensors: dict[str, MicroBatches] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class FirstUpdate:
-    """The first change of a tensor beside the one that the exact gradient makes.
-
-    Attributes:
-        error: norm of the difference.
-        norm, largest: the norm and the largest element of the exact change.
-        weights: norm of the tensor before.
-        gain: the number by which an update that is linear multiplies a gradient.
-    """
-
-    error: float
-    norm: float
-    largest: float
-    weights: float
-    gain: float
-
-
-@dataclass(frozen=True)
-class FiniteStep(Gradients):
-    """The first step of a pass whose gradients are finite.
-
-    Attributes:
-        first_update: the change that it made, by tensor.
-        subnormal: the share of the activations' gradients, times the loss scale, below fp16's normal numbers.
-        effective_precision: the precision that the gradients show; None where none are shown.
-    """
-
-    first_update: dict[str, FirstUpdate] = field(default_factory=dict)
     subnormal: float = 0.0
-    effective_precision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -265,7 +234,7 @@ class Drive:
     rates: list[float]
     clips: list[Clip]
     next_scale: NextScale | None
-    finite: FiniteStep | None = None
+    finite: Gradients | None = None
     buffers: Errors = field(default_factory=dict)
     known_mistakes: dict[str, KnownMistake] = field(default_factory=dict)
     digits: dict[str, float] = field(default_factory=dict)
@@ -478,47 +447,24 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class AfterLoad:
-    """The step after a state was saved: its loss, and the loss scale that follows."""
-
-    loss: float
-    loss_scale: float
-
-
-@dataclass(frozen=True)
-class ReloadedTensor:
-    """The weights of one parameter a step after a reload.
-
-    Attributes:
-        error: their distance from those of the backend that saved.
-        norm: the distance that those moved in the step.
-    """
-
-    error: float
-    norm: float
-
-
-@dataclass(frozen=True)
 class Reload:
     """A backend that loaded the state of another, beside that other, one step later.
 
     Attributes:
-        expected: the step of the backend that saved.
-        found: the step of the one that loaded.
+        step: loss and gradients of the one that loaded beside those of the one that saved.
+        next_scale: after it, where the one that saved says what it should be.
         error: the distance of their weights and buffers.
         norm: the distance that those of the first moved in the step.
         lost: the entries of the state that are others in the loaded backend.
-        tensors: by parameter.
         weights: the norm of the weights and buffers of the first after the step.
         update: the update of the one that loaded, replayed from the state; None where it cannot be followed.
     """
 
-    expected: AfterLoad
-    found: AfterLoad
+    step: Gradients
+    next_scale: NextScale
     error: float
     norm: float
     lost: list[str]
-    tensors: dict[str, ReloadedTensor]
     weights: float
     update: TrainedUpdate | None
 

@@ -25,7 +25,6 @@ from mpcompare.tasks.optimizers import IN_FP32, Coarse, Optimizer
 from mpcompare.tasks.task import Params, Task, buffers_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.draws import beside_the_oracle
-from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import (
     FROM_THE_START,
     Remembered,
@@ -45,8 +44,6 @@ from mpcompare.verdict.findings import (
     Clip,
     Drive,
     Errors,
-    FiniteStep,
-    FirstUpdate,
     Gradients,
     NextScale,
     Step,
@@ -132,7 +129,6 @@ class Driver:
         self.idle: list[dict[str, bool]] = []
         self.next_scale: NextScale | None = None
         self.first_finite: tuple[Seen, Batches] | None = None
-        self.first_update: dict[str, FirstUpdate] = {}
         self.first_buffers: tuple[Seen, Mapping[str, Tensor]] | None = None  # with those after the step
         self.draws_alike = True
 
@@ -169,8 +165,6 @@ class Driver:
             self._write_update(self._without_idle(taken, batch))
         if finite and self.first_finite is None:
             self.first_finite = taken, batch
-            if self.with_oracle and taken.draws_alike:  # before the next step changes the weights
-                self.first_update = _first_update(self.task, taken, self.exact.grads)
         return finite
 
     def one_more(self, batch: Batches) -> Drive:
@@ -251,7 +245,7 @@ class Driver:
         if taken.grads and self.task.clip_norm is not None:
             self.clips.append(taken.clip(self.task.clip_norm, self.task.clip_norm_type))
 
-    def _of_oracle(self) -> tuple[FiniteStep | None, Errors]:
+    def _of_oracle(self) -> tuple[Gradients | None, Errors]:
         """Returns the first finite step, and the buffers after the first step, compared with the oracle's."""
         buffers = self._buffers(self.exact.buffers)
         if self.first_finite is None:
@@ -260,18 +254,9 @@ class Driver:
         grads = taken.grads if taken.draws_alike else {}  # those of other masks are no errors
         if taken.in_one_piece and (factor := own_factor(taken.norm, self.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
-        gradients = beside(taken.loss, grads, self.exact)
-        finite = FiniteStep(
-            **vars(gradients),
-            first_update=self.first_update,
-            subnormal=self.exact.subnormal(self.trained_scale),
-            effective_precision=(
-                effective_precision(self.subject, self.start, grads, gradients.gradients) if grads else None
-            ),
-        )
-        return finite, buffers
+        return self._beside(taken, grads, self.exact), buffers
 
-    def _of_new_backend(self) -> tuple[FiniteStep | None, Errors]:
+    def _of_new_backend(self) -> tuple[Gradients | None, Errors]:
         """Returns the same compared with a new backend at the same weights."""
         del self.backend
         heap.trim()
@@ -280,8 +265,7 @@ class Driver:
             taken, batch = self.first_finite
             again = self._again(taken, batch)
             grads = taken.grads if taken.draws_alike else {}
-            subnormal = self.exact.subnormal(self.trained_scale)
-            finite = FiniteStep(**vars(beside(taken.loss, grads, again)), subnormal=subnormal)
+            finite = self._beside(taken, grads, again)
         if self.first_buffers is not None:  # forward does not depend on the loss scale; here nothing overflows
             taken, _ = self.first_buffers
             if again is None or self.first_finite is None or self.first_finite[0] is not taken:
@@ -289,6 +273,9 @@ class Driver:
                 again = self._again(replace(taken, scale=scale), self.start)
             buffers = self._buffers(again.buffers)
         return finite, buffers
+
+    def _beside(self, taken: Seen, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
+        return replace(beside(taken.loss, grads, exact), subnormal=self.exact.subnormal(self.trained_scale))
 
     def _again(self, taken: Seen, batch: Batches) -> Exact:
         """Returns a step as a new backend takes it."""
@@ -343,23 +330,3 @@ def early(state: Mapping[str, Params], optimizer: Optimizer) -> list[str]:
 def _moments(state: Mapping[str, Params]) -> dict[str, Params]:
     """Returns everything that the optimizer remembers, but for the count of updates, which is a whole number."""
     return {kind: tensors for kind, tensors in state.items() if kind != "step"}
-
-
-def _first_update(task: Task, taken: Seen, exact: Mapping[str, Tensor]) -> dict[str, FirstUpdate]:
-    """Returns the change of each tensor beside the one that the oracle's gradients make."""
-    factor = numerics.clip_factor(exact, task.clip_norm, task.clip_norm_type)
-    updates = {}
-    for name in exact:
-        largest, squares = [], []
-        for w, new, g in numerics.chunks(taken.before[name], taken.after[name], exact[name]):
-            w = w.double()
-            step, _ = task.optimizer.replay().step(name, g * factor, w, taken.lr)
-            decay, _ = task.optimizer.replay().step(name, torch.zeros_like(g), w, taken.lr)
-            largest.append(step.abs().max())
-            pieces = (new.double() - w - step, step, w, step - decay, g)
-            squares.append(torch.stack([torch.dot(piece, piece) for piece in pieces]))
-        error, norm, weights, gain, grad = torch.stack(squares).sum(dim=0).sqrt().tolist()
-        updates[name] = FirstUpdate(
-            error, norm, torch.stack(largest).max().item(), weights, gain / grad if grad else 0.0
-        )
-    return updates

@@ -7,18 +7,20 @@ from typing import Any
 
 from torch import Tensor
 
-from mpcompare.contract import Batches, State, Stepper, Walk, take_step
+from mpcompare.contract import Batches, State, Stepper, Walk
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.drive import beside
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.new_step import gradients_of
+from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update
-from mpcompare.verdict.findings import AfterLoad, Reload, ReloadedTensor
+from mpcompare.verdict.findings import NextScale, Reload
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class _Taken:
     Attributes:
         given, state: make what it had between them, each a copy that is its own.
         params: between them.
-        loss, loss_scale: of the second, and after it.
+        step: loss and gradients of the second.
+        loss_scale: after it.
         ends: parameters and buffers after it.
         updates: whether the first one was an update.
         lr: the learning rate of the second.
@@ -37,7 +40,7 @@ class _Taken:
     given: Callable[[], State]
     state: Callable[[], State]
     params: Stored
-    loss: float
+    step: Exact
     loss_scale: float
     ends: Stored
     updates: int
@@ -62,21 +65,17 @@ def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
     loaded.load_state_dict(first.given())
     lost = lost_entries({**first.state(), "params": first.params}, loaded.state_dict())
     begin, walk = start_of(loaded, first.lr, first.updates, 1), Walk(loaded, batches[1], first.lr)
-    again, grads = gradients_of(walk, kept=subject.task.clip_norm is not None)
+    loss, grads = gradients_of(walk, kept=subject.task.clip_norm is not None)
+    gradients = beside(loss, grads, first.step)
     without = idle(subject.model, subject.task.loss_fn, batches[1], grads, first.params)
     update = trained_update(subject, walk, begin, grads, without)
-    ends = (first.ends, {**loaded.master_params(), **loaded.buffers()})
     return Reload(
-        expected=AfterLoad(first.loss, first.loss_scale),
-        found=AfterLoad(again, float(loaded.loss_scale())),
-        error=numerics.distance(*ends),
+        step=gradients,
+        next_scale=NextScale(float(loaded.loss_scale()), first.loss_scale),
+        error=numerics.distance(first.ends, {**loaded.master_params(), **loaded.buffers()}),
         norm=numerics.distance(first.params, first.ends),
         weights=numerics.finite_norm(first.ends),
         lost=lost,
-        tensors={
-            name: ReloadedTensor(_distance(ends, name), _distance((first.params, first.ends), name))
-            for name in first.params
-        },
         update=update,
     )
 
@@ -89,16 +88,12 @@ def _two_steps(subject: Subject, scaling: LossScale, batches: Sequence[Batches])
     state = backend.state_dict()
     given, kept = subject.shared.aside(state), subject.shared.aside(state)
     params = Stored(backend.master_params())
-    seed_step(EXAMINED)  # for a network that draws masks, and a backend that rounds at random
-    loss = float(take_step(backend, batches[1], rates.now))
+    walk = Walk(backend, batches[1], lr)
+    loss, grads = gradients_of(walk)
+    step = Exact(loss, Stored(grads), {}, 0.0)
+    walk.finish()
     ends = Stored({**backend.master_params(), **backend.buffers()})
-    return _Taken(given, kept, params, loss, float(backend.loss_scale()), ends, updates, lr)
-
-
-def _distance(pair: Sequence[Mapping[str, Tensor]], name: str) -> float:
-    """Returns how far one tensor is apart in two states."""
-    one, other = pair
-    return numerics.distance({name: one[name]}, {name: other[name]})
+    return _Taken(given, kept, params, step, float(backend.loss_scale()), ends, updates, lr)
 
 
 def _same_bits(kept: Tensor, other: Tensor) -> bool:

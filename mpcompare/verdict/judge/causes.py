@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.findings import Drive, FiniteStep, GradientError, Gradients, Layer
+from mpcompare.verdict.findings import Drive, GradientError, Gradients, Layer
 from mpcompare.verdict.judge.accumulation import wrong_sum
 from mpcompare.verdict.judge.check import Examined, listed
 from mpcompare.verdict.judge.clipping import clip_mistake, scales
@@ -70,11 +70,6 @@ class Pass:
 
     step: Gradients
     drive: Drive | None = None
-
-    @property
-    def subnormal(self) -> float:
-        """``FiniteStep.subnormal``; 0 where it is not known."""
-        return self.step.subnormal if isinstance(self.step, FiniteStep) else 0.0
 
 
 Explanation = tuple[str, str]  # the cause, and a sentence that goes on after "in the first step"
@@ -386,12 +381,12 @@ def parent(layer: str) -> str:
 def too_small(run: Examined, own: Pass, reference: Pass) -> str:
     """Returns a clause that goes on after another, if fp16 holds most of the activations' gradients with less than its
     digits, and far fewer of the reference's, whose loss scale is larger."""
-    if not underflows(run) or own.drive is None or own.subnormal <= max(0.5, 2 * reference.subnormal):
+    if not underflows(run) or own.drive is None or own.step.subnormal <= max(0.5, 2 * reference.step.subnormal):
         return ""
     scale = next(step.loss_scale for step in own.drive.steps if step.finite)
     return (
-        f": at loss scale {scale:g}, {100 * own.subnormal:.3g} % of the activations' gradients are subnormal in fp16, "
-        f"of the reference's {100 * reference.subnormal:.2g} %"
+        f": at loss scale {scale:g}, {100 * own.step.subnormal:.3g} % of the activations' gradients are subnormal in "
+        f"fp16, of the reference's {100 * reference.step.subnormal:.2g} %"
     )
 
 

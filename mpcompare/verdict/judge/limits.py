@@ -5,7 +5,7 @@ import math
 from scipy import special  # scipy.stats takes half a second to import
 
 from mpcompare.precision import FORMATS, PRECISIONS
-from mpcompare.verdict.findings import FirstUpdate, GradientError, PlaceError, RoundingError
+from mpcompare.verdict.findings import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.check import Examined
 
 FP32 = FORMATS["fp32"].unit_roundoff
@@ -13,7 +13,7 @@ K = 2.0  # a run may make twice the errors of its reference: one that rounds twi
 RARE = 1e-3  # the share of values beyond a limit, where they vary at random as they are believed to
 
 
-def tensor_limit(run: Examined, reference: GradientError | FirstUpdate, rounding: RoundingError | None) -> float:
+def tensor_limit(run: Examined, reference: GradientError, rounding: RoundingError | None) -> float:
     """Returns the limit of the error of one tensor: the most that any implementation may lose.
 
     That is K times the reference's error, and one more rounding of its largest element (where there are few, the

@@ -115,8 +115,6 @@ def _unchecked(case: Case) -> list[str]:
         missing.append("the update after training")
     if run.hidden:
         missing.append(f"each layer by itself ({run.hidden})")
-    if not run.recipe.linear:
-        missing.append("first change of the weights (the optimizer is not linear in the gradients)")
     if overflowed := not_finite(run.last):
         missing.append(f"gradients after training that overflow ({listed(overflowed)})")
     missing += [f"declared, and nothing shows it: {words}" for words in promises.unseen(run)]

@@ -89,6 +89,7 @@ class Gradients:
         micro_batches: None where the step has only one, or no gradients are shown.
         of_tensors: the same of each gradient by itself; empty where there are none.
         subnormal: the share of the activations' gradients, times the loss scale, below fp16's normal numbers.
+        effective_precision: the precision that the gradients show; None where none are shown, and of later steps.
     """
 
     loss: float
@@ -98,6 +99,7 @@ class Gradients:
     micro_batches: MicroBatches | None = None
     of_tensors: dict[str, MicroBatches] = field(default_factory=dict)
     subnormal: float = 0.0
+    effective_precision: str | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from mpcompare.tasks.optimizers import IN_FP32, Coarse, Optimizer
 from mpcompare.tasks.task import Params, Task, buffers_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.draws import beside_the_oracle
+from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import (
     FROM_THE_START,
     Remembered,
@@ -254,7 +255,9 @@ class Driver:
         grads = taken.grads if taken.draws_alike else {}  # those of other masks are no errors
         if taken.in_one_piece and (factor := own_factor(taken.norm, self.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
-        return self._beside(taken, grads, self.exact), buffers
+        found = self._beside(taken, grads, self.exact)
+        shown = effective_precision(self.subject, self.start, grads, found.gradients) if grads else None
+        return replace(found, effective_precision=shown), buffers
 
     def _of_new_backend(self) -> tuple[Gradients | None, Errors]:
         """Returns the same compared with a new backend at the same weights."""

@@ -96,7 +96,7 @@ def examine(
 
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
-    exact = oracle(subject, batches[0])
+    exact = oracle(subject, batches[0], subject.precision)
     of_network = _of_network(subject, batches[0], exact)  # before a backend has tensors beside those of the oracle
     late = Attempts(heap.trim)
     at_the_start = _at_the_start(subject, batches, exact, late)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mpcompare.contract import Batches
-from mpcompare.dtypes import rounded_to
+from mpcompare.dtypes import dtype_name, rounded_to
 from mpcompare.instruments import heap
 from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.batch import Batch, each
@@ -82,15 +82,21 @@ class Exact:
         return float(nonzero[exponent + math.log2(scale) < smallest].sum() / max(int(nonzero.sum()), 1))
 
 
-def oracle(subject: Subject, batch: Batches) -> Exact:
-    """Returns the exact step of the first batch at the initial weights; all entrants of a race share it."""
-    name, precision = f"oracle-{subject.precision.name}", subject.precision
-    values = subject.exactly.once(name, subject.ground(batch), _exact_values, precision)
+def oracle(subject: Subject, batch: Batches, precision: Precision, dtype: torch.dtype = torch.float64) -> Exact:
+    """Returns the exact step of the first batch at the initial weights; all entrants of a race share it.
+
+    Args:
+        precision: the one whose operands the oracle starts from, the subject's or another.
+        dtype: fp32 where a rough answer is enough.
+    """
+    name = f"oracle-{precision.name}-{dtype_name(dtype)}"
+    values = subject.exactly.once(name, subject.ground(batch), _exact_values, precision, dtype)
     return Exact(**{**values, "grads": Mapped(values["grads"])})
 
 
-def _exact_values(ground: Ground, precision: Precision) -> dict[str, Any]:
-    return vars(exact_step(ground.network, ground.loss_fn, ground.batch, precision, count=precision.is_16_bit))
+def _exact_values(ground: Ground, precision: Precision, dtype: torch.dtype) -> dict[str, Any]:
+    count = precision.is_16_bit and dtype is torch.float64  # the exponents of others are not asked for
+    return vars(exact_step(ground.network, ground.loss_fn, ground.batch, precision, count=count, dtype=dtype))
 
 
 def exact_step(

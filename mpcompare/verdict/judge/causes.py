@@ -14,9 +14,8 @@ from mpcompare.verdict.findings import Drive, GradientError, Gradients, Layer
 from mpcompare.verdict.judge.accumulation import wrong_sum
 from mpcompare.verdict.judge.check import Examined, listed
 from mpcompare.verdict.judge.clipping import clip_mistake, scales
-from mpcompare.verdict.judge.limits import K, place_limit
+from mpcompare.verdict.judge.limits import K
 
-OF_LOSS = "gradient (output)"  # the place at which the loss passes its gradient to the network
 LOST = 0.001  # the share of zeros that are no chance
 APART = K**2  # of two errors over their limits, either of which may be K times as wide as it need be
 
@@ -32,13 +31,6 @@ class Errors:
     of: GradientError | None
     limit: float
     signed_limit: float | None = None
-
-    @property
-    def of_one_sign(self) -> bool:
-        """Whether the part of the error along the gradient is beyond its limit, and the rest is not."""
-        if self.of is None or self.signed_limit is None:
-            return False
-        return abs(self.of.slope - 1) > self.signed_limit and self.of.residual <= self.limit
 
     @property
     def error(self) -> float:
@@ -169,19 +161,6 @@ def _accumulated(s: Symptoms) -> Explanation | None:
     return ("accumulation", f"of {s.failed[0]} {each[0]}") if all(each) else None
 
 
-def _rounded_to_one_side(s: Symptoms) -> Explanation | None:
-    """Gradients below the last layer are all a bit too large, or all a bit too small, and right apart from that."""
-    beyond = [name for name, e in s.errors.items() if e.of_one_sign]
-    slopes = [of.slope for name in beyond if (of := s.errors[name].of)]
-    if not set(s.failed) <= set(beyond) or set(beyond) & set(s.of_last):
-        return None
-    if not (min(slopes) > 1 or max(slopes) < 1) or max(abs(slope - 1) for slope in slopes) > s.near:
-        return None
-    furthest = max(slopes, key=lambda slope: abs(slope - 1))
-    because = f"the gradients of {listed(beyond)} are up to {furthest:.4g} times what they should be, and right apart"
-    return "rounding", f"{because} from that: errors of one sign, as of numbers that are cut off"
-
-
 def _scaled(s: Symptoms) -> Explanation | None:
     """Every gradient is off by one factor; or, where the loss is right, every one that failed."""
     factor = _factor(s.errors)
@@ -245,46 +224,14 @@ def _bias_sums(s: Symptoms) -> Explanation | None:
 
 
 def _below_the_last_layer(s: Symptoms) -> Explanation | None:
-    """The last layer is right: from which layer on is it wrong, and what stands just above?"""
+    """Where the last layer is right, one layer alone is wrong in itself, and several are passed something else."""
     if any(s.errors[name].failed for name in s.of_last):
         return None
-    place = {s.layers[name].layer: s.layers[name].place for name in s.errors}
     wrong = {s.layers[name].layer for name in s.failed}
-    one = {s.layers[name].layer: s.layers[name] for name in s.errors}  # of each layer one of its tensors
-    top = max(wrong, key=place.__getitem__)
-    right_above = [layer for layer in place if place[layer] > place[top] and layer not in wrong]
-    above = min(right_above, key=place.__getitem__)
-    where = f"({s.some}), {s.off}"
-    lowest = min(at for at in place.values() if at >= 0)  # a layer that is not called has no place
-    right_beside = any(s.layers[name].layer == top and not e.failed for name, e in s.errors.items())
-    arrive = _all_arrive(s)
-    if wrong == {top} and (place[top] != lowest or right_beside) and arrive is not False:
-        return role(one[top]) or "products", f"only gradients of {s.some} are wrong, {s.off}"
-    because = f"right in {_called(above)} and wrong from {_called(top)} on {where}"
-    if role(one[top]) == "recurrent layer":
-        return "recurrent layer", f"{because}: what is passed back in time, or down"
-    if role(one[top]) == role(one[above]) == "attention" and parent(top) == parent(above):
-        return "attention", f"{because}: what is passed through the attention"
-    if role(one[above]) == "normalization" and one[above].after == top:
-        return "normalization", f"{because}: what the norm passes down"
-    if arrive:
-        return None
-    return "input gradient", f"{because}: what is passed down"
-
-
-def _all_arrive(s: Symptoms) -> bool | None:
-    """Returns whether each layer is passed the right gradient by what is above it, as the forced replay of the first
-    step shows; None where there is none."""
-    wrong = _wrong_places(s)
-    return None if wrong is None else not any(at.startswith("gradient ") and at != OF_LOSS for at in wrong)
-
-
-def _wrong_places(s: Symptoms) -> list[str] | None:
-    """Returns the places that the forced replay of the first step shows to be wrong; None where there is none."""
-    shown = s.run.findings.replays.get("first")
-    if shown is None:
-        return None
-    return [at for at, place in shown.places.items() if not place.error <= place_limit(s.run, place, None)]
+    right_beside = any(s.layers[name].layer in wrong and not e.failed for name, e in s.errors.items())
+    if len(wrong) == 1 and (right_beside or "first" in s.run.findings.replays):
+        return role(s.layers[s.failed[0]]) or "products", f"only gradients of {s.some} are wrong, {s.off}"
+    return "input gradient", f"right in the last layer and wrong below it ({s.some}), {s.off}: what is passed down"
 
 
 def _products(s: Symptoms) -> Explanation | None:
@@ -292,44 +239,6 @@ def _products(s: Symptoms) -> Explanation | None:
     if s.roles <= {""} and biases and not any(s.errors[name].failed for name in biases):
         return "products", f"wrong where matrices are multiplied ({s.some}), {s.off}: sums in 16 bits?"
     return None
-
-
-def _statistics(s: Symptoms) -> Explanation | None:
-    buffers = s.own.drive.buffers if s.own.drive else {}
-    still = [name for name, e in buffers.items() if e and e.zeros == 1]
-    if still:
-        because = f"gradients are wrong from the last layer on, and {listed(still)} did not move"
-        return "normalization", f"{because}: statistics that are not the batch's?"
-    return None
-
-
-def _of_the_loss(s: Symptoms) -> Explanation | None:
-    """Everything that the network computes forward is right, and the gradient that the loss passes it is not."""
-    wrong = _wrong_places(s) or []
-    if OF_LOSS not in wrong or any(at.startswith(("input ", "output ")) for at in wrong):
-        return None
-    return "loss", f"the output of the network is right, and the gradient that the loss passes it is not; {s.off}"
-
-
-def _deep_inside(s: Symptoms) -> Explanation | None:
-    """Other layers are much more wrong than the last one. A wrong gradient of the loss is passed on to all alike; where
-    another function is computed the gradients are others altogether, and elsewhere only what they are made of."""
-    worst = max(s.failed, key=lambda name: s.errors[name].excess)
-    if s.errors[worst].excess > APART * max(s.errors[name].excess for name in s.of_last):
-        return "forward pass", f"wrong from the last layer on ({s.some}), most of all {s.off}: another function there"
-    return None
-
-
-def _input_of_the_last_layer(s: Symptoms) -> Explanation | None:
-    """The last layer's bias is right and its weight is not: it is the input that is wrong, by which the gradient of the
-    loss is multiplied."""
-    biases = [name for name in s.of_last if s.layers[name].part.startswith("bias")]
-    others = [s.errors[name] for name in s.of_last if name not in biases]
-    if not biases or any(s.errors[name].failed for name in biases) or not any(e.failed for e in others):
-        return None
-    if max(e.excess for e in others) <= APART * max(s.errors[name].excess for name in biases):
-        return None
-    return "forward pass", f"wrong from the last layer's weights on ({s.some}), {s.off}: their input is wrong"
 
 
 def _from_the_last_layer_on(s: Symptoms) -> Explanation:
@@ -342,7 +251,6 @@ def _from_the_last_layer_on(s: Symptoms) -> Explanation:
 EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
     _missing,
     _accumulated,
-    _rounded_to_one_side,
     _scaled,
     _transposed,
     _underflow,
@@ -350,10 +258,6 @@ EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
     _bias_sums,
     _below_the_last_layer,
     _products,
-    _statistics,
-    _of_the_loss,
-    _deep_inside,
-    _input_of_the_last_layer,
     _from_the_last_layer_on,
 )
 
@@ -367,10 +271,6 @@ def role(layer: Layer) -> str:
     if layer.kind.removesuffix("Cell") in ("RNN", "LSTM", "GRU"):
         return "recurrent layer"
     return "attention" if any("Attention" in name for name in (layer.kind, *layer.inside)) else ""
-
-
-def _called(layer: str) -> str:
-    return layer or "the outermost module"
 
 
 def parent(layer: str) -> str:

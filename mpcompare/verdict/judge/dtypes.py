@@ -1,4 +1,4 @@
-"""The precision: dtypes as observed."""
+"""The precision: dtypes as observed, and as the errors show."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,15 +17,18 @@ PRODUCTS = re.compile(r"(Bi)?Linear$|(Lazy)?Conv(Transpose)?[123]d$|(RNN|LSTM|GR
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields a check of the layers, one for each dtype, and those of each layer's products and of the loss.
+    """Yields a check of the layers, one for each dtype, one for the precision that the gradients show, and those of
+    each layer's products and of the loss.
 
     A network whose output is not a product's may end in another dtype than it computes in: there the reference's is as
     good.
     """
     run, precision = case.run, case.run.precision
-    formats, elsewhere = _formats(case), ""
+    first = run.findings.first.finite
+    effective = (first.effective_precision if first else None) or precision
+    formats = _formats(case)
+    elsewhere = _elsewhere(run, formats, effective)
     if formats:
-        elsewhere = "" if PRECISIONS[precision].storage.name in formats else _asked(run, formats)
         yield _layers(run, formats)
     for what, dtype in run.dtypes.items():
         expected = _expected(case, what)
@@ -33,6 +36,9 @@ def checks(case: Case) -> Iterator[Check]:
         cause = TECHNIQUES.get(what, "precision")
         detail = elsewhere if cause == "precision" else ""
         yield Check(f"dtype of {what}", float(dtype not in expected), 0, cause, because, detail=detail)
+    because = f"precision={precision}, and the gradients are those of {effective}"
+    value = float(effective != precision)
+    yield Check("effective precision", value, 0, "precision", because, detail=elsewhere)
     yield from _products(case)
     yield from _loss(case)
     yield from _others(case)
@@ -126,6 +132,14 @@ def _layers(run: Examined, formats: list[str]) -> Check:
     because = f"no layer computes in {computed}: all compute in {' and '.join(formats)}"
     value, detail = float(computed not in formats), _asked(run, formats)
     return Check("dtypes of layers", value, 0, "precision", because, detail=detail)
+
+
+def _elsewhere(run: Examined, formats: list[str], effective: str) -> str:
+    """Returns the precision asked for beside the one in which the run computes; empty where they are not known to
+    differ."""
+    if formats and PRECISIONS[run.precision].storage.name not in formats:
+        return _asked(run, formats)
+    return _asked(run, [effective]) if effective != run.precision else ""
 
 
 def _asked(run: Examined, formats: list[str]) -> str:

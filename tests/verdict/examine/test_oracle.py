@@ -37,9 +37,9 @@ def test_the_oracle_starts_from_the_numbers_that_the_precision_has():
     """Beside it errors are a few roundings; beside unrounded weights and inputs they are several times as large."""
     batch = make_batch(TASK, CPU)
     _, grads = step_to_gradients(make_backend("scratch", TASK, "bf16", CPU), *batch)
-    oracles = {name: oracle(subject_of(TASK, name, batch), [batch]).grads for name in ("bf16", "fp32")}
+    subject = subject_of(TASK, "bf16", batch)
     rounded, unrounded = (
-        max(map(relative_error, gradient_errors(grads, oracles[precision]).values()))
+        max(map(relative_error, gradient_errors(grads, oracle(subject, [batch], PRECISIONS[precision]).grads).values()))
         for precision in ("bf16", "fp32")
     )
     assert rounded < 2.0**-6
@@ -53,7 +53,7 @@ def test_subnormal_gradients_are_counted_at_the_loss_scale():
         loss = TASK.loss_fn(network(x.bfloat16().double()), y)
     dz = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(outputs.tensors.values()))]).abs()
     dz = dz[dz != 0]
-    exact = oracle(subject_of(TASK, "bf16", batch), [batch])
+    exact = oracle(subject_of(TASK, "bf16", batch), [batch], PRECISIONS["bf16"])
     for scale in (1.0, 2.0**-6, 2.0**6):
         share = (dz * scale < 2.0**-14).double().mean().item()
         assert exact.subnormal(scale) == pytest.approx(share)
@@ -63,7 +63,7 @@ def test_subnormal_gradients_are_counted_at_the_loss_scale():
 def test_the_noise_of_the_loss_is_what_roundings_of_the_activations_make():
     task = make_task(hidden=[64], batch_size=200)
     x, y = make_batch(task, CPU)
-    exact = oracle(subject_of(task, "bf16", (x, y)), [(x, y)])
+    exact = oracle(subject_of(task, "bf16", (x, y)), [(x, y)], PRECISIONS["bf16"])
     p64 = {n: p.bfloat16().double() for n, p in mlp_of(task).by_hand(params_of(task.new_model(0, CPU))).items()}
     x64, u, losses = x.bfloat16().double(), 2.0**-8, []
     for seed in range(300):

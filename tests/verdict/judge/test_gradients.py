@@ -15,7 +15,6 @@ from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.text import CharGpt
 from mpcompare.verdict.examine.layers import layers
 from mpcompare.verdict.findings import GradientError, RoundingError
-from mpcompare.verdict.judge.causes import Errors
 from mpcompare.verdict.judge.check import Examined
 from mpcompare.verdict.judge.limits import signed_limit, sum_error, tensor_limit
 
@@ -63,16 +62,6 @@ def test_gradients_that_are_rounded_to_nearest_are_right():
     ]
     assert len(signed) == 4
     assert max(signed) < 0.6
-
-
-@pytest.mark.parametrize(
-    ("slope", "residual", "limit", "one_sign"),
-    [(1.01, 0.5, 0.005, True), (0.99, 0.5, 0.005, True), (1.001, 0.5, 0.005, False), (1.01, 2.0, 0.005, False)],
-)
-def test_an_error_is_of_one_sign_if_the_rest_of_it_is_right(slope, residual, limit, one_sign):
-    error = GradientError(error=1.0, norm=100.0, largest=1.0, slope=slope, residual=residual, zeros=0.0, elements=9)
-    assert Errors(error, 1.0, limit).of_one_sign is one_sign
-    assert not Errors(error, 1.0, None).of_one_sign
 
 
 def test_in_any_one_direction_roundings_are_smaller_than_in_all():

@@ -11,7 +11,7 @@ from mpcompare.instruments import heap
 from mpcompare.tasks.optimizers import Replay
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.at_random import far_from
-from mpcompare.verdict.examine.numerics import SKETCH, chunks, clip_factor, total_norm
+from mpcompare.verdict.examine.numerics import SKETCH, chunks, clip_factor, spread, total_norm
 from mpcompare.verdict.findings import Clip, ClipFactor, Errors, GradientError, MicroBatches, UpdateError
 
 UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, relatively
@@ -165,7 +165,7 @@ def update_error(before: Tensor, after: Tensor, step: Tensor, magnitude: Tensor,
 def clip_errors(
     grads: Mapping[str, Tensor] | None, clipped: Mapping[str, Tensor], norm: float, clip_norm: float, norm_type: float
 ) -> Clip:
-    """Returns what clipping made of the gradients.
+    """Returns what clipping made of the gradients: their norms, and the factors of some elements of each.
 
     Args:
         grads: before; None where they cannot be seen.
@@ -177,12 +177,12 @@ def clip_errors(
         return Clip(norm, after, clip_norm, norm_type, elements)
     factors = {}
     for name, g in grads.items():
-        before, changed = g.double().flatten(), clipped[name].double().flatten()
+        before, changed = spread(g).double(), spread(clipped[name]).double()
         square = torch.dot(before, before).item()
         if square:
             slope = torch.dot(before, changed).item() / square
             rest = (changed - slope * before).norm().item() / math.sqrt(square)
-            factors[name] = ClipFactor(slope, rest, math.sqrt(square))
+            factors[name] = ClipFactor(slope, rest, total_norm({name: g}, 2.0))
     should_norm, should_factor = total_norm(grads, norm_type), clip_factor(grads, clip_norm, norm_type)
     return Clip(norm, after, clip_norm, norm_type, elements, should_norm, should_factor, factors)
 

@@ -6,7 +6,7 @@ its update is made of are kept.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.schedules import Schedule
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.seen import Seen, all_finite
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import Start, remembers_all, replayed, start_of
 from mpcompare.verdict.findings import Drive
@@ -22,28 +23,13 @@ from mpcompare.verdict.findings import Drive
 ELEMENTS = 1 << 12  # of each tensor
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The parts of one update, some elements of each tensor.
-
-    Attributes:
-        start: the backend before it.
-        grads, clipped: the gradients before and after they were clipped; of a step in one piece, after.
-        after: the weights after it.
-    """
-
-    start: Start
-    grads: Params
-    clipped: Params
-    after: Params
-
-
 class Midway(Stepper):
     """A stepper that keeps an update in the middle of training, the first one from there on that is taken. It copies
     some elements; the step is the same, bit for bit.
 
     Attributes:
-        kept: that update; None before it was taken, and of a task without a schedule.
+        kept: the backend before that update, and the update, some elements of each tensor; None before it was taken,
+            and of a task without a schedule.
     """
 
     def __init__(self, stepper: Stepper, schedule: Schedule, begun: int, last_step: int) -> None:
@@ -51,7 +37,7 @@ class Midway(Stepper):
         one."""
         super().__init__(stepper.backend, stepper.rates)
         self.taken, self.number = begun, middle(schedule, begun, last_step)
-        self.kept: Kept | None = None
+        self.kept: tuple[Start, Seen] | None = None
 
     def walk(self, batches: Batches) -> Walk:
         self.taken += 1
@@ -79,7 +65,7 @@ class _KeptWalk(Walk):
                 self.clipped = _some(self.backend.grads())
             if phase in ("step", WHOLE_STEP) and not bool(self.backend.skipped):
                 after = _some(self.backend.master_params())
-                self.stepper.kept = Kept(self.start, self.grads or self.clipped, self.clipped, after)
+                self.stepper.kept = self.start, self.start.seen(self.grads or self.clipped, self.clipped, after)
             yield phase
 
 
@@ -99,13 +85,14 @@ def midway(subject: Subject, stepper: Stepper) -> Drive | None:
         stepper: that of training.
     """
     kept = stepper.kept if isinstance(stepper, Midway) else None
-    if kept is None or not remembers_all(subject, kept.start):
+    if kept is None:
         return None
-    if not kept.clipped or not all(bool(g.isfinite().all()) for g in kept.clipped.values()):
+    start, seen = kept
+    if not remembers_all(subject, start) or not seen.clipped or not all_finite(seen.clipped):
         return None
     # A gradient of 0 may be that of a parameter that has none, and stays as it is.
-    clipped = {name: g for name, g in kept.clipped.items() if bool(g.any())}
-    return replayed(subject, stepper.backend, kept.start, (kept.grads, clipped, kept.after), {})[0]
+    clipped = {name: g for name, g in seen.clipped.items() if bool(g.any())}
+    return replayed(subject, stepper.backend, start, replace(seen, clipped=clipped), {})[0]
 
 
 def _some(tensors: Mapping[str, Tensor]) -> Params:

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Walk, promises_of
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import FORMATS
 from mpcompare.tasks.optimizers import IN_FP32, Coarse
-from mpcompare.tasks.task import Params, Task
-from mpcompare.verdict.examine.drive import digits
+from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.drive import digits, said_norm
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Change, Remembered, clip_errors, largest, update_errors
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
-from mpcompare.verdict.examine.numerics import spread, total_norm
+from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.seen import Seen, all_finite
 from mpcompare.verdict.examine.subject import Subject, promised_task
-from mpcompare.verdict.examine.updates import Update, some_of
-from mpcompare.verdict.findings import Clip, Count, Drive, KnownMistake, Step, TrainedUpdate, UpdateError
+from mpcompare.verdict.examine.updates import Update
+from mpcompare.verdict.findings import Count, Drive, KnownMistake, Step, TrainedUpdate, UpdateError
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,15 @@ class Start:
         """Returns what the optimizer remembers of one parameter."""
         tensors = {kind: {name: kept[name]} for kind, kept in self.optimizer.items() if name in kept}
         return Remembered(tensors, int(self.counts[name]) if name in self.counts else 0)
+
+    def update(self, seen: Seen) -> Update:
+        """Returns the update as known mistakes are compared with it."""
+        count = max((int(count) for count in self.counts.values()), default=self.updates)
+        return seen.update(self.updates, self.steps, Remembered(self.optimizer, count))
+
+    def seen(self, grads: Params, clipped: Params, after: Params) -> Seen:
+        """Returns the step, some elements of each tensor, from its gradients and the weights after it."""
+        return Seen(self.lr, math.nan, grads, clipped, self.weights, after, self.scale, skipped=False)
 
 
 def _some(tensors: Mapping[str, Tensor]) -> Params:
@@ -97,16 +106,19 @@ def trained_update(
     shown = _some(grads)
     walk.through("clip")
     whole = grads if walk.in_one_piece or task.clip_norm is None else backend.grads()
-    clips = [] if task.clip_norm is None or not grads else [_clip(walk, task, grads, whole)]
+    clips = []
+    if task.clip_norm is not None and grads:
+        before = None if walk.in_one_piece else grads
+        clips.append(clip_errors(before, whole, said_norm(backend), task.clip_norm, task.clip_norm_type))
     clipped = _some({name: g for name, g in whole.items() if name not in idle})
     walk.through("step")
     after, skipped = _some(backend.master_params()), bool(backend.skipped)
     walk.finish()
     followed = remembers_all(subject, start)
-    if skipped or not followed or not grads or not all(bool(g.isfinite().all()) for g in clipped.values()):
+    if skipped or not followed or not grads or not all_finite(clipped):
         return None
     kinds = backend.state_dict()["optimizer"]
-    drive, moments = replayed(subject, backend, start, (shown, clipped, after), kinds)
+    drive, moments = replayed(subject, backend, start, start.seen(shown, clipped, after), kinds)
     return TrainedUpdate(replace(drive, clips=clips), moments, _counts(start, kinds.get("step", {}), clipped))
 
 
@@ -117,24 +129,23 @@ def remembers_all(subject: Subject, start: Start) -> bool:
 
 
 def replayed(
-    subject: Subject, backend: Any, start: Start, seen: tuple[Params, Params, Params], kinds: Mapping[str, Params]
+    subject: Subject, backend: Any, start: Start, seen: Seen, kinds: Mapping[str, Params]
 ) -> tuple[Drive, dict[str, dict[str, float]]]:
     """Returns the update beside the replay's, and by kind and tensor the largest error over its bound of what the
     optimizer remembers after it.
 
     Args:
-        seen: the gradients before and after they were clipped, and the weights after the step.
         kinds: the optimizer's tensors after the step; empty where only the update is asked for.
     """
-    (_, clipped, after), promises, optimizer = seen, promises_of(backend), subject.task.optimizer
+    promises, optimizer = promises_of(backend), subject.task.optimizer
     coarse = Coarse(promises.coarse_weights, promises.coarse_moments) if promises.coarse else IN_FP32
     replay = optimizer.replay(coarse)
     compute = torch_dtype(subject.precision.storage)
     short = compute if promises.weights == "fp32" else torch_dtype(FORMATS[promises.weights])
     updates: dict[str, UpdateError] = {}
     moments: dict[str, dict[str, float]] = {}
-    for name, g in clipped.items():
-        change = Change(start.weights, after, {name: g}, start.lr, start.remembered(name))
+    for name, g in seen.clipped.items():
+        change = Change(seen.before, seen.after, {name: g}, seen.lr, start.remembered(name))
         updates |= update_errors(replay, change, short, promises.coarse_weights)
         for kind, (value, magnitude) in replay.kept(f"{name} 0").items():
             if name in kinds.get(kind, {}):
@@ -144,44 +155,11 @@ def replayed(
     lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
     mistakes: dict[str, KnownMistake] = {}
     if wrong and not promises.coarse:  # bounds of coarse weights are so wide that mistakes fit into them
-        mistakes = known_mistakes(promised_task(subject.task, promises), [_update(start, seen)], compute)
+        mistakes = known_mistakes(promised_task(subject.task, promises), [start.update(seen)], compute)
     step = Step(True, False, False, True, start.scale, start.scale)
     remembered = {kind: _some(tensors) for kind, tensors in kinds.items()} if wrong or lost else {}
     drive = Drive([step], [updates], [start.lr], [], None, known_mistakes=mistakes, digits=digits(remembered))
     return drive, moments
-
-
-def _update(start: Start, seen: tuple[Params, Params, Params]) -> Update:
-    """Returns the update as known mistakes are held beside it; the arguments are those of ``replayed``."""
-    grads, clipped, after = seen
-    counts = max((int(count) for count in start.counts.values()), default=start.updates)
-    kept = {kind: some_of(tensors) for kind, tensors in start.optimizer.items()}
-    return Update(
-        before=some_of(start.weights),
-        after=some_of(after),
-        grads=some_of(grads),
-        clipped=some_of(clipped),
-        lr=start.lr,
-        norm=total_norm(clipped, 2.0),
-        number=start.updates,
-        steps=start.steps,
-        remembered=Remembered(kept, counts),
-        scale=start.scale,
-    )
-
-
-def _clip(walk: Walk, task: Task, grads: Params, clipped: Mapping[str, Tensor]) -> Clip:
-    """Returns what clipping made of the gradients: the norms of all elements, and the factors of some."""
-    norm = math.nan if walk.backend.grad_norm is None else float(walk.backend.grad_norm)
-    assert task.clip_norm is not None
-    norms = norm, total_norm(clipped, task.clip_norm_type), task.clip_norm, task.clip_norm_type
-    elements = sum(g.numel() for g in grads.values())
-    if walk.in_one_piece:
-        return Clip(*norms, elements)
-    some = clip_errors(_some(grads), _some(clipped), *norms[::2], task.clip_norm_type)
-    factors = {name: replace(e, norm=total_norm({name: grads[name]}, 2.0)) for name, e in some.factors.items()}
-    should_norm = total_norm(grads, task.clip_norm_type)
-    return Clip(*norms, elements, should_norm, factor_of_norm(should_norm, task.clip_norm), factors)
 
 
 def _counts(start: Start, after: Mapping[str, Tensor], moved: Params) -> dict[str, Count]:

@@ -12,12 +12,12 @@ from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import first_line
 from mpcompare.precision import PRECISIONS, Precision
 from mpcompare.tasks.task import Task
-from mpcompare.verdict.examine.drive import digits
 from mpcompare.verdict.examine.errors import Remembered, update_errors
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
+from mpcompare.verdict.examine.rule import digits
 from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.findings import Drive, KnownMistake, Layers, Step, UpdateError

@@ -42,18 +42,18 @@ def age_of(subject: Subject, young: Driver) -> Age | None:
         young: the driver of the pass ``first``, after its steps.
     """
     kept = young.backend.state_dict()["optimizer"]
-    grows = isinstance(young.scaling, DynamicLossScale)
+    grows = isinstance(young.policy.scaling, DynamicLossScale)
     if not grows and "step" not in kept:
         return None
-    known = young.task.optimizer.initial_state(torch.zeros(()))
+    known = young.subject.task.optimizer.initial_state(torch.zeros(()))
     # A backend that remembers something else under names of its own begins anew: no replay could follow it.
     optimizer = dict(kept) if set(known) <= set(kept) else {}
     if "step" in optimizer:
         optimizer["step"] = {name: torch.full_like(count, UPDATES) for name, count in optimizer["step"].items()}
     loss_scale = {}
-    if isinstance(young.scaling, DynamicLossScale):
-        good = next((step.loss_scale for step in young.taken if step.finite), young.scaling.scale)
-        loss_scale = {"scale": good, "growth_tracker": young.scaling.growth_interval - 1}
+    if isinstance(young.policy.scaling, DynamicLossScale):
+        good = next((step.loss_scale for step in young.found.steps if step.finite), young.policy.scaling.scale)
+        loss_scale = {"scale": good, "growth_tracker": young.policy.scaling.growth_interval - 1}
     return Age(subject.shared.aside(optimizer), loss_scale)
 
 
@@ -64,20 +64,19 @@ def aged(subject: Subject, age: Age, batch: Batches, exact: Exact) -> Aged:
         batch: the first one.
         exact: the oracle's step on it.
     """
-    driver = Driver(subject, subject.scaling, batch, exact)
+    driver, optimizer = Driver(subject, subject.scaling, batch, exact), age.optimizer()
     state: State = driver.backend.state_dict()
-    driver.load({**state, "optimizer": age.optimizer(), "loss_scale": {**state["loss_scale"], **age.loss_scale}})
-    del state
+    driver.load({**state, "optimizer": optimizer, "loss_scale": {**state["loss_scale"], **age.loss_scale}})
+    counted = set(optimizer.get("step", {}))
+    del state, optimizer
     driver.take(batch)
-    found = driver.backend.state_dict()["optimizer"].get("step", {})
+
+    def should_count(name: str) -> int:
+        """It begins at 0 where the state that was loaded had no count, and goes on with each gradient."""
+        return UPDATES * (name in counted) + sum(name not in without for without in driver.found.idle)
+
     counts = {
-        name: Count(float(count), _should_count(name, driver), dtype_name(count.dtype)) for name, count in found.items()
+        name: Count(float(count), should_count(name), dtype_name(count.dtype))
+        for name, count in driver.backend.state_dict()["optimizer"].get("step", {}).items()
     }
     return Aged(driver.result(), bool(age.loss_scale), counts)
-
-
-def _should_count(name: str, driver: Driver) -> int:
-    """Returns the number of updates that the optimizer counts of a parameter after the step: it begins at 0 where the
-    state that was loaded had none of it, and an update without a gradient of it does not count."""
-    before = UPDATES if name in driver.counted else 0
-    return before + sum(name not in without for without in driver.idle)

@@ -11,45 +11,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Batches, State, Walk, promises_of
-from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
-from mpcompare.precision import FORMATS
+from mpcompare.promises import Promises
 from mpcompare.stored import Stored
-from mpcompare.tasks.optimizers import IN_FP32, Coarse, Optimizer
 from mpcompare.tasks.task import Params, Task, buffers_of, with_values
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.draws import beside_the_oracle
 from mpcompare.verdict.examine.effective_precision import effective_precision
-from mpcompare.verdict.examine.errors import (
-    FROM_THE_START,
-    Remembered,
-    gradient_errors,
-    micro_batches,
-    update_errors,
-)
+from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered, gradient_errors, micro_batches
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
-from mpcompare.verdict.examine.known_mistakes import known_mistakes
 from mpcompare.verdict.examine.new_step import new_step
 from mpcompare.verdict.examine.oracle import Exact
+from mpcompare.verdict.examine.rule import Rule, digits, early
 from mpcompare.verdict.examine.seen import Seen, all_finite, moved
-from mpcompare.verdict.examine.subject import Subject, promised_scaling, promised_task
+from mpcompare.verdict.examine.subject import Subject, promised_scaling
 from mpcompare.verdict.examine.updates import Update
-from mpcompare.verdict.findings import (
-    Clip,
-    Drive,
-    Errors,
-    Gradients,
-    NextScale,
-    Step,
-    UpdateError,
-)
+from mpcompare.verdict.findings import Drive, Errors, Gradients, NextScale, Step
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
 
@@ -97,12 +81,40 @@ def beside(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
     )
 
 
+class Policy:
+    """The loss scale that a backend should have, and the steps that it should skip.
+
+    Attributes:
+        scaling: as the backend promises it, after the steps that were seen.
+        asked: as it was asked for.
+        skips: whether a step is skipped whose gradients are not finite.
+    """
+
+    def __init__(self, scaling: LossScale, promises: Promises) -> None:
+        self.asked, self.scaling = copy.deepcopy(scaling), promised_scaling(scaling, promises)
+        self.skips = promises.skips_without_scale or not isinstance(scaling, NoLossScale)
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """Loads the state of a loss scale."""
+        for scaling in (self.scaling, self.asked):
+            load_state(scaling, state)
+
+    def step(self, seen: Seen, finite: bool) -> Step:
+        """Returns what a step should have done, and goes on to the next one."""
+        asked = None if self.asked.scale == self.scaling.scale else self.asked.scale
+        step = seen.step(finite, self.skips, self.scaling.scale, asked)
+        for scaling in (self.scaling, self.asked):
+            scaling.update(not finite)
+        return step
+
+
 class Driver:
     """Takes steps with a new backend, and writes down each.
 
     Attributes:
         backend: the one that is driven.
-        scaling: the loss scale as its policy has it after these steps.
+        policy: its loss scale after these steps.
+        found: what was written down.
         draws_alike: whether each step of the first batch drew the random numbers of the oracle's.
     """
 
@@ -111,24 +123,11 @@ class Driver:
     ) -> None:
         self.subject, self.start, self.exact, self.with_oracle = subject, start, exact, with_oracle
         self.backend = subject.make_backend(subject.examined, scaling)
-        self.promises = promises = promises_of(self.backend)
-        self.task = promised_task(subject.task, promises)
-        self.asked, self.scaling = copy.deepcopy(scaling), promised_scaling(scaling, promises)
-        self.trained_scale = promised_scaling(subject.scaling, promises).scale
-        coarse = Coarse(promises.coarse_weights, promises.coarse_moments) if promises.coarse else IN_FP32
-        self.replay = subject.task.optimizer.replay(coarse)
-        self.checks = promises.skips_without_scale or not isinstance(scaling, NoLossScale)
-        self.rates = subject.task.new_rates()
-        self.compute_dtype = torch_dtype(subject.precision.storage)
-        self.loaded, self.counted = False, set[str]()
-        self.remembered = FROM_THE_START
-        self.early: list[str] = []
-        self.taken: list[Step] = []
+        self.rule = Rule(subject, promises_of(self.backend))
+        self.policy, self.rates = Policy(scaling, self.rule.promises), subject.task.new_rates()
+        self.loaded: Remembered | None = None  # until the first update
+        self.found = Drive([], [], [], [], None)
         self.updates: list[Update] = []
-        self.update_errors: list[dict[str, UpdateError]] = []
-        self.clips: list[Clip] = []
-        self.idle: list[dict[str, bool]] = []
-        self.next_scale: NextScale | None = None
         self.first_finite: tuple[Seen, Batches] | None = None
         self.first_buffers: tuple[Seen, Mapping[str, Tensor]] | None = None  # with those after the step
         self.draws_alike = True
@@ -136,32 +135,27 @@ class Driver:
     def load(self, state: State) -> None:
         """Loads a state of the backend's own, whose parameters are the initial ones, before the first step."""
         self.backend.load_state_dict(state)
-        self.loaded, kinds = True, state["optimizer"]
-        for scaling in (self.scaling, self.asked):
-            load_state(scaling, state["loss_scale"])
-        self.counted = set(kinds.get("step", {}))
-        counts = [int(count) for count in kinds.get("step", {}).values()]
-        tensors = {kind: tensors for kind, tensors in kinds.items() if kind != "step"}
-        self.remembered = Remembered(tensors, max(counts, default=0), at_once=True)
+        self.policy.load(state["loss_scale"])
+        tensors = dict(state["optimizer"])
+        counts = [int(count) for count in tensors.pop("step", {}).values()]
+        self.loaded = Remembered(tensors, max(counts, default=0), at_once=True)
         for t in (t for of_kind in tensors.values() for t in of_kind.values()):
             heap.forget(t)  # the backend has read it
 
     def take(self, batch: Batches) -> bool:
         """Takes a step; returns whether its gradients were finite."""
         heap.trim()  # what is compared after one step, and what the next one needs, are of other sizes
-        taken = self._step(batch)
+        found, taken = self.found, self._step(batch)
         finite = self._finite_gradients(taken)
         self.draws_alike &= taken.draws_alike or batch is not self.start
-        self._write_step(taken, finite)
-        at_first = len(self.taken) == 1 and taken.draws_alike
-        if self.exact.buffers and at_first:  # skipped or not: its forward is that of the oracle
+        if self.exact.buffers and not found.steps and taken.draws_alike:  # its forward is that of the oracle
             self.first_buffers = taken, Stored(self.backend.buffers())
-        if not self.updates and taken.skipped and not self.loaded:
-            self.early = early(self.backend.state_dict()["optimizer"], self.task.optimizer)
-        self.scaling.update(not finite)
-        self.asked.update(not finite)
-        self.rates.count(self.checks and not finite)
-        self.next_scale = NextScale(float(self.backend.loss_scale()), self.scaling.scale)
+        found.steps.append(self.policy.step(taken, finite))
+        if not self.updates and taken.skipped and self.loaded is None:
+            found.early[:] = early(self.backend.state_dict()["optimizer"], self.subject.task.optimizer)
+        self.rates.count(self.policy.skips and not finite)
+        scales = NextScale(float(self.backend.loss_scale()), self.policy.scaling.scale)
+        self.found = replace(found, next_scale=scales)
         if finite and not taken.skipped:
             self._write_update(self._without_idle(taken, batch))
         if finite and self.first_finite is None:
@@ -170,44 +164,34 @@ class Driver:
 
     def one_more(self, batch: Batches) -> Drive:
         """Takes one more step, of which a drive of its own tells whether it was skipped."""
+        self.found = Drive([], [], [], [], None)
         self.take(batch)
-        return Drive(self.taken[-1:], [], [], [], self.next_scale)
+        return Drive(self.found.steps, [], [], [], self.found.next_scale)
 
     def result(self) -> Drive:
         """Returns everything that was written down; of updates that are wrong, the known mistakes that make them. The
         backend is freed, but for that of the pass ``first``."""
-        remembered = self.backend.state_dict()["optimizer"]
-        wrong = any(not e.excess <= 1 for update in self.update_errors for e in update.values())
-        short, coarse = self.promises.moments != "fp32", self.promises.coarse
-        digits_of_state = digits(remembered) if wrong or short else {}
+        mistakes = self.rule.mistakes(self.updates, self.found.updates)
+        short = mistakes is not None or self.rule.promises.moments != "fp32"
+        digits_of_state = digits(self.backend.state_dict()["optimizer"]) if short else {}
         finite, buffers = self._of_oracle() if self.with_oracle else self._of_new_backend()
-        return Drive(
-            steps=list(self.taken),
-            updates=list(self.update_errors),
-            rates=[update.lr for update in self.updates],
-            clips=list(self.clips),
-            next_scale=self.next_scale,
-            finite=finite,
-            buffers=buffers,
-            # Bounds of coarse weights are so wide that mistakes fit into them.
-            known_mistakes=known_mistakes(self.task, self.updates, self.compute_dtype) if wrong and not coarse else {},
-            digits=digits_of_state,
-            early=self.early,
-            idle=list(self.idle) if any(self.idle) else [],
+        idle = self.found.idle if any(self.found.idle) else []
+        return replace(
+            self.found, finite=finite, buffers=buffers, known_mistakes=mistakes or {}, digits=digits_of_state, idle=idle
         )
 
     def _step(self, batch: Batches) -> Seen:
-        backend, lr = self.backend, float(self.rates.now)
+        backend, lr, task = self.backend, float(self.rates.now), self.rule.task
         before, scale = Stored(backend.master_params()), float(backend.loss_scale())
         buffers = Stored(backend.buffers())
         walk = Walk(backend, batch, lr)
         draws_alike = beside_the_oracle(self.exact, walk)
         walk.through("unscale")
         loss, grads = float(walk.loss), Stored(backend.grads())
-        several = self.task.accumulate > 1 and not walk.in_one_piece
+        several = task.accumulate > 1 and not walk.in_one_piece
         moved_early = several and moved(before, backend.master_params())
         walk.through("clip")
-        clipped = grads if walk.in_one_piece or self.task.clip_norm is None else Stored(backend.grads())
+        clipped = grads if walk.in_one_piece or task.clip_norm is None else Stored(backend.grads())
         walk.through("step")
         after, skipped = rows_of(backend.master_params()), bool(backend.skipped)
         walk.finish()
@@ -221,30 +205,25 @@ class Driver:
         where it is inf or NaN, and else the backend, where its loss is scaled."""
         if taken.grads:
             return all_finite(taken.grads)
-        return math.isfinite(taken.loss) and not (self.checks and taken.skipped)
+        return math.isfinite(taken.loss) and not (self.policy.skips and taken.skipped)
 
     def _without_idle(self, taken: Seen, batch: Batches) -> Seen:
         """Writes down whether parameters without a gradient moved, and returns the step without their gradients."""
-        names = idle(self.subject.examined, self.task.loss_fn, batch, taken.grads, taken.before)
-        self.idle.append(moved_ones(names, taken.before, taken.after))
+        names = idle(self.subject.examined, self.rule.task.loss_fn, batch, taken.grads, taken.before)
+        self.found.idle.append(moved_ones(names, taken.before, taken.after))
         if not names:
             return taken
         shown = {name: g for name, g in taken.grads.items() if name not in names}
         return replace(taken, grads=shown, clipped={name: taken.clipped[name] for name in shown})
 
-    def _write_step(self, taken: Seen, finite: bool) -> None:
-        asked = None if self.asked.scale == self.scaling.scale else self.asked.scale
-        self.taken.append(taken.step(finite, self.checks, self.scaling.scale, asked))
-
     def _write_update(self, taken: Seen) -> None:
-        weights = self.promises.weights
-        short = self.compute_dtype if weights == "fp32" else torch_dtype(FORMATS[weights])
-        change = taken.change(self.remembered)
-        self.update_errors.append(update_errors(self.replay, change, short, self.promises.coarse_weights))
-        self.updates.append(taken.update(int(self.rates.updates) - 1, len(self.taken) - 1, self.remembered))
-        self.remembered = FROM_THE_START
-        if taken.grads and self.task.clip_norm is not None:
-            self.clips.append(taken.clip(self.task.clip_norm, self.task.clip_norm_type))
+        found, task = self.found, self.rule.task
+        remembered = FROM_THE_START if self.updates or self.loaded is None else self.loaded
+        found.updates.append(self.rule.errors(taken.change(remembered)))
+        found.rates.append(taken.lr)
+        self.updates.append(taken.update(int(self.rates.updates) - 1, len(found.steps) - 1, remembered))
+        if taken.grads and task.clip_norm is not None:
+            found.clips.append(taken.clip(task.clip_norm, task.clip_norm_type))
 
     def _of_oracle(self) -> tuple[Gradients | None, Errors]:
         """Returns the first finite step, and the buffers after the first step, compared with the oracle's."""
@@ -253,7 +232,7 @@ class Driver:
             return None, buffers
         taken, _ = self.first_finite
         grads = taken.grads if taken.draws_alike else {}  # those of other masks are no errors
-        if taken.in_one_piece and (factor := own_factor(taken.norm, self.task)) < 1:
+        if taken.in_one_piece and (factor := own_factor(taken.norm, self.rule.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
         found = self._beside(taken, grads, self.exact)
         shown = effective_precision(self.subject, self.start, grads, found.gradients) if grads else None
@@ -267,8 +246,7 @@ class Driver:
         if self.first_finite is not None:
             taken, batch = self.first_finite
             again = self._again(taken, batch)
-            grads = taken.grads if taken.draws_alike else {}
-            finite = self._beside(taken, grads, again)
+            finite = self._beside(taken, taken.grads if taken.draws_alike else {}, again)
         if self.first_buffers is not None:  # forward does not depend on the loss scale; here nothing overflows
             taken, _ = self.first_buffers
             if again is None or self.first_finite is None or self.first_finite[0] is not taken:
@@ -278,7 +256,8 @@ class Driver:
         return finite, buffers
 
     def _beside(self, taken: Seen, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
-        return replace(beside(taken.loss, grads, exact), subnormal=self.exact.subnormal(self.trained_scale))
+        scale = promised_scaling(self.subject.scaling, self.rule.promises).scale
+        return replace(beside(taken.loss, grads, exact), subnormal=self.exact.subnormal(scale))
 
     def _again(self, taken: Seen, batch: Batches) -> Exact:
         """Returns a step as a new backend takes it."""
@@ -290,9 +269,8 @@ class Driver:
         if self.first_buffers is None:
             return {}
         taken, found = self.first_buffers
-        restored = taken.skipped and self.promises.restores_buffers
-        expected = buffers_of(self.subject.examined) if restored else expected
-        return gradient_errors(found, {name: b.double() for name, b in expected.items()})
+        restored = taken.skipped and self.rule.promises.restores_buffers
+        return step_errors(found, buffers_of(self.subject.examined) if restored else expected)
 
 
 def said_norm(backend: Any) -> float:
@@ -304,32 +282,3 @@ def own_factor(norm: float, task: Task) -> float:
     """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that it says
     they had."""
     return factor_of_norm(norm, task.clip_norm) if task.clip_norm is not None and norm >= 0 else 1.0
-
-
-def digits(state: Mapping[str, Params]) -> dict[str, float]:
-    """Returns, of each kind of what the optimizer remembers, the share of nonzero numbers that have no more digits than
-    fp16 or bf16."""
-    shares = {}
-    for kind, tensors in _moments(state).items():
-        values = torch.cat([t.detach().flatten() for t in tensors.values() if t.dim()] or [torch.zeros(0)])
-        if len(values := values[values != 0]):
-            exact = [(values.to(dtype).float() == values).double().mean() for dtype in (torch.float16, torch.bfloat16)]
-            shares[kind] = float(max(exact))
-    return shares
-
-
-def early(state: Mapping[str, Params], optimizer: Optimizer) -> list[str]:
-    """Returns the kinds of the optimizer's tensors that hold another number than they should before the first update:
-    0, but for a few optimizers."""
-    first = optimizer.initial_state(torch.zeros(()))
-    at_first = {kind: float(first[kind]) if kind in first else 0.0 for kind in state}
-    return [
-        kind
-        for kind, tensors in _moments(state).items()
-        if any(bool((t != at_first[kind]).any()) for t in tensors.values())
-    ]
-
-
-def _moments(state: Mapping[str, Params]) -> dict[str, Params]:
-    """Returns everything that the optimizer remembers, but for the count of updates, which is a whole number."""
-    return {kind: tensors for kind, tensors in state.items() if kind != "step"}

@@ -36,7 +36,7 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
         follow.insert(2, infinite)
     scaling = _too_large(subject.scaling, exact.largest)
     driver = drive(subject, scaling, batches[0], follow, exact)
-    if driver.taken[0].finite and subject.precision.storage == FP16:  # bf16 would overflow at no scale
+    if driver.found.steps[0].finite and subject.precision.storage == FP16:  # bf16 would overflow at no scale
         driver = drive(subject, _far_too_large(subject, scaling, exact), batches[0], follow, exact)
     return driver.result()
 

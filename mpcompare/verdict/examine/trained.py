@@ -14,18 +14,16 @@ import torch
 from torch import Tensor
 
 from mpcompare.contract import Walk, promises_of
-from mpcompare.dtypes import dtype_name, torch_dtype
-from mpcompare.precision import FORMATS
-from mpcompare.tasks.optimizers import IN_FP32, Coarse
+from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.drive import digits, said_norm
-from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Change, Remembered, clip_errors, largest, update_errors
-from mpcompare.verdict.examine.known_mistakes import known_mistakes
+from mpcompare.verdict.examine.drive import said_norm
+from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, clip_errors, largest
 from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.rule import Rule, digits
 from mpcompare.verdict.examine.seen import Seen, all_finite
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.examine.updates import Update
-from mpcompare.verdict.findings import Count, Drive, KnownMistake, Step, TrainedUpdate, UpdateError
+from mpcompare.verdict.findings import Count, Drive, Step, TrainedUpdate, UpdateError
 
 
 @dataclass(frozen=True)
@@ -137,28 +135,20 @@ def replayed(
     Args:
         kinds: the optimizer's tensors after the step; empty where only the update is asked for.
     """
-    promises, optimizer = promises_of(backend), subject.task.optimizer
-    coarse = Coarse(promises.coarse_weights, promises.coarse_moments) if promises.coarse else IN_FP32
-    replay = optimizer.replay(coarse)
-    compute = torch_dtype(subject.precision.storage)
-    short = compute if promises.weights == "fp32" else torch_dtype(FORMATS[promises.weights])
+    rule = Rule(subject, promises_of(backend))
     updates: dict[str, UpdateError] = {}
     moments: dict[str, dict[str, float]] = {}
     for name, g in seen.clipped.items():
-        change = Change(seen.before, seen.after, {name: g}, seen.lr, start.remembered(name))
-        updates |= update_errors(replay, change, short, promises.coarse_weights)
-        for kind, (value, magnitude) in replay.kept(f"{name} 0").items():
+        updates |= rule.errors(replace(seen, clipped={name: g}).change(start.remembered(name)))
+        for kind, (value, magnitude) in rule.replay.kept(f"{name} 0").items():
             if name in kinds.get(kind, {}):
                 error = (spread(kinds[kind][name]).double() - value).abs_()
                 moments.setdefault(kind, {})[name] = largest(error.div_(magnitude.mul(UNIT_ROUNDOFF)))
-    wrong = not all(e.excess <= 1 for e in updates.values())
+    mistakes = rule.mistakes([start.update(seen)], [updates])
     lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
-    mistakes: dict[str, KnownMistake] = {}
-    if wrong and not promises.coarse:  # bounds of coarse weights are so wide that mistakes fit into them
-        mistakes = known_mistakes(promised_task(subject.task, promises), [start.update(seen)], compute)
     step = Step(True, False, False, True, start.scale, start.scale)
-    remembered = {kind: _some(tensors) for kind, tensors in kinds.items()} if wrong or lost else {}
-    drive = Drive([step], [updates], [start.lr], [], None, known_mistakes=mistakes, digits=digits(remembered))
+    remembered = {kind: _some(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}
+    drive = Drive([step], [updates], [start.lr], [], None, known_mistakes=mistakes or {}, digits=digits(remembered))
     return drive, moments
 
 

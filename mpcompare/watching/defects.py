@@ -166,7 +166,7 @@ def _failed(checks: Iterator[Check], names: Sequence[str]) -> Iterator[Defect]:
     for check in checks:
         if not check.passed:
             place = next((n for n in names if _says(check.because, n)), "")
-            place = place or next((n for n in names if _says(check.name, n)), "")
+            place = place or check.tensor or next((n for n in names if _says(check.place, n)), "")
             yield Defect(check.cause or "gradients", place, check.because)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from mpcompare.report.figures.judged import Judged, compared, references
 from mpcompare.verdict.findings import relative_error
+from mpcompare.verdict.judge.gradients import FIRST
 
 NOTHING = 1e-10  # times the largest gradient's norm: a smaller one is the rounding of float64 alone
 
@@ -89,5 +90,5 @@ def _relative_limit(run: Judged, runs: Sequence[Judged], tensor: str) -> float:
     """The limit of a run's error, or, for a reference, of the runs that were compared with it; NaN if there is none."""
     norm = run.norm(tensor) or run.reference_norm(tensor)  # of a gradient that is missing
     judges = compared(run, runs) if run.is_reference else [run]
-    limits = [judge.limit(f"gradient in the first step, {tensor}") for judge in judges]
+    limits = [judge.limit(("gradients", "layers"), f"gradient {FIRST}", tensor) for judge in judges]
     return next((limit / norm for limit in limits if math.isfinite(limit) and norm), math.nan)

@@ -55,9 +55,10 @@ class Judged:
     def line(self) -> dict[str, Any]:
         return kit.line(self.place)
 
-    def limit(self, check: str) -> float:
-        """Returns the limit of a check; NaN if the run was not checked for that."""
-        return next((c.limit for c in self.verdict.checks if c.name == check), math.nan)
+    def limit(self, kinds: Sequence[str], place: str, tensor: str = "") -> float:
+        """Returns the limit of a check of one of these kinds; NaN if the run was not checked for that."""
+        known = ((c.kind in kinds, c.place, c.tensor, c.limit) for c in self.verdict.checks)
+        return next((limit for *identity, limit in known if identity == [True, place, tensor]), math.nan)
 
     @property
     def difference(self) -> np.ndarray:

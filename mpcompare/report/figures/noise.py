@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.judged import Judged, compared, judged, references
 from mpcompare.report.figures.kit import at_the_top, grid, marker, nothing, positive
+from mpcompare.verdict.judge.training import LOSS
 from mpcompare.verdict.judge.trajectories import steps_of_both
 
 
@@ -41,7 +42,7 @@ def _shows(run: Judged) -> bool:
 
 def _panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:
     band, differences = reference.noise, [run.difference for run in runs]
-    limits = dict.fromkeys(limit for run in runs if math.isfinite(limit := run.limit("loss over the run")))
+    limits = dict.fromkeys(limit for run in runs if math.isfinite(limit := run.limit(("run",), LOSS)))
     shown = positive([*itertools.chain(*differences), *(band if band is not None else ()), *limits])
     bottom, top = (shown.min() / 2, shown.max() * 3) if len(shown) else (1e-9, 1.0)
     if band is not None:

@@ -2,16 +2,22 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from mpcompare.records import write_json
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs.files import path_in
+from mpcompare.verdict.judge.check import Check
 
 
 def write(report: Report, folder: Path) -> None:
     """Writes ``verdict.json`` into ``folder``."""
     document = {
-        name: {**asdict(verdict), "checks": [{**asdict(check), "passed": check.passed} for check in verdict.checks]}
+        name: {**asdict(verdict), "checks": [_check(check) for check in verdict.checks]}
         for name, verdict in report.verdicts.items()
     }
     write_json(path_in(folder, "verdict.json"), document, indent=2)
+
+
+def _check(check: Check) -> dict[str, Any]:
+    return {"name": check.name, **asdict(check), "passed": check.passed}

@@ -48,7 +48,7 @@ def _formats(case: Case) -> Iterator[Check]:
     for name, b in (case.run.findings.buffers or {}).items():
         short = _is_short(b.dtype) and not _is_short(b.should_dtype)
         because = f"{name}, which every step moves, is kept in {b.dtype}, and in {b.should_dtype} in the network"
-        yield Check(f"format of buffer {name}", float(short), 0, IN_16_BITS, because)
+        yield Check("format of buffer", float(short), 0, IN_16_BITS, because, tensor=name)
 
 
 def _digits(case: Case) -> Iterator[Check]:
@@ -81,4 +81,4 @@ def _of_pass(case: Case, where: str, after: str, roundings: Mapping[str, Roundin
         error = Errors(run.buffers.get(name), limit + stored_coarsely(case.run) * e.norm)
         if not math.isnan(error.limit):
             because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm {after}"
-            yield Check(f"buffer {name} {after}", error.error, error.limit, cause_of(case, name), because)
+            yield Check(f"buffer {after}", error.error, error.limit, cause_of(case, name), because, tensor=name)

@@ -12,27 +12,34 @@ from mpcompare.verdict.findings import Findings
 
 @dataclass(frozen=True)
 class Check:
-    """A number and its limit.
+    """A number and its limit. Kind, place and tensor are its identity.
 
     Attributes:
-        name: the property that was looked at, and the tensor.
+        place: the property that was looked at, and where.
         value, limit: the check passes where ``value <= limit``; NaN does not pass.
         cause: a word or two for what is wrong where it fails; docs/verdict.md lists them.
         because: the same in a sentence, with its numbers.
         kind: one of ``kinds.KINDS``.
+        tensor: the one that was looked at; empty where it was no single one.
         detail: a few words that belong to the cause in a table; empty where the cause says it all.
         tight: whether the limit bounds the roundings of each element, so that the worst of many comes near to it in
             correct runs, too: nearness means nothing then.
     """
 
-    name: str
+    place: str
     value: float
     limit: float
     cause: str
     because: str
     kind: str = ""
+    tensor: str = ""
     detail: str = ""
     tight: bool = False
+
+    @property
+    def name(self) -> str:
+        """Place and tensor in a line."""
+        return f"{self.place}, {self.tensor}" if self.tensor else self.place
 
     @property
     def passed(self) -> bool:

@@ -43,9 +43,9 @@ def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Iterator[
         # The factor has the error of the norm, and is made, and multiplied with, in four more roundings; below 2^-126
         # products may become 0.
         limit = (error + tiny / before + 4 * u) * factor + math.sqrt(clip.elements) * 2.0**-126 / e.norm
-        yield Check(f"clip factor of {tensor} in {name}", abs(e.factor - factor), limit, "clip", because)
+        yield Check(f"clip factor in {name}", abs(e.factor - factor), limit, "clip", because, tensor=tensor)
         because = f"clipping changes the direction of the gradient of {tensor} in {name}, by {e.rest:.2g} of its norm"
-        yield Check(f"clipped gradient of {tensor} in {name}", e.rest, limit, "clip", because)
+        yield Check(f"clipped gradient in {name}", e.rest, limit, "clip", because, tensor=tensor)
     because = f"the norm of the clipped gradients is {clip.norm_after:.6g} in {name}, where clipping makes "
     because += f"{factor * before:.6g} of {before:.6g}"
     difference, limit = abs(clip.norm_after - factor * before), (2 * error + 4 * u) * factor * before + tiny

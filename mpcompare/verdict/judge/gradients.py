@@ -95,7 +95,7 @@ def gradient_checks(
     if where != FIRST and explained and first_is_right:
         because = f"those of the first step are right, and {where} {because}"
     for name, e in errors.items():
-        yield Check(f"gradient {where}, {name}", e.error, e.limit, cause or explained, because)
+        yield Check(f"gradient {where}", e.error, e.limit, cause or explained, because, tensor=name)
     real = [name for name in errors if not vanishes(name, reference, roundings)]
     yield from _zeros(case, where, passes, real)
     yield from _signed({name: errors[name] for name in real}, where, cause or explained, because)
@@ -115,7 +115,7 @@ def _signed(errors: Mapping[str, Errors], where: str, cause: str, because: str) 
             f"the gradient of {name} {where} is {e.of.slope:.5g} times what it should be, which rounding to nearest "
         )
         alone += "hardly makes: errors of one sign, as of numbers that are cut off"
-        yield Check(f"signed error {where}, {name}", part, e.signed_limit, cause or "rounding", because or alone)
+        yield Check(f"signed error {where}", part, e.signed_limit, cause or "rounding", because or alone, tensor=name)
 
 
 def errors_of(
@@ -156,4 +156,4 @@ def _zeros(case: Case, where: str, passes: tuple[Pass, Pass], names: list[str]) 
         layer = case.run.findings.layers.get(name)
         cancel = 2 * case.run.unit_roundoff * e.elements if layer and layer.uses > 1 else 0.0
         limit = K * e.zeros * e.elements + cancel + 4 * math.sqrt(cancel) + 9
-        yield Check(f"zeros {where}, {name}", zeros * e.elements, limit, "underflow", because)
+        yield Check(f"zeros {where}", zeros * e.elements, limit, "underflow", because, tensor=name)

@@ -19,6 +19,5 @@ def checks(case: Case) -> Iterator[Check]:
                     f"{name} has no gradient in this update, and moves all the same: a gradient of 0 lets it decay, "
                     "and its momentum move it"
                 )
-                yield Check(
-                    f"update {number} of pass {where}, {name} without a gradient", moved, 0, "unused parameter", because
-                )
+                place = f"update {number} of pass {where} without a gradient"
+                yield Check(place, moved, 0, "unused parameter", because, tensor=name)

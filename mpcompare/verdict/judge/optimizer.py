@@ -31,7 +31,7 @@ def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
                     why, because = cause, f"the update of {name} is {how}"
                 elif e.lost == 1 and e.lost_in_fp32 < 1:
                     why, because = "update left out", f"the update leaves {name} as it is, bit for bit"
-                yield Check(f"update {number} of pass {where}, {name}", e.excess, 1, why, because, tight=True)
+                yield Check(f"update {number} of pass {where}", e.excess, 1, why, because, tight=True, tensor=name)
         for number, step in enumerate(drive.steps, start=1):
             if not step.should_skip and not step.skipped:
                 because = f"step {number} of pass {where} leaves all weights as they are"

@@ -20,4 +20,4 @@ def checks(case: Case) -> Iterator[Check]:
     for name, finite in run.finite.items():
         if reference.finite.get(name):
             because = f"{WHERE}, the gradient of {name} holds inf or NaN, and none in fp32: 0 / 0 in backward"
-            yield Check(f"gradient of padding, {name}", float(not finite), 0, "normalization", because)
+            yield Check("gradient of padding", float(not finite), 0, "normalization", because, tensor=name)

@@ -37,4 +37,4 @@ def _moments(trained: TrainedUpdate) -> Iterator[Check]:
             because += "training makes of it"
             if trained.drive.digits.get(kind, 0.0) > 0.5:
                 because += ": it has the digits of 16-bit numbers"
-            yield Check(f"{kind} after training, {name}", excess, 1, "moments", because)
+            yield Check(f"{kind} after training", excess, 1, "moments", because, tensor=name)

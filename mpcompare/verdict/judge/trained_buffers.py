@@ -41,7 +41,7 @@ def _numbers(case: Case) -> Iterator[Check]:
     for name, b in findings.buffers.items():
         wrong = not all(math.isfinite(v) for v in b.sketch)
         because = f"{name} holds inf or NaN after training, and no weight does"
-        yield Check(f"numbers in buffer {name}", float(wrong), 0, cause_of(case, name), because)
+        yield Check("numbers in buffer", float(wrong), 0, cause_of(case, name), because, tensor=name)
 
 
 def _next_step(case: Case) -> Iterator[Check]:
@@ -55,7 +55,7 @@ def _next_step(case: Case) -> Iterator[Check]:
         if not math.isnan(error.limit):
             because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm after the step that "
             because += "follows on training, and right after the first one"
-            yield Check(f"buffer {name} after training", error.error, error.limit, cause_of(case, name), because)
+            yield Check("buffer after training", error.error, error.limit, cause_of(case, name), because, tensor=name)
 
 
 def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iterator[Check]:
@@ -65,7 +65,7 @@ def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iter
             continue
         found = own[name].whole if name in own else "what it was at first"
         because = f"{name} is {found} after training, and {b.whole} in {case.reference.name}"
-        yield Check(f"whole number {name}", float(found != b.whole), 0, cause_of(case, name), because)
+        yield Check("whole number", float(found != b.whole), 0, cause_of(case, name), because, tensor=name)
 
 
 def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iterator[Check]:

@@ -10,6 +10,8 @@ from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import FP32
 from mpcompare.verdict.judge.trajectories import common_steps, jump, loss_difference, noise_factor
 
+LOSS = "loss over the run"
+
 
 def checks(case: Case) -> Iterator[Check]:
     """Yields checks of the losses up to the step where correct runs part, and of the weights where they do not part.
@@ -35,7 +37,7 @@ def checks(case: Case) -> Iterator[Check]:
         because = (
             f"the loss is up to {difference.max():.1e} away from that of {reference.name}, which varies by {noise:.1e}"
         )
-        yield Check("loss over the run", float(difference.max()), limit, "run", because)
+        yield Check(LOSS, float(difference.max()), limit, "run", because)
     if steps == len(reference.steps) and not jump(reference):
         yield _weights(case, factor)
 

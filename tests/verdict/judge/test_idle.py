@@ -17,9 +17,9 @@ def test_each_parameter_that_moves_without_a_gradient_is_accused():
     case = SimpleNamespace(run=SimpleNamespace(findings=findings))
     found = list(checks(case))
     assert [(check.name, check.passed) for check in found] == [
-        ("update 2 of pass first, a without a gradient", True),
-        ("update 2 of pass first, b without a gradient", False),
-        ("update 1 of pass aged, a without a gradient", False),
+        ("update 2 of pass first without a gradient, a", True),
+        ("update 2 of pass first without a gradient, b", False),
+        ("update 1 of pass aged without a gradient, a", False),
     ]
     assert {check.cause for check in found} == {"unused parameter"}
     assert found[1].because.startswith("b has no gradient in this update, and moves all the same")

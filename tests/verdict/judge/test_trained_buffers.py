@@ -49,12 +49,12 @@ def test_the_findings_hold_what_training_moved(amp):
     judged, failed = verdict(amp)
     assert (judged.word, failed) == ("same", []), judged.because
     names = {check.name for check in judged.checks if check.kind == "trained buffers"}
-    assert {"buffers after the run", f"whole number {COUNT}", f"buffer {MEAN} after training"} <= names
+    assert {"buffers after the run", f"whole number, {COUNT}", f"buffer after training, {MEAN}"} <= names
 
 
 def test_a_count_is_compared_exactly(amp):
     judged, failed = verdict(amp, buffers=changed(amp, COUNT, whole="3"))
-    assert (judged.cause, failed) == ("running statistics", [f"whole number {COUNT}"])
+    assert (judged.cause, failed) == ("running statistics", [f"whole number, {COUNT}"])
     still = {name: b for name, b in amp.findings.buffers.items() if name != COUNT}
     assert "what it was at first" in verdict(amp, buffers=still)[0].because
 
@@ -68,7 +68,7 @@ def test_whole_numbers_in_which_correct_runs_differ_are_not_held_against_one(amp
 
 def test_a_moving_buffer_in_16_bits_has_a_cause_of_its_own(amp):
     judged, failed = verdict(amp, buffers=changed(amp, COUNT, dtype="bf16"))
-    assert (judged.cause, failed) == ("buffers in 16 bits", [f"format of buffer {COUNT}"])
+    assert (judged.cause, failed) == ("buffers in 16 bits", [f"format of buffer, {COUNT}"])
     judged, failed = verdict(amp, buffers=changed(amp, MEAN, short=1.0))
     assert (judged.cause, failed) == ("buffers in 16 bits", ["digits of buffers"])
 
@@ -91,7 +91,7 @@ def test_a_step_after_training_that_moves_them_otherwise_is_named(amp):
     error = amp.findings.last_buffers[MEAN]
     wrong = {**amp.findings.last_buffers, MEAN: replace(error, error=0.01 * error.norm)}
     judged, failed = verdict(amp, last_buffers=wrong)
-    assert (judged.cause, failed) == ("running statistics", [f"buffer {MEAN} after training"])
+    assert (judged.cause, failed) == ("running statistics", [f"buffer after training, {MEAN}"])
 
 
 def test_buffers_of_no_norm_are_called_buffers(amp):
@@ -108,4 +108,4 @@ def test_what_holds_inf_is_wrong_in_the_reference_too(amp):
     assert judged.because == f"{MEAN} holds inf or NaN after training, and no weight does"
     gone = {name: [np.nan] * len(sketch) for name, sketch in amp.findings.moved.items()}
     lost = replace(poisoned, findings=replace(poisoned.findings, moved=gone))
-    assert not [check for check in judge_run(lost, lost).checks if check.name == f"numbers in buffer {MEAN}"]
+    assert not [check for check in judge_run(lost, lost).checks if check.name == f"numbers in buffer, {MEAN}"]

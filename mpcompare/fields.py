@@ -10,7 +10,7 @@ from mpcompare.phases import Phase
 from mpcompare.typed import check_type
 
 
-class Training(TypedDict):
+class TrainFields(TypedDict):
     """A part of the section ``train`` of a configuration."""
 
     steps: int
@@ -33,7 +33,7 @@ class ConfigAtLeast(TypedDict):
 class Config(ConfigAtLeast, total=False):
     """A configuration, as far as a report depends on it."""
 
-    train: Training
+    train: TrainFields
     report: AskedReport
     backend: dict[str, Any]
 
@@ -49,7 +49,7 @@ class Timing(TypedDict):
     compared: int
 
 
-class Layer(TypedDict):
+class LayerFields(TypedDict):
     """The dtypes of a layer."""
 
     kind: str
@@ -62,7 +62,7 @@ class Layer(TypedDict):
     backward: str
 
 
-class Way(TypedDict, total=False):
+class WayFields(TypedDict, total=False):
     """The numbers of one way of inference, or the reason why there are none."""
 
     test_loss: float | None
@@ -80,10 +80,10 @@ class InferenceAtLeast(TypedDict):
     batch_size: int
 
 
-class Inference(InferenceAtLeast, total=False):
+class InferenceFields(InferenceAtLeast, total=False):
     """The ways of inference by their names."""
 
-    ways: dict[str, Way]
+    ways: dict[str, WayFields]
 
 
 class Distance(TypedDict):
@@ -94,7 +94,7 @@ class Distance(TypedDict):
     norm: float
 
 
-class Resumed(TypedDict):
+class ResumeFields(TypedDict):
     """The checkpoint at which training began."""
 
     path: str
@@ -104,7 +104,7 @@ class Resumed(TypedDict):
     weights: str
 
 
-class AtStart(TypedDict):
+class StartFields(TypedDict):
     """The fields that every record has from its start."""
 
     format_version: int
@@ -117,7 +117,7 @@ class AtStart(TypedDict):
     config: Config
 
 
-class Result(AtStart, total=False):
+class Result(StartFields, total=False):
     """``result.json``; fields that nobody reads may be there, too."""
 
     error: str
@@ -143,7 +143,7 @@ class Result(AtStart, total=False):
     flags: dict[str, bool | str | None]
     environment: dict[str, str]
     commit: str | None
-    resumed_from: Resumed
+    resumed_from: ResumeFields
     first_step_ms: float
     skipped_steps: int
     final_loss: float
@@ -153,7 +153,7 @@ class Result(AtStart, total=False):
     peak_rss_bytes: int | None
     test_loss: float | None
     test_accuracy: float | None
-    module_dtypes: dict[str, Layer]
+    module_dtypes: dict[str, LayerFields]
     examine_s: float
     examine_foretold_bytes: int | None
     examine_peak_bytes: int | None
@@ -182,7 +182,7 @@ class Result(AtStart, total=False):
     memory_reserved_bytes: int | None
     graph_pool_bytes: int | None
     workspace_bytes: int | None
-    inference: Inference
+    inference: InferenceFields
 
 
 TYPES: dict[str, Any] = get_type_hints(Result)

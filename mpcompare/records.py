@@ -67,7 +67,7 @@ def check_unused(field: str, folder: Path, below: bool = False) -> None:
             raise InputError(field, folder, expected)
 
 
-class Recorder:
+class RunRecorder:
     """Writes one run into ``folder``; a run that was killed leaves its finished steps and ``status: running``.
 
     Raises:

@@ -36,7 +36,7 @@ from mpcompare.entrant.timing import time_block
 from mpcompare.entrant.training import train
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.race.intervals import interval
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.tasks.data import batches
 from mpcompare.tasks.data.generated import digits
 
@@ -138,7 +138,7 @@ def overhead(sweeps: int, overrides: list[str]) -> bool:
 
         def recorded() -> None:
             with tempfile.TemporaryDirectory() as name:
-                rows = Rows(Recorder(Path(name), {}), clock, clip_norm=None, warmup_steps=0)  # noqa: B023
+                rows = Rows(RunRecorder(Path(name), {}), clock, clip_norm=None, warmup_steps=0)  # noqa: B023
                 for _ in train(stepper, stream, rows, steps):  # noqa: B023
                     pass
 

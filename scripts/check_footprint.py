@@ -14,8 +14,8 @@ import torch
 from mpcompare.contract import take_step
 from mpcompare.footprint.count import STEPS, Batch, count
 from mpcompare.footprint.kernels import MeasuredKernels
-from mpcompare.footprint.recipes import RECIPES, Recipe
-from mpcompare.footprint.subject import Subject, Wish, subject_of
+from mpcompare.footprint.recipes import RECIPES, FootprintRecipe
+from mpcompare.footprint.subject import FootprintSubject, Wish, subject_of
 from mpcompare.instruments import meter
 from mpcompare.tasks.task import Task
 
@@ -37,7 +37,7 @@ def main() -> None:
             show(recipe, subject_of(wish), name)
 
 
-def show(recipe: Recipe, subject: Subject, name: str) -> None:
+def show(recipe: FootprintRecipe, subject: FootprintSubject, name: str) -> None:
     """Prints a line with the three peaks in MB, and the differences of the counts from the measured one."""
     real = measured(recipe, subject.task, subject.batch)
     line = f"{name:16}{recipe.name:16}{real / 1e6:10.4g}"
@@ -47,7 +47,7 @@ def show(recipe: Recipe, subject: Subject, name: str) -> None:
     print(line, flush=True)
 
 
-def measured(recipe: Recipe, task: Task, batch: Batch) -> int:
+def measured(recipe: FootprintRecipe, task: Task, batch: Batch) -> int:
     """Returns the peak of real steps of a new backend, and the batch; the network that it copied is left out."""
     model = task.new_model(0, CPU)
     x, y = batch.tensors(model, task)

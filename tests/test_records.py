@@ -8,7 +8,7 @@ from support.records import write_run
 
 from mpcompare import records
 from mpcompare.errors import InputError
-from mpcompare.records import Recorder, write_atomically
+from mpcompare.records import RunRecorder, write_atomically
 from mpcompare.report import runs
 from mpcompare.report.runs import find_runs, read_run
 
@@ -25,7 +25,7 @@ def row(step, loss=1.0):
 def test_of_runs_that_begin_in_one_folder_at_one_time_one_has_it(tmp_path):
     def begin(seed):
         try:
-            return Recorder(tmp_path, {**AT_START, "seed": seed}).result["seed"]
+            return RunRecorder(tmp_path, {**AT_START, "seed": seed}).result["seed"]
         except InputError as error:
             return str(error)
 
@@ -39,7 +39,7 @@ def test_of_runs_that_begin_in_one_folder_at_one_time_one_has_it(tmp_path):
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    recorder = Recorder(tmp_path, AT_START)
+    recorder = RunRecorder(tmp_path, AT_START)
     recorder.steps([row(1)])
     recorder.steps([row(2, math.inf), row(3, math.nan)])
     recorder.add(status="failed", final_loss=math.nan, nested={"peak": [1, math.inf]})
@@ -55,7 +55,7 @@ def test_what_is_written_is_read_back(tmp_path):
 
 
 def test_every_step_is_on_disk_before_the_next(tmp_path):
-    recorder = Recorder(tmp_path, {})
+    recorder = RunRecorder(tmp_path, {})
     for step in range(1, 4):
         recorder.steps([row(step)])
         with (tmp_path / "steps.csv").open() as file:
@@ -64,11 +64,11 @@ def test_every_step_is_on_disk_before_the_next(tmp_path):
 
 
 def test_a_folder_that_holds_a_run_is_refused_and_untouched(tmp_path):
-    Recorder(tmp_path, {"backend": "first"}).steps([row(1)])
+    RunRecorder(tmp_path, {"backend": "first"}).steps([row(1)])
     for _ in range(2):
         before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
         with pytest.raises(InputError, match=r"already holds a run"):
-            Recorder(tmp_path, {"backend": "second"})
+            RunRecorder(tmp_path, {"backend": "second"})
         assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
         (tmp_path / "result.json").unlink(missing_ok=True)  # steps.csv alone is a run too
 
@@ -91,7 +91,7 @@ def test_a_write_that_dies_half_way_leaves_the_old_file_and_nothing_else(tmp_pat
 def test_a_folder_that_vanishes_is_one_line(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    recorder = Recorder(folder, {})
+    recorder = RunRecorder(folder, {})
     (folder / "result.json").unlink()
     folder.rmdir()
     for call in (lambda: recorder.steps([row(1)]), lambda: recorder.add(status="ok")):
@@ -100,7 +100,7 @@ def test_a_folder_that_vanishes_is_one_line(tmp_path):
 
 
 def test_a_row_that_was_cut_off_is_no_row(tmp_path):
-    recorder = Recorder(tmp_path, AT_START)
+    recorder = RunRecorder(tmp_path, AT_START)
     recorder.steps([row(1), row(2)])
     with (tmp_path / "steps.csv").open("a") as file:
         file.write("3,False,0.4018,1.0,False,0.")
@@ -111,7 +111,7 @@ def test_runs_are_found_below_a_sweep_in_job_order(tmp_path):
     for job in (0, 1, 2, 10, 9):
         folder = tmp_path / "sweep" / f"{job}-amp-fp16"
         folder.mkdir(parents=True)
-        Recorder(folder, {**AT_START, "job": job})
+        RunRecorder(folder, {**AT_START, "job": job})
     assert [run.result["job"] for run in find_runs([tmp_path])] == [0, 1, 2, 9, 10]
     assert [run.name for run in find_runs([tmp_path])][-1] == "10-amp-fp16"
     assert len(find_runs([tmp_path, tmp_path / "sweep" / "1-amp-fp16"])) == 5  # each once
@@ -129,7 +129,7 @@ def test_an_unreadable_run_is_named(tmp_path, content):
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "step,warmup,loss,loss_scale,skipped,step_ms\n1,x,1,1,False,1\n"])
 def test_unreadable_steps_are_named(tmp_path, text):
-    Recorder(tmp_path, AT_START)
+    RunRecorder(tmp_path, AT_START)
     (tmp_path / "steps.csv").write_text(text)
     with pytest.raises(InputError, match="not a readable run"):
         find_runs([tmp_path])
@@ -157,7 +157,7 @@ def test_only_what_still_runs_is_concluded(tmp_path):
     assert read_run(tmp_path / "new").result["error"] == "killed by SIGKILL"
     assert not records.conclude(tmp_path / "new", at_start, "something else")
     (tmp_path / "new2").mkdir()
-    Recorder(tmp_path / "new2", at_start).add(engine="native")
+    RunRecorder(tmp_path / "new2", at_start).add(engine="native")
     assert records.conclude(tmp_path / "new2", at_start, "interrupted")
     result = read_run(tmp_path / "new2").result
     assert (result["status"], result["engine"]) == ("interrupted", "native")

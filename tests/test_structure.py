@@ -1,6 +1,7 @@
 """The structure of the code: no circle of imports, and functions that fit on a screen."""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,3 +54,12 @@ def test_no_module_imports_itself_by_way_of_others():
     for module in graph.modules:
         for imported in graph.find_modules_directly_imported_by(module):
             assert not graph.chain_exists(importer=imported, imported=module), f"{module} and {imported} form a circle"
+
+
+def test_no_two_classes_of_the_package_have_one_name():
+    places = defaultdict(list)
+    for path in (ROOT / "mpcompare").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -57,7 +57,7 @@ def compare(
     """
     out = _new_folder() if folder is None else Path(folder).expanduser().absolute()
     objects = Objects()
-    call = Call(model, loss, data, _all(backends), precision, optimizer, lr, batch_size, steps, knobs)
+    call = Arguments(model, loss, data, _all(backends), precision, optimizer, lr, batch_size, steps, knobs)
     with tempfile.TemporaryDirectory(prefix="mpcompare-") as beside:
         conf, pickled = Path(beside) / "conf", Path(beside) / "objects.pkl"
         overrides = [*overrides_of(call, objects, conf), f"hydra.sweep.dir={written('folder', str(out))}"]
@@ -69,7 +69,7 @@ def compare(
 
 
 @dataclass(frozen=True)
-class Call:
+class Arguments:
     """The arguments of :func:`compare`."""
 
     model: Any
@@ -84,7 +84,7 @@ class Call:
     knobs: Mapping[str, Any]
 
 
-def overrides_of(call: Call, objects: Objects, conf: Path) -> list[str]:
+def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
     """Returns the overrides of a call, whose arguments are all checked before its data are read.
 
     Args:
@@ -93,7 +93,7 @@ def overrides_of(call: Call, objects: Objects, conf: Path) -> list[str]:
     """
     from mpcompare.api import checks, network  # which import torch
 
-    checks.check_knobs(call.knobs, Call.__dataclass_fields__, call.model is not None)
+    checks.check_knobs(call.knobs, Arguments.__dataclass_fields__, call.model is not None)
     for name, check in (("steps", check_whole), ("batch_size", check_whole)):
         if getattr(call, name) is not None:
             check(name, getattr(call, name), at_least=1)

@@ -15,7 +15,7 @@ PLANS = "hydra_plugins.mpcompare_launcher.Plan"
 TORN = "hydra_plugins.hydra_submitit_launcher."  # Hydra's own launchers for submitit
 
 
-class Report(Callback):
+class ReportOfJobs(Callback):
     """Checks the output folder before anything is computed or written; after a sweep draws its report.
 
     Hydra turns an exception of a callback into a warning, so an error that must not pass ends the program here.

@@ -60,10 +60,10 @@ def _instructions() -> list[str]:
 
 def _native(device: str) -> dict[str, str]:
     """Returns whether the native operators of each device are built; nothing is built here."""
-    from mpcompare.native.build import BuildError, Recipe, cpu_recipe, cuda_recipe, is_built
+    from mpcompare.native.build import BuildCommand, BuildError, cpu_recipe, cuda_recipe, is_built
     from mpcompare.native.ops import gpu_arch
 
-    def said(recipe: Callable[[], Recipe]) -> str:
+    def said(recipe: Callable[[], BuildCommand]) -> str:
         try:
             return "built" if is_built(recipe()) else "not built yet"
         except (BuildError, OSError) as error:

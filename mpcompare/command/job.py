@@ -43,11 +43,11 @@ def run(
         at_start: the first entries of its record, as its race was planned; None: as they are here.
     """
     fresh = drive is not None or "torch" not in sys.modules  # no backend has been in this process
-    from mpcompare.records import RESULT, WENT_ON, Recorder
+    from mpcompare.records import RESULT, WENT_ON, RunRecorder
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     is_planned = drive is not None and (folder / RESULT).exists()
-    recorder = Recorder(folder, record_at_start(cfg) if at_start is None else dict(at_start), is_planned)
+    recorder = RunRecorder(folder, record_at_start(cfg) if at_start is None else dict(at_start), is_planned)
     try:
         from mpcompare.command.ground import ground_apart
         from mpcompare.entrant.entrant import compete

@@ -30,7 +30,7 @@ from mpcompare.command.stages import stages_of
 from mpcompare.command.sweep import Job, races_of
 from mpcompare.errors import check_number
 from mpcompare.interrupt import interruptible, uninterrupted
-from mpcompare.race.course import Course, Stage
+from mpcompare.race.course import Course, RaceStage
 from mpcompare.race.progress import Board
 from mpcompare.race.turns import race
 
@@ -97,7 +97,7 @@ def run_races(races: Races, hydra: HydraContext) -> None:
                 _race(jobs, hydra, processes, board, own)
 
 
-def _stages(job: Job, entrants: int) -> tuple[Stage, ...]:
+def _stages(job: Job, entrants: int) -> tuple[RaceStage, ...]:
     return stages_of(job.config, job.record_at_start["backend"], entrants)
 
 

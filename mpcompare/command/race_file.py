@@ -25,7 +25,7 @@ class AtStart(TypedDict):
     config: ConfigAtLeast
 
 
-class Entrant(TypedDict):
+class RaceEntrant(TypedDict):
     """A :class:`Job` without its place."""
 
     name: str
@@ -45,7 +45,7 @@ class Document(TypedDict):
     format_version: int
     code: dict[str, str]
     device: str
-    entrants: list[Entrant]
+    entrants: list[RaceEntrant]
     digest: str
 
 

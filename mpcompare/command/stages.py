@@ -5,10 +5,10 @@ import math
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpcompare.race.course import Stage, stages
+from mpcompare.race.course import RaceStage, stages
 
 
-def stages_of(cfg: DictConfig, chosen: str, entrants: int) -> tuple[Stage, ...]:
+def stages_of(cfg: DictConfig, chosen: str, entrants: int) -> tuple[RaceStage, ...]:
     """Returns the stages of a job.
 
     Args:

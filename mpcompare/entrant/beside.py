@@ -32,7 +32,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Apart:
+class StateDistance:
     """The distance between two ends of one block, of tensors of one kind together.
 
     Attributes:
@@ -53,7 +53,7 @@ class Beside:
     Attributes:
         timed_loss: the trained backend's loss in the last step.
         timed_loss_difference: the larger of the differences in the first step and in the last.
-        timed_state: the distance of each kind, as :class:`Apart`.
+        timed_state: the distance of each kind, as :class:`StateDistance`.
         timed_steps: the number of steps of the block, those before the clock started included.
     """
 
@@ -87,8 +87,10 @@ def beside(setup: Setup, trained: Stepper, state: State, ended: Ended, steps: tu
     )
 
 
-def _apart(before: Mapping[str, Tensor], expected: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> Apart:
+def _apart(before: Mapping[str, Tensor], expected: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> StateDistance:
     """Returns the distances of one kind; a tensor that is missing is one of zeros."""
     zeros = {name: torch.zeros_like(t) for name, t in expected.items()}
     norm = numerics.distance(expected, zeros)
-    return Apart(numerics.distance(expected, {**zeros, **left}), numerics.distance(expected, {**zeros, **before}), norm)
+    return StateDistance(
+        numerics.distance(expected, {**zeros, **left}), numerics.distance(expected, {**zeros, **before}), norm
+    )

@@ -36,7 +36,7 @@ from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.state import Entrant, Pass
 from mpcompare.race import course
 from mpcompare.race.orders import Progress, Turn, Turns
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.shared import ALONE, Shared
 
 # Each with the stage (race/course.py) of which it is a part.
@@ -64,7 +64,7 @@ MEASURED: Passes = (
 )
 
 
-def compete(plan: Plan, recorder: Recorder, shared: Shared = ALONE, apart: Apart | None = None) -> Turns:
+def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, apart: Apart | None = None) -> Turns:
     """Takes all passes of one run, turn by turn (``race``). Each pass is recorded before the next one begins."""
     yield Turn()  # what is slow to import is imported
     entrant = Entrant(plan, recorder, shared, apart)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mpcompare.contract import Backend
 from mpcompare.entrant.setup import Setup
 from mpcompare.instruments import fp32_products
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import count_of
@@ -106,7 +106,7 @@ class Evaluations:
     """
 
     setup: Setup
-    recorder: Recorder
+    recorder: RunRecorder
     every: int | None
 
     def due(self, step: int) -> bool:

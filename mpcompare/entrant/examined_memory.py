@@ -6,7 +6,7 @@ from mpcompare.apart import Apart
 from mpcompare.instruments import meter
 
 
-class Memory:
+class ExaminedMemory:
     """Both processes, from before they had tensors on."""
 
     def __init__(self, apart: Apart | None) -> None:

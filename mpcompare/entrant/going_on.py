@@ -11,7 +11,7 @@ from typing import Any
 
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest
 from mpcompare.entrant.plan import Plan
-from mpcompare.records import EXAMINED, MOVES, Recorder, numbers
+from mpcompare.records import EXAMINED, MOVES, RunRecorder, numbers
 from mpcompare.verdict.examine.moves import NUMBERS
 from mpcompare.verdict.findings import Moves
 
@@ -40,7 +40,7 @@ class Before:
             short=self.moves.short + after.short,
         )
 
-    def record(self, recorder: Recorder, after: Moves) -> None:
+    def record(self, recorder: RunRecorder, after: Moves) -> None:
         """Records the moves so far, of which a checkpoint is about to be saved."""
         recorder.moves(asdict(self.with_moves(after)))
 
@@ -73,7 +73,7 @@ def find(plan: Plan, result: Mapping[str, Any]) -> Checkpoint | None:
     return None if path is None else load(path, older=plan.resume.older)
 
 
-def before(recorder: Recorder, step: int, moves: bool) -> Before | None:
+def before(recorder: RunRecorder, step: int, moves: bool) -> Before | None:
     """Returns the record up to ``step``, and leaves nothing after it; None where a part of it is missing.
 
     Args:

@@ -113,7 +113,7 @@ def _fields(trained: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumedPart:
     """The part of ``result.json`` that only a run has which continues from a checkpoint.
 
     Attributes:
@@ -123,7 +123,7 @@ class Resumed:
     resumed_from: dict[str, Any]
 
 
-def describe(checkpoint: Checkpoint, folder: Path | None) -> Resumed:
+def describe(checkpoint: Checkpoint, folder: Path | None) -> ResumedPart:
     """Returns the part of the record of a run that continues from this checkpoint, which was found in ``folder``."""
     origin = {
         "path": str(folder),
@@ -131,4 +131,4 @@ def describe(checkpoint: Checkpoint, folder: Path | None) -> Resumed:
         **{key: checkpoint.what_is_trained.get(key) for key in ("backend", "precision")},
         "weights": fingerprint(checkpoint.state["params"]),
     }
-    return Resumed(origin)
+    return ResumedPart(origin)

@@ -10,7 +10,7 @@ from mpcompare.contract import Batches, Stepper
 from mpcompare.entrant.monitor import Monitor
 from mpcompare.instruments.clock import Clock
 from mpcompare.interrupt import uninterrupted
-from mpcompare.records import MONITORED, Recorder
+from mpcompare.records import MONITORED, RunRecorder
 from mpcompare.tasks.draws import seed_step
 from mpcompare.verdict.examine.moves import Digest
 
@@ -25,7 +25,7 @@ class Rows:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: RunRecorder,
         clock: Clock,
         clip_norm: float | None,
         warmup_steps: int,

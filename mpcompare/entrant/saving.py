@@ -11,7 +11,7 @@ from mpcompare.contract import Stepper
 from mpcompare.entrant import generators
 from mpcompare.entrant.going_on import Before
 from mpcompare.entrant.plan import Training
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.verdict.examine.moves import Digest
 
 
@@ -26,7 +26,7 @@ class Saver:
         digest: the moves of the others; None where nobody looks.
     """
 
-    recorder: Recorder
+    recorder: RunRecorder
     train: Training
     what_is_trained: Mapping[str, Any]
     device: torch.device

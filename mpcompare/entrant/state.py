@@ -7,14 +7,14 @@ from typing import TypeVar
 from mpcompare.apart import Apart
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.contract import Stepper
-from mpcompare.entrant.examined_memory import Memory
+from mpcompare.entrant.examined_memory import ExaminedMemory
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.start import Start
 from mpcompare.entrant.timing import Trial
 from mpcompare.entrant.training import Trained
 from mpcompare.race.orders import Order, Progress, Turn
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.shared import Shared
 
 Part = TypeVar("Part")
@@ -45,12 +45,12 @@ class Entrant:
     """
 
     plan: Plan
-    recorder: Recorder
+    recorder: RunRecorder
     shared: Shared
     apart: Apart | None
     checkpoint: Checkpoint | None = field(init=False)
     taken: bool = field(init=False)
-    memory: Memory = field(init=False)
+    memory: ExaminedMemory = field(init=False)
     setup: Setup = field(init=False)
     start: Start = field(init=False)
     stepper: Stepper = field(init=False)

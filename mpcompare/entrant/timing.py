@@ -19,7 +19,7 @@ from mpcompare.instruments import meter
 from mpcompare.instruments.bystanders import Bystanders, Rest
 from mpcompare.instruments.clock import Clock, settle
 from mpcompare.race.orders import Conclude, Finish, Order, Prepare, Progress, Time, Turn
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def try_block(stepper: Stepper, stream: Stream, block_s: float, clock: Clock) ->
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedBlock:
     """A block that was timed.
 
     Attributes:
@@ -88,7 +88,7 @@ class Blocks:
 
 
 def take_turns(
-    setup: Setup, trained: Trained, trial: Trial, recorder: Recorder, text: str, kept: bool
+    setup: Setup, trained: Trained, trial: Trial, recorder: RunRecorder, text: str, kept: bool
 ) -> Generator[Progress | Turn, Order | None, Blocks]:
     """Times a block of steps whenever the race orders it; ``text`` is said at the end of the turn before.
 
@@ -177,7 +177,7 @@ def _padding(device: torch.device) -> Tensor:
     return torch.empty(random.randrange(1 << 12, 1 << 22), dtype=torch.uint8, device=device)
 
 
-def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock, lines: Lines | None = None) -> Timed:
+def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock, lines: Lines | None = None) -> TimedBlock:
     """Takes ``steps`` bare steps: nothing is read or written between them. The block ends when the loss of the last one
     and a line of every weight (``lines``, or others) have been read."""
     lines = lines or Lines(stepper.backend)
@@ -191,4 +191,4 @@ def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock, lines
     clock.mark()
     (block_ms,) = clock.read()
     end, steps = time.perf_counter(), max(steps, 1)
-    return Timed(block_ms / steps, (end - start) * 1e3 / steps, (end - returned) * 1e3, loss, lines, read)
+    return TimedBlock(block_ms / steps, (end - start) * 1e3 / steps, (end - returned) * 1e3, loss, lines, read)

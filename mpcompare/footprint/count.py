@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from mpcompare.contract import Walk
 from mpcompare.footprint.eight_bit import Quantized
 from mpcompare.footprint.fake import Fake, without_data
-from mpcompare.footprint.live import Allocation, Kernels, Live, fullest
-from mpcompare.footprint.recipes import Recipe
+from mpcompare.footprint.live import Allocation, KernelMemory, Live, fullest
+from mpcompare.footprint.recipes import FootprintRecipe
 from mpcompare.instruments import meter
 from mpcompare.tasks.task import Task
 
@@ -71,7 +71,9 @@ class Footprint:
         return sum(self.by_kind.values())
 
 
-def count(recipe: Recipe, model: nn.Module, task: Task, batch: Batch, kernels: Kernels | None = None) -> Footprint:
+def count(
+    recipe: FootprintRecipe, model: nn.Module, task: Task, batch: Batch, kernels: KernelMemory | None = None
+) -> Footprint:
     """Returns the footprint of the first steps of a recipe; no step is computed.
 
     Args:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from mpcompare.footprint.count import KINDS, Footprint
-from mpcompare.footprint.recipes import Recipe
+from mpcompare.footprint.recipes import FootprintRecipe
 from mpcompare.footprint.table import megabytes
 
 # Okabe and Ito's palette, as in the report's figure of memory, and greys for small kinds.
@@ -18,7 +18,7 @@ COLOURS = dict(
 )
 
 
-def draw(title: str, footprints: Mapping[Recipe, Footprint | str]) -> Figure:
+def draw(title: str, footprints: Mapping[FootprintRecipe, Footprint | str]) -> Figure:
     """Draws the footprints that could be counted."""
     counted = {recipe: f for recipe, f in footprints.items() if isinstance(f, Footprint)}
     figure = Figure(figsize=(8, 1.3 + 0.45 * len(counted)), layout="constrained")

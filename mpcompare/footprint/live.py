@@ -31,7 +31,7 @@ class Allocation:
     phase: str = ""
 
 
-class Kernels(Protocol):
+class KernelMemory(Protocol):
     """A measurement of the memory that kernels hold while they run, beside their results."""
 
     def inside(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result_bytes: int) -> int:
@@ -50,7 +50,7 @@ class Live(TorchDispatchMode):
         changes: each allocation, and each free as a negative number of bytes, in their order.
     """
 
-    kernels: Kernels | None = None
+    kernels: KernelMemory | None = None
     changes: list[tuple[int, Allocation]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from mpcompare.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Recipe:
+class FootprintRecipe:
     """A way to hold and to train a network.
 
     Attributes:
@@ -38,18 +38,18 @@ def _eight_bit_moments(model: nn.Module, task: Task) -> Amp:
 
 
 RECIPES = (
-    Recipe("fp32", "all in fp32", lambda model, task: Fp32(model, task, "fp32", NoLossScale())),
-    Recipe("amp", "fp32 params, 16-bit casts", lambda model, task: Amp(model, task, "bf16", NoLossScale())),
-    Recipe(
+    FootprintRecipe("fp32", "all in fp32", lambda model, task: Fp32(model, task, "fp32", NoLossScale())),
+    FootprintRecipe("amp", "fp32 params, 16-bit casts", lambda model, task: Amp(model, task, "bf16", NoLossScale())),
+    FootprintRecipe(
         "master_weights",
         "16-bit network, fp32 masters",
         lambda model, task: MasterWeights(model, task, "bf16", NoLossScale()),
     ),
-    Recipe(
+    FootprintRecipe(
         "plain bf16",
         "params and moments in bf16",
         lambda model, task: Bf16Weights(model, task, "bf16", NoLossScale()),
     ),
-    Recipe("8-bit moments", "amp, moments in 8 bits", _eight_bit_moments),
-    Recipe("int8 inference", "int8 weights, forward only", lambda model, task: Int8Inference(model)),
+    FootprintRecipe("8-bit moments", "amp, moments in 8 bits", _eight_bit_moments),
+    FootprintRecipe("int8 inference", "int8 weights, forward only", lambda model, task: Int8Inference(model)),
 )

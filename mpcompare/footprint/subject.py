@@ -43,7 +43,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Subject:
+class FootprintSubject:
     """A network with its training.
 
     Attributes:
@@ -60,7 +60,7 @@ class Subject:
     is_task: bool
 
 
-def subject_of(wish: Wish) -> Subject:
+def subject_of(wish: Wish) -> FootprintSubject:
     """Returns the network that was asked for.
 
     Raises:
@@ -78,7 +78,7 @@ def subject_of(wish: Wish) -> Subject:
     rule = wish.optimizer or _name(task.optimizer)
     sample = "x".join(map(str, (task.batch_size, *batch.shape)))
     title = f"{wish.name}: {params:,} parameters, batch {sample}, {rule}"
-    return Subject(title, task, model.train(), batch, is_task=wish.name not in SIZES and "." not in wish.name)
+    return FootprintSubject(title, task, model.train(), batch, is_task=wish.name not in SIZES and "." not in wish.name)
 
 
 def _gpt2(wish: Wish) -> tuple[Task, Batch]:

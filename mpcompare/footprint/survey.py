@@ -2,18 +2,18 @@
 
 from mpcompare.errors import BackendUnavailable, InputError
 from mpcompare.footprint.count import Footprint, count
-from mpcompare.footprint.live import Kernels
-from mpcompare.footprint.recipes import RECIPES, Recipe
-from mpcompare.footprint.subject import Subject
+from mpcompare.footprint.live import KernelMemory
+from mpcompare.footprint.recipes import RECIPES, FootprintRecipe
+from mpcompare.footprint.subject import FootprintSubject
 
 
-def survey(subject: Subject, kernels: Kernels | None = None) -> dict[Recipe, Footprint | str]:
+def survey(subject: FootprintSubject, kernels: KernelMemory | None = None) -> dict[FootprintRecipe, Footprint | str]:
     """Returns the footprint of each recipe, or the reason why it has none, in one line.
 
     Raises:
         InputError: not even the first recipe, fp32, can take a step: the network cannot be called with these inputs.
     """
-    footprints: dict[Recipe, Footprint | str] = {}
+    footprints: dict[FootprintRecipe, Footprint | str] = {}
     for recipe in RECIPES:
         try:
             footprints[recipe] = count(recipe, subject.model, subject.task, subject.batch, kernels)

@@ -8,12 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from mpcompare.footprint.count import KINDS, Footprint
-from mpcompare.footprint.recipes import Recipe
+from mpcompare.footprint.recipes import FootprintRecipe
 
 PIPE = 160  # characters: a file or a pipe has no width, and is not wrapped at 80
 
 
-def show(title: str, footprints: Mapping[Recipe, Footprint | str], kernels: bool) -> None:
+def show(title: str, footprints: Mapping[FootprintRecipe, Footprint | str], kernels: bool) -> None:
     """Prints a column for each recipe, and a row for each kind of bytes; a text in the place of a footprint says why
     there is none. ``kernels``: whether the memory inside of kernels is counted."""
     console = Console()

@@ -36,7 +36,7 @@ class BuildError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildCommand:
     """A library's name and the command that builds it: ``[*compiler, *arguments, "-o", file]``."""
 
     name: str
@@ -44,7 +44,7 @@ class Recipe:
     arguments: list[str]
 
 
-def cpu_recipe() -> Recipe:
+def cpu_recipe() -> BuildCommand:
     """Returns the recipe of the CPU part, which holds the schemas. With g++, ``-fopenmp`` takes the OpenMP runtime that
     torch has loaded.
 
@@ -58,10 +58,10 @@ def cpu_recipe() -> Recipe:
         *map(str, (CSRC / "ops.cpp", *sorted(CSRC.glob("cpu/*.cpp")))),
         *(f"-L{torch_dir / 'lib'}", "-ltorch_cpu"),
     ]
-    return Recipe("mpcompare_cpu", _find("C++ compiler", "CXX", ["c++", "g++", "clang++"]), arguments)
+    return BuildCommand("mpcompare_cpu", _find("C++ compiler", "CXX", ["c++", "g++", "clang++"]), arguments)
 
 
-def cuda_recipe(arch: str) -> Recipe:
+def cuda_recipe(arch: str) -> BuildCommand:
     """Returns the recipe of the CUDA part for an ``arch`` such as ``sm_90``; no GPU is needed to compile.
 
     cuBLAS and the CUDA runtime come from torch's own packages, or from the toolkit where torch came without them.
@@ -92,10 +92,10 @@ def cuda_recipe(arch: str) -> Recipe:
         *(f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-ltorch_cuda"),
         *(f"-l:libcublas.so.{major}", f"-l:libcublasLt.so.{major}", f"-l:libcudart.so.{major}"),
     ]
-    return Recipe("mpcompare_cuda", nvcc, arguments)
+    return BuildCommand("mpcompare_cuda", nvcc, arguments)
 
 
-def build(recipe: Recipe) -> Path:
+def build(recipe: BuildCommand) -> Path:
     """Builds the library unless it is in the cache; returns its path.
 
     Raises:
@@ -125,12 +125,12 @@ def build(recipe: Recipe) -> Path:
     return _private(library)
 
 
-def is_built(recipe: Recipe) -> bool:
+def is_built(recipe: BuildCommand) -> bool:
     """Returns whether the library is in the cache."""
     return _library(recipe).exists()
 
 
-def _library(recipe: Recipe) -> Path:
+def _library(recipe: BuildCommand) -> Path:
     return cache_dir() / "ops" / cache_key(recipe) / f"{recipe.name}.so"
 
 
@@ -167,7 +167,7 @@ def _run(command: list[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
-def cache_key(recipe: Recipe) -> str:
+def cache_key(recipe: BuildCommand) -> str:
     """Returns a hash of everything that the library depends on."""
     parts = [*recipe.compiler, _version(recipe.compiler), *recipe.arguments, torch.__version__, sys.platform, _cpu()]
     digest = hashlib.sha256("\0".join(parts).encode())

@@ -23,7 +23,7 @@ PHASE_BLOCKS = 9  # entrant/phases.py takes as many, the untimed steps included
 
 
 @dataclass(frozen=True)
-class Stage:
+class RaceStage:
     """A stage of an entrant, and all that is known of its duration before it begins.
 
     Attributes:
@@ -40,7 +40,7 @@ class Stage:
 
 def stages(
     train_steps: float, noise_runs: float | None, timing_s: float, block_s: float, inference_s: float | None
-) -> tuple[Stage, ...]:
+) -> tuple[RaceStage, ...]:
     """Returns the stages of an entrant.
 
     Args:
@@ -52,14 +52,14 @@ def stages(
     """
     examined = noise_runs is not None
     return (
-        Stage(SET_UP, foreseen=False),
-        Stage(TRAINING, steps=train_steps, seconds=block_s),  # at its end a block is tried out
-        Stage(EXAMINATION, seconds=None if examined else 0.0),
-        *((Stage(NOISE, steps=train_steps * noise_runs),) if noise_runs else ()),
-        Stage(TIMING, seconds=timing_s),
-        Stage(PHASES, steps=PHASE_BLOCKS, seconds=PHASE_BLOCKS * block_s),  # a block has at least one step
-        Stage(MEMORY),
-        *(() if inference_s is None else (Stage(INFERENCE, seconds=inference_s),)),
+        RaceStage(SET_UP, foreseen=False),
+        RaceStage(TRAINING, steps=train_steps, seconds=block_s),  # at its end a block is tried out
+        RaceStage(EXAMINATION, seconds=None if examined else 0.0),
+        *((RaceStage(NOISE, steps=train_steps * noise_runs),) if noise_runs else ()),
+        RaceStage(TIMING, seconds=timing_s),
+        RaceStage(PHASES, steps=PHASE_BLOCKS, seconds=PHASE_BLOCKS * block_s),  # a block has at least one step
+        RaceStage(MEMORY),
+        *(() if inference_s is None else (RaceStage(INFERENCE, seconds=inference_s),)),
     )
 
 
@@ -78,7 +78,7 @@ class _Way:
         gone: whether it has ended, early or not.
     """
 
-    stages: Sequence[Stage]
+    stages: Sequence[RaceStage]
     place: int = -1
     since: float | None = None
     spent: dict[str, float] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Course:
         began: the moment at which the sweep began, in seconds.
     """
 
-    def __init__(self, stages: Mapping[str, Sequence[Stage]], began: float) -> None:
+    def __init__(self, stages: Mapping[str, Sequence[RaceStage]], began: float) -> None:
         self.began = began
         self._ways = {name: _Way(each) for name, each in stages.items()}
 
@@ -169,7 +169,7 @@ class Course:
                 total += seconds
         return Remaining(total, is_least)
 
-    def _whole(self, stage: Stage, step_s: float) -> float | None:
+    def _whole(self, stage: RaceStage, step_s: float) -> float | None:
         """Returns the seconds of a whole stage: by its steps, else by other entrants, else by what is known before."""
         if not stage.foreseen:
             return 0.0

@@ -39,7 +39,7 @@ class Rules:
         check_number("measure.block_s", self.block_s, above=0)
 
 
-class Entrant(Protocol):
+class Racer(Protocol):
     """An entrant, as its race sees it."""
 
     name: str
@@ -69,7 +69,7 @@ _UNFORESEEN = random.SystemRandom()  # a generator with a seed could be run ahea
 
 
 def race(
-    entrants: Sequence[Entrant],
+    entrants: Sequence[Racer],
     rules: Rules,
     display: Display,
     name: str | None = None,
@@ -93,13 +93,13 @@ def race(
         _turn(entrant, replace(finish, compared=_drawn(step_ms)), display)
 
 
-def _turn(entrant: Entrant, order: Order | None, display: Display) -> Turn | None:
+def _turn(entrant: Racer, order: Order | None, display: Display) -> Turn | None:
     turn = entrant.turn(order)
     display.end_turn(entrant.name, gone=turn is None)
     return turn
 
 
-def _block(entrant: Entrant, untimed: int, order: Time, display: Display) -> Turn | None:
+def _block(entrant: Racer, untimed: int, order: Time, display: Display) -> Turn | None:
     """Lets an entrant time one block, and holds the clock of the race beside it; returns None if the entrant is gone.
 
     Args:
@@ -124,8 +124,8 @@ def _drawn(step_ms: Sequence[float]) -> int:
 
 
 def _time(
-    racing: list[Entrant], rules: Rules, display: Display, name: str | None
-) -> tuple[list[tuple[Entrant, list[float]]], Finish]:
+    racing: list[Racer], rules: Rules, display: Display, name: str | None
+) -> tuple[list[tuple[Racer, list[float]]], Finish]:
     """Times rounds of blocks until the rules say that it is enough; returns the entrants that are left, with the
     milliseconds a step of each of their blocks."""
     _show(racing, 0, math.inf, 0.0, rules, display)
@@ -164,7 +164,7 @@ def _time(
     return [(entrant, blocks[id(entrant)]) for entrant in racing], finish
 
 
-def _order(racing: Sequence[Entrant], rounds: int) -> list[Entrant]:
+def _order(racing: Sequence[Racer], rounds: int) -> list[Racer]:
     """Returns the entrants in the order of a round: rotated by one from round to round, and backwards every other time
     around. So none always goes first, and none always follows the same other."""
     if not racing:
@@ -185,7 +185,7 @@ def _next_look(rounds: int, half_width: float, rel_ci: float) -> int:
 
 
 def _show(
-    racing: Sequence[Entrant], rounds: int, half_width: float, seconds: float, rules: Rules, display: Display
+    racing: Sequence[Racer], rounds: int, half_width: float, seconds: float, rules: Rules, display: Display
 ) -> None:
     known = f", known within {half_width:.1%}" if half_width < math.inf else ""
     for entrant in racing:

@@ -39,13 +39,13 @@ class Map:
         return WHERE[self.step]
 
     @property
-    def rows(self) -> list["Row"]:
+    def rows(self) -> list["DigitsRow"]:
         """In the order of forward."""
-        return [Row(self, place, digits) for place, digits in self.digits.items()]
+        return [DigitsRow(self, place, digits) for place, digits in self.digits.items()]
 
 
 @dataclass(frozen=True)
-class Row:
+class DigitsRow:
     """A layer, or the work before one."""
 
     map: Map
@@ -151,11 +151,11 @@ def _network(entry: Entry) -> str:
     return target.rpartition(".")[2] if isinstance(target, str) else "the network"
 
 
-def _digits(name: str, meaning: str, heading: str = "", spec: str = ".2g", per: float = 1.0) -> Column[Row]:
+def _digits(name: str, meaning: str, heading: str = "", spec: str = ".2g", per: float = 1.0) -> Column[DigitsRow]:
     return Column(name, "1", meaning, lambda row: getattr(row.digits, name), heading=heading, text=number(spec, per))
 
 
-def _lost(part: str) -> Column[Row]:
+def _lost(part: str) -> Column[DigitsRow]:
     meaning = f"The binary digits of its {part} that are lost if each operand and each result is rounded once."
     return Column(
         f"{part}_lost", "1", meaning, lambda row: row.lost(getattr(row.digits, part)),
@@ -163,7 +163,7 @@ def _lost(part: str) -> Column[Row]:
     )  # fmt: skip
 
 
-COLUMNS: tuple[Column[Row], ...] = (
+COLUMNS: tuple[Column[DigitsRow], ...] = (
     Column("comparison", TEXT, "The title of the comparison.", lambda row: row.map.comparison.title),
     Column("run", TEXT, "The folder of the run.", lambda row: row.map.entry.run.name),
     Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.map.entry.label, heading="run"),

@@ -25,7 +25,7 @@ Layers = Mapping[str, Mapping[str, str]]  # by the layer's name: its class under
 
 
 @dataclass(frozen=True)
-class Row:
+class DtypesRow:
     """A layer of a run; ``""`` is the whole network."""
 
     comparison: Comparison
@@ -43,15 +43,15 @@ def observed(comparison: Comparison) -> list[Entry]:
     return [entry for entry in comparison.entries if layers_of(entry)]
 
 
-def rows_of(comparison: Comparison) -> list[Row]:
-    return [Row(comparison, entry, layer) for entry in observed(comparison) for layer in layers_of(entry)]
+def rows_of(comparison: Comparison) -> list[DtypesRow]:
+    return [DtypesRow(comparison, entry, layer) for entry in observed(comparison) for layer in layers_of(entry)]
 
 
-def _observed(name: str, meaning: str) -> Column[Row]:
+def _observed(name: str, meaning: str) -> Column[DtypesRow]:
     return Column(name, TEXT, meaning, lambda row: layers_of(row.entry)[row.layer].get(name))
 
 
-COLUMNS: tuple[Column[Row], ...] = (
+COLUMNS: tuple[Column[DtypesRow], ...] = (
     Column("comparison", TEXT, "The title of the comparison.", lambda row: row.comparison.title),
     Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
     Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.entry.label),

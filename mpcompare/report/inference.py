@@ -14,7 +14,7 @@ Result = Mapping[str, Any]  # the numbers of one way, as in result.json
 
 
 @dataclass(frozen=True)
-class Row:
+class InferenceRow:
     """A run and one way of inference with its network.
 
     Attributes:
@@ -41,7 +41,7 @@ class Row:
         """The way, and why it is unavailable if it is."""
         return f"{self.way} (unavailable: {self.result['unavailable']})" if "unavailable" in self.result else self.way
 
-    def shows(self, column: "Column[Row]") -> bool:
+    def shows(self, column: "Column[InferenceRow]") -> bool:
         """Whether a table for readers shows the column: repeated costs stand in the rows of the earlier run alone."""
         return not self.repeated or column.name in SCORES
 
@@ -56,10 +56,10 @@ def measured(comparison: Comparison) -> list[Entry]:
     return [entry for entry in comparison.entries if ways(entry)]
 
 
-def rows_of(comparison: Comparison) -> list[Row]:
+def rows_of(comparison: Comparison) -> list[InferenceRow]:
     entries = measured(comparison)
     repeated = zip(entries, _repeated(entries), strict=True)
-    return [Row(comparison, entry, way, again) for entry, again in repeated for way in ways(entry)]
+    return [InferenceRow(comparison, entry, way, again) for entry, again in repeated for way in ways(entry)]
 
 
 def lines(comparison: Comparison) -> list[str]:
@@ -75,7 +75,7 @@ def _repeated(entries: Sequence[Entry]) -> list[bool]:
     return [latencies in costs[:place] for place, latencies in enumerate(costs)]
 
 
-COLUMNS: tuple[Column[Row], ...] = (
+COLUMNS: tuple[Column[InferenceRow], ...] = (
     Column("comparison", TEXT, "The title of the comparison.", lambda row: row.comparison.title),
     Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
     Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.entry.label),

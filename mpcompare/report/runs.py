@@ -149,7 +149,7 @@ def steps_before(result: dict[str, Any]) -> int:
 
 
 def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataFrame:
-    """A file of :class:`Recorder`'s rows; columns that ``types`` does not name hold numbers."""
+    """A file of :class:`RunRecorder`'s rows; columns that ``types`` does not name hold numbers."""
     text = read_bytes(path).decode() if path.exists() else ""
     text = text[: text.rfind("\n") + 1]  # a row that was cut off, by a full disk say, is no row
     if not text:

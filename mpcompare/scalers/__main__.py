@@ -11,7 +11,7 @@ from rich.console import Console
 from mpcompare.errors import InputError, check_choice, check_number, check_whole, fails_on_input_errors
 from mpcompare.report.formats import add_out, check_figure, save_figure
 from mpcompare.scalers import overflows
-from mpcompare.scalers.overflows import Step, short
+from mpcompare.scalers.overflows import OverflowStep, short
 from mpcompare.scalers.power import power
 from mpcompare.streams import lasting
 
@@ -83,7 +83,7 @@ def _checked(args: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys(["torch", *names]))
 
 
-def _steps(args: argparse.Namespace) -> tuple[list[Step], str]:
+def _steps(args: argparse.Namespace) -> tuple[list[OverflowStep], str]:
     """Returns the steps to take, and what they are in words."""
     given = [option for option in (args.pattern, args.thresholds, args.run) if option is not None]
     if len(given) != 1:
@@ -105,7 +105,7 @@ def _steps(args: argparse.Namespace) -> tuple[list[Step], str]:
     return steps, title
 
 
-def _compare(names: Sequence[str], steps: Sequence[Step], title: str, args: argparse.Namespace) -> None:
+def _compare(names: Sequence[str], steps: Sequence[OverflowStep], title: str, args: argparse.Namespace) -> None:
     from mpcompare.scalers.registry import LIBRARIES
     from mpcompare.scalers.table import show
     from mpcompare.scalers.trace import trace

@@ -10,14 +10,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mpcompare.report.figures.kit import colour
-from mpcompare.scalers.overflows import Step
+from mpcompare.scalers.overflows import OverflowStep
 from mpcompare.scalers.parting import parting
 from mpcompare.scalers.trace import Trace
 
 BEHIND, THRESHOLD = "0.75", "0.45"  # torch's line in the panels of the others; the thresholds
 
 
-def scales(traces: Sequence[Trace], steps: Sequence[Step], title: str) -> Figure:
+def scales(traces: Sequence[Trace], steps: Sequence[OverflowStep], title: str) -> Figure:
     """Draws each scale over the steps, and the thresholds where they are known. ``traces`` start with torch's."""
     figure = Figure(figsize=(8, 0.9 + 1.25 * len(traces)), layout="constrained")
     rows = figure.subplots(len(traces), 1, sharex=True, sharey=True, squeeze=False)[:, 0]

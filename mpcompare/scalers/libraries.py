@@ -18,13 +18,13 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from mpcompare.scalers.policies import Policy, ScalerStopped
+from mpcompare.scalers.policies import ScalerPolicy, ScalerStopped
 
 
 class Torch:
     """``torch.amp.GradScaler`` with an SGD optimizer; a step is skipped where the optimizer is not called."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ScalerPolicy) -> None:
         self.parameter = torch.zeros(1, requires_grad=True)
         self.optimizer = torch.optim.SGD([self.parameter], lr=0.0)
         self.optimizer.register_step_post_hook(lambda *_: self._count())
@@ -52,7 +52,7 @@ class Torch:
 class Keras:
     """``keras.optimizers.LossScaleOptimizer`` around SGD; a step is skipped where SGD counts no iteration."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ScalerPolicy) -> None:
         os.environ.setdefault("KERAS_BACKEND", "torch")
         import keras
 
@@ -78,7 +78,7 @@ class Keras:
 class Flax:
     """``flax.training.dynamic_scale.DynamicScale``: its ``value_and_grad`` of a function whose gradient is inf or 1."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ScalerPolicy) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         import jax.numpy
         from flax.training.dynamic_scale import DynamicScale
@@ -104,7 +104,7 @@ def _flax_step(scaler: Any, gradient: Any) -> tuple[Any, Any]:
 class Jmp:
     """``jmp.DynamicLossScale``: its ``adjust``, jitted, with its own min scale of 1, which no such step can change."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ScalerPolicy) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         import jax.numpy
         import jmp  # noqa: F401 - here, and not in the first step, because it may be missing
@@ -132,7 +132,7 @@ def _jmp_step(scale: Any, counter: Any, finite: Any, period: int) -> tuple[Any, 
 class DeepSpeed:
     """``DynamicLossScaler`` of ``deepspeed.runtime.fp16.loss_scaler``, made as DeepSpeed's fp16 configuration does."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ScalerPolicy) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         with _quiet_import():
             from deepspeed.runtime.fp16 import loss_scaler
@@ -167,7 +167,7 @@ class Megatron:
     """``DynamicGradScaler`` of ``megatron.core.optimizer.grad_scaler``, its tensors on the CPU where they ask for a
     GPU."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ScalerPolicy) -> None:
         with _quiet_import():
             from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 

@@ -11,7 +11,7 @@ from mpcompare.records import STEPS
 
 
 @dataclass(frozen=True)
-class Step:
+class OverflowStep:
     """The knowledge of a step: the loss scales at which its gradients overflow.
 
     Attributes:
@@ -37,10 +37,10 @@ class Step:
         return self.finite_up_to < scale < self.overflows_from
 
 
-FINITE, OVERFLOW = Step(math.inf, math.inf), Step(-math.inf, -math.inf, unknown=True)
+FINITE, OVERFLOW = OverflowStep(math.inf, math.inf), OverflowStep(-math.inf, -math.inf, unknown=True)
 
 
-def of_pattern(pattern: str) -> list[Step]:
+def of_pattern(pattern: str) -> list[OverflowStep]:
     """Returns the steps of ``..x....xx..``: a dot is finite and an x overflows, whatever the loss scale is.
 
     Raises:
@@ -60,7 +60,7 @@ def short(pattern: str) -> str:
     return pattern if len(pattern) <= 40 else f"{pattern[:40]}..."
 
 
-def of_thresholds(file: Path) -> list[Step]:
+def of_thresholds(file: Path) -> list[OverflowStep]:
     """Returns the steps of a file that has a number for each: the largest loss scale at which the gradients of that
     step stay finite (0: they overflow at any; inf: at none). Empty lines and what follows a # are passed over.
 
@@ -76,17 +76,17 @@ def of_thresholds(file: Path) -> list[Step]:
     return steps
 
 
-def _threshold(file: Path, number: int, text: str) -> Step:
+def _threshold(file: Path, number: int, text: str) -> OverflowStep:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not value >= 0:
         raise InputError("--thresholds", file, f"line {number} is {text!r}: expected a loss scale, 0 or inf")
-    return Step(value, math.nextafter(value, math.inf))
+    return OverflowStep(value, math.nextafter(value, math.inf))
 
 
-def of_run(folder: Path) -> tuple[list[Step], float]:
+def of_run(folder: Path) -> tuple[list[OverflowStep], float]:
     """Returns the steps of a recorded run, and the loss scale of its first one.
 
     Its record holds each step's loss scale and whether the step was skipped. Gradients that were finite at that scale
@@ -109,8 +109,8 @@ def of_run(folder: Path) -> tuple[list[Step], float]:
     return [_recorded(scale, row["skipped"] == "True") for scale, row in zip(scales, rows, strict=True)], scales[0]
 
 
-def _recorded(scale: float, skipped: bool) -> Step:
-    return Step(-math.inf, scale, unknown=True) if skipped else Step(scale, math.inf)
+def _recorded(scale: float, skipped: bool) -> OverflowStep:
+    return OverflowStep(-math.inf, scale, unknown=True) if skipped else OverflowStep(scale, math.inf)
 
 
 def _lines(option: str, file: Path) -> Sequence[str]:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from mpcompare.scalers.policies import LARGEST, Policy, good_steps_to_grow
+from mpcompare.scalers.policies import LARGEST, ScalerPolicy, good_steps_to_grow
 from mpcompare.scalers.power import power
-from mpcompare.scalers.trace import Taken, Trace
+from mpcompare.scalers.trace import TakenStep, Trace
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ def parting(torch: Trace, other: Trace) -> Parting | None:
     return None
 
 
-def _factor(step: Taken) -> float:
+def _factor(step: TakenStep) -> float:
     return step.after / step.before if step.after != step.before else 1.0
 
 
-def _another_scale(a: Taken, b: Taken) -> str:
+def _another_scale(a: TakenStep, b: TakenStep) -> str:
     which = "overflows" if b.skipped else "does not overflow"
     return f"at its scale of {power(b.before)} the step {which}, unlike at torch's, {power(a.before)}"
 
 
-def _after_overflow(a: Taken, b: Taken, torch: Policy, other: Policy) -> str:
+def _after_overflow(a: TakenStep, b: TakenStep, torch: ScalerPolicy, other: ScalerPolicy) -> str:
     if b.before <= other.min_scale:
         return f"it stays at its min scale, {power(other.min_scale)}"
     if b.after == b.before:
@@ -47,7 +47,7 @@ def _after_overflow(a: Taken, b: Taken, torch: Policy, other: Policy) -> str:
     return f"torch's scale stays at {power(a.after)}, and it halves"
 
 
-def _after_good_step(a: Taken, b: Taken, torch: Policy, other: Policy) -> str:
+def _after_good_step(a: TakenStep, b: TakenStep, torch: ScalerPolicy, other: ScalerPolicy) -> str:
     grows, waits = _factor(b) > 1, _factor(a) > 1
     if grows and a.before * 2 > LARGEST:
         return f"torch stays at {power(a.after)}, because fp32 has no larger power, and it grows to {power(b.after)}"

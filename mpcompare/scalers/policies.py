@@ -19,7 +19,7 @@ class ScalerStopped(Exception):  # noqa: N818 - a policy ends training so, and i
 
 
 @dataclass(frozen=True)
-class State:
+class ScalerState:
     """The values on which the next step depends, under the names of loss_scale.py."""
 
     scale: float
@@ -28,7 +28,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Policy:
+class ScalerPolicy:
     """A library's policy.
 
     Attributes:
@@ -36,20 +36,20 @@ class Policy:
         after: returns the state after a step that overflowed (True) or was finite.
     """
 
-    after: Callable[["Policy", State, bool], State]
+    after: Callable[["ScalerPolicy", ScalerState, bool], ScalerState]
     init_scale: float = 2.0**16
     growth_interval: int = 2000
     hysteresis: int = 1
     min_scale: float = 0.0
 
-    def start(self) -> State:
-        return State(float(np.float32(self.init_scale)), 0, self.hysteresis)
+    def start(self) -> ScalerState:
+        return ScalerState(float(np.float32(self.init_scale)), 0, self.hysteresis)
 
-    def next(self, state: State, overflow: bool) -> State:
+    def next(self, state: ScalerState, overflow: bool) -> ScalerState:
         return self.after(self, state, overflow)
 
 
-def as_in_loss_scale_py(policy: Policy, state: State, overflow: bool) -> State:
+def as_in_loss_scale_py(policy: ScalerPolicy, state: ScalerState, overflow: bool) -> ScalerState:
     """Torch's policy and jmp's are those of ``mpcompare/loss_scale.py``, the latter with a min scale.
 
     torch: https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling
@@ -58,10 +58,10 @@ def as_in_loss_scale_py(policy: Policy, state: State, overflow: bool) -> State:
     scaling = DynamicLossScale(policy.init_scale, growth_interval=policy.growth_interval, min_scale=policy.min_scale)
     load_state(scaling, vars(state))
     scaling.update(overflow)
-    return State(**state_of(scaling))  # type: ignore[arg-type]  # its values are those of vars(state)
+    return ScalerState(**state_of(scaling))  # type: ignore[arg-type]  # its values are those of vars(state)
 
 
-def as_in_keras(policy: Policy, state: State, overflow: bool) -> State:
+def as_in_keras(policy: ScalerPolicy, state: ScalerState, overflow: bool) -> ScalerState:
     """Doubles without end, so that the scale becomes inf beyond fp32, and halves without end, down to 0.
 
     https://github.com/keras-team/keras/blob/master/keras/src/optimizers/loss_scale_optimizer.py
@@ -73,7 +73,7 @@ def as_in_keras(policy: Policy, state: State, overflow: bool) -> State:
     return replace(state, growth_tracker=state.growth_tracker + 1)
 
 
-def as_in_flax(policy: Policy, state: State, overflow: bool) -> State:
+def as_in_flax(policy: ScalerPolicy, state: ScalerState, overflow: bool) -> ScalerState:
     """Doubles at the step that follows as many good ones as the growth interval: the tracker counts late, and starts
     anew at 0 after it. The largest scale is fp32's largest number, and the smallest its smallest normal one.
 
@@ -86,7 +86,7 @@ def as_in_flax(policy: Policy, state: State, overflow: bool) -> State:
     return replace(state, growth_tracker=state.growth_tracker + 1)
 
 
-def as_in_deepspeed(policy: Policy, state: State, overflow: bool) -> State:
+def as_in_deepspeed(policy: ScalerPolicy, state: ScalerState, overflow: bool) -> ScalerState:
     """Counts late as flax does, but never starts anew after growth: the second growth comes an interval after the
     first. An overflow backs off once there were ``hysteresis`` of them since the scale last grew; at the min scale it
     is an error instead. The scale is a number of Python's, which goes beyond fp32's.
@@ -101,11 +101,11 @@ def as_in_deepspeed(policy: Policy, state: State, overflow: bool) -> State:
         return replace(state, scale=max(state.scale / 2, policy.min_scale), growth_tracker=0)
     good = state.growth_tracker  # good steps before this one since the last overflow
     if good > 0 and good % policy.growth_interval == 0:
-        return State(state.scale * 2, good + 1, policy.hysteresis)
+        return ScalerState(state.scale * 2, good + 1, policy.hysteresis)
     return replace(state, growth_tracker=good + 1)
 
 
-def as_in_megatron(policy: Policy, state: State, overflow: bool) -> State:
+def as_in_megatron(policy: ScalerPolicy, state: ScalerState, overflow: bool) -> ScalerState:
     """Backs off once there were ``hysteresis`` overflows since the scale last grew, down to the min scale, and doubles
     without end.
 
@@ -114,9 +114,9 @@ def as_in_megatron(policy: Policy, state: State, overflow: bool) -> State:
     if overflow:
         left = state.overflows_left - 1
         scale = max(fp32(state.scale * 0.5), policy.min_scale) if left <= 0 else state.scale
-        return State(scale, 0, left)
+        return ScalerState(scale, 0, left)
     if state.growth_tracker + 1 == policy.growth_interval:
-        return State(fp32(state.scale * 2), 0, policy.hysteresis)
+        return ScalerState(fp32(state.scale * 2), 0, policy.hysteresis)
     return replace(state, growth_tracker=state.growth_tracker + 1)
 
 
@@ -126,7 +126,7 @@ def fp32(scale: float) -> float:
         return float(np.float32(scale))
 
 
-def good_steps_to_grow(policy: Policy) -> int:
+def good_steps_to_grow(policy: ScalerPolicy) -> int:
     """Returns how many good steps in a row it takes until the scale grows."""
     policy = replace(policy, init_scale=2.0**16)  # far from the ends of the range
     state, steps = policy.start(), 0

@@ -7,7 +7,7 @@ from mpcompare.foreign import version
 from mpcompare.scalers import libraries
 from mpcompare.scalers.policies import (
     SMALLEST_NORMAL,
-    Policy,
+    ScalerPolicy,
     as_in_deepspeed,
     as_in_flax,
     as_in_keras,
@@ -45,15 +45,15 @@ class Library:
 
     name: str
     package: str
-    policy: Policy
-    own: Callable[[Policy], Scaler]
+    policy: ScalerPolicy
+    own: Callable[[ScalerPolicy], Scaler]
 
     @property
     def installed(self) -> str | None:
         """The version that is installed; None if there is none."""
         return version(self.package)
 
-    def scaler(self, policy: Policy) -> tuple[Scaler, Code]:
+    def scaler(self, policy: ScalerPolicy) -> tuple[Scaler, Code]:
         """Returns the library's own scaler, or one that follows the policy, and which of the two it is."""
         if self.installed is None:
             return PolicyScaler(policy), Code(own=False, said=f"{self.name} (not installed)")
@@ -64,25 +64,25 @@ class Library:
             return PolicyScaler(policy), Code(own=False, said=f"{self.name} ({self.installed} fails: {why})")
 
 
-TORCH = Library("torch", "torch", Policy(as_in_loss_scale_py), libraries.Torch)
+TORCH = Library("torch", "torch", ScalerPolicy(as_in_loss_scale_py), libraries.Torch)
 
 LIBRARIES: Mapping[str, Library] = {
     each.name: each
     for each in (
         TORCH,
-        Library("keras", "keras", Policy(as_in_keras, init_scale=2.0**15), libraries.Keras),
-        Library("jmp", "jmp", Policy(as_in_loss_scale_py, init_scale=2.0**15, min_scale=1.0), libraries.Jmp),
-        Library("flax", "flax", Policy(as_in_flax, min_scale=SMALLEST_NORMAL), libraries.Flax),
+        Library("keras", "keras", ScalerPolicy(as_in_keras, init_scale=2.0**15), libraries.Keras),
+        Library("jmp", "jmp", ScalerPolicy(as_in_loss_scale_py, init_scale=2.0**15, min_scale=1.0), libraries.Jmp),
+        Library("flax", "flax", ScalerPolicy(as_in_flax, min_scale=SMALLEST_NORMAL), libraries.Flax),
         Library(
             "deepspeed",
             "deepspeed",
-            Policy(as_in_deepspeed, growth_interval=1000, hysteresis=2, min_scale=1.0),
+            ScalerPolicy(as_in_deepspeed, growth_interval=1000, hysteresis=2, min_scale=1.0),
             libraries.DeepSpeed,
         ),
         Library(
             "megatron",
             "megatron-core",
-            Policy(as_in_megatron, init_scale=2.0**32, growth_interval=1000, hysteresis=2, min_scale=1.0),
+            ScalerPolicy(as_in_megatron, init_scale=2.0**32, growth_interval=1000, hysteresis=2, min_scale=1.0),
             libraries.Megatron,
         ),
     )

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from mpcompare.scalers.policies import Policy
+from mpcompare.scalers.policies import ScalerPolicy
 
 
 class Scaler(Protocol):
@@ -27,7 +27,7 @@ class Scaler(Protocol):
 class PolicyScaler:
     """Follows a policy of policies.py, and skips the steps that overflow."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ScalerPolicy) -> None:
         self.policy, self.state = policy, policy.start()
 
     @property

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpcompare.scalers.overflows import Step
+from mpcompare.scalers.overflows import OverflowStep
 from mpcompare.scalers.parting import parting
 from mpcompare.scalers.power import power
 from mpcompare.scalers.registry import INSTALL
@@ -17,7 +17,7 @@ from mpcompare.scalers.trace import Trace
 ALL, MOST = 24, 40  # steps of which all are shown, and rows of which no more are shown
 
 
-def show(console: Console, traces: Sequence[Trace], steps: Sequence[Step]) -> None:
+def show(console: Console, traces: Sequence[Trace], steps: Sequence[OverflowStep]) -> None:
     """Prints the table of scales, and the summary. ``traces`` start with torch's."""
     _scales(console, traces, steps)
     _summary(console, traces)
@@ -31,7 +31,7 @@ def show(console: Console, traces: Sequence[Trace], steps: Sequence[Step]) -> No
         _print(console, f"by the policies here: {', '.join(stand_ins)}; {INSTALL} brings the libraries")
 
 
-def _scales(console: Console, traces: Sequence[Trace], steps: Sequence[Step]) -> None:
+def _scales(console: Console, traces: Sequence[Trace], steps: Sequence[OverflowStep]) -> None:
     rows = [place for place in range(len(steps)) if len(steps) <= ALL or _happens(traces, place)]
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("step", justify="right", no_wrap=True)
@@ -63,7 +63,7 @@ def _summary(console: Console, traces: Sequence[Trace]) -> None:
     console.print(table)
 
 
-def said(step: Step) -> str:
+def said(step: OverflowStep) -> str:
     """Returns in a few characters at which loss scales the gradients of a step are known to be finite."""
     if step.finite_up_to > 0:
         return "all" if step.finite_up_to == math.inf else f"<= {power(step.finite_up_to)}"

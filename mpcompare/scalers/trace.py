@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpcompare.scalers.overflows import Step
-from mpcompare.scalers.policies import Policy, ScalerStopped
+from mpcompare.scalers.overflows import OverflowStep
+from mpcompare.scalers.policies import ScalerPolicy, ScalerStopped
 from mpcompare.scalers.registry import Code, Library
 from mpcompare.scalers.scaler import Scaler
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenStep:
     """A step as a scaler took it.
 
     Attributes:
@@ -30,10 +30,10 @@ class Trace:
     """All steps of one scaler, up to the one that ended training, if any."""
 
     name: str
-    policy: Policy
+    policy: ScalerPolicy
     code: Code
     start: float
-    steps: Sequence[Taken]
+    steps: Sequence[TakenStep]
 
     @property
     def skipped(self) -> int:
@@ -52,20 +52,20 @@ class Trace:
         return self.steps[-1].stopped
 
 
-def trace(library: Library, policy: Policy, steps: Sequence[Step]) -> Trace:
+def trace(library: Library, policy: ScalerPolicy, steps: Sequence[OverflowStep]) -> Trace:
     """Lets a library's scaler take ``steps``, or its policy where the library is not installed."""
     scaler, code = library.scaler(policy)
     return Trace(library.name, policy, code, scaler.scale, take(scaler, steps))
 
 
-def take(scaler: Scaler, steps: Sequence[Step]) -> list[Taken]:
+def take(scaler: Scaler, steps: Sequence[OverflowStep]) -> list[TakenStep]:
     """Lets ``scaler`` take the steps, each of which overflows or not by the scale that it has there."""
-    taken: list[Taken] = []
+    taken: list[TakenStep] = []
     for step in steps:
         scale = scaler.scale
         try:
             skipped = scaler.step(step.overflows(scale))
         except ScalerStopped:
-            return [*taken, Taken(scale, scale, True, step.is_unknown(scale), stopped=True)]
-        taken.append(Taken(scale, scaler.scale, skipped, step.is_unknown(scale)))
+            return [*taken, TakenStep(scale, scale, True, step.is_unknown(scale), stopped=True)]
+        taken.append(TakenStep(scale, scaler.scale, skipped, step.is_unknown(scale)))
     return taken

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mpcompare.errors import BackendUnavailable, InputError, check_number
 from mpcompare.stored import Stored
 from mpcompare.tasks.groups import Group, GroupedReplay, Parameters, for_torch, read_groups
-from mpcompare.tasks.optimizers import IN_FP32, Coarse, Replay
+from mpcompare.tasks.optimizers import IN_FP32, Coarse, UpdateReplay
 
 U = 2.0**-24  # of fp32
 ROUNDINGS = 32  # of everything that an update is computed from, on its way into the new weight
@@ -89,7 +89,7 @@ class AnyOptimizer:
             raise BackendUnavailable(f"{self.name} has no fused kernel")
         return self._made(for_torch(self, params), fused=True)
 
-    def replay(self, coarse: Coarse = IN_FP32) -> Replay:
+    def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
         return GroupedReplay(self, coarse) if self.groups else OwnReplay(self._of_one, self._kinds, coarse)
 
     @cached_property

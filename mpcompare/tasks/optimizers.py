@@ -23,7 +23,7 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.groups import Group, GroupedReplay, Parameters, for_torch, read_groups
 
 
-class Replay(Protocol):
+class UpdateReplay(Protocol):
     """An optimizer in float64, tensor by tensor, on the gradients that a backend shows."""
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ class Optimizer(Protocol):
         shall be possible. ``fused`` makes it one kernel, which skips a step on the device where a ``GradScaler`` says
         so."""
 
-    def replay(self, coarse: Coarse = IN_FP32) -> Replay:
+    def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
         """Returns a new replay, before the first step; ``coarse`` says of which arithmetic, fp32's by default."""
 
 
@@ -155,7 +155,7 @@ class Sgd:
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return optimizer
 
-    def replay(self, coarse: Coarse = IN_FP32) -> Replay:
+    def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
         return GroupedReplay(self, coarse) if self.groups else SgdReplay(self, coarse)
 
 
@@ -265,7 +265,7 @@ class Adam(_AdamOrAdamW):
     def make(self, params: Parameters, fused: bool = False) -> torch.optim.Adam:
         return torch.optim.Adam(for_torch(self, params), **_settings(self), fused=fused or None)
 
-    def replay(self, coarse: Coarse = IN_FP32) -> Replay:
+    def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
         return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, decoupled=False, coarse=coarse)
 
 
@@ -282,7 +282,7 @@ class AdamW(_AdamOrAdamW):
     def make(self, params: Parameters, fused: bool = False) -> torch.optim.AdamW:
         return torch.optim.AdamW(for_torch(self, params), **_settings(self), fused=fused or None)
 
-    def replay(self, coarse: Coarse = IN_FP32) -> Replay:
+    def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
         return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, decoupled=True, coarse=coarse)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.tasks.any_optimizer import OwnReplay, fault_of
-from mpcompare.tasks.optimizers import Adam, AdamW, Coarse, Replay, Sgd
+from mpcompare.tasks.optimizers import Adam, AdamW, Coarse, Sgd, UpdateReplay
 from mpcompare.verdict.examine.errors import Remembered
 
 COARSE = {"bf16": 2.0**16, "fp16": 2.0**13}  # unit roundoffs over fp32's
@@ -31,7 +31,7 @@ class Rule:
     make: Any = None
     kinds: Mapping[str, int] | None = None
 
-    def replay(self, dtype: str) -> Replay:
+    def replay(self, dtype: str) -> UpdateReplay:
         """Returns a new replay of a parameter that is kept in ``dtype``."""
         coarse = Coarse(COARSE.get(dtype, 1.0), COARSE.get(dtype, 0.0))
         if self.known is not None:

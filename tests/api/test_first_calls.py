@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import mpcompare
-from mpcompare.api.compare import Call, overrides_of
+from mpcompare.api.compare import Arguments, overrides_of
 from mpcompare.api.objects import Objects
 from mpcompare.backends.amp import Amp
 from mpcompare.errors import InputError
@@ -116,10 +116,12 @@ def step_with_a_scaler_of_its_own(model, optimizer, batch):
 
 
 def composed(tmp_path: Path, **arguments: Any) -> tuple[list[str], Objects]:
-    known = {name: arguments.pop(name, None) for name in Call.__dataclass_fields__ if name not in ("knobs", "backends")}
+    known = {
+        name: arguments.pop(name, None) for name in Arguments.__dataclass_fields__ if name not in ("knobs", "backends")
+    }
     backends = arguments.pop("backends", [])
     objects = Objects()
-    call = Call(**known, backends=backends if isinstance(backends, list) else [backends], knobs=arguments)
+    call = Arguments(**known, backends=backends if isinstance(backends, list) else [backends], knobs=arguments)
     return overrides_of(call, objects, tmp_path / "conf"), objects
 
 

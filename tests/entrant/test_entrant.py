@@ -20,14 +20,14 @@ from mpcompare.errors import InputError
 from mpcompare.instruments import meter
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.race.orders import Finish, Progress, Train
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.tasks.data import drawn_batches
 
 
 @pytest.fixture
 def entrant(tmp_path):
     STARTS.clear()
-    return compete(PLAN, Recorder(tmp_path, AT_START))
+    return compete(PLAN, RunRecorder(tmp_path, AT_START))
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_the_trained_backend_is_gone_before_a_block_is_timed(tmp_path):
             super().__init__(*args)
             made.append(weakref.ref(self))
 
-    entrant = compete(replan(PLAN, make_backend=Kept), Recorder(tmp_path, AT_START))
+    entrant = compete(replan(PLAN, make_backend=Kept), RunRecorder(tmp_path, AT_START))
     turn(entrant, None)
     turn(entrant, Train())
     assert len(made) == 3  # the one that says its engine, the trained one, and the one that shows its dtypes
@@ -156,7 +156,7 @@ class HalfTheRowsOnceLoaded(Fp32):
 @pytest.mark.slow
 @pytest.mark.parametrize(("cls", "same"), [(Recording, True), (HalfTheRowsOnceLoaded, False)])
 def test_a_block_is_beside_that_of_the_trained_backend(tmp_path, cls, same):
-    entrant = compete(replan(PLAN, make_backend=cls, verdict={"enabled": True}), Recorder(tmp_path, AT_START))
+    entrant = compete(replan(PLAN, make_backend=cls, verdict={"enabled": True}), RunRecorder(tmp_path, AT_START))
     for order in (None, Train()):
         turn(entrant, order)
     for number in (1, 2):

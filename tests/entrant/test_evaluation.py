@@ -21,7 +21,7 @@ from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.evaluation import score
 from mpcompare.errors import InputError
 from mpcompare.race.orders import Train
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.report.runs import read_run
 from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.data.generated import digits
@@ -50,7 +50,7 @@ def train(folder, **changes):
     """Runs up to the end of training. Returns ``steps.csv`` without times, ``evals.csv`` and ``result.json``."""
     folder.mkdir()
     torch.manual_seed(1)
-    turns = compete(replan(PLAN, **changes), Recorder(folder, AT_START))
+    turns = compete(replan(PLAN, **changes), RunRecorder(folder, AT_START))
     turn(turns, None)
     turn(turns, Train())
     turns.close()
@@ -112,7 +112,7 @@ def test_the_score_is_the_mean_over_all_samples_also_where_the_last_part_is_shor
 def test_evaluations_are_read_back_and_a_record_without_them_has_none(tmp_path):
     at_start = {"status": "running", "config": {"task": {}}}
     at_start |= {**dict.fromkeys(("precision", "task", "batch_size", "seed")), "backend": "amp"}
-    recorder = Recorder(tmp_path, at_start)
+    recorder = RunRecorder(tmp_path, at_start)
     assert len(read_run(tmp_path).evals) == 0
     recorder.evaluation({"step": 2, "test_loss": 1.5, "test_accuracy": None})
     recorder.evaluation({"step": 4, "test_loss": float("inf"), "test_accuracy": 0.5})

@@ -10,7 +10,7 @@ from support.records import write_run
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.passes import examination
 from mpcompare.race.orders import Train
-from mpcompare.records import NUMERICS, Recorder
+from mpcompare.records import NUMERICS, RunRecorder
 from mpcompare.report.runs import read_run
 from mpcompare.report.verdicts import judge_run
 
@@ -27,7 +27,7 @@ def test_the_run_goes_on_without_a_verdict(error, said, tmp_path, monkeypatch):
         raise error
 
     monkeypatch.setattr(examination, "examine", stops)
-    entrant = compete(replan(PLAN, verdict={"enabled": True}), Recorder(tmp_path, AT_START))
+    entrant = compete(replan(PLAN, verdict={"enabled": True}), RunRecorder(tmp_path, AT_START))
     turn(entrant, None)
     turn(entrant, Train())
     assert json.loads((tmp_path / "result.json").read_text())["examine_stopped"] == said

@@ -13,12 +13,12 @@ from mpcompare.entrant import examined_memory
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.passes import examination
 from mpcompare.race.orders import Train
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.report.verdicts import judge_run
 
 
 def test_the_record_says_what_an_examination_took(tmp_path):
-    entrant = compete(replan(PLAN, verdict={"enabled": True}), Recorder(tmp_path, AT_START))
+    entrant = compete(replan(PLAN, verdict={"enabled": True}), RunRecorder(tmp_path, AT_START))
     turn(entrant, None)
     turn(entrant, Train())
     result = json.loads((tmp_path / "result.json").read_text())
@@ -30,7 +30,7 @@ def test_the_record_says_what_an_examination_took(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is foretold")
 def test_an_examination_that_would_not_fit_does_not_begin(tmp_path, monkeypatch):
     monkeypatch.setattr(examination, "foretold", lambda *_: 10**15)
-    entrant = compete(replan(PLAN, verdict={"enabled": True}), Recorder(tmp_path, AT_START))
+    entrant = compete(replan(PLAN, verdict={"enabled": True}), RunRecorder(tmp_path, AT_START))
     turn(entrant, None)
     turn(entrant, Train())
     entrant.close()
@@ -47,7 +47,7 @@ def test_an_examination_that_would_not_fit_does_not_begin(tmp_path, monkeypatch)
 
 
 def test_the_peak_is_what_was_taken_beyond_the_beginning():
-    memory = examined_memory.Memory(None)
+    memory = examined_memory.ExaminedMemory(None)
     memory.begin()
     if memory.rest is None:  # elsewhere than on Linux
         return

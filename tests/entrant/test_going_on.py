@@ -13,7 +13,7 @@ from support.tasks import make_task
 from mpcompare.checkpoints import CHECKPOINTS
 from mpcompare.entrant.entrant import compete
 from mpcompare.race.orders import Finish, Train
-from mpcompare.records import WENT_ON, Recorder
+from mpcompare.records import WENT_ON, RunRecorder
 
 PLAN = replan(
     SMALL_PLAN, task=make_task(in_features=784, out_features=10, momentum=0.9), is_baseline=True,
@@ -25,7 +25,7 @@ FINISH = Finish(1, "budget", 0.1, 1.0, None, 1)
 
 def trained(plan, folder, goes_on=False):
     """Takes a run up to its timing. Returns its turns."""
-    turns = compete(plan, Recorder(folder, {"config": {}}, goes_on))
+    turns = compete(plan, RunRecorder(folder, {"config": {}}, goes_on))
     turn(turns, None)
     turn(turns, Train())
     return turns

@@ -32,7 +32,7 @@ from mpcompare.errors import InputError
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.precision import BF16, FORMATS, PRECISIONS
 from mpcompare.race.orders import Finish, Train
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.report.comparison import compare
 from mpcompare.report.outputs.console import inference_tables
 from mpcompare.report.report import report
@@ -232,7 +232,7 @@ def test_entrants_of_a_race_share_what_it_costs_and_say_how_exact_their_own_weig
 @pytest.mark.slow
 @pytest.mark.parametrize("enabled", [True, False])
 def test_it_is_measured_in_the_last_turn_of_the_entrant(tmp_path, enabled):
-    turns = compete(replan(PLAN, inference={"enabled": enabled}), Recorder(tmp_path, AT_START))
+    turns = compete(replan(PLAN, inference={"enabled": enabled}), RunRecorder(tmp_path, AT_START))
     for order in (None, Train()):
         turn(turns, order)
     block(turns, 1, seed=1)

@@ -26,7 +26,7 @@ from mpcompare.instruments.clock import CpuClock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale
 from mpcompare.precision import BF16, FP16, FP32
 from mpcompare.race.orders import Train
-from mpcompare.records import MONITORED, Recorder
+from mpcompare.records import MONITORED, RunRecorder
 from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 
@@ -110,7 +110,7 @@ def train(folder, **changes):
             weights.update({name: p.clone() for name, p in state["params"].items()})
             return state
 
-    turns = compete(replan(plan, make_backend=Kept), Recorder(folder, AT_START))
+    turns = compete(replan(plan, make_backend=Kept), RunRecorder(folder, AT_START))
     turn(turns, None)
     turn(turns, Train())
     turns.close()

@@ -40,7 +40,7 @@ from mpcompare.instruments.clock import clock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Train
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.report.comparison import compare
 from mpcompare.report.runs import find_runs, read_run
 from mpcompare.report.verdicts import judge_all as judge
@@ -321,7 +321,7 @@ def trained(plan, folder):
     if plan.resume.folder is None:
         plan.dataset()  # imports scikit-learn, which draws from Python's generator the first time
         torch.manual_seed(0), random.seed(0), np.random.seed(0)
-    turns = compete(plan, Recorder(folder, {"config": {}}))
+    turns = compete(plan, RunRecorder(folder, {"config": {}}))
     next(turns)
     event = turns.send(Train())
     while event.done < plan.train.last_step:

@@ -71,7 +71,7 @@ def test_of_two_that_need_a_library_one_builds_it(fresh_cache, tmp_path):
     compiler = tmp_path / "c++"
     compiler.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo x >> {tmp_path}/count; sleep 0.2; touch $3; }}\n")
     compiler.chmod(0o755)
-    recipe = build.Recipe("x", [str(compiler)], ["-shared"])
+    recipe = build.BuildCommand("x", [str(compiler)], ["-shared"])
     with ThreadPoolExecutor() as pool:
         libraries = list(pool.map(build.build, [recipe] * 4))
     assert len(set(libraries)) == 1
@@ -81,7 +81,7 @@ def test_of_two_that_need_a_library_one_builds_it(fresh_cache, tmp_path):
 
 def test_the_cache_key_knows_sources_flags_and_cpu(monkeypatch, tmp_path):
     def key(flag="-O3"):
-        return build.cache_key(build.Recipe("x", ["c++"], [flag]))
+        return build.cache_key(build.BuildCommand("x", ["c++"], [flag]))
 
     first = key()
     assert key() == first

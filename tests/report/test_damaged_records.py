@@ -8,13 +8,13 @@ import pytest
 from support.records import MEASURED, write_run
 
 from mpcompare.errors import InputError
-from mpcompare.fields import Layer
+from mpcompare.fields import LayerFields
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs import summary_csv, summary_md
 from mpcompare.report.report import contents_of, report
 from mpcompare.report.runs import UNREADABLE, find_runs
 
-LAYER = {**dict.fromkeys(Layer.__annotations__, "bf16"), "kind": "Linear"}
+LAYER = {**dict.fromkeys(LayerFields.__annotations__, "bf16"), "kind": "Linear"}
 WAY = {"test_accuracy": 0.5, "test_loss": 1.0, "latency_ms": 1.0}
 MORE = {
     "module_dtypes": {"layer1": LAYER},

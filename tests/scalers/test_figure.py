@@ -6,7 +6,7 @@ import pytest
 from support.scalers import all_by_policy, by_policy
 
 from mpcompare.scalers.figure import BEHIND, THRESHOLD, scales
-from mpcompare.scalers.overflows import Step, of_pattern
+from mpcompare.scalers.overflows import OverflowStep, of_pattern
 
 
 def curve(axes, colour):
@@ -32,7 +32,7 @@ def test_each_scaler_has_a_panel_with_its_scales_and_torchs_behind():
 
 @pytest.mark.parametrize(("thresholds", "word"), [([8.0, 2.0, 0.0], True), ([], False)])
 def test_thresholds_are_drawn_where_they_are_known(thresholds, word):
-    steps = [Step(t, math.nextafter(t, math.inf)) for t in thresholds] or of_pattern("...")
+    steps = [OverflowStep(t, math.nextafter(t, math.inf)) for t in thresholds] or of_pattern("...")
     figure = scales([by_policy("torch", steps)], steps, "")
     (dots,) = [line for line in figure.axes[0].lines if line.get_color() == THRESHOLD]
     assert [y for y in dots.get_ydata() if not math.isnan(y)] == ([3.0, 1.0] if word else [])

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from mpcompare.scalers.overflows import FINITE, OVERFLOW, Step
-from mpcompare.scalers.policies import Policy
+from mpcompare.scalers.overflows import FINITE, OVERFLOW, OverflowStep
+from mpcompare.scalers.policies import ScalerPolicy
 from mpcompare.scalers.registry import INSTALL, LIBRARIES
 from mpcompare.scalers.scaler import PolicyScaler
-from mpcompare.scalers.trace import Taken, take
+from mpcompare.scalers.trace import TakenStep, take
 
 INIT_SCALES = (1.0, 2.0, 1000.1, 1024.0, 2.0**16, 2.0**32, 2.0**126, 2.0**127, 3e38)
 
 
-def case(policy: Policy, number: int) -> tuple[Policy, list[Step]]:
+def case(policy: ScalerPolicy, number: int) -> tuple[ScalerPolicy, list[OverflowStep]]:
     """Returns a policy from another init scale with a short growth interval, and steps of a random pattern."""
     draw = random.Random(number)
     policy = replace(policy, init_scale=draw.choice(INIT_SCALES), growth_interval=draw.randint(1, 6))
@@ -22,7 +22,7 @@ def case(policy: Policy, number: int) -> tuple[Policy, list[Step]]:
     return policy, [OVERFLOW if draw.random() < share else FINITE for _ in range(draw.randint(1, 60))]
 
 
-def compare(name: str, count: int) -> list[Taken]:
+def compare(name: str, count: int) -> list[TakenStep]:
     """Compares the two on ``count`` patterns, and returns all steps."""
     library, taken = LIBRARIES[name], []
     if library.installed is None:

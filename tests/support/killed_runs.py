@@ -30,7 +30,7 @@ from mpcompare.entrant.plan import Plan
 from mpcompare.loss_scale import DynamicLossScale, auto
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Train
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.optimizers import AdamW
 from mpcompare.tasks.schedules import Cosine
@@ -56,7 +56,7 @@ def plan_of(name: str, precision: str) -> Plan:
 def train(plan: Plan, folder: Path, begun: int) -> None:
     """Writes a byte to ``begun`` when training begins, and ends with the process when it is done."""
     folder.mkdir(parents=True)
-    turns = compete(plan, Recorder(folder, {}))
+    turns = compete(plan, RunRecorder(folder, {}))
     next(turns)
     event: Any = turns.send(Train())
     os.write(begun, b".")

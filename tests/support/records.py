@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mpcompare.race.orders import Finish
-from mpcompare.records import EVAL_FIELDS, Recorder
+from mpcompare.records import EVAL_FIELDS, RunRecorder
 
 AT_START = ("task", "batch_size", "seed", "sweep")
 # Parts of a result.
@@ -41,7 +41,7 @@ def write_run(
     at_start = {"task": "t", "batch_size": 8, "seed": 0, "sweep": None}
     at_start |= {name: more.pop(name) for name in AT_START if name in more}
     config = _config(at_start["batch_size"], len(losses), more)
-    recorder = Recorder(folder, {"backend": backend, "precision": precision, **at_start, "config": config})
+    recorder = RunRecorder(folder, {"backend": backend, "precision": precision, **at_start, "config": config})
     if losses:
         recorder.steps([_step(number, loss, step_ms) for number, loss in enumerate(losses, start=1)])
     for row in more.pop("evals", []):
@@ -77,7 +77,7 @@ def _step(number: int, loss: float, step_ms: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write_blocks(recorder: Recorder, blocks: Sequence[float], more: dict[str, Any]) -> int:
+def _write_blocks(recorder: RunRecorder, blocks: Sequence[float], more: dict[str, Any]) -> int:
     """Writes blocks of one step that take so many milliseconds, and returns their number. Takes from ``more`` the cores
     that others kept busy in them, ``other_cores``, and this run in the ``waited_s`` between them, ``out_of_turn``."""
     cores, waited_s = more.pop("out_of_turn", 0.0), more.pop("waited_s", 0.1)

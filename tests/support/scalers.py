@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpcompare.scalers.overflows import Step
+from mpcompare.scalers.overflows import OverflowStep
 from mpcompare.scalers.registry import LIBRARIES, Code
 from mpcompare.scalers.scaler import PolicyScaler
 from mpcompare.scalers.trace import Trace, take
 
 
-def by_policy(name: str, steps: Sequence[Step], said: str | None = None, **options: Any) -> Trace:
+def by_policy(name: str, steps: Sequence[OverflowStep], said: str | None = None, **options: Any) -> Trace:
     """Returns the trace of a library's policy with other ``options``; ``said``: as if by the library's own code."""
     policy = replace(LIBRARIES[name].policy, **options)
     scaler = PolicyScaler(policy)
     return Trace(name, policy, Code(said is not None, said or name), scaler.scale, take(scaler, steps))
 
 
-def all_by_policy(steps: Sequence[Step], **options: Any) -> list[Trace]:
+def all_by_policy(steps: Sequence[OverflowStep], **options: Any) -> list[Trace]:
     return [by_policy(name, steps, **options) for name in LIBRARIES]

@@ -20,7 +20,7 @@ from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.passes import trial
 from mpcompare.entrant.timing import Trial
 from mpcompare.race.turns import Rules, race
-from mpcompare.records import Recorder
+from mpcompare.records import RunRecorder
 from mpcompare.report.runs import read_run
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.data import drawn_batches
@@ -94,7 +94,7 @@ def run_of(folder, backend, task=TASK):
     config = {"task": {}, "train": {"steps": 4, "warmup_steps": 1}}
     at_start = {"backend": "amp", "task": "small", "batch_size": 64, "seed": 0, "config": config}
     folder.mkdir()
-    race([Local(compete(plan, Recorder(folder, at_start)))], TEN_ROUNDS, Unseen())
+    race([Local(compete(plan, RunRecorder(folder, at_start)))], TEN_ROUNDS, Unseen())
     return read_run(folder)
 
 

@@ -219,7 +219,7 @@ class Network(nn.Module):
     def __init__(self, names: Sequence[str], layers: Sequence[Any]) -> None:
         super().__init__()
         for name, layer in zip(names, layers, strict=True):
-            self.add_module(name.replace(".", "/"), Called(layer))
+            self.add_module(name.replace(".", "/"), CalledLayer(layer))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
@@ -228,7 +228,7 @@ class Network(nn.Module):
         return x
 
 
-class Called(nn.Module):
+class CalledLayer(nn.Module):
     """A layer of Keras, which is called."""
 
     def __init__(self, layer: Any) -> None:

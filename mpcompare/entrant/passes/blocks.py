@@ -13,7 +13,7 @@ from mpcompare.instruments.clock import percentiles, settle
 
 
 @dataclass(frozen=True)
-class Part:
+class BlocksPart:
     """A part of ``result.json``.
 
     Attributes:
@@ -35,12 +35,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Compared(Part, Beside):
+class ComparedPart(BlocksPart, Beside):
     """The part of a run that was examined: a timed block, the one that the race drew, stands beside the trained
     backend's."""
 
 
-def take(entrant: Entrant) -> Pass[Part]:
+def take(entrant: Entrant) -> Pass[BlocksPart]:
     """Needs ``setup``, ``trained``, ``trial``, and of a run that was examined ``stepper``, which it frees. Leaves
     nothing.
 
@@ -61,16 +61,16 @@ def take(entrant: Entrant) -> Pass[Part]:
     del entrant.stepper
     ended = blocks.ends[blocks.finish.compared]
     compared = beside(setup, stepper, trained.state, ended, (trial.untimed, trial.steps))
-    return Compared(**vars(part), **vars(compared))
+    return ComparedPart(**vars(part), **vars(compared))
 
 
-def _part(entrant: Entrant, blocks: Blocks) -> Part:
+def _part(entrant: Entrant, blocks: Blocks) -> BlocksPart:
     task, timed = entrant.setup.task, percentiles(blocks.step_ms)
     seconds = timed["step_ms_p50"] / 1e3
     x, y = next(entrant.setup.batches())[0]
     micro_batch_flops = step_flops(entrant.setup.model, task.loss_fn, x, y)
     flops = None if micro_batch_flops is None else task.accumulate * micro_batch_flops
-    return Part(
+    return BlocksPart(
         **timed,
         samples_per_s=task.batch_size / seconds,
         flops_per_step=flops,

@@ -32,7 +32,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Examined(Observed):
+class ExaminedPart(Observed):
     """The part of a run that was examined.
 
     Attributes:
@@ -70,7 +70,7 @@ def take(entrant: Entrant) -> Pass[Observed]:
         seconds = time.monotonic() - began
         yield Progress(0, 1, "dtypes of each layer")
         dtypes = setup.new_backend().module_dtypes(*next(setup.batches())[0])
-    return Examined(dtypes, seconds, needed, peak, refused, stopped) if enabled else Observed(dtypes)
+    return ExaminedPart(dtypes, seconds, needed, peak, refused, stopped) if enabled else Observed(dtypes)
 
 
 def _foretold(entrant: Entrant, held: int) -> int | None:

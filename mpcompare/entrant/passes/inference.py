@@ -8,7 +8,7 @@ from mpcompare.entrant.state import Entrant, Nothing, Pass
 
 
 @dataclass(frozen=True)
-class Part:
+class InferencePart:
     """A part of ``result.json``.
 
     Attributes:
@@ -18,10 +18,10 @@ class Part:
     inference: dict[str, Any]
 
 
-def take(entrant: Entrant) -> Pass[Part | Nothing]:
+def take(entrant: Entrant) -> Pass[InferencePart | Nothing]:
     """Needs ``setup`` and ``trained``. Leaves nothing."""
     yield from ()
     plan, trained = entrant.plan.inference, entrant.trained
     if not plan.enabled:
         return Nothing()
-    return Part(measure_inference(entrant.setup, trained.state, trained.scores, plan, entrant.shared))
+    return InferencePart(measure_inference(entrant.setup, trained.state, trained.scores, plan, entrant.shared))

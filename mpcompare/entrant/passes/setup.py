@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from mpcompare.entrant.examined_memory import Memory
+from mpcompare.entrant.examined_memory import ExaminedMemory
 from mpcompare.entrant.setup import set_up
 from mpcompare.entrant.state import Entrant, Pass
 
 
 @dataclass(frozen=True)
-class Part:
+class SetUpPart:
     """A part of ``result.json``.
 
     Attributes:
@@ -32,14 +32,14 @@ class Part:
     not_finite: str
 
 
-def take(entrant: Entrant) -> Pass[Part]:
+def take(entrant: Entrant) -> Pass[SetUpPart]:
     """Needs nothing. Leaves ``memory`` and ``setup``; nothing is examined where its data are not finite."""
     yield from ()
-    entrant.memory = Memory(entrant.apart)
+    entrant.memory = ExaminedMemory(entrant.apart)
     setup = entrant.setup = set_up(entrant.plan, entrant.shared)
     if setup.not_finite:  # what such data do is no fault of a backend
         entrant.plan = replace(entrant.plan, verdict=replace(entrant.plan.verdict, enabled=False))
-    return Part(
+    return SetUpPart(
         precision=setup.precision,
         engine=setup.engine,
         loss_scale=setup.loss_scale.name,

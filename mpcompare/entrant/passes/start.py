@@ -12,7 +12,7 @@ from mpcompare.records import WENT_ON
 log = logging.getLogger(__name__)
 
 
-def take(entrant: Entrant) -> Pass[resume.Resumed | WentOn | Nothing]:
+def take(entrant: Entrant) -> Pass[resume.ResumedPart | WentOn | Nothing]:
     """Needs ``checkpoint``, ``taken`` and ``setup``. Leaves ``start``."""
     yield from ()
     plan, setup, saved, recorder = entrant.plan, entrant.setup, entrant.checkpoint, entrant.recorder

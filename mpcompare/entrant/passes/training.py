@@ -19,7 +19,7 @@ from mpcompare.verdict.examine.moves import Digest
 
 
 @dataclass(frozen=True)
-class Part:
+class TrainingPart:
     """A part of ``result.json``.
 
     Attributes:
@@ -45,7 +45,7 @@ class Part:
     test_accuracy: float | None
 
 
-def take(entrant: Entrant) -> Pass[Part]:
+def take(entrant: Entrant) -> Pass[TrainingPart]:
     """Needs ``setup`` and ``start``. Leaves ``stepper`` and ``trained``."""
     plan, setup, start, recorder = entrant.plan, entrant.setup, entrant.start, entrant.recorder
     rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
@@ -70,7 +70,7 @@ def take(entrant: Entrant) -> Pass[Part]:
         moved=_moved(entrant),
         moves=start.before.with_moves(digest.moves()) if digest else None,
     )
-    return Part(
+    return TrainingPart(
         first_step_ms=steps[0]["step_ms"],
         skipped_steps=sum(step["skipped"] for step in steps),
         final_loss=steps[-1]["loss"],

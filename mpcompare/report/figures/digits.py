@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from mpcompare.precision import PRECISIONS
 from mpcompare.report import digits
 from mpcompare.report.contents import Report
-from mpcompare.report.digits import Map, Row
+from mpcompare.report.digits import DigitsRow, Map
 from mpcompare.report.figures.kit import COLOURS, grid, nothing
 from mpcompare.verdict.judge.digits import bound, percent
 
@@ -42,22 +42,22 @@ def digits_figure(report: Report) -> Figure | None:
     return figure
 
 
-def worst_rows(each: Map) -> list[Row]:
+def worst_rows(each: Map) -> list[DigitsRow]:
     """Returns the rows that are drawn, in the order of forward: of many those that should stay in fp32 and those that
     lose the most digits."""
     kept = {row.place for row in sorted(each.rows, key=lambda row: row.rank, reverse=True)[:MOST]}
     return [row for row in each.rows if row.place in kept]
 
 
-def _named(row: Row) -> str:
+def _named(row: DigitsRow) -> str:
     return f"{row.name} ({row.digits.kind})" if row.digits.kind else row.name
 
 
-def _said(row: Row) -> str:
+def _said(row: DigitsRow) -> str:
     return f"  {row.because}" if row.why else ""
 
 
-def _panel(axes: Axes, each: Map, rows: Sequence[Row]) -> None:
+def _panel(axes: Axes, each: Map, rows: Sequence[DigitsRow]) -> None:
     u, half = PRECISIONS[each.precision].unit_roundoff, bound(each.precision)
     digits, heights = round(-math.log2(u)), np.arange(len(rows))
     for part, (marker, colour) in PARTS.items():

@@ -5,18 +5,18 @@ from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
-from mpcompare.report.figures.gradients import Gradients, Series
+from mpcompare.report.figures.gradients import GradientTable, Series
 from mpcompare.report.figures.kit import at_the_top, hatch, legend, positive
 
 INCHES = 0.14  # width of a bar, and of the gap beside it
 
 
-def width_of(gradients: Gradients) -> float:
+def width_of(gradients: GradientTable) -> float:
     """Returns the inches that the bars take."""
     return INCHES * len(gradients.series) * (len(gradients.tensors) + len(gradients.vanishing))
 
 
-def draw(part: SubFigure, gradients: Gradients, ylabel: str, xlabel: str) -> None:
+def draw(part: SubFigure, gradients: GradientTable, ylabel: str, xlabel: str) -> None:
     axes = part.subplots()
     axes.set_title(gradients.remark, fontsize=7, loc="right")
     tensors, series = gradients.tensors, gradients.series

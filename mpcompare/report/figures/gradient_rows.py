@@ -11,7 +11,7 @@ from matplotlib.figure import SubFigure
 from matplotlib.ticker import LogLocator
 
 from mpcompare.report.figures import grouping, kit
-from mpcompare.report.figures.gradients import Gradients, Series
+from mpcompare.report.figures.gradients import GradientTable, Series
 from mpcompare.report.figures.kit import positive
 
 HIGHEST = 8.4  # inches of all rows together, so that the figure fits a page
@@ -58,7 +58,7 @@ class Layout:
         return AROUND + self.legend + self.inches * len(self.rows)
 
 
-def layout_of(gradients: Gradients) -> Layout | None:
+def layout_of(gradients: GradientTable) -> Layout | None:
     """Returns rows that fit a page; None where no run shows its gradients.
 
     There is a row for each tensor where there is room. Else tensors of the same part and class of layer stand together:
@@ -87,7 +87,7 @@ def layout_of(gradients: Gradients) -> Layout | None:
     return Layout(rows, names, [_worst(gradients, places) for places in rows], inches, LINE * lines)
 
 
-def _kind(gradients: Gradients, tensor: str) -> str:
+def _kind(gradients: GradientTable, tensor: str) -> str:
     """The class of the layer that holds a tensor and the tensor's name in it, such as ``Linear weight``."""
     kinds = (each.run.kind(tensor) for each in gradients.series)
     return next(filter(None, kinds), tensor.rpartition(".")[2])
@@ -100,7 +100,7 @@ def _name(tensors: Sequence[str], kinds: set[str]) -> str:
     return f"{grouping.span(tensors) or (next(iter(kinds)) if len(kinds) == 1 else 'all tensors')} ({len(tensors)})"
 
 
-def _worst(gradients: Gradients, places: Sequence[int]) -> Worst | None:
+def _worst(gradients: GradientTable, places: Sequence[int]) -> Worst | None:
     ratios = {
         (number, place): ratio
         for number, series in enumerate(gradients.series)
@@ -114,7 +114,7 @@ def _worst(gradients: Gradients, places: Sequence[int]) -> Worst | None:
     return Worst(f"{ratios[number, place]:.3g}{name}", gradients.series[number])
 
 
-def draw(part: SubFigure, gradients: Gradients, layout: Layout, error: str, caption: str) -> None:
+def draw(part: SubFigure, gradients: GradientTable, layout: Layout, error: str, caption: str) -> None:
     """Draws the errors, and beside them the errors over their limits, if any are known."""
     series = gradients.series
     if any(np.isfinite(each.limits).any() for each in series):
@@ -135,7 +135,7 @@ def draw(part: SubFigure, gradients: Gradients, layout: Layout, error: str, capt
                 fontsize=8, title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
 
 
-def _caption(gradients: Gradients, layout: Layout, caption: str) -> str:
+def _caption(gradients: GradientTable, layout: Layout, caption: str) -> str:
     lines = [*caption.splitlines(), "no dot: no error; triangle: inf, NaN or missing"]
     if len(layout.rows) < len(gradients.tensors):
         lines.append("a row with (n) holds n tensors of equal layers")

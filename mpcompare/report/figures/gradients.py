@@ -41,7 +41,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class GradientTable:
     """The gradients of all runs of a comparison.
 
     Attributes:
@@ -62,7 +62,7 @@ class Gradients:
         return f"not drawn, exactly 0 ({len(self.vanishing)}): {names}" if names else ""
 
 
-def gradients_of(runs: Sequence[Judged]) -> Gradients:
+def gradients_of(runs: Sequence[Judged]) -> GradientTable:
     """Returns the errors of the gradients of these runs, which are all of one comparison."""
     named = list(dict.fromkeys(tensor for run in runs for tensor in run.gradients))
     vanishing = _vanishing(runs, named)
@@ -77,7 +77,7 @@ def gradients_of(runs: Sequence[Judged]) -> Gradients:
         )
         for run in order
     ]
-    return Gradients(tensors, vanishing, series)
+    return GradientTable(tensors, vanishing, series)
 
 
 def _vanishing(runs: Sequence[Judged], tensors: Sequence[str]) -> list[str]:

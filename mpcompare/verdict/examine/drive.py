@@ -29,7 +29,7 @@ from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
 from mpcompare.verdict.examine.new_step import new_step
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.rule import Rule, digits, early
+from mpcompare.verdict.examine.rule import UpdateRule, digits, early
 from mpcompare.verdict.examine.seen import Seen, all_finite, moved
 from mpcompare.verdict.examine.subject import Subject, promised_scaling
 from mpcompare.verdict.examine.updates import Update
@@ -81,7 +81,7 @@ def beside(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
     )
 
 
-class Policy:
+class ExpectedScale:
     """The loss scale that a backend should have, and the steps that it should skip.
 
     Attributes:
@@ -123,8 +123,8 @@ class Driver:
     ) -> None:
         self.subject, self.start, self.exact, self.with_oracle = subject, start, exact, with_oracle
         self.backend = subject.make_backend(subject.examined, scaling)
-        self.rule = Rule(subject, promises_of(self.backend))
-        self.policy, self.rates = Policy(scaling, self.rule.promises), subject.task.new_rates()
+        self.rule = UpdateRule(subject, promises_of(self.backend))
+        self.policy, self.rates = ExpectedScale(scaling, self.rule.promises), subject.task.new_rates()
         self.loaded: Remembered | None = None  # until the first update
         self.found = Drive([], [], [], [], None)
         self.updates: list[Update] = []

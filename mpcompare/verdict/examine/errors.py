@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.instruments import heap
-from mpcompare.tasks.optimizers import Replay
+from mpcompare.tasks.optimizers import UpdateReplay
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.at_random import far_from
 from mpcompare.verdict.examine.numerics import SKETCH, chunks, clip_factor, spread, total_norm
@@ -94,7 +94,7 @@ class Change:
 
 
 def update_errors(
-    replay: Replay, change: Change, short_dtype: torch.dtype, coarse: float = 1.0
+    replay: UpdateReplay, change: Change, short_dtype: torch.dtype, coarse: float = 1.0
 ) -> dict[str, UpdateError]:
     """Returns how far a change is from what fp32 arithmetic makes of the gradients that a backend shows.
 
@@ -106,7 +106,9 @@ def update_errors(
     return {name: _update_error(replay, name, change, short_dtype, coarse) for name in change.grads}
 
 
-def _update_error(replay: Replay, name: str, change: Change, short_dtype: torch.dtype, coarse: float) -> UpdateError:
+def _update_error(
+    replay: UpdateReplay, name: str, change: Change, short_dtype: torch.dtype, coarse: float
+) -> UpdateError:
     excess = product = norm2 = should_far = 0.0
     moves = lost = lost_in_fp32 = short = left = far = 0
     known = change.remembered.of(name)

@@ -17,7 +17,7 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.examine.seen import Seen, all_finite
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.examine.trained import Start, remembers_all, replayed, start_of
+from mpcompare.verdict.examine.trained import BeforeStep, remembers_all, replayed, start_of
 from mpcompare.verdict.findings import Drive
 
 ELEMENTS = 1 << 12  # of each tensor
@@ -37,7 +37,7 @@ class Midway(Stepper):
         one."""
         super().__init__(stepper.backend, stepper.rates)
         self.taken, self.number = begun, middle(schedule, begun, last_step)
-        self.kept: tuple[Start, Seen] | None = None
+        self.kept: tuple[BeforeStep, Seen] | None = None
 
     def walk(self, batches: Batches) -> Walk:
         self.taken += 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
-from mpcompare.tasks.optimizers import Adam, AdamW, Optimizer, Replay, Sgd
+from mpcompare.tasks.optimizers import Adam, AdamW, Optimizer, Sgd, UpdateReplay
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.adam_mistakes import adam_mistakes, eps_before
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
@@ -147,7 +147,7 @@ def _of_decay(optimizer: Any, compute_dtype: torch.dtype) -> Iterator[tuple[str,
     )
 
 
-def _decayed(replay: Replay, share: Callable[[Update], float], of_new: bool = False) -> Mistake:
+def _decayed(replay: UpdateReplay, share: Callable[[Update], float], of_new: bool = False) -> Mistake:
     """Multiplies the weight by ``1 - share`` before an update without decay, or after it; rounded as AdamW's."""
     plain = by(replay)
 
@@ -159,7 +159,7 @@ def _decayed(replay: Replay, share: Callable[[Update], float], of_new: bool = Fa
     return decayed
 
 
-def _decayed_by(replay: Replay, decay: Callable[[Update], float]) -> Mistake:
+def _decayed_by(replay: UpdateReplay, decay: Callable[[Update], float]) -> Mistake:
     """Adds another decay to the gradient."""
 
     def decayed(name: str, update: Update) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.findings import KnownMistake, UpdateError
 
 
-class Rule:
+class UpdateRule:
     """The updates that follow from gradients.
 
     Attributes:

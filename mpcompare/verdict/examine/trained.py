@@ -19,7 +19,7 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.drive import said_norm
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, clip_errors, largest
 from mpcompare.verdict.examine.numerics import spread
-from mpcompare.verdict.examine.rule import Rule, digits
+from mpcompare.verdict.examine.rule import UpdateRule, digits
 from mpcompare.verdict.examine.seen import Seen, all_finite
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.examine.updates import Update
@@ -27,7 +27,7 @@ from mpcompare.verdict.findings import Count, Drive, Step, TrainedUpdate, Update
 
 
 @dataclass(frozen=True)
-class Start:
+class BeforeStep:
     """The backend before its step, some elements of each tensor.
 
     Attributes:
@@ -72,11 +72,11 @@ def start_of(
     updates: int,
     steps: int,
     some: Callable[[Mapping[str, Tensor]], Params] = _some,
-) -> Start:
+) -> BeforeStep:
     """Returns what the next update of a backend starts from, ``some`` elements of each tensor; the other arguments are
     the attributes of these names."""
     kinds = backend.state_dict()["optimizer"]
-    return Start(
+    return BeforeStep(
         weights=some(backend.master_params()),
         optimizer={kind: some(tensors) for kind, tensors in kinds.items() if kind != "step"},
         counts={name: count.detach().clone() for name, count in kinds.get("step", {}).items()},
@@ -88,7 +88,7 @@ def start_of(
 
 
 def trained_update(
-    subject: Subject, walk: Walk, start: Start, grads: Params, idle: frozenset[str] = frozenset()
+    subject: Subject, walk: Walk, start: BeforeStep, grads: Params, idle: frozenset[str] = frozenset()
 ) -> TrainedUpdate | None:
     """Takes a step to its end, and returns its update beside the optimizer's. None where there is none, because the
     step is skipped, and where it cannot be followed, because no gradients are shown or the optimizer remembers
@@ -120,14 +120,14 @@ def trained_update(
     return TrainedUpdate(replace(drive, clips=clips), moments, _counts(start, kinds.get("step", {}), clipped))
 
 
-def remembers_all(subject: Subject, start: Start) -> bool:
+def remembers_all(subject: Subject, start: BeforeStep) -> bool:
     """Returns whether a backend remembers what the optimizer does, so that its update can be followed."""
     known = set(subject.task.optimizer.initial_state(torch.zeros(()))) - {"step"}
     return start.updates == 0 or known <= set(start.optimizer)
 
 
 def replayed(
-    subject: Subject, backend: Any, start: Start, seen: Seen, kinds: Mapping[str, Params]
+    subject: Subject, backend: Any, start: BeforeStep, seen: Seen, kinds: Mapping[str, Params]
 ) -> tuple[Drive, dict[str, dict[str, float]]]:
     """Returns the update beside the replay's, and by kind and tensor the largest error over its bound of what the
     optimizer remembers after it.
@@ -135,7 +135,7 @@ def replayed(
     Args:
         kinds: the optimizer's tensors after the step; empty where only the update is asked for.
     """
-    rule = Rule(subject, promises_of(backend))
+    rule = UpdateRule(subject, promises_of(backend))
     updates: dict[str, UpdateError] = {}
     moments: dict[str, dict[str, float]] = {}
     for name, g in seen.clipped.items():
@@ -152,7 +152,7 @@ def replayed(
     return drive, moments
 
 
-def _counts(start: Start, after: Mapping[str, Tensor], moved: Params) -> dict[str, Count]:
+def _counts(start: BeforeStep, after: Mapping[str, Tensor], moved: Params) -> dict[str, Count]:
     """Returns the number of updates that the optimizer counts of each parameter with a gradient, and the right one: one
     more than before, where the most that it counted of any are all that were taken."""
     missed = start.updates - max((int(count) for count in start.counts.values()), default=0)

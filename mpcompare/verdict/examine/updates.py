@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mpcompare.tasks.optimizers import Replay
+from mpcompare.tasks.optimizers import UpdateReplay
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered
 
@@ -59,7 +59,7 @@ class Known(NamedTuple):
 
 
 def by(
-    replay: Replay,
+    replay: UpdateReplay,
     rate: Callable[[Update], float] | None = None,
     unclipped: bool = False,
     grad_of: Callable[[Tensor, Update], Tensor] | None = None,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.findings import Buffers, RoundingError
-from mpcompare.verdict.judge.causes import Errors, role
+from mpcompare.verdict.judge.causes import TensorError, role
 from mpcompare.verdict.judge.check import Case, Check, listed
 from mpcompare.verdict.judge.limits import K, stored_coarsely, tensor_limit
 
@@ -78,7 +78,7 @@ def _of_pass(case: Case, where: str, after: str, roundings: Mapping[str, Roundin
         if e is None:
             continue
         limit = tensor_limit(case.run, replace(e, largest=0.0), roundings.get(name))
-        error = Errors(run.buffers.get(name), limit + stored_coarsely(case.run) * e.norm)
+        error = TensorError(run.buffers.get(name), limit + stored_coarsely(case.run) * e.norm)
         if not math.isnan(error.limit):
             because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm {after}"
             yield Check(f"buffer {after}", error.error, error.limit, cause_of(case, name), because, tensor=name)

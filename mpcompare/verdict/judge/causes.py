@@ -21,7 +21,7 @@ APART = K**2  # of two errors over their limits, either of which may be K times 
 
 
 @dataclass(frozen=True)
-class Errors:
+class TensorError:
     """The error of one tensor's gradient, None if it is missing, and its limit.
 
     Attributes:
@@ -79,7 +79,7 @@ class Symptoms:
     """
 
     run: Examined
-    errors: Mapping[str, Errors]
+    errors: Mapping[str, TensorError]
     own: Pass
     reference: Pass
     loss_is_right: bool
@@ -131,7 +131,7 @@ class Symptoms:
 
 
 def explain(
-    run: Examined, errors: Mapping[str, Errors], own: Pass, reference: Pass, loss_is_right: bool
+    run: Examined, errors: Mapping[str, TensorError], own: Pass, reference: Pass, loss_is_right: bool
 ) -> Explanation:
     """Returns the cause and its sentence; both empty where nothing failed. The arguments are those of Symptoms."""
     symptoms = Symptoms(run, errors, own, reference, loss_is_right)
@@ -296,7 +296,7 @@ def underflows(run: Examined) -> bool:
     return storage.smallest_normal > PRECISIONS["fp32"].storage.smallest_normal
 
 
-def _factor(errors: Mapping[str, Errors]) -> float | None:
+def _factor(errors: Mapping[str, TensorError]) -> float | None:
     """Returns the one factor by which every gradient is off, if that is all."""
     known = [(e.of, e) for e in errors.values() if e.of and e.of.norm]
     if not known or min(of.slope for of, _ in known) <= 0 or not any(e.failed for _, e in known):

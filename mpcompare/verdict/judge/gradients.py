@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from mpcompare.verdict.findings import Drive, Gradients, RoundingError
-from mpcompare.verdict.judge.causes import Errors, Pass, explain, too_small
+from mpcompare.verdict.judge.causes import Pass, TensorError, explain, too_small
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import K, signed_limit, sum_error, tensor_limit
 
@@ -105,7 +105,7 @@ def gradient_checks(
     yield Check(f"loss {where}", loss_error, loss_limit, cause or "loss", because)
 
 
-def _signed(errors: Mapping[str, Errors], where: str, cause: str, because: str) -> Iterator[Check]:
+def _signed(errors: Mapping[str, TensorError], where: str, cause: str, because: str) -> Iterator[Check]:
     """Yields the part of each error in the direction of the gradient; with its own cause where nothing else failed."""
     for name, e in errors.items():
         if e.of is None or e.signed_limit is None:
@@ -120,7 +120,7 @@ def _signed(errors: Mapping[str, Errors], where: str, cause: str, because: str) 
 
 def errors_of(
     case: Case, where: str, passes: tuple[Pass, Pass], roundings: dict[str, RoundingError]
-) -> dict[str, Errors]:
+) -> dict[str, TensorError]:
     """Returns the error and the limit of each gradient; a reference that diverged is no measure."""
     run, reference = (each.step for each in passes)
     overflowed = not_finite(run)
@@ -129,7 +129,7 @@ def errors_of(
         limit = tensor_limit(case.run, e, roundings.get(name)) if e else math.nan
         if not math.isnan(limit) and name not in overflowed:
             assert e is not None
-            errors[name] = Errors(run.gradients.get(name), limit, signed_limit(case.run, e, roundings.get(name)))
+            errors[name] = TensorError(run.gradients.get(name), limit, signed_limit(case.run, e, roundings.get(name)))
     return errors
 
 

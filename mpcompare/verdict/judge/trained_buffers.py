@@ -9,7 +9,7 @@ import numpy as np
 from mpcompare.verdict.findings import Buffers
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.buffers import cause_of
-from mpcompare.verdict.judge.causes import Errors
+from mpcompare.verdict.judge.causes import TensorError
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import FP32, stored_coarsely, sum_error, tensor_limit
 from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_factor
@@ -51,7 +51,7 @@ def _next_step(case: Case) -> Iterator[Check]:
         if e is None or not case.run.findings.last_buffers or (own and not math.isfinite(own.norm)):
             continue
         limit = tensor_limit(case.run, replace(e, largest=0.0), None)
-        error = Errors(own, limit + stored_coarsely(case.run) * e.norm)
+        error = TensorError(own, limit + stored_coarsely(case.run) * e.norm)
         if not math.isnan(error.limit):
             because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm after the step that "
             because += "follows on training, and right after the first one"

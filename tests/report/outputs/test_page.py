@@ -22,7 +22,7 @@ from mpcompare.report.dtypes import ROLES
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.page import output
 from mpcompare.report.outputs.page.advice import advice
-from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, SHOWN, Bar, Checked, Kind, bars
+from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, SHOWN, Bar, CheckedRun, Kind, bars
 from mpcompare.report.outputs.page.figures import CAPTIONS
 from mpcompare.report.outputs.page.words import answers
 from mpcompare.report.report import report
@@ -192,9 +192,9 @@ def test_nearness_is_said_of_no_run_and_the_first_check_that_failed_decides(runs
     assert "nearest to its limit" not in Page(passed).words
     entry = SimpleNamespace(run=SimpleNamespace(name="run"))
     found = [tight, check("first", 1.5), check("second", 9.0)]
-    run = Checked(entry, Verdict(Word.DIFFERS, "", "", "1", found), bars("run", found))
+    run = CheckedRun(entry, Verdict(Word.DIFFERS, "", "", "1", found), bars("run", found))
     assert run.first_failed.check.name == "first"
-    assert Checked(entry, run.verdict, bars("run", [tight])).first_failed is None
+    assert CheckedRun(entry, run.verdict, bars("run", [tight])).first_failed is None
 
 
 def test_the_limit_stands_where_the_axis_is_1():

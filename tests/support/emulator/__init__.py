@@ -41,7 +41,7 @@ def rewritten(text: str) -> str:
     return text
 
 
-def recipe() -> build.Recipe:
+def recipe() -> build.BuildCommand:
     """Writes the sources to the cache. Returns the recipe of one library of them all."""
     sources = [*CSRC.glob("*.?pp"), *sorted(CSRC.glob("cuda/*"))]
     texts = {path.relative_to(CSRC): rewritten(path.read_text()) for path in sources}
@@ -64,7 +64,7 @@ def recipe() -> build.Recipe:
         *(f"-L{torch_dir / 'lib'}", "-ltorch_cpu"),
         "-Wl,-Bsymbolic",  # calls its own functions, although torch has loaded others of the same names
     ]
-    return build.Recipe("mpcompare_emulated", build.cpu_recipe().compiler, arguments)
+    return build.BuildCommand("mpcompare_emulated", build.cpu_recipe().compiler, arguments)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from mpcompare.verdict.findings import GradientError, Gradients, Layer
-from mpcompare.verdict.judge.causes import Errors, Pass, explain
+from mpcompare.verdict.judge.causes import Pass, TensorError, explain
 
 PLACES = {"embedding.weight": 0, "attention.weight": 1, "down.weight": 2, "output.weight": 3, "output.bias": 3}
 BF16, FP16 = 2.0**-8, 2.0**-11
@@ -21,7 +21,7 @@ def cause(excess, zeros=None, precision="bf16", replays=()):
     for name, place in PLACES.items():
         e = 0.01 * excess.get(name, 0.5)
         slope = 1 + e / 3 * (-1) ** place  # in no one direction
-        errors[name] = Errors(GradientError(e, 1.0, 1.0, slope, e, (zeros or {}).get(name, 0.0), 1000), 0.01)
+        errors[name] = TensorError(GradientError(e, 1.0, 1.0, slope, e, (zeros or {}).get(name, 0.0), 1000), 0.01)
     step = Pass(Gradients(1.0, 1.0, 0.0))
     return explain(SimpleNamespace(findings=findings, unit_roundoff=u, precision=precision), errors, step, step, True)
 

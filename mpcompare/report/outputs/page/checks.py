@@ -117,7 +117,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedRun:
     """A run with its checks; there are none where it was not examined."""
 
     entry: Entry
@@ -151,10 +151,10 @@ class Checked:
         return sum(not bar.check.passed for bar in self.bars)
 
 
-def checked(comparison: Comparison, verdicts: Verdicts) -> list[Checked]:
+def checked(comparison: Comparison, verdicts: Verdicts) -> list[CheckedRun]:
     """Returns the finished runs of a comparison with their checks."""
     runs = [(entry, verdicts.get(entry.run.name)) for entry in comparison.finished]
-    return [Checked(entry, verdict, bars(entry.run.name, verdict.checks)) for entry, verdict in runs if verdict]
+    return [CheckedRun(entry, verdict, bars(entry.run.name, verdict.checks)) for entry, verdict in runs if verdict]
 
 
 def bars(run: str, checks: Sequence[Check]) -> list[Bar]:

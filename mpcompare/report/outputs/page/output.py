@@ -34,19 +34,19 @@ def write(report: Report, folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A comparison on the page, as the templates show it."""
 
     comparison: Comparison
     baselines: str
     glance: Sequence[tuple[str, Markup]]
-    answers: Sequence[words.Answer]
+    answers: Sequence[words.VerdictWords]
     reading: Sequence[str]
     runs: tables.Table
     ways: tables.Table
     way_lines: Sequence[str]
     figures: Sequence[figures.Drawn]
-    checked: Sequence[checks.Checked]
+    checked: Sequence[checks.CheckedRun]
     dtypes: settings.Dtypes
     dtype_lines: Sequence[str]
     digits: tables.Table
@@ -83,11 +83,11 @@ def render(report: Report, files: Sequence[str]) -> str:
     )
 
 
-def _part(report: Report, place: int) -> Part:
+def _part(report: Report, place: int) -> PagePart:
     comparison, verdicts = report.comparisons[place], report.verdicts
     memory = (remarks.memory(entry) for entry in comparison.finished)
     lines = [*remarks.resumed(comparison), *remarks.timing(comparison), *filter(None, memory)]
-    return Part(
+    return PagePart(
         comparison=comparison,
         baselines=words.baselines(comparison),
         glance=words.glance(comparison, verdicts),

@@ -36,7 +36,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerRow:
     """A row of the table of dtypes: layers that are alike, and by run their dtypes with whether each differs."""
 
     name: str
@@ -53,7 +53,7 @@ class Dtypes:
     """The dtypes of layers: a group of columns for each run, with a column for each of ``ROLES``."""
 
     labels: Sequence[str]
-    rows: Sequence[Layer]
+    rows: Sequence[LayerRow]
     roles: Mapping[str, str]
 
 
@@ -86,7 +86,7 @@ def dtypes(comparison: Comparison) -> Dtypes:
     for names, layer_class in grouped(list(runs.values())) if runs else ():
         cells = [_dtypes_of(entry, names[0], baseline) for entry in runs.values()]
         name = " .. ".join(dict.fromkeys((names[0], names[-1]))) or "the network"
-        rows.append(Layer(name, layer_class, cells))
+        rows.append(LayerRow(name, layer_class, cells))
     return Dtypes(list(runs), rows, ROLES)
 
 

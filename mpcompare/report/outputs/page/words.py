@@ -8,14 +8,14 @@ from mpcompare.report import answers as questions
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.outputs.page.advice import advice
-from mpcompare.report.outputs.page.checks import Checked, bars
+from mpcompare.report.outputs.page.checks import CheckedRun, bars
 from mpcompare.report.signs import word as word_of
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
 
 @dataclass(frozen=True)
-class Answer:
+class VerdictWords:
     """The verdict on a run.
 
     Attributes:
@@ -40,18 +40,18 @@ class Answer:
         return advice(self.cause)
 
 
-def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:
+def answers(comparison: Comparison, verdicts: Verdicts) -> list[VerdictWords]:
     """Returns the verdicts on the runs of a comparison, what differs first."""
     labels = {entry.run.name: entry.label for entry in comparison.entries}
     known = [(entry, verdicts.get(entry.run.name)) for entry in comparison.entries]
     return [_answer(entry, verdict, labels) for entry, verdict in sorted(known, key=lambda each: word_of(*each).rank)]
 
 
-def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> Answer:
+def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> VerdictWords:
     if not entry.ok or verdict is None:
-        return Answer(entry.label, word_of(entry, verdict), f": {entry.run.result['status']}: {entry.error}")
+        return VerdictWords(entry.label, word_of(entry, verdict), f": {entry.run.result['status']}: {entry.error}")
     other = labels.get(verdict.reference or "", verdict.reference or "")
-    checked = Checked(entry, verdict, bars(entry.run.name, verdict.checks))
+    checked = CheckedRun(entry, verdict, bars(entry.run.name, verdict.checks))
     failed, count = checked.first_failed, len(checked.bars)
     anchor = failed.anchor if failed else ""
     match verdict.word:
@@ -74,7 +74,7 @@ def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> An
             more = f": {verdict.cause}: {verdict.because}" if verdict.cause else ""
     more += f"; the examination {verdict.sees}" if verdict.sees and verdict.word is not Word.DIFFERS else ""
     cause = verdict.cause if verdict.word is Word.DIFFERS else ""
-    return Answer(entry.label, verdict.said, more, ", ".join(verdict.unchecked), anchor, cause)
+    return VerdictWords(entry.label, verdict.said, more, ", ".join(verdict.unchecked), anchor, cause)
 
 
 def baselines(comparison: Comparison) -> str:

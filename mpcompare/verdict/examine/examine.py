@@ -23,7 +23,7 @@ mean.
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -34,7 +34,7 @@ from mpcompare.race.course import NOISE
 from mpcompare.race.orders import Progress
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.examine.again import again
-from mpcompare.verdict.examine.aged import Age, age_of, aged
+from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.draws import draws_of
@@ -55,23 +55,7 @@ from mpcompare.verdict.examine.reload import reload
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.scale import first_wrong_scale
 from mpcompare.verdict.examine.subject import Subject, promised_task
-from mpcompare.verdict.findings import (
-    Counts,
-    Errors,
-    Findings,
-    Gradients,
-    Layers,
-    Moves,
-    NoiseRun,
-    Recipe,
-    RoundingError,
-    TrainedUpdate,
-)
-
-# What the pass ``last`` finds where it stops.
-UNKNOWN: tuple[Gradients, Errors, TrainedUpdate | None, Layers | None] = (
-    Gradients(math.nan, math.nan, math.nan), {}, None, None,
-)  # fmt: skip
+from mpcompare.verdict.findings import Findings, Gradients, Moves, NoiseRun, Recipe, RoundingError
 
 
 def examine(
@@ -91,50 +75,39 @@ def examine(
         noise: the number of runs that find the noise; 0 for a backend that others are not compared with.
         moves: how far each training step moved the weights; None where nobody looked.
     """
-    trained = stepper.backend
-    promises = promises_of(trained)
-
+    late, promises = Attempts(heap.trim), promises_of(stepper.backend)
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact = oracle(subject, batches[0], subject.precision)
-    of_network = _of_network(subject, batches[0], exact)  # before a backend has tensors beside those of the oracle
-    late = Attempts(heap.trim)
-    at_the_start = _at_the_start(subject, batches, exact, late)
+    found = _of_network(subject, batches[0], exact)  # before a backend has tensors beside those of the oracle
+    found |= _at_the_start(subject, batches, exact, late)
     yield Progress(0, 1, "each layer")
-    replays = _replays(subject, batches[0], late)
-    if (drawn := at_the_start["draws"]) and replays["first"] and not replays["first"].as_given:
-        at_the_start["draws"] = replace(drawn, training=False)
-    rounding = {} if replays["first"] else _rounding(subject, batches[0])
-
+    start = late.take("layers", lambda: layers_at_the_start(subject, batches[0]), None)
+    sharp = late.take("sharp", lambda: layers_at_sharp_weights(subject, batches[0]), None) if start else None
+    found["rounding"] = {} if start else _rounding(subject, batches[0])
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
-    at_the_end = _at_the_end(subject, stepper, rows, exact if noise else None, after, late)
-    replays["last"] = at_the_end.pop("replay")
-
+    found |= _at_the_end(subject, stepper, rows, exact if noise else None, after, late)
+    replays = {"first": start, "sharp": sharp, "last": found.pop("replay", None)}
     if subject.scaling.scales:
         yield Progress(0, 1, "overflow")
-    overflowed = late.take("overflow", lambda: overflow(subject, batches, exact), None)
+    found["overflow"] = late.take("overflow", lambda: overflow(subject, batches, exact), None)
     yield Progress(0, 1, "a backend that is loaded")
-    reloaded = late.take("reload", lambda: reload(subject, batches), None)
+    found["reload"] = late.take("reload", lambda: reload(subject, batches), None)
     runs = yield from late.over("noise", _noise_runs(subject, rows, noise), [])
     return Findings(
         precision=subject.precision.name,
         recipe=recipe(promised_task(subject.task, promises)),
-        **of_network,
-        rounding=rounding,
-        overflow=overflowed,
-        reload=reloaded,
         wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         moves=moves,
         noise=runs,
-        replays={name: found for name, found in replays.items() if found},
+        replays={name: layers for name, layers in replays.items() if layers},
         promises=promises,
         written=_written(subject, batches[0], late) if subject.lent else None,
         stopped=late.stopped,
         hidden=late.hidden.get("layers", ""),
-        **at_the_start,
-        **at_the_end,
+        **found,
     )
 
 
@@ -142,41 +115,6 @@ def _written(subject: Subject, batch: Batches, late: Attempts) -> list[str]:
     """Returns the names of what a backend changed of what it shares with its examination."""
     patched = late.take("torch", lambda: patches_torch(subject, batch), False)
     return written(subject.lent, subject.model, batch) + ["torch"] * patched
-
-
-def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> dict[str, Any]:
-    """Returns the findings, by their names, of backends that have not trained.
-
-    Args:
-        batches: the first ones.
-        exact: the oracle's step on the first of them.
-        late: takes all passes but the first one.
-    """
-    found, age, alike = _of_first(subject, batches, exact, late)  # its backend is freed before the next one is made
-    return {
-        **found,
-        "aged": late.take("aged", lambda: age and aged(subject, age, batches[0], exact), None),
-        "draws": draws_of(subject, alike, batches[0]),
-    }
-
-
-def _of_first(
-    subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts
-) -> tuple[dict[str, Any], Age | None, bool]:
-    """Returns the findings, by their names, of the backend of the pass ``first``; what it would have after long
-    training; and whether it drew the random numbers of the oracle. The arguments are those of ``_at_the_start``."""
-    batch, driver = batches[0], first(subject, batches, exact)
-    age = late.take("aged", lambda: age_of(subject, driver), None)
-    return (
-        {
-            "first": driver.result(),
-            "infinite": late.take("infinite input", lambda: infinite_input(subject, driver, batch), None),
-            "again": late.take("again", lambda: again(subject, driver.backend, batch), None),
-            "padding": late.take("padding", lambda: padding(subject, driver.backend, batch), None),
-        },
-        age,
-        driver.draws_alike,
-    )
 
 
 def _of_network(subject: Subject, batch: Batches, exact: Exact) -> dict[str, Any]:
@@ -188,12 +126,25 @@ def _of_network(subject: Subject, batch: Batches, exact: Exact) -> dict[str, Any
     }
 
 
-def _replays(subject: Subject, batch: Batches, late: Attempts) -> dict[str, Layers | None]:
-    """Returns the steps of new backends beside their forced replays, by name: where the first cannot be replayed, none
-    can."""
-    first = late.take("layers", lambda: layers_at_the_start(subject, batch), None)
-    sharp = late.take("sharp", lambda: layers_at_sharp_weights(subject, batch), None) if first else None
-    return {"first": first, "sharp": sharp}
+def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> dict[str, Any]:
+    """Returns the findings, by their names, of backends that have not trained.
+
+    Args:
+        batches: the first ones.
+        exact: the oracle's step on the first of them.
+        late: takes all passes but the first one.
+    """
+    batch, driver = batches[0], first(subject, batches, exact)
+    age = late.take("aged", partial(age_of, subject, driver), None)
+    found: dict[str, Any] = {"first": driver.result()}
+    found["infinite"] = late.take("infinite input", partial(infinite_input, subject, driver, batch), None)
+    found["again"] = late.take("again", partial(again, subject, driver.backend, batch), None)
+    found["padding"] = late.take("padding", partial(padding, subject, driver.backend, batch), None)
+    alike = driver.draws_alike
+    del driver  # its backend is freed before the next one is made
+    found["aged"] = late.take("aged", lambda: age and aged(subject, age, batch, exact), None)
+    found["draws"] = draws_of(subject, alike, batch)
+    return found
 
 
 def _at_the_end(
@@ -213,14 +164,17 @@ def _at_the_end(
     """
     trained = stepper.backend
     network = with_values(subject.model, trained.master_params(), trained.buffers())
-    buffers, held_out = buffers_of_backend(subject, trained), subject.held_out_by(trained)
-    found = late.take("last", lambda: last(subject, stepper, rows, network, batch, late), UNKNOWN)
-    of_step = dict(zip(("last", "last_buffers", "trained", "replay"), found, strict=True))
-    middle = late.take("midway", lambda: midway(subject, stepper), None)
-    exponents: dict[str, Counts] = {}
+    found: dict[str, Any] = {
+        "buffers": buffers_of_backend(subject, trained),
+        "held_out": subject.held_out_by(trained),
+        "last": Gradients(math.nan, math.nan, math.nan),
+    }
+    found |= late.take("last", lambda: last(subject, stepper, rows, network, batch, late), dict[str, Any]())
+    found["midway"] = late.take("midway", lambda: midway(subject, stepper), None)
     if exact is not None:
-        exponents = late.take("exponents", lambda: exponents_of(subject, exact, network, batch), exponents)
-    return {"buffers": buffers, "held_out": held_out, "midway": middle, "exponents": exponents, **of_step}
+        counted = partial(exponents_of, subject, exact, network, batch)
+        found["exponents"] = late.take("exponents", counted, dict[str, Any]())
+    return found
 
 
 def _noise_runs(

@@ -19,7 +19,6 @@ from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.new_step import gradients_of, new_step
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.examine.trained import start_of, trained_update
-from mpcompare.verdict.findings import Errors, Gradients, Layers, TrainedUpdate
 
 
 def last(
@@ -29,9 +28,9 @@ def last(
     trained: nn.Module,
     batch: Batches,
     late: Attempts,
-) -> tuple[Gradients, Errors, TrainedUpdate | None, Layers | None]:
-    """Returns loss and gradients of the trained backend compared with those of a new one, its buffers after the step
-    likewise, its update, and the step layer by layer.
+) -> dict[str, Any]:
+    """Returns, by the names of findings, loss and gradients of the trained backend compared with those of a new one,
+    its buffers after the step likewise, and its update; and as ``replay`` the step layer by layer.
 
     Args:
         stepper: the backend as training left it; it takes a step, whatever stops here: timed steps are compared with
@@ -64,4 +63,4 @@ def last(
         of_buffers = step_errors(backend.buffers(), buffers) if buffers else {}
     finally:
         walk.finish()
-    return gradients, of_buffers, update, layers
+    return {"last": gradients, "last_buffers": of_buffers, "trained": update, "replay": layers}

@@ -32,7 +32,6 @@ from mpcompare.verdict.findings import RoundingError
 SAMPLES = 8
 ROWS = 256  # of a large batch whose rows do not depend on each other
 ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated in how many dimensions its errors vary
-SQUARES = 1e-25, 1e30  # sums of squares in fp32 from which nothing that counts is missing
 
 
 def rounding_errors(
@@ -209,14 +208,5 @@ def _rounded_call(network: nn.Module, x: Tensor, roundings: Roundings) -> Any:
 
 
 def _product(a: Tensor, b: Tensor) -> float:
-    """Returns the scalar product of two tensors: sums of pieces in their own dtype, added up in float64. A piece whose
-    squares may be too small or too large for fp32 is summed in float64, too."""
-    total = 0.0
-    for x, y in chunks(a, b):
-        squares = [torch.dot(x, x).item()] if a is b else [torch.dot(z, z).item() for z in (x, y)]
-        safe = all(SQUARES[0] < square < SQUARES[1] for square in squares)
-        if a is b and safe:
-            total += squares[0]
-        else:
-            total += (torch.dot(x, y) if safe else torch.dot(x.double(), y.double())).item()
-    return total
+    """Returns the scalar product of two tensors, in float64."""
+    return sum(torch.dot(x.double(), y.double()).item() for x, y in chunks(a, b))

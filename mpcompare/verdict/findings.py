@@ -218,7 +218,6 @@ class Drive:
     Attributes:
         steps: in their order.
         updates: the updates that were taken, by tensor.
-        rates: their learning rates.
         clips: theirs, where the task clips.
         next_scale: after the last step.
         finite: the first step of the first batch whose gradients are finite; None where none is.
@@ -231,11 +230,10 @@ class Drive:
             update.
     """
 
-    steps: list[Step]
-    updates: list[dict[str, UpdateError]]
-    rates: list[float]
-    clips: list[Clip]
-    next_scale: NextScale | None
+    steps: list[Step] = field(default_factory=list)
+    updates: list[dict[str, UpdateError]] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+    next_scale: NextScale | None = None
     finite: Gradients | None = None
     buffers: Errors = field(default_factory=dict)
     known_mistakes: dict[str, KnownMistake] = field(default_factory=dict)
@@ -531,12 +529,10 @@ class Draws:
     """The random numbers of a step, such as the masks of dropout, from one state of torch's generators.
 
     Attributes:
-        examined: whether the backend drew the oracle's in the steps of the pass ``first``.
         training: whether it draws in training what the network draws that is called as it is, for the same rows.
         samples: None where it draws the same numbers in training.
     """
 
-    examined: bool
     training: bool
     samples: "MaskSamples | None" = None
 

@@ -143,7 +143,7 @@ def _case(look: Look, seen: Sum, replay: Replayed) -> Case:
         recipe=Recipe(batch_size=_rows(seen), accumulate=len(seen.roots)),
         longest_sum=longest_sum(look.network, seen),
         layers=owners(look.network, order, {}),
-        first=Drive([], [], [], [], None),
+        first=Drive(),
         last=Gradients(math.nan, math.nan, math.nan),
     )
     run = Examined("the loop", replay.precision, {}, findings, pd.DataFrame())
@@ -282,7 +282,7 @@ def _updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
         short = any(e.short > LOST for each in update.drive.updates for e in each.values())
         findings = Findings(
             precision if short else "fp32", Recipe(1), 1, owners(look.network, [], {}),
-            Drive([], [], [], [], None), Gradients(math.nan, math.nan, math.nan),
+            Drive(), Gradients(math.nan, math.nan, math.nan),
         )  # fmt: skip
         run = Examined("the loop", findings.precision, {}, findings, pd.DataFrame())
         kept = [{n: e for n, e in each.items() if look.params[n].dtype.itemsize > 2} for each in update.drive.updates]

@@ -145,7 +145,6 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
     errors: list[dict[str, UpdateError]] = []
     chosen: dict[str, Rule] = {}
     unknown: dict[str, str] = {}
-    rates: list[float] = []
     numbers: list[int] = []
     wrong: list[tuple[Taken, int, Rule, list[str]]] = []
     odd: list[tuple[Taken, int, Rule, list[str]]] = []  # right by their own code, and by no rule that we know
@@ -177,7 +176,6 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
                 by_known.setdefault(len(errors), {}).update(tried[0][1])
         errors.append(found)
         numbers.append(number + 1)
-        rates.append(float(next(iter(step.settings.values())).get("lr", 0.0)))
         nothing = not any(e.lost > e.lost_in_fp32 for e in found.values())
         steps.append(said if seen.moved or not nothing else Step(**{**vars(said), "moved": True}))
     if odd and any(mistake.excess <= 1 for mistake in _mistakes(odd, compute).values()):
@@ -186,10 +184,11 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
             errors[number] |= found
     state = {k: {n: s[k] for n, s in taken[-1].state_after.items() if k in s} for k in ("exp_avg", "exp_avg_sq")}
     drive = Drive(
-        steps, errors, rates, [], None,
+        steps,
+        errors,
         known_mistakes=_mistakes(wrong, compute),
         digits=digits({k: v for k, v in state.items() if v}) if wrong else {},
-    )  # fmt: skip
+    )
     return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, numbers)
 
 

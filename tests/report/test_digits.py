@@ -36,7 +36,7 @@ def entry(backend, precision, computes="fp32", **steps):
         "module_dtypes": {place: {"kind": "any", "computes": computes} for place in places},
     }  # fmt: skip
     replays = {step: Layers(1.0, 1.0, 0.0, digits=found) for step, found in steps.items()}
-    none = Drive([], [], [], [], None)
+    none = Drive()
     found = Findings(precision, Recipe(8), 1, {}, none, Gradients(1.0, 1.0, 0.0), replays=replays)
     return Entry(Recorded(f"{backend}-{precision}", result, found), f"{backend} {precision}", "", None)
 

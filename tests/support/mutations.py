@@ -133,7 +133,7 @@ def layers_of(subject: Subject, name: str) -> Examined:
     order = list(dict.fromkeys(at.partition(" ")[2] for at in found.places))
     findings = Findings(
         precision=subject.precision.name, recipe=Recipe(len(x)), longest_sum=longest_sum(subject.model, x, len(x)),
-        layers=layers(subject.model, order, x[:4]), first=Drive([], [], [], [], None),
+        layers=layers(subject.model, order, x[:4]), first=Drive(),
         last=Gradients(0.0, 0.0, 0.0), replays={"first": found},
     )  # fmt: skip
     return Examined(name, subject.precision.name, backend.dtypes(), findings, None, layers=dtypes)  # type: ignore[arg-type]

@@ -38,16 +38,12 @@ def beside_the_oracle(exact: Exact, walk: Walk) -> bool:
     return state(device) == (in_the_end if walk.in_one_piece else after_forward)
 
 
-def draws_of(subject: Subject, examined: bool, batch: Batches) -> Draws | None:
-    """Returns whose random numbers a backend draws in the step of ``batch``; None where there are none.
-
-    Args:
-        examined: whether they were the oracle's in the pass ``first``.
-    """
+def draws_of(subject: Subject, batch: Batches) -> Draws | None:
+    """Returns whose random numbers a backend draws in the step of ``batch``; None where there are none."""
     training = training_draws_alike(subject, batch)
     if training is None:
         return None
-    return Draws(examined, training, None if training else _samples(subject, batch))
+    return Draws(training, None if training else _samples(subject, batch))
 
 
 def training_draws_alike(subject: Subject, batch: Batches) -> bool | None:

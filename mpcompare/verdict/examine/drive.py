@@ -115,7 +115,6 @@ class Driver:
         backend: the one that is driven.
         policy: its loss scale after these steps.
         found: what was written down.
-        draws_alike: whether each step of the first batch drew the random numbers of the oracle's.
     """
 
     def __init__(
@@ -126,11 +125,10 @@ class Driver:
         self.rule = UpdateRule(subject, promises_of(self.backend))
         self.policy, self.rates = ExpectedScale(scaling, self.rule.promises), subject.task.new_rates()
         self.loaded: Remembered | None = None  # until the first update
-        self.found = Drive([], [], [], [], None)
+        self.found = Drive()
         self.updates: list[Update] = []
         self.first_finite: tuple[Seen, Batches] | None = None
         self.first_buffers: tuple[Seen, Mapping[str, Tensor]] | None = None  # with those after the step
-        self.draws_alike = True
 
     def load(self, state: State) -> None:
         """Loads a state of the backend's own, whose parameters are the initial ones, before the first step."""
@@ -147,7 +145,6 @@ class Driver:
         heap.trim()  # what is compared after one step, and what the next one needs, are of other sizes
         found, taken = self.found, self._step(batch)
         finite = self._finite_gradients(taken)
-        self.draws_alike &= taken.draws_alike or batch is not self.start
         if self.exact.buffers and not found.steps and taken.draws_alike:  # its forward is that of the oracle
             self.first_buffers = taken, Stored(self.backend.buffers())
         found.steps.append(self.policy.step(taken, finite))
@@ -164,9 +161,9 @@ class Driver:
 
     def one_more(self, batch: Batches) -> Drive:
         """Takes one more step, of which a drive of its own tells whether it was skipped."""
-        self.found = Drive([], [], [], [], None)
+        self.found = Drive()
         self.take(batch)
-        return Drive(self.found.steps, [], [], [], self.found.next_scale)
+        return Drive(self.found.steps, next_scale=self.found.next_scale)
 
     def result(self) -> Drive:
         """Returns everything that was written down; of updates that are wrong, the known mistakes that make them. The
@@ -220,7 +217,6 @@ class Driver:
         found, task = self.found, self.rule.task
         remembered = FROM_THE_START if self.updates or self.loaded is None else self.loaded
         found.updates.append(self.rule.errors(taken.change(remembered)))
-        found.rates.append(taken.lr)
         self.updates.append(taken.update(int(self.rates.updates) - 1, len(found.steps) - 1, remembered))
         if taken.grads and task.clip_norm is not None:
             found.clips.append(taken.clip(task.clip_norm, task.clip_norm_type))

@@ -140,10 +140,9 @@ def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, la
     found["infinite"] = late.take("infinite input", partial(infinite_input, subject, driver, batch), None)
     found["again"] = late.take("again", partial(again, subject, driver.backend, batch), None)
     found["padding"] = late.take("padding", partial(padding, subject, driver.backend, batch), None)
-    alike = driver.draws_alike
     del driver  # its backend is freed before the next one is made
     found["aged"] = late.take("aged", lambda: age and aged(subject, age, batch, exact), None)
-    found["draws"] = draws_of(subject, alike, batch)
+    found["draws"] = draws_of(subject, batch)
     return found
 
 

@@ -148,7 +148,7 @@ def replayed(
     lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
     step = Step(True, False, False, True, start.scale, start.scale)
     remembered = {kind: _some(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}
-    drive = Drive([step], [updates], [start.lr], [], None, known_mistakes=mistakes or {}, digits=digits(remembered))
+    drive = Drive([step], [updates], known_mistakes=mistakes or {}, digits=digits(remembered))
     return drive, moments
 
 

@@ -65,7 +65,6 @@ def test_right_clips_and_counts_are_recorded(name, precision):
     task = replace(make_task(samples=32 * 12), clip_norm=0.1, accumulate=2, schedule=Warmup(3))
     findings = examined(name, BACKENDS[name], task, dataset_of(task), precision, steps=4).findings
     first = findings.first
-    assert first.rates == pytest.approx([0.1 / 3, 0.2 / 3])
     for clip in first.clips:
         assert clip.norm == pytest.approx(clip.should_norm, rel=1e-6)
         assert clip.norm_after == pytest.approx(0.1, rel=1e-4)

@@ -7,7 +7,7 @@ from mpcompare.verdict.judge.idle import checks
 
 
 def drive(*idle):
-    return Drive([], [], [], [], None, idle=list(idle))
+    return Drive(idle=list(idle))
 
 
 def test_each_parameter_that_moves_without_a_gradient_is_accused():

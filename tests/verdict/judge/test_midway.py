@@ -13,7 +13,7 @@ NO_DECAY = "without weight decay"
 def drive(excess, **known):
     step = Step(True, False, False, True, 1.0, 1.0)
     error = UpdateError(excess, 1.02, 0.0, 0.0, 0.0, 0.0)
-    return Drive([step], [{"a": error}], [0.1], [], None, None, {}, known)
+    return Drive([step], [{"a": error}], known_mistakes=known)
 
 
 def found(midway):

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
@@ -158,28 +158,30 @@ def _of_samples(precision: Precision) -> int:
 def activations_of(network: nn.Module, loss_fn: Loss, batches: Batches) -> Activations:
     """Counts what a copy of the network makes of the first micro-batch, forward."""
     x, y = batches[0]
-    counted = _Counted(copy.deepcopy(network), Activations(len(x)))
+    counted = _Counted(Activations(len(x)))
+    counted.watch(copied := copy.deepcopy(network))
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.enable_grad():
         seed_step(EXAMINED)
-        with torch.autograd.graph.saved_tensors_hooks(counted.saved, lambda tensor: tensor):
-            loss_fn(counted.network(x), y)
+        with torch.autograd.graph.saved_tensors_hooks(counted.saved, lambda _: None):
+            loss_fn(copied(x), y)
     return counted.made
 
 
 @dataclass
 class _Counted:
-    """Counts the tensors of a network that is called."""
+    """Counts the tensors of a network that is called. It holds neither the network nor its graph, whose hooks hold it:
+    all of them are gone as soon as nobody needs them."""
 
-    network: nn.Module
     made: Activations
     params: set[int] = field(default_factory=set)  # their storages
     given: set[int] = field(default_factory=set)  # those of the inputs of the layer that is called
-    # By storage and place in it, as q, k and v lie in one. They are held, or another storage would get the same number.
-    kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    # By number and place in it, as q, k and v lie in one. They are held, or another storage would get the same number.
+    kept: dict[tuple[int, int], UntypedStorage] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.params |= set(map(_storage, self.network.parameters()))
-        for module in self.network.modules():
+    def watch(self, network: nn.Module) -> None:
+        """Counts the calls of the network's layers from now on."""
+        self.params |= set(map(_storage, network.parameters()))
+        for module in network.modules():
             if not any(True for _ in module.children()):
                 module.register_forward_pre_hook(self._called, with_kwargs=True)
                 module.register_forward_hook(self._returned, with_kwargs=True)
@@ -195,14 +197,13 @@ class _Counted:
         if isinstance(module, CONVOLUTIONS):
             made.columns = max(made.columns, given * prod(module.kernel_size) // prod(module.stride))
 
-    def saved(self, tensor: Tensor) -> Tensor:
-        """Counts a tensor that backward needs."""
+    def saved(self, tensor: Tensor) -> None:
+        """Counts a tensor that backward needs. Nobody goes backward, so the graph keeps none."""
         storage = _storage(tensor)
         place = storage, int(tensor.storage_offset())
         if storage not in self.params | self.given and place not in self.kept:
-            self.kept[place] = tensor
+            self.kept[place] = tensor.untyped_storage()
             self.made.between += tensor.nbytes
-        return tensor
 
 
 def _storage(tensor: Tensor) -> int:

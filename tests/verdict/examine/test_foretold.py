@@ -1,5 +1,8 @@
 """The memory of an examination is foretold from the tensors that its passes hold."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -45,6 +48,27 @@ def test_the_network_and_the_random_numbers_stay_as_they_are():
     assert torch.equal(model[1].running_mean, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for p in model.parameters())
+
+
+class Watched(nn.Module):
+    """Knows which of its outputs are alive."""
+
+    outputs = weakref.WeakSet()
+
+    def forward(self, x):
+        self.outputs.add(y := x.exp())  # backward needs it
+        return y
+
+
+def test_nothing_that_was_counted_stays():
+    model = nn.Sequential(network(), Watched(), nn.Linear(OUT, OUT), Watched())
+    gc.disable()
+    try:
+        made = activations_of(model, nn.functional.cross_entropy, batch())
+        assert made.between >= 2 * 4 * ROWS * OUT
+        assert not Watched.outputs
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("exact_here", [False, True])

@@ -156,9 +156,10 @@ class Driver:
         finite = self._finite_gradients(taken)
         self.draws_alike &= taken.draws_alike or batch is not self.start
         self._write_step(taken, finite)
+        kept = replace(taken, after={})  # the backend's own would outlive it
         at_first = len(self.taken) == 1 and taken.draws_alike
         if self.exact.buffers and at_first:  # skipped or not: its forward is that of the oracle
-            self.first_buffers = taken, Stored(self.backend.buffers())
+            self.first_buffers = kept, Stored(self.backend.buffers())
         if not self.updates and taken.skipped and not self.loaded:
             self.early = early(self.backend.state_dict()["optimizer"], self.task.optimizer)
         self.scaling.update(not finite)
@@ -168,7 +169,7 @@ class Driver:
         if finite and not taken.skipped:
             self._write_update(self._without_idle(taken, batch))
         if finite and self.first_finite is None:
-            self.first_finite = taken, batch
+            self.first_finite = kept, batch
             if self.with_oracle and taken.draws_alike:  # before the next step changes the weights
                 self.first_update = _first_update(self.task, taken, self.exact.grads)
         return finite
@@ -181,10 +182,9 @@ class Driver:
     def result(self) -> Drive:
         """Returns everything that was written down; of updates that are wrong, the known mistakes that make them. The
         backend is freed, but for that of the pass ``first``."""
-        remembered = self.backend.state_dict()["optimizer"]
         wrong = any(not e.excess <= 1 for update in self.update_errors for e in update.values())
         short, coarse = self.promises.moments != "fp32", self.promises.coarse
-        digits_of_state = digits(remembered) if wrong or short else {}
+        digits_of_state = digits(self.backend.state_dict()["optimizer"]) if wrong or short else {}
         finite, buffers = self._of_oracle() if self.with_oracle else self._of_new_backend()
         return Drive(
             steps=list(self.taken),

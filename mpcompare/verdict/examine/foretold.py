@@ -21,7 +21,9 @@ from mpcompare.stored import LARGE
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine import oracle
+from mpcompare.verdict.examine.forced.places import ELEMENTS, FEW
 from mpcompare.verdict.examine.forced.roundings import in_operations
+from mpcompare.verdict.examine.forced.step import SAMPLES
 from mpcompare.verdict.examine.rounding import ROWS, first_rows_are_independent
 
 LIBRARIES = 50 << 20  # bytes of torch's libraries that the oracle's process touches when it computes its first step
@@ -64,6 +66,7 @@ class Activations:
         between: what backward needs beside parameters and the inputs of the layer that keeps them.
         columns: the most that a convolution makes of its input in float64 on a CPU: each number once for each element
             of the kernel.
+        points: the numbers, and no bytes, that a replay keeps of inputs, outputs, and the gradients of both.
     """
 
     rows: int
@@ -72,6 +75,7 @@ class Activations:
     largest: int = 0
     between: int = 0
     columns: int = 0
+    points: int = 0
 
     def of(self, rows: int) -> "Activations":
         """Returns those of so many rows at most."""
@@ -98,7 +102,7 @@ def foretold(
         _oracle(held, made.of(oracle.ROWS) if apart else made),
         _roundings(held, by_operation.of(ROWS) if apart else by_operation, precision),
         _trained_step(held, made, precision, len(batches)),
-        _replay(held, made, precision, len(batches)),
+        _replay(held, made, precision, len(batches)) + _samples(network, made, len(batches)),
         _loaded(held),
     )
     return held.now + (0 if exact_here else LIBRARIES) + max(needs)
@@ -124,11 +128,19 @@ def _trained_step(held: Held, made: Activations, precision: Precision, micro_bat
 
 def _replay(held: Held, made: Activations, precision: Precision, micro_batches: int) -> int:
     """The network at sharp weights; a backend with these, and their gradients; the record of its step; and what a
-    replay makes, exact or rounded. Of one layer at a time the parameters, their gradient, and that divided by the loss
-    scale, in float64; and the operands and results of the largest call."""
+    replay makes, exact or rounded: a part is freed until backward, and malloc keeps its pages. Of one layer at a time
+    the parameters, their gradient, and that divided by the loss scale, in float64; and the operands and results of the
+    largest call."""
     exact = DOUBLE * (made.outputs + made.between + made.largest + made.columns)
     made_there = max(exact, _sampled(made, _of_samples(precision)))
     return 3 * held.params + _record(made, precision, micro_batches) + made_there + 3 * DOUBLE * held.largest
+
+
+def _samples(network: nn.Module, made: Activations, micro_batches: int) -> int:
+    """What all replays of a step keep of some elements of each tensor, 64 bits each: their places, what they stand for,
+    the exact numbers, and those of each sample. Where roundings are large there are more samples."""
+    of_params = sum(min(p.numel(), ELEMENTS["parameter"]) for p in network.parameters())
+    return (3 + SAMPLES) * torch.float64.itemsize * (of_params + micro_batches * made.points)
 
 
 def _loaded(held: Held) -> int:
@@ -191,9 +203,11 @@ class _Counted:
 
     def _returned(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         self.given, made = set(), self.made
-        given, returned = (sum(t.nbytes for t in _tensors(each)) for each in ((args, kwargs), result))
+        tensors = _tensors((args, kwargs)), _tensors(result)
+        given, returned = (sum(t.nbytes for t in each) for each in tensors)
         made.inputs, made.outputs = made.inputs + given, made.outputs + returned
         made.largest = max(made.largest, given + returned)
+        made.points += 2 * sum(min(t.numel(), FEW) for each in tensors for t in each)
         if isinstance(module, CONVOLUTIONS):
             made.columns = max(made.columns, given * prod(module.kernel_size) // prod(module.stride))
 

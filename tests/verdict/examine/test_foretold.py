@@ -31,6 +31,8 @@ def test_activations_are_counted_by_layer():
     # Relu keeps its result. The loss keeps the logarithms, a weight of all labels, and the labels.
     assert made.between == 4 * ROWS * (WIDTH + OUT) + 4 + 8 * ROWS
     assert made.columns == 0
+    # The input has fewer numbers than are kept of a tensor; so have all others.
+    assert made.points == 2 * ROWS * (IN + WIDTH + 2 * WIDTH + WIDTH + OUT)
 
 
 def test_a_convolution_unfolds_its_input():

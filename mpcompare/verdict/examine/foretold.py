@@ -174,7 +174,7 @@ def activations_of(network: nn.Module, loss_fn: Loss, batches: Batches) -> Activ
     counted.watch(copied := copy.deepcopy(network))
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.enable_grad():
         seed_step(EXAMINED)
-        with torch.autograd.graph.saved_tensors_hooks(counted.saved, lambda _: None):
+        with torch.autograd.graph.saved_tensors_hooks(counted.saved, lambda nothing: nothing):
             loss_fn(copied(x), y)
     return counted.made
 

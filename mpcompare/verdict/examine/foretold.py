@@ -129,8 +129,8 @@ def _trained_step(held: Held, made: Activations, precision: Precision, micro_bat
 def _replay(held: Held, made: Activations, precision: Precision, micro_batches: int) -> int:
     """The network at sharp weights; a backend with these, and their gradients; the record of its step; and what a
     replay makes, exact or rounded: a part is freed until backward, and malloc keeps its pages. Of one layer at a time
-    the parameters, their gradient, and that divided by the loss scale, in float64; and the operands and results of the
-    largest call."""
+    the parameters and their gradient in float64, and a gradient that was freed, of which malloc keeps the pages; and
+    the operands and results of the largest call."""
     exact = DOUBLE * (made.outputs + made.between + made.largest + made.columns)
     made_there = max(exact, _sampled(made, _of_samples(precision)))
     return 3 * held.params + _record(made, precision, micro_batches) + made_there + 3 * DOUBLE * held.largest

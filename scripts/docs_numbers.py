@@ -137,9 +137,11 @@ def foretold(file: Path) -> str:
     off = (ratio - 1).abs()
     table = {
         "network": kept["network"],
+        "parameters, MB": kept["parameters_bytes"] / MB,
         "foretold, MB": kept["foretold_bytes"] / MB,
         "measured, MB": kept["peak_bytes"] / MB,
         "foretold / measured": [f"{each:.2f}" for each in ratio],
+        "measured / parameters": [f"{each:.1f}" for each in kept["measured / parameters"]],
     }
     within = f"{(off <= 0.2).sum()} of {len(off)} are foretold within 20 %; the worst is {off.max():.0%} off."
     return f"{markdown(pd.DataFrame(table))}\n\n{within}"

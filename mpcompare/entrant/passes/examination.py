@@ -89,6 +89,8 @@ def _foretold(entrant: Entrant, held: int) -> int | None:
     except Exception as error:  # a network may raise anything
         log.warning(f"the memory of the examination is not foretold ({first_line(error)})")
         return None
+    finally:
+        heap.trim()  # no part of what is foretold
 
 
 def _want(needed: int) -> str:

@@ -38,12 +38,16 @@ def beside_the_oracle(exact: Exact, walk: Walk) -> bool:
     return state(device) == (in_the_end if walk.in_one_piece else after_forward)
 
 
-def draws_of(subject: Subject, batch: Batches) -> Draws | None:
-    """Returns whose random numbers a backend draws in the step of ``batch``; None where there are none."""
+def draws_of(subject: Subject, batch: Batches, as_given: bool) -> Draws | None:
+    """Returns whose random numbers a backend draws in the step of ``batch``; None where there are none.
+
+    Args:
+        as_given: whether the backend calls the network with the rows as they are.
+    """
     training = training_draws_alike(subject, batch)
     if training is None:
         return None
-    return Draws(training, None if training else _samples(subject, batch))
+    return Draws(training and as_given, None if training else _samples(subject, batch))
 
 
 def training_draws_alike(subject: Subject, batch: Batches) -> bool | None:

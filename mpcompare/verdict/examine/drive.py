@@ -145,8 +145,9 @@ class Driver:
         heap.trim()  # what is compared after one step, and what the next one needs, are of other sizes
         found, taken = self.found, self._step(batch)
         finite = self._finite_gradients(taken)
+        kept = replace(taken, after={})  # the backend's own would outlive it
         if self.exact.buffers and not found.steps and taken.draws_alike:  # its forward is that of the oracle
-            self.first_buffers = taken, Stored(self.backend.buffers())
+            self.first_buffers = kept, Stored(self.backend.buffers())
         found.steps.append(self.policy.step(taken, finite))
         if not self.updates and taken.skipped and self.loaded is None:
             found.early[:] = early(self.backend.state_dict()["optimizer"], self.subject.task.optimizer)
@@ -156,7 +157,7 @@ class Driver:
         if finite and not taken.skipped:
             self._write_update(self._without_idle(taken, batch))
         if finite and self.first_finite is None:
-            self.first_finite = taken, batch
+            self.first_finite = kept, batch
         return finite
 
     def one_more(self, batch: Batches) -> Drive:

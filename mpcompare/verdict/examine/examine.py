@@ -84,6 +84,7 @@ def examine(
     yield Progress(0, 1, "each layer")
     start = late.take("layers", lambda: layers_at_the_start(subject, batches[0]), None)
     sharp = late.take("sharp", lambda: layers_at_sharp_weights(subject, batches[0]), None) if start else None
+    found["draws"] = draws_of(subject, batches[0], start is None or start.as_given)
     found["rounding"] = {} if start else _rounding(subject, batches[0])
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
@@ -142,7 +143,6 @@ def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, la
     found["padding"] = late.take("padding", partial(padding, subject, driver.backend, batch), None)
     del driver  # its backend is freed before the next one is made
     found["aged"] = late.take("aged", lambda: age and aged(subject, age, batch, exact), None)
-    found["draws"] = draws_of(subject, batch)
     return found
 
 

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +21,9 @@ from mpcompare.stored import LARGE
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine import oracle
+from mpcompare.verdict.examine.forced.places import ELEMENTS, FEW
 from mpcompare.verdict.examine.forced.roundings import in_operations
+from mpcompare.verdict.examine.forced.step import SAMPLES
 from mpcompare.verdict.examine.rounding import ROWS, first_rows_are_independent
 
 LIBRARIES = 50 << 20  # bytes of torch's libraries that the oracle's process touches when it computes its first step
@@ -64,6 +66,7 @@ class Activations:
         between: what backward needs beside parameters and the inputs of the layer that keeps them.
         columns: the most that a convolution makes of its input in float64 on a CPU: each number once for each element
             of the kernel.
+        points: the numbers, and no bytes, that a replay keeps of inputs, outputs, and the gradients of both.
     """
 
     rows: int
@@ -72,6 +75,7 @@ class Activations:
     largest: int = 0
     between: int = 0
     columns: int = 0
+    points: int = 0
 
     def of(self, rows: int) -> "Activations":
         """Returns those of so many rows at most."""
@@ -98,7 +102,7 @@ def foretold(
         _oracle(held, made.of(oracle.ROWS) if apart else made),
         _roundings(held, by_operation.of(ROWS) if apart else by_operation, precision),
         _trained_step(held, made, precision, len(batches)),
-        _replay(held, made, precision, len(batches)),
+        _replay(held, made, precision, len(batches)) + _samples(network, made, len(batches)),
         _loaded(held),
     )
     return held.now + (0 if exact_here else LIBRARIES) + max(needs)
@@ -124,11 +128,19 @@ def _trained_step(held: Held, made: Activations, precision: Precision, micro_bat
 
 def _replay(held: Held, made: Activations, precision: Precision, micro_batches: int) -> int:
     """The network at sharp weights; a backend with these, and their gradients; the record of its step; and what a
-    replay makes, exact or rounded. Of one layer at a time the parameters, their gradient, and that divided by the loss
-    scale, in float64; and the operands and results of the largest call."""
+    replay makes, exact or rounded: a part is freed until backward, and malloc keeps its pages. Of one layer at a time
+    the parameters and their gradient in float64, and a gradient that was freed, of which malloc keeps the pages; and
+    the operands and results of the largest call."""
     exact = DOUBLE * (made.outputs + made.between + made.largest + made.columns)
     made_there = max(exact, _sampled(made, _of_samples(precision)))
     return 3 * held.params + _record(made, precision, micro_batches) + made_there + 3 * DOUBLE * held.largest
+
+
+def _samples(network: nn.Module, made: Activations, micro_batches: int) -> int:
+    """What all replays of a step keep of some elements of each tensor, 64 bits each: their places, what they stand for,
+    the exact numbers, and those of each sample. Where roundings are large there are more samples."""
+    of_params = sum(min(p.numel(), ELEMENTS["parameter"]) for p in network.parameters())
+    return (3 + SAMPLES) * torch.float64.itemsize * (of_params + micro_batches * made.points)
 
 
 def _loaded(held: Held) -> int:
@@ -158,28 +170,30 @@ def _of_samples(precision: Precision) -> int:
 def activations_of(network: nn.Module, loss_fn: Loss, batches: Batches) -> Activations:
     """Counts what a copy of the network makes of the first micro-batch, forward."""
     x, y = batches[0]
-    counted = _Counted(copy.deepcopy(network), Activations(len(x)))
+    counted = _Counted(Activations(len(x)))
+    counted.watch(copied := copy.deepcopy(network))
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.enable_grad():
         seed_step(EXAMINED)
-        with torch.autograd.graph.saved_tensors_hooks(counted.saved, lambda tensor: tensor):
-            loss_fn(counted.network(x), y)
+        with torch.autograd.graph.saved_tensors_hooks(counted.saved, lambda nothing: nothing):
+            loss_fn(copied(x), y)
     return counted.made
 
 
 @dataclass
 class _Counted:
-    """Counts the tensors of a network that is called."""
+    """Counts the tensors of a network that is called. It holds neither the network nor its graph, whose hooks hold it:
+    all of them are gone as soon as nobody needs them."""
 
-    network: nn.Module
     made: Activations
     params: set[int] = field(default_factory=set)  # their storages
     given: set[int] = field(default_factory=set)  # those of the inputs of the layer that is called
-    # By storage and place in it, as q, k and v lie in one. They are held, or another storage would get the same number.
-    kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    # By number and place in it, as q, k and v lie in one. They are held, or another storage would get the same number.
+    kept: dict[tuple[int, int], UntypedStorage] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.params |= set(map(_storage, self.network.parameters()))
-        for module in self.network.modules():
+    def watch(self, network: nn.Module) -> None:
+        """Counts the calls of the network's layers from now on."""
+        self.params |= set(map(_storage, network.parameters()))
+        for module in network.modules():
             if not any(True for _ in module.children()):
                 module.register_forward_pre_hook(self._called, with_kwargs=True)
                 module.register_forward_hook(self._returned, with_kwargs=True)
@@ -189,20 +203,21 @@ class _Counted:
 
     def _returned(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         self.given, made = set(), self.made
-        given, returned = (sum(t.nbytes for t in _tensors(each)) for each in ((args, kwargs), result))
+        tensors = _tensors((args, kwargs)), _tensors(result)
+        given, returned = (sum(t.nbytes for t in each) for each in tensors)
         made.inputs, made.outputs = made.inputs + given, made.outputs + returned
         made.largest = max(made.largest, given + returned)
+        made.points += 2 * sum(min(t.numel(), FEW) for each in tensors for t in each)
         if isinstance(module, CONVOLUTIONS):
             made.columns = max(made.columns, given * prod(module.kernel_size) // prod(module.stride))
 
-    def saved(self, tensor: Tensor) -> Tensor:
-        """Counts a tensor that backward needs."""
+    def saved(self, tensor: Tensor) -> None:
+        """Counts a tensor that backward needs. Nobody goes backward, so the graph keeps none."""
         storage = _storage(tensor)
         place = storage, int(tensor.storage_offset())
         if storage not in self.params | self.given and place not in self.kept:
-            self.kept[place] = tensor
+            self.kept[place] = tensor.untyped_storage()
             self.made.between += tensor.nbytes
-        return tensor
 
 
 def _storage(tensor: Tensor) -> int:

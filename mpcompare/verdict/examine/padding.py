@@ -36,16 +36,21 @@ def padding(subject: Subject, backend: Any, batch: Batches) -> Padding | None:
     exact = subject.exactly.once("padding", subject.ground(batch), _exact_values)
     if not exact:
         return None
-    state: State = backend.state_dict()
-    scale = {**state["loss_scale"], "scale": 1.0} if "scale" in state["loss_scale"] else state["loss_scale"]
-    values = {"params": _zeros(subject.examined), "buffers": buffers_of(subject.examined)}
-    backend.load_state_dict({**state, **values, "optimizer": {}, "loss_scale": scale})
+    _let_be_zero(subject, backend)
     seed_step(EXAMINED)
     walk = Walk(backend, [(_zero(x), y) for x, y in batch], float(subject.task.new_rates().now))
     walk.through("unscale")
     shown = backend.grads()
     finite = {name: bool(shown[name].isfinite().all()) for name in exact["finite"] if name in shown}
     return Padding(float(walk.loss), exact["loss"], finite)
+
+
+def _let_be_zero(subject: Subject, backend: Any) -> None:
+    """Lets a backend load zeros for weights, and forget what its optimizer remembers. Nothing of both states stays."""
+    state: State = backend.state_dict()
+    scale = {**state["loss_scale"], "scale": 1.0} if "scale" in state["loss_scale"] else state["loss_scale"]
+    values = {"params": _zeros(subject.examined), "buffers": buffers_of(subject.examined)}
+    backend.load_state_dict({**state, **values, "optimizer": {}, "loss_scale": scale})
 
 
 def _exact_values(ground: Ground) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """The memory of an examination is foretold from the tensors that its passes hold."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -28,6 +31,8 @@ def test_activations_are_counted_by_layer():
     # Relu keeps its result. The loss keeps the logarithms, a weight of all labels, and the labels.
     assert made.between == 4 * ROWS * (WIDTH + OUT) + 4 + 8 * ROWS
     assert made.columns == 0
+    # The input has fewer numbers than are kept of a tensor; so have all others.
+    assert made.points == 2 * ROWS * (IN + WIDTH + 2 * WIDTH + WIDTH + OUT)
 
 
 def test_a_convolution_unfolds_its_input():
@@ -45,6 +50,26 @@ def test_the_network_and_the_random_numbers_stay_as_they_are():
     assert torch.equal(model[1].running_mean, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for p in model.parameters())
+
+
+ALIVE = weakref.WeakSet()
+
+
+class Watched(nn.Module):
+    def forward(self, x):
+        ALIVE.add(y := x.exp())  # backward needs it
+        return y
+
+
+def test_nothing_that_was_counted_stays():
+    model = nn.Sequential(network(), Watched(), nn.Linear(OUT, OUT), Watched())
+    gc.disable()
+    try:
+        made = activations_of(model, nn.functional.cross_entropy, batch())
+        assert made.between >= 2 * 4 * ROWS * OUT
+        assert not ALIVE
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("exact_here", [False, True])

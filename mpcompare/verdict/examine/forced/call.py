@@ -189,7 +189,7 @@ class Forced(torch.autograd.Function):
         for name, p in ctx.params.items():
             full = names[name]
             if p.requires_grad and (grad := next(found, None)) is not None:
-                replay.gradient(full, replay._unscaled(grad.to(replay.dtype)), ctx.at.name)
+                replay.gradient(full, replay.in_full(grad), ctx.at.name)
                 del grad
                 if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
                     if name == "weight" and not isinstance(layer.module, (nn.Embedding, nn.EmbeddingBag)):

@@ -151,6 +151,14 @@ class Replay:
         with _disable_current_modes():
             return grad / self.kept
 
+    def in_full(self, grad: Tensor) -> Tensor:
+        """Returns a gradient in the dtype of the replay, without that part; there is one copy of it at most."""
+        cast = grad.to(self.dtype)
+        if self.kept == 1 or cast is grad:  # two parameters may have one gradient
+            return self._unscaled(cast)
+        with _disable_current_modes():
+            return cast.div_(self.kept)
+
     def gradient(self, name: str, grad: Tensor, of: str) -> None:
         """Adds a part to the gradient of a parameter, that of the layer ``of``; of none: of the work between layers."""
         self.sources.setdefault(name, set()).add(of)

@@ -9,6 +9,7 @@ and a sweep in one process imports torch once for all. The machine's load is pri
 """
 
 import argparse
+import json
 import os
 import re
 import statistics
@@ -32,10 +33,10 @@ def gaps_s(folder: Path) -> list[float]:
     """Returns the seconds between races of a finished sweep."""
     logs = [path.read_text() for path in folder.glob("submitit/*_log.out")]
     starts = sorted(datetime.strptime(FIRST.findall(log)[0], "%Y-%m-%d %H:%M:%S,%f").timestamp() for log in logs)
-    ends: dict[str, float] = {}
-    for path in folder.glob("*/steps.csv"):
-        seed = path.parent.name.split("-")[0]
-        ends[str(int(seed) % 6)] = max(ends.get(str(int(seed) % 6), 0.0), (path.parent / "result.json").stat().st_mtime)
+    ends: dict[str, float] = {}  # by race
+    for path in folder.glob("*/result.json"):
+        race = json.loads(path.read_text())["timing"]["race"]
+        ends[race] = max(ends.get(race, 0.0), path.stat().st_mtime)
     return [start - end for start, end in zip(starts[1:], sorted(ends.values()), strict=False)]
 
 

@@ -1,6 +1,5 @@
 """The file ``verdict.json``: by run the verdict, and every check with its value and limit."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 from mpcompare.records import write_json
@@ -11,7 +10,7 @@ from mpcompare.report.outputs.files import path_in
 def write(report: Report, folder: Path) -> None:
     """Writes ``verdict.json`` into ``folder``."""
     document = {
-        name: {**asdict(verdict), "checks": [{**asdict(check), "passed": check.passed} for check in verdict.checks]}
+        name: {**vars(verdict), "checks": [{**vars(check), "passed": check.passed} for check in verdict.checks]}
         for name, verdict in report.verdicts.items()
     }
     write_json(path_in(folder, "verdict.json"), document, indent=2)

@@ -72,9 +72,14 @@ class Slurm(SideBySide):
             at_once: the number of races that run at one moment with ``local``.
             parameters: those of ``submitit.AutoExecutor``.
         """
-        from mpcompare.command.submitted import Submitted
+        self.asked = executor, at_once, parameters
 
-        self.submitted = Submitted(executor, at_once, parameters)
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Asks whether SLURM can be reached, before anything is planned."""
+        from mpcompare.command.submitted import Submitted  # here, for Hydra wraps what a constructor raises
+
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        self.submitted = Submitted(*self.asked)
 
     def engine(self) -> Any:
         return self.submitted

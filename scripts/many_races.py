@@ -1,6 +1,6 @@
 """Measures the report of many races, which are copies of one with other seeds:
 
-python scripts/many_races.py SWEEP [--races 10 30 100] [--write docs/clusters/growth.txt]
+python scripts/many_races.py SWEEP [--races 10 30 100 1000] [--write docs/clusters/growth.txt]
 
 SWEEP is the folder of a sweep; the race of its first run is copied. Nothing is computed in between: the report reads
 records, prints its table and writes its page. Its CPU time is that of one process, and little depends on what else
@@ -47,7 +47,7 @@ def measured(folder: Path) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sweep", type=Path)
-    parser.add_argument("--races", type=int, nargs="+", default=[10, 30, 100])
+    parser.add_argument("--races", type=int, nargs="+", default=[10, 30, 100, 1000])
     parser.add_argument("--write", type=Path, help="file of the table")
     asked = parser.parse_args()
     lines = ["| races | CPU s | MB |", "|---|---|---|"]

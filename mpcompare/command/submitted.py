@@ -25,7 +25,7 @@ from mpcompare.interrupt import interruptible, uninterrupted
 log = logging.getLogger(__name__)
 
 FOLDER = "submitit"  # below the folder of the sweep: submitit's own files, and what a job has printed
-POLL_S = 0.5  # between two looks at the results of jobs
+POLL_S = {"slurm": 0.5, "local": 0.05}  # between two looks at jobs: at files that all nodes share, at processes here
 ASK_S = 5.0  # between two questions to SLURM
 ANSWER_S = 30.0  # within which SLURM answers
 GONE_S = 30.0  # a job that SLURM has not known for so long is over: a shared folder shows its last files later
@@ -72,7 +72,7 @@ class Submitted:
                     if room := waiting[: len(waiting) if self.executor == "slurm" else self.at_once - len(running)]:
                         running |= submit(room)
                         waiting = waiting[len(room) :]
-                    time.sleep(POLL_S)
+                    time.sleep(POLL_S[self.executor])
                     if self.executor == "slurm" and (now := time.monotonic()) - asked > ASK_S:
                         unknown = {job.job_id: unknown.get(job.job_id, now) for job in _unknown(running.values())}
                         asked = now
@@ -132,7 +132,7 @@ def _check_reachable() -> None:
     except subprocess.TimeoutExpired:
         raise InputError("hydra/launcher", "slurm", f"SLURM did not answer within {ANSWER_S:g} s") from None
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", None) or error
+        said = one_line(str(getattr(error, "stderr", None) or error).strip())
         raise InputError("hydra/launcher", "slurm", f"SLURM cannot be reached ({said})") from error
 
 
@@ -151,14 +151,19 @@ def _unknown(jobs: Iterable[Any]) -> list[Any]:
 
 def _conclude(path: Path, jobs: Any, job: Any, executor: str) -> None:
     """Completes the records of a race whose job is over."""
-    said = f"job {job.job_id} of {executor} ended"
-    if executor == "slurm" and not _has_ended(job):
-        said += f" ({_state(job.job_id)})"
+    why = _error(job) if job.paths.result_pickle.exists() else _state(job.job_id) if executor == "slurm" else ""
+    said = f"job {job.job_id} of {executor} ended" + (f" ({why})" if why else "")
     for each in jobs:
         with suppress(OSError, ValueError):  # a record that cannot be read is a row that says so
             records.conclude(each.folder, each.record_at_start, f"{said} without a word: see {job.paths.stderr}")
             records.explain(each.folder, said)
     log.info(f"{path.name}: {said}")
+
+
+def _error(job: Any) -> str:
+    """Returns the error with which a job has ended, such as that of a time limit; empty where it has none."""
+    trace = str(job.exception()).rpartition("\n----------------------\n")[0]  # submitit says more around it
+    return trace.strip().rpartition("\n")[2].removeprefix("submitit.core.utils.")
 
 
 def _state(number: str) -> str:
@@ -176,6 +181,6 @@ def _cancel(running: Mapping[Path, Any], executor: str) -> None:
         job.cancel(check=False)
     left, deadline = list(running.values()), time.monotonic() + GRACE_S
     while left and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+        time.sleep(POLL_S[executor])
         over = _unknown(left) if executor == "slurm" else [job for job in left if _has_ended(job)]
         left = [job for job in left if job not in over]

@@ -6,9 +6,7 @@ from typing import Any
 
 from mpcompare.errors import InputError, check_choice
 from mpcompare.records import MACHINE, named_fields
-from mpcompare.report.runs import Run
-
-OBSERVED = ("dataset_fingerprint", "initial_weights")
+from mpcompare.report.runs import OBSERVED, Run
 
 
 def check_allowed(allow: object, tasks: Iterable[Mapping[str, Any]]) -> None:
@@ -44,22 +42,30 @@ def check_comparable(runs: Sequence[Run], allow: Sequence[str]) -> None:
     the sweeps hang together: each shares a task identity with another, so that all of them are connected. A run whose
     task is not known stands in the way of none.
     """
-    runs = [run for run in runs if task_identity(run)]
-    pairs = [(differing(a, b, allow), a, b) for a, b in combinations(runs, 2)]
-    for fields, a, b in pairs:
+    tasks: dict[object, dict[object, Run]] = {}  # one run of each sweep and each data, by its task
+    for run in runs:
+        if run.task_identity:
+            data = run.result["config"].get("data"), [run.task_identity.get(key) for key in OBSERVED]
+            tasks.setdefault(_asked_for(run, allow), {}).setdefault((sweep(run), repr(data)), run)
+    pairs = [pair for alike in tasks.values() for pair in combinations(alike.values(), 2)]
+    for a, b in pairs:
         # data=mnist,digits in one sweep are two comparisons; data=auto that finds one here, the other there is a fault.
-        if fields and set(fields) <= set(OBSERVED) and a.result["config"].get("data") == b.result["config"].get("data"):
+        if a.result["config"].get("data") == b.result["config"].get("data") and (fields := differing(a, b, allow)):
             raise _refusal(fields, a, b, allow)
-    connected = {sweep(run) for run in runs[:1]}
-    while border := [pair for pair in pairs if (sweep(pair[1]) in connected) != (sweep(pair[2]) in connected)]:
-        fields, a, b = min(border, key=lambda pair: len(pair[0]))
-        if fields:
-            raise _refusal(fields, a, b, allow)
-        connected |= {sweep(a), sweep(b)}
+    known = [run for alike in tasks.values() for run in alike.values()]
+    connected = {sweep(run) for run in known[:1]}
+    while others := [run for run in known if sweep(run) not in connected]:
+        border = [(a, b) for a, b in pairs if (sweep(a) in connected) != (sweep(b) in connected)]
+        joined = {sweep(run) for pair in border if not differing(*pair, allow) for run in pair}
+        if not joined:
+            ours = [run for run in known if sweep(run) in connected]
+            every = ((differing(a, b, allow), a, b) for a in ours for b in others)
+            raise _refusal(*min(every, key=lambda each: len(each[0])), allow)
+        connected |= joined
 
 
 def _refusal(fields: Sequence[str], a: Run, b: Run, allow: Sequence[str]) -> InputError:
-    of_a, of_b, every = task_identity(a), task_identity(b), [*allow, *fields]
+    of_a, of_b, every = a.task_identity, b.task_identity, [*allow, *fields]
     values = "; ".join(f"{f}={of_a.get(f)} in {a.name}, {f}={of_b.get(f)} in {b.name}" for f in fields)
     first, _, rest = values.partition("=")
     return InputError(
@@ -75,17 +81,6 @@ def sweep(run: Run) -> str:
     return run.result.get("sweep") or str(run.folder)
 
 
-def task_identity(run: Run) -> dict[str, Any]:
-    """Returns every field of the task, such as ``task.optimizer.lr``, the seed, and ``OBSERVED``, unless the run failed
-    before it knew them. Empty where the task itself is not known: of a record that cannot be read."""
-    config = run.result["config"]
-    if not config["task"]:
-        return {}
-    asked_for = named_fields("task", config["task"])
-    observed = {key: run.result[key] for key in OBSERVED if key in run.result}
-    return {**asked_for, "seed": config.get("seed", run.result["seed"]), **observed}
-
-
 def facet(run: Run) -> dict[str, Any]:
     """Returns the place where the run was: device, host and threads. Empty where the run failed before it knew it."""
     return {key: run.result[key] for key in MACHINE if key in run.result}
@@ -93,35 +88,46 @@ def facet(run: Run) -> dict[str, Any]:
 
 def differing(a: Run, b: Run, allow: Sequence[str] = ()) -> list[str]:
     """Returns the fields of the task identity in which the two differ, but for those that ``allow`` names or holds."""
-    of_a, of_b = task_identity(a), task_identity(b)
+    of_a, of_b = a.task_identity, b.task_identity
     if not of_a or not of_b:
         return []
     unknown = {key for key in OBSERVED if key not in of_a or key not in of_b}
-    return [
-        field
-        for field in dict.fromkeys((*of_a, *of_b))
-        if of_a.get(field) != of_b.get(field)
-        and field not in unknown
-        and not any(field == name or field.startswith(f"{name}.") for name in allow)
-    ]
+    fields = [field for field in dict.fromkeys((*of_a, *of_b)) if of_a.get(field) != of_b.get(field)]
+    return [field for field in fields if field not in unknown and not _is_in(field, allow)]
+
+
+def _is_in(field: str, allow: Sequence[str]) -> bool:
+    return any(field == name or field.startswith(f"{name}.") for name in allow)
+
+
+def _asked_for(run: Run, allow: Sequence[str]) -> object:
+    """Returns a key that runs share whose task identities differ in ``allow`` and ``OBSERVED`` at most."""
+    fields = {field: value for field, value in run.task_identity.items() if value is not None}
+    return frozenset((key, _key(value)) for key, value in fields.items() if not _is_in(key, (*allow, *OBSERVED)))
+
+
+def _key(value: Any) -> object:
+    return tuple(map(_key, value)) if isinstance(value, list) else repr(value) if isinstance(value, dict) else value
 
 
 def group(runs: Sequence[Run], allow: Sequence[str]) -> list[list[Run]]:
     """Sorts ``runs`` into comparisons: one task identity, but for the fields in ``allow``, and one facet each."""
-    groups: list[list[Run]] = []
+    groups: dict[object, list[list[Run]]] = {}  # by their tasks
     # Runs that know where they ran come first: they know all of it. The others join by the fields that they know, the
     # runs of their own sweep before those of another, and one whose sweep is not known those of the folder it is in.
-    for run in sorted(runs, key=lambda run: (not task_identity(run), "device_name" not in run.result)):
-        fitting = [g for g in groups if not differing(g[0], run, allow) and _same_facet(g[0], run)]
+    for run in sorted(runs, key=lambda run: (not run.task_identity, "device_name" not in run.result)):
+        alike = groups.setdefault(_asked_for(run, allow), [])
+        among = alike if run.task_identity else [g for each in groups.values() for g in each]
+        fitting = [g for g in among if not differing(g[0], run, allow) and _same_facet(g[0], run)]
         own = [g for g in fitting if sweep(run) in map(sweep, g)]
         own = own or [g for g in fitting if run.folder.parent in [other.folder.parent for other in g]]
         if chosen := own or fitting:
             chosen[0].append(run)
         else:
-            groups.append([run])
+            alike.append([run])
     place = {id(run): number for number, run in enumerate(runs)}
-    groups = [sorted(g, key=lambda run: place[id(run)]) for g in groups]
-    return sorted(groups, key=lambda g: place[id(g[0])])
+    every = [sorted(g, key=lambda run: place[id(run)]) for alike in groups.values() for g in alike]
+    return sorted(every, key=lambda g: place[id(g[0])])
 
 
 def _same_facet(a: Run, b: Run) -> bool:
@@ -131,5 +137,7 @@ def _same_facet(a: Run, b: Run) -> bool:
 
 def varied(runs: Sequence[Run]) -> list[str]:
     """Returns the fields of the task identity in which any two runs differ: those asked for, then those observed."""
-    fields = dict.fromkeys(field for a, b in combinations(runs, 2) for field in differing(a, b))
-    return sorted(fields, key=lambda field: field in OBSERVED)
+    known = [run.task_identity for run in runs if run.task_identity]
+    fields = sorted(dict.fromkeys(field for each in known for field in each), key=lambda field: field in OBSERVED)
+    values = {field: [each.get(field) for each in known if field in each or field not in OBSERVED] for field in fields}
+    return [field for field in fields if any(value != values[field][0] for value in values[field])]

@@ -18,7 +18,6 @@ from mpcompare.report.comparable import (
     facet,
     group,
     short_names,
-    task_identity,
     varied,
 )
 from mpcompare.report.runs import Run
@@ -191,7 +190,7 @@ def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
 def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Task, batch, seed and device; where several share these, also the fields that tell them apart; the threads and
     the host of each where not all ran on one machine."""
-    known = [[{**task_identity(run), **facet(run), "task": run.result["task"]} for run in runs] for runs in groups]
+    known = [[{**run.task_identity, **facet(run), "task": run.result["task"]} for run in runs] for runs in groups]
 
     def each(key: str) -> list[str]:
         return [_each(run[key] for run in runs if run.get(key) is not None) for runs in known]
@@ -204,10 +203,12 @@ def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
     for key, word in {**words, "threads": "{} threads", "host": "host {:.8}"}.items():
         values = each(key)
         among = titles if key not in MACHINE else [""] * len(titles)  # of a machine: among all, not those alike
-        alike = [{v for t, v in zip(among, values, strict=True) if t == title} for title in among]
+        alike: dict[str, set[str]] = {}
+        for each_title, value in zip(among, values, strict=True):
+            alike.setdefault(each_title, set()).add(value)
         titles = [
-            f"{title}, {word.format(value)}" if value and len(others) > 1 else title
-            for title, value, others in zip(titles, values, alike, strict=True)
+            f"{title}, {word.format(value)}" if value and len(alike[others]) > 1 else title
+            for title, value, others in zip(titles, values, among, strict=True)
         ]
     return titles
 
@@ -219,12 +220,12 @@ def _each(values: Iterable[object]) -> str:
 def _variants(runs: Sequence[Run]) -> list[str]:
     """For each run its values of the fields in which runs differ, less those that follow from others; and its torch."""
     words: list[list[str]] = [[] for _ in runs]
-    names = short_names(key for run in runs for key in task_identity(run))
+    names = short_names(key for run in runs for key in run.task_identity)
     for key in varied(runs):
         pairs = combinations(zip(runs, words, strict=True), 2)
         if any(word_a == word_b and key in differing(a, b) for (a, word_a), (b, word_b) in pairs):
             for run, own in zip(runs, words, strict=True):
-                if key in (identity := task_identity(run)):
+                if key in (identity := run.task_identity):
                     value = identity[key][:8] if key in OBSERVED else identity[key]
                     own.append(f"{names[key]}={value}")
     torch = [run.result.get("versions", {}).get("torch") for run in runs]

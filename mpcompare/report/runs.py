@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from mpcompare.records import (
     STEP_FIELDS,
     STEPS,
     check_format,
+    named_fields,
     numbers,
 )
 from mpcompare.typed import check_type, is_of
 from mpcompare.verdict.findings import Findings, from_document
 
+OBSERVED = ("dataset_fingerprint", "initial_weights")  # keys of a result that belong to the identity of its task
 UNREADABLE = "unreadable"  # the status of a run whose files are not what a run writes
 
 
@@ -59,6 +62,16 @@ class Run:
         """The step and the fingerprint of the weights at which training began; None for the initial weights."""
         resumed: dict[str, Any] | None = self.result.get("resumed_from")
         return (resumed["step"], resumed["weights"]) if resumed else None
+
+    @cached_property
+    def task_identity(self) -> dict[str, Any]:
+        """Every field of the task, such as ``task.optimizer.lr``, the seed, and ``OBSERVED``, unless the run failed
+        before it knew them. Empty where the task itself is not known: of a record that cannot be read."""
+        config = self.result["config"]
+        if not config["task"]:
+            return {}
+        observed = {key: self.result[key] for key in OBSERVED if key in self.result}
+        return {**named_fields("task", config["task"]), "seed": config.get("seed", self.result["seed"]), **observed}
 
 
 # The keys that every result has from its start, and those of a finished one.

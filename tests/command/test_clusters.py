@@ -5,6 +5,8 @@ SLURM is a true one, of one node. Where it cannot be started its tests are skipp
 
 import importlib.util
 import json
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -81,6 +83,19 @@ def test_without_submitit_the_line_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_controller_that_cannot_be_reached_is_one_line(cli, tmp_path, monkeypatch):
+    if importlib.util.find_spec("submitit") is None or not shutil.which("sinfo"):
+        pytest.skip("submitit or SLURM is not installed")
+    conf = "ClusterName=test\nSlurmctldHost=localhost\nSlurmctldPort=1\nNodeName=localhost\nPartitionName=a Nodes=ALL\n"
+    (tmp_path / "slurm.conf").write_text(conf)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    ended = cli("-m", *SWEEP, "hydra/launcher=slurm", "hydra.sweep.dir=s")
+    assert ended.code == 2
+    assert re.fullmatch(r"mpcompare: error: hydra/launcher=slurm: SLURM cannot be reached \(.+\)\n", ended.err)
+    assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.slow
 def test_parameters_that_submitit_does_not_take_are_one_line(cli, tmp_path):
     pytest.importorskip("submitit")
     ended = cli("-m", *SWEEP, "hydra/launcher=slurm", "hydra.launcher.executor=local",
@@ -115,27 +130,91 @@ def test_the_array_of_a_plan_runs_in_slurm(cli, tmp_path, in_slurm):
     assert is_complete(tmp_path / "s", races=2)
 
 
+class Driver:
+    """The driver of a sweep of two races in SLURM, of which the first trains for ``steps`` steps."""
+
+    def __init__(self, folder, steps, *more):
+        """Starts it."""
+        self.folder = folder / "s"
+        command = ["-m", "mpcompare", "-m", *SWEEP, f"train.steps={steps},4", "train.checkpoint_every=500", *more]
+        command += ["hydra/launcher=slurm", "hydra.sweep.dir=s"]
+        self.process = subprocess.Popen([sys.executable, *command], cwd=folder, stderr=subprocess.PIPE, text=True)
+
+    def wait_for_a_checkpoint(self):
+        """Waits until the first race has a checkpoint; returns the number of its job."""
+        while not list(self.folder.glob("0-amp-auto/checkpoints/step-*")):
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.1)
+        (number,) = _said("squeue", "--noheader", "--states=R", "--format=%i").split()
+        return number
+
+    def end(self):
+        """Waits for its end; returns its exit code, and the table of its report."""
+        self.process.communicate(timeout=500)
+        return self.process.returncode, pd.read_csv(self.folder / "report" / "summary.csv").set_index("run")
+
+    def complete(self):
+        """Runs what is missing."""
+        files = sorted(map(str, self.folder.glob("races/*.json")))
+        subprocess.run([sys.executable, "-m", "mpcompare", "run", "--resume", *files], check=True)
+        assert {result["status"] for result in results(self.folder).values()} == {"ok"}
+
+
+def _said(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+LONG, SHORT = ["0-amp-auto", "1-fp32-auto"], ["2-amp-auto", "3-fp32-auto"]
+
+
 @pytest.mark.slow
 def test_a_job_that_is_killed_is_a_row_and_resume_runs_it(tmp_path, in_slurm):
-    command = [sys.executable, "-m", "mpcompare", "-m", *SWEEP, "seed=0,1", "hydra/launcher=slurm", "hydra.sweep.dir=s"]
-    driver = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    while not (found := list((tmp_path / "s").glob("*/steps.csv"))):
-        assert driver.poll() is None, driver.communicate()
-        time.sleep(0.1)
+    driver = Driver(tmp_path, 6000)
+    driver.wait_for_a_checkpoint()
     (worker,) = [each for each in psutil.process_iter() if "submitit.core._submit" in " ".join(_command(each))
                  and "srun" not in _command(each)]  # fmt: skip
     for process in [*worker.children(recursive=True), worker]:
         process.kill()
-    driver.communicate(timeout=500)
-    assert driver.returncode == 1
-    table = pd.read_csv(tmp_path / "s" / "report" / "summary.csv").set_index("run")
-    died, other = sorted(table["seed"].unique(), key=lambda seed: seed != table.loc[found[0].parent.name, "seed"])
-    assert set(table.loc[table["seed"] == other, "status"]) == {"ok"}
-    for error in table.loc[table["seed"] == died, "error"]:
-        assert "of slurm ended (" in error
-    files = sorted(map(str, (tmp_path / "s" / "races").glob("*.json")))
-    subprocess.run([sys.executable, "-m", "mpcompare", "run", "--resume", *files], cwd=tmp_path, check=True)
-    assert {result["status"] for result in results(tmp_path / "s").values()} == {"ok"}
+    code, table = driver.end()
+    assert code == 1
+    assert set(table.loc[SHORT, "status"]) == {"ok"}
+    assert table.loc[LONG, "error"].str.contains("of slurm ended (", regex=False).all()
+    driver.complete()
+
+
+@pytest.mark.slow
+def test_a_job_that_is_cancelled_is_a_row_and_the_other_race_runs(tmp_path, in_slurm):
+    driver = Driver(tmp_path, 6000)
+    _said("scancel", driver.wait_for_a_checkpoint())
+    code, table = driver.end()
+    assert code == 1
+    assert set(table.loc[SHORT, "status"]) == {"ok"}
+    assert set(table.loc[LONG, "status"]) == {"interrupted"}
+    assert table.loc[LONG, "error"].str.contains("of slurm ended (CANCELLED", regex=False).all()
+    driver.complete()
+
+
+@pytest.mark.slow
+def test_a_job_that_is_preempted_goes_on_when_it_is_its_turn_again(tmp_path, in_slurm):
+    driver = Driver(tmp_path, 6000)
+    _said("scontrol", "requeue", driver.wait_for_a_checkpoint())
+    code, table = driver.end()
+    assert code == 0
+    assert set(table["status"]) == {"ok"}
+    assert results(driver.folder)["0-amp-auto"]["went_on"]["path"] == str(driver.folder / "0-amp-auto")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warned_s", [1, 0])
+def test_a_time_limit_is_a_row_and_the_other_race_runs(tmp_path, in_slurm, warned_s):
+    """SLURM warns a job, which submitit hears, or only ends it."""
+    limits = ("hydra.launcher.parameters.timeout_min=1", f"hydra.launcher.parameters.slurm_signal_delay_s={warned_s}")
+    driver = Driver(tmp_path, 10**7, *limits)
+    code, table = driver.end()
+    assert code == 1
+    assert set(table.loc[SHORT, "status"]) == {"ok"}
+    assert set(table.loc[LONG, "status"]) == {"interrupted"}
+    assert table.loc[LONG, "error"].str.contains("timed-out" if warned_s else "(TIMEOUT", regex=False).all()
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from mpcompare.command.lock import locked
 # Fields that a clock or a meter has read, that are drawn at random with each block, or that name the folder.
 MEASURED = (
     *("*_ms", "*_ms_p?0", "*_s", "*_per_s", "seconds", "batches", "timing", "timed_*", "phase_*", "tflops", "*rss*"),
-    *("examine_peak_bytes", "sweep"),
+    *("examine_*_bytes", "sweep"),
 )
 SWEEP = (*SMALL, "backend=amp,fp32", "seed=0,1", "train.deterministic=true", "verdict.noise=1", "report.formats=[]")
 

@@ -6,10 +6,11 @@ from support.marks import slow_after
 from support.records import write_run
 
 from mpcompare.errors import InputError
+from mpcompare.report import comparable
 from mpcompare.report.comparable import short_names
 from mpcompare.report.comparison import compare
 from mpcompare.report.report import report
-from mpcompare.report.runs import find_runs
+from mpcompare.report.runs import Run, find_runs
 
 DIFFERENCES = {  # the difference, and the line that names it
     "task.optimizer.lr": ({"lr": 0.2}, "task.optimizer.lr=0.1 in 0, task.optimizer.lr=0.2 in 1"),
@@ -116,3 +117,20 @@ def test_sweeps_are_merged_where_each_shares_a_task_with_another(tmp_path):
     assert len(compare(find_runs([tmp_path]), "amp")) == 4  # A and C through B
     with pytest.raises(InputError, match="seed=0 in A/0, seed=2 in C/2; initial_weights=w0 in A/0, "):
         compare(find_runs([tmp_path / "A", tmp_path / "C"]), "amp")
+
+
+def test_a_report_of_many_tasks_compares_each_run_with_those_of_its_task_only(tmp_path, monkeypatch):
+    calls, real = [], comparable.differing
+    monkeypatch.setattr(comparable, "differing", lambda *runs: calls.append(runs) or real(*runs))
+    nothing = pd.DataFrame()
+
+    def run(number):
+        config = {"task": {"lr": number % 500, "hidden": [8]}, "data": {}}
+        result = {"config": config, "seed": 0, "sweep": str(number // 500), "device_name": "CPU", "host": "a"}
+        return Run(tmp_path / str(number), str(number), result, nothing, nothing)
+
+    runs = [run(number) for number in range(1000)]  # 500 tasks of two runs each
+    comparable.check_comparable(runs[:501], [])  # one task that two sweeps share holds them together
+    groups = comparable.group(runs, [])
+    assert [[each.name for each in group] for group in groups] == [[str(n), str(n + 500)] for n in range(500)]
+    assert len(calls) <= 2 * len(runs)

@@ -1,6 +1,5 @@
 """The file ``verdict.json``: by run the verdict, and every check with its value and limit."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ from mpcompare.verdict.judge.check import Check
 def write(report: Report, folder: Path) -> None:
     """Writes ``verdict.json`` into ``folder``."""
     document = {
-        name: {**asdict(verdict), "checks": [_check(check) for check in verdict.checks]}
+        name: {**vars(verdict), "checks": [_check(check) for check in verdict.checks]}
         for name, verdict in report.verdicts.items()
     }
     write_json(path_in(folder, "verdict.json"), document, indent=2)
 
 
 def _check(check: Check) -> dict[str, Any]:
-    return {"name": check.name, **asdict(check), "passed": check.passed}
+    return {"name": check.name, **vars(check), "passed": check.passed}

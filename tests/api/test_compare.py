@@ -166,8 +166,10 @@ def test_ctrl_c_ends_the_race(tmp_path):
                               env={**os.environ, "PYTHONPATH": str(CONF.parent)})  # fmt: skip
     results = [tmp_path / "runs" / name / "result.json" for name in ("0-amp-auto", "1-fp32-auto")]
     deadline = time.monotonic() + 120
-    while not all(path.exists() for path in results) and time.monotonic() < deadline:
+    begun = [False]
+    while not all(begun) and time.monotonic() < deadline:
         time.sleep(0.1)
+        begun = [path.exists() and json.loads(path.read_text())["status"] != "planned" for path in results]
     caller.send_signal(signal.SIGINT)
     _, said = caller.communicate(timeout=60)
     assert said.rstrip().endswith("KeyboardInterrupt")

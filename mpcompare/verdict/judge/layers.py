@@ -107,15 +107,19 @@ def of_step(
     own, others_pass = passes(run, reference)
     if at_first:
         own = _as_driven(own, case.run.findings.first)
+        if finite := case.reference.findings.first.finite:
+            others_pass = Pass(replace(others_pass.step, subnormal=finite.subnormal))
     said = where if at_first else f"{where}, from the operands of its layer"
     yield from gradient_checks(case, said, (own, others_pass), run.rounding, cause, first_is_right)
 
 
 def _as_driven(own: Pass, drive: Drive) -> Pass:
-    """Returns the first step with what only the drive of the pass ``first`` tells: the micro-batches' weights, and the
-    loss scales."""
-    batches = (drive.finite.micro_batches, drive.finite.of_tensors) if drive.finite else (None, {})
-    return Pass(replace(own.step, micro_batches=batches[0], of_tensors=batches[1]), drive)
+    """Returns the first step with what only the drive of the pass ``first`` tells: the micro-batches' weights, the loss
+    scales, and how small gradients are at them."""
+    if (found := drive.finite) is None:
+        return Pass(replace(own.step, micro_batches=None, of_tensors={}), drive)
+    batches, of_tensors = found.micro_batches, found.of_tensors
+    return Pass(replace(own.step, micro_batches=batches, of_tensors=of_tensors, subnormal=found.subnormal), drive)
 
 
 def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:

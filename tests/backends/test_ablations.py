@@ -195,7 +195,7 @@ def deep():
     return task, dataset, examined("amp", Amp, task, dataset, "fp16", steps=2, noise=1)
 
 
-@pytest.mark.parametrize("name", slow_after(1, ABLATIONS))
+@pytest.mark.parametrize("name", slow_after(0, ABLATIONS))
 def test_the_verdict_names_what_was_taken_away(deep, name):
     options, policy, cause = ABLATIONS[name]
     task, dataset, reference = deep

@@ -171,8 +171,9 @@ LONG, SHORT = ["0-amp-auto", "1-fp32-auto"], ["2-amp-auto", "3-fp32-auto"]
 def test_a_job_that_is_killed_is_a_row_and_resume_runs_it(tmp_path, in_slurm):
     driver = Driver(tmp_path, 6000)
     driver.wait_for_a_checkpoint()
-    (worker,) = [each for each in psutil.process_iter() if "submitit.core._submit" in " ".join(_command(each))
-                 and "srun" not in _command(each)]  # fmt: skip
+    commands = {each: _command(each) for each in psutil.process_iter()}
+    ours = {each: command for each, command in commands.items() if str(driver.folder) in " ".join(command)}
+    (worker,) = [each for each, command in ours.items() if "submitit.core._submit" in command and "srun" not in command]
     for process in [*worker.children(recursive=True), worker]:
         process.kill()
     code, table = driver.end()

@@ -39,6 +39,8 @@ LATE = "its own loss scale (grows after 2001 steps)"
 PLAIN = "no master weights, moments in bf16"
 SKIPS = "skips steps whose gradients overflow, though its loss is not scaled"
 COMPENSATED = "no master weights, with a compensation"
+# No layers of it are seen, and its network has kinks: one rounding is 8 to 12 % of some gradients, where 10 % are seen.
+NEARLY_SEEN = ("same", "not seen: ")
 ROWS = [
     ("bf16_weights.Bf16Weights", "bf16", "momentum", f"differs as declared: {PLAIN}"),
     ("bf16_weights.Bf16Weights", "bf16", "sgd", "differs as declared: no master weights"),
@@ -65,9 +67,9 @@ ROWS = [
     ("keras.KerasRow", "fp16", "momentum", f"differs as declared: {SCALE}"),
     ("keras.KerasRow", "fp16", "clipped", f"differs as declared: {SCALE}"),
     ("keras.KerasRow", "bf16", "adamw", "differs: eps"),
-    ("jax.JaxRow", "bf16", "momentum", "not seen: "),
-    ("jax.JaxRow", "bf16", "adamw", "same"),
-    ("jax.JaxRow", "bf16", "clipped", "same"),
+    ("jax.JaxRow", "bf16", "momentum", NEARLY_SEEN),
+    ("jax.JaxRow", "bf16", "adamw", NEARLY_SEEN),
+    ("jax.JaxRow", "bf16", "clipped", NEARLY_SEEN),
     ("jax.JaxRow", "fp16", "momentum", f"differs as declared: {LATE}"),
     ("jax.JaxRow", "fp16", "clipped", f"differs as declared: {LATE}"),
     ("kahan.Kahan", "bf16", "momentum", f"differs as declared: {COMPENSATED}, moments in bf16"),

@@ -39,7 +39,7 @@ LATE = "its own loss scale (grows after 2001 steps)"
 PLAIN = "no master weights, moments in bf16"
 SKIPS = "skips steps whose gradients overflow, though its loss is not scaled"
 COMPENSATED = "no master weights, with a compensation"
-# No layers of it are seen, and its network has kinks: one rounding is 8 to 12 % of some gradients, where 10 % are seen.
+# No layers of it are seen, and its network has kinks: one rounding is about 10 % of some gradients.
 NEARLY_SEEN = ("same", "not seen: ")
 ROWS = [
     ("bf16_weights.Bf16Weights", "bf16", "momentum", f"differs as declared: {PLAIN}"),

@@ -16,6 +16,10 @@ from mpcompare.errors import InputError
 FILE = "MPCOMPARE_CALLER"  # the variable of the environment
 
 
+class UnknownError(InputError, AttributeError):
+    """A name that nobody carried. pickle asks every module for the names that it saves, and expects AttributeError."""
+
+
 def save(objects: Mapping[str, Any], path: Path) -> None:
     """Writes objects, each under its name in this module.
 
@@ -27,14 +31,23 @@ def save(objects: Mapping[str, Any], path: Path) -> None:
     path.write_bytes(cloudpickle.dumps(dict(objects)))
 
 
+def check(target: object) -> None:
+    """Checks that a name of this module can be known: Hydra and pydoc would say no more than that a module is missing.
+
+    Raises:
+        UnknownError: it is one, and nobody carried any.
+    """
+    if str(target).startswith(f"{__name__}.") and FILE not in os.environ:
+        __getattr__(str(target).removeprefix(f"{__name__}."))
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     path = os.environ.get(FILE)
     if path is None:
-        # No AttributeError, which Hydra would take for a missing module, and say that.
         known = "is known only to the program that called mpcompare.compare: move it into a module that can be imported"
-        raise InputError("mpcompare.caller", name, known)
+        raise UnknownError("mpcompare.caller", name, known)
     objects = _load(path)
     if name not in objects:
         raise AttributeError(f"{path} holds {', '.join(objects)}, and no {name}")

@@ -13,6 +13,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mpcompare import caller
 from mpcompare.errors import InputError, did_you_mean, first_line, out_of_memory
 
 ANY_OPTIMIZER = "mpcompare.tasks.any_optimizer.AnyOptimizer"
@@ -62,6 +63,7 @@ def _with_functions(node: Any) -> Any:
         return [_with_functions(each) for each in node]
     if not isinstance(node, dict):
         return node
+    caller.check(node.get("_target_"))
     if node.get("_recursive_", True):
         node = {key: _with_functions(value) for key, value in node.items()}
     if node.get("_partial_") is not True:
@@ -110,6 +112,7 @@ def _class_of(field: str, node: Any) -> Any:
     target = str(node["_target_"])
     if target == "???":
         raise InputError(f"{field}._target_", target, "expected the dotted name of a class, such as torch.optim.RAdam")
+    caller.check(target)
     parent, _, name = target.rpartition(".")
     try:
         if (found := pydoc.locate(target)) is not None:

@@ -90,6 +90,7 @@ def test_a_name_that_nobody_carried_is_said(monkeypatch, tmp_path):
     monkeypatch.delenv(caller.FILE, raising=False)
     with pytest.raises(InputError, match="mpcompare.caller=Net: is known only to the program that called"):
         _ = caller.Net
+    assert not hasattr(caller, "Net")  # pickle asks all modules for the names that it saves
     caller.save({"Other": 3}, tmp_path / "objects.pkl")
     monkeypatch.setenv(caller.FILE, str(tmp_path / "objects.pkl"))
     with pytest.raises(AttributeError, match="holds Other, and no Net"):

@@ -451,7 +451,7 @@ class Reload:
     """A backend that loaded the state of another, beside that other, one step later.
 
     Attributes:
-        step: loss and gradients of the one that loaded beside those of the one that saved.
+        step: loss and gradients of the backend that loaded, compared with the gradients of the backend that saved.
         next_scale: after it, where the one that saved says what it should be.
         error: the distance of their weights and buffers.
         norm: the distance that those of the first moved in the step.

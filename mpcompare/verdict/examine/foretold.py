@@ -137,8 +137,8 @@ def _replay(held: Held, made: Activations, precision: Precision, micro_batches: 
 
 
 def _samples(network: nn.Module, made: Activations, micro_batches: int) -> int:
-    """What all replays of a step keep of some elements of each tensor, 64 bits each: their places, what they stand for,
-    the exact numbers, and those of each sample. Where roundings are large there are more samples."""
+    """Some elements of each tensor, which all replays of a step keep in 64 bits: their places, their weights, the exact
+    numbers, and the numbers of each sample. Where roundings are large there are more samples."""
     of_params = sum(min(p.numel(), ELEMENTS["parameter"]) for p in network.parameters())
     return (3 + SAMPLES) * torch.float64.itemsize * (of_params + micro_batches * made.points)
 

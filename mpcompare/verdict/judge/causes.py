@@ -224,7 +224,7 @@ def _bias_sums(s: Symptoms) -> Explanation | None:
 
 
 def _below_the_last_layer(s: Symptoms) -> Explanation | None:
-    """Where the last layer is right, one layer alone is wrong in itself, and several are passed something else."""
+    """One layer alone is wrong in itself where the last one is right; several are passed something else."""
     if any(s.errors[name].failed for name in s.of_last):
         return None
     wrong = {s.layers[name].layer for name in s.failed}

@@ -1,4 +1,4 @@
-"""What a backend replaces in torch changes its replays, too; an exact step made before the backend tells."""
+"""A function that a backend replaces in torch changes its replays, too; an exact step made before the backend tells."""
 
 from types import SimpleNamespace
 

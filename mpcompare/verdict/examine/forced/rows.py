@@ -23,7 +23,8 @@ def as_given(calls: Sequence[Call], batches: Batches) -> bool:
 
 
 def targets_of(calls: Sequence[Call], batches: Batches) -> list[Batch] | None:
-    """Returns the targets of each call; None where the calls do not have each row once, as many as the batches."""
+    """Returns the targets of each call, the batches' own where their rows are as given; None where the calls do not
+    have each row once, as many as the batches."""
     if as_given(calls, batches):
         return [y for _, y in batches]
     given = [_given(call, batches[0][0]) for call in calls]

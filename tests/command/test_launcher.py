@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -127,7 +128,9 @@ def test_a_process_whose_clock_goes_slow_is_named(cli, tmp_path):
     assert ended.code == 0, ended.err
     verdicts = json.loads((tmp_path / "s" / "report" / "verdict.json").read_text())
     assert [(each["word"], each["cause"]) for each in verdicts.values()] == [("reference", ""), ("differs", "clock")]
-    assert "the clock of its process says 0.50 of the time that the race saw its blocks take" in ended.out
+    said = re.search(r"clock of its process says (.*) of the time that the race saw its blocks take", ended.out)
+    assert said
+    assert 0.4 < float(said[1]) <= 0.5  # the race hears of an end late, never early
 
 
 @pytest.mark.slow

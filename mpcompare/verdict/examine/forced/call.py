@@ -147,7 +147,7 @@ class Forced(torch.autograd.Function):
         exact = [None if g is None else replay._unscaled(g) for g in arriving]
         if layer is None:
             replay.passing("backward")
-            replay.factor = replay.factor_of(call.gradients, exact)
+            replay.factors.append(replay.factor_of(call.gradients, exact))
         ends, grads = [], []
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if end is None or (g is None and recorded is None):
@@ -156,7 +156,7 @@ class Forced(torch.autograd.Function):
                 if recorded is None:
                     seen = replay.zero.new_zeros(end.shape)
                 else:
-                    seen = _as(recorded, replay.dtype).div_(replay.factor)
+                    seen = _as(recorded, replay.dtype).div_(replay.factors[-1])
                 taken = replay.operand(seen)
                 taken = taken if replay.kept == 1 else taken * replay.kept
                 taken = taken if layer is None else taken.to(layer.dtype(call, replay))
@@ -232,10 +232,15 @@ def _copies(values: Sequence[Any], call: Call) -> Iterator[tuple[Tensor, Tensor]
             yield value, recorded
 
 
-def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], scale: float) -> float:
-    """Returns the factor by which a backend multiplies its gradients at the output of the network. That is the loss
-    scale, unless the gradients are right but for another factor, which halves their errors: nobody asks a backend to
-    say what it multiplies by and divides by again. Whether it does, the gradients of the parameters tell."""
+def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None], known: Sequence[float]) -> float:
+    """Returns the factor by which a backend multiplies its gradients at the output of the network. That is the first
+    ``known`` one, unless the gradients are right but for another factor, which halves their errors: nobody asks a
+    backend to say what it multiplies by and divides by again. Whether it does, the gradients of the parameters tell.
+
+    Args:
+        known: the loss scale, and the factors of earlier calls: those of one loss are one number, though each call
+            tells it only as far as its own roundings go.
+    """
     pairs = zip(recorded, exact, strict=False)
     with _disable_current_modes():
         some = [
@@ -244,12 +249,12 @@ def factor_of(recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None],
             if e is not None and g is not None
         ]
         if not some:
-            return scale
+            return known[0]
         seen, right = (torch.cat(each) for each in zip(*some, strict=True))
         square = float(right @ right)
-        slope = float(seen @ right) / square if square else scale
-        error, rest = (float((seen - factor * right).norm()) for factor in (scale, slope))
-    return slope if slope and rest < error / 2 else scale
+        slope = float(seen @ right) / square if square else 0.0
+        rest = float((seen - slope * right).norm())
+        return next((f for f in known if not rest < float((seen - f * right).norm()) / 2), slope or known[0])
 
 
 def _as(recorded: Any, dtype: torch.dtype, copy: bool = True) -> Any:

@@ -81,7 +81,7 @@ class Replay:
         self.in_fp32: dict[str, float] = {}  # by shift of a norm or embedding held in fp32, the terms of its sum
         self.gains: set[str] = set()  # of norms held in fp32
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should
-        self.factor = self.scale  # of the recorded gradients of this call of the network
+        self.factors = [self.scale]  # of the recorded gradients, call by call of the network
         self.as_given = True  # whether the network's calls have the micro-batches, with their rows in order
         self.zero = torch.zeros((), dtype=self.dtype, device=next(self.network.parameters()).device)
         calls = self.record.calls[OUTPUT]
@@ -138,7 +138,7 @@ class Replay:
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns the factor of the gradients that were recorded at the output of the network."""
-        return factor_of(recorded, exact, self.scale)
+        return factor_of(recorded, exact, self.factors)
 
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""

@@ -13,7 +13,7 @@ from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import APART, LOST, Pass, parent, role, underflows
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.gradients import gradient_checks
-from mpcompare.verdict.judge.limits import K, place_limit, roundings, stored_coarsely
+from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
 
 OUTPUT = "(output)"  # the output of the network, above which there is the loss
 WHERE = {"first": "in the first step", "sharp": "at sharp weights", "last": "after training"}
@@ -123,8 +123,7 @@ def _as_driven(own: Pass, drive: Drive) -> Pass:
 
 
 def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
-    """Returns the run's pass and its reference's, whose errors are taken relative to their tensors: the operands of the
-    two are others."""
+    """Returns the run's pass and its reference's, whose errors are those at the run's operands."""
     known = reference.gradients if reference else {}
     scaled: dict[str, GradientError | None] = {}
     for name, e in run.gradients.items():
@@ -132,12 +131,13 @@ def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
         if e is None:  # which is wrong where the reference has one
             scaled[name] = other
             continue
-        share = other.error / other.norm if other and other.norm else 0.0
-        zeros, slope = (other.zeros, other.slope) if other else (0.0, 1.0)
-        if reference and name in reference.rounding:  # at its loss scale
-            zeros = max(zeros, reference.rounding[name].zeros)
+        error, zeros, slope = 0.0, 0.0, 1.0
+        if other and reference:
+            error = error_like(_as_place(other, reference, name), _as_place(e, run, name))
+            zeros = max(other.zeros, reference.rounding[name].zeros)  # at its loss scale
+            slope = other.slope
         # Roundings of few elements are known from samples: the largest of them says no more.
-        scaled[name] = replace(e, error=share * e.norm, largest=0.0, zeros=zeros, slope=slope)
+        scaled[name] = replace(e, error=error, largest=0.0, zeros=zeros, slope=slope)
     return Pass(run), Pass(replace(run, loss=run.exact_loss, gradients=scaled))
 
 

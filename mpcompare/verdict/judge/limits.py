@@ -65,10 +65,16 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
 
 def place_limit(run: Examined, place: PlaceError, reference: PlaceError | None) -> float:
     """Returns the limit of the error at one place: K times what one rounding of each result makes there, as it is known
-    from a few samples, or K times the reference's own error, relative to its norm; and fp32 sums in another order."""
-    once = roundings(run, place)
-    own = reference.error / reference.norm * place.norm if reference and reference.norm else 0.0
-    return max(once, K * own)
+    from a few samples, or K times the reference's own error; and fp32 sums in another order."""
+    return max(roundings(run, place), K * error_like(reference, place) if reference else 0.0)
+
+
+def error_like(reference: PlaceError, place: PlaceError) -> float:
+    """Returns the error of a reference as it would be with the operands of a run: relative to the norm, or to what is
+    summed, whichever makes it larger. Where terms cancel, as in a weight's gradient before a batch norm, the norm of
+    what is left says nothing of its error."""
+    sizes = (reference.norm, place.norm), (reference.terms, place.terms)
+    return max((reference.error / other * own for other, own in sizes if other), default=0.0)
 
 
 def roundings(run: Examined, place: PlaceError) -> float:

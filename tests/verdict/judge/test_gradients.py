@@ -14,9 +14,9 @@ from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.text import CharGpt
 from mpcompare.verdict.examine.layers import layers
-from mpcompare.verdict.findings import GradientError, RoundingError
+from mpcompare.verdict.findings import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.check import Examined
-from mpcompare.verdict.judge.limits import signed_limit, sum_error, tensor_limit
+from mpcompare.verdict.judge.limits import error_like, signed_limit, sum_error, tensor_limit
 
 TASK = make_task(in_features=784, hidden=[256], out_features=10, batch_size=256, samples=256 * 5)
 TASK = replace(TASK, accumulate=4)  # sums have more digits than bf16, which can be cut off
@@ -119,3 +119,10 @@ def test_a_reference_beyond_roundings_shows_one_draw_of_its_errors():
     signed = {error: signed_limit(run, each, rounding) for error, each in of.items()}
     assert signed[0.001] == signed[0.01]
     assert signed[0.1] == pytest.approx(10 * signed[0.01], rel=0.01)  # though its slope is 1 by luck
+
+
+def test_the_error_of_a_sum_that_cancels_is_relative_to_its_terms():
+    reference = PlaceError(error=7e-4, norm=1.3e-3, rounding=5e-7, dimensions=2.0, samples=4, terms=5.6)
+    run = replace(reference, error=1e-3, norm=4e-4, terms=3.4)
+    assert error_like(reference, run) == pytest.approx(7e-4 * 3.4 / 5.6)
+    assert error_like(replace(reference, terms=0.0, norm=2.0), replace(run, norm=6.0)) == pytest.approx(3 * 7e-4)

@@ -1,5 +1,5 @@
-"""Casts that a network makes itself, in a step in float64: ``x.float()`` would throw away half of its digits, and the
-next layer takes no fp32 numbers then."""
+"""The calls of a network in a step in float64. A cast of its own, such as ``x.float()``, would throw away half of the
+digits, and the next layer takes no fp32 numbers then."""
 
 from typing import Any
 
@@ -7,13 +7,27 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mpcompare.verdict.examine.in_full import IN_FULL
+
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 
 
+def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+    """Calls a function of torch. In float64 one that asks for numbers of a narrower format gets float64."""
+    func = IN_FULL.get(func, func)
+    if dtype is not torch.float64:
+        return func(*args, **kwargs)
+    if func in CASTS:
+        return args[0].to(dtype)
+    args = tuple(dtype if isinstance(a, torch.dtype) and a in NARROW else a for a in args)
+    if kwargs.get("dtype") in NARROW:
+        kwargs = {**kwargs, "dtype": dtype}
+    return func(*args, **kwargs)
+
+
 def widened(network: nn.Module) -> nn.Module:
-    """Lets a network whose weights are in float64, now or later, ask for numbers of a narrower format and get float64;
-    returns it."""
+    """Lets a network whose weights are in float64, now or later, be called so; returns it."""
     entered: list[_Widened] = []
 
     def enter(module: nn.Module, _: Any) -> None:
@@ -34,12 +48,4 @@ class _Widened(TorchFunctionMode):
         self.dtype = dtype
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.dtype is not torch.float64:
-            return func(*args, **kwargs)
-        if func in CASTS:
-            return args[0].to(self.dtype)
-        args = tuple(self.dtype if isinstance(a, torch.dtype) and a in NARROW else a for a in args)
-        if kwargs.get("dtype") in NARROW:
-            kwargs = {**kwargs, "dtype": self.dtype}
-        return func(*args, **kwargs)
+        return call_widened(func, args, kwargs or {}, self.dtype)

@@ -37,6 +37,11 @@ class Point(NamedTuple):
 Compare = Callable[[Point, Tensor, Tensor, torch.dtype], None]
 
 
+def is_torchs(module: nn.Module) -> bool:
+    """Returns whether the code of a layer is torch's own, and not that of a subclass."""
+    return type(module).__module__.startswith("torch.nn.")
+
+
 @dataclass
 class ForcedLayer:
     """A layer, and its own forward as a function of flat inputs and parameters."""
@@ -50,7 +55,8 @@ class ForcedLayer:
         half, dtype = self._half(call), self.dtype(call, replay)
 
         def taken(t: Tensor) -> Tensor:
-            return replay.operand(_in_format(t, half).to(dtype))
+            with torch._C.DisableTorchFunction():  # no cast of the network's
+                return replay.operand(_in_format(t, half).to(dtype))
 
         values = [taken(v).requires_grad_() if is_real(v) else v for v in call.inputs]
         params = {}
@@ -74,10 +80,17 @@ class ForcedLayer:
         for name, p in self.module.named_parameters():
             fill(params[name], replay.weights.numbers(p, half or call.held.get(name)), replay.operand)
 
+    def note_in_fp32(self, name: str, full: str, terms: float, replay: Any) -> None:
+        """Notes that a parameter, ``full`` in the network, is held in fp32, with the number of its gradient's terms."""
+        if name == "weight" and not isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
+            replay.gains.add(full)
+        else:
+            replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
+
     def dtype(self, call: Call, replay: Any) -> torch.dtype:
-        """Returns the dtype in which a call is computed: that of the replay, but for products of 16-bit numbers. Those
-        are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's own are."""
-        products = isinstance(self.module, PRODUCTS) and self._half(call) is not None
+        """Returns the dtype in which a call is computed: that of the replay, but for torch's products of 16-bit
+        numbers. Those are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's own."""
+        products = isinstance(self.module, PRODUCTS) and is_torchs(self.module) and self._half(call) is not None
         return torch.float32 if products else replay.dtype
 
     def _half(self, call: Call) -> torch.dtype | None:
@@ -152,7 +165,8 @@ class Forced(torch.autograd.Function):
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if end is None or (g is None and recorded is None):
                 continue
-            with _disable_current_modes():  # an operand is what it is: nothing rounds it
+            # An operand is what it is: nothing rounds it.
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
                 if recorded is None:
                     seen = replay.zero.new_zeros(end.shape)
                 else:
@@ -192,11 +206,8 @@ class Forced(torch.autograd.Function):
                 replay.gradient(full, replay.in_full(grad), ctx.at.name)
                 del grad
                 if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
-                    if name == "weight" and not isinstance(layer.module, (nn.Embedding, nn.EmbeddingBag)):
-                        replay.gains.add(full)
-                    else:
-                        terms = sum(end.shape.numel() for end in ends) / max(p.numel(), 1)
-                        replay.in_fp32[full] = max(terms, replay.in_fp32.get(full, 1.0))
+                    terms = sum(end.shape.numel() for end in ends) / max(p.numel(), 1)
+                    layer.note_in_fp32(name, full, terms, replay)
             replay.counted(full)
         ctx.results = ctx.values = ctx.params = None
         replay.whose("backward", f"before {ctx.at.name}")

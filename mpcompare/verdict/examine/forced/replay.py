@@ -24,7 +24,7 @@ from mpcompare.instruments import fp32_products
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of
+from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import targets_of
@@ -221,7 +221,7 @@ class Replay:
         return self.zero.detach().requires_grad_(requires)
 
     def _forced(self, name: str, module: nn.Module) -> Callable[..., Any]:
-        original, own = module.forward, type(module).__module__.startswith("torch.nn.")
+        original = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             flat, spec = tree_flatten((args, kwargs))
@@ -232,7 +232,7 @@ class Replay:
 
             def layer(values: list[Any], params: Params) -> list[Any]:
                 # Copies, because a layer may write into its inputs. Those of torch do so only where they say "inplace".
-                given = values if own else [v.clone() if is_real(v) else v for v in values]
+                given = values if is_torchs(module) else [v.clone() if is_real(v) else v for v in values]
                 again, named = tree_unflatten(given, spec)
                 forced, module.forward = module.forward, original
                 try:
@@ -241,9 +241,8 @@ class Replay:
                     module.forward = forced
 
             assert call.spec is not None
-            body = ForcedLayer(module, layer)
-            token = self._token(flat, module)
-            return tree_unflatten(list(Forced.apply(token, At(self, name, number, call, body), *flat)), call.spec)
+            at = At(self, name, number, call, ForcedLayer(module, layer))
+            return tree_unflatten(list(Forced.apply(self._token(flat, module), at, *flat)), call.spec)
 
         return forward
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpcompare.tasks.task import sharing_parameters
+from mpcompare.verdict.examine.widened import call_widened
 
 # What is asked of a parameter without its numbers.
 ASKED = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__} | {
@@ -27,7 +28,7 @@ class Weights(TorchFunctionMode):
     """Gives parameters in the dtype of a replay.
 
     While the mode is entered, a parameter that the network uses between its layers, such as a class token, is taken in
-    that dtype, too.
+    that dtype, too, and a network's own casts are widened.
 
     Attributes:
         names: by ``id`` of a parameter.
@@ -65,12 +66,13 @@ class Weights(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in ASKED or not any(isinstance(v, nn.Parameter) for v in tree_leaves((args, kwargs))):
+        if func in ASKED:
             return func(*args, **kwargs)
         if func == DTYPE and id(args[0]) in self.names:
             return self.dtype
-        args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
-        return func(*args, **kwargs)
+        if any(isinstance(v, nn.Parameter) for v in tree_leaves((args, kwargs))):
+            args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
+        return call_widened(func, args, kwargs, self.dtype)
 
 
 def in_dtype(network: nn.Module, dtype: torch.dtype) -> nn.Module:

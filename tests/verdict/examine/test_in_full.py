@@ -1,0 +1,56 @@
+"""Operators without a float64 kernel are computed by others, and networks that have them are judged layer by layer."""
+
+import pytest
+import torch
+from support.backends import BACKENDS
+from support.judging import dataset_of, examined
+from support.tasks import make_task
+from torch import nn
+from torch.nn import functional as F
+
+from mpcompare.report.verdicts import judge_run
+from mpcompare.verdict.examine.in_full import grouped_product
+
+ENDS = torch.tensor([3, 3, 8], dtype=torch.int32)  # the second expert has nothing
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "offs"),
+    [((8, 16), (3, 16, 4), ENDS), ((3, 5, 16), (3, 16, 4), None), ((3, 8, 16), (16, 8), ENDS), ((8, 8), (8, 4), ENDS)],
+)
+def test_products_of_experts_are_those_of_torch(a, b, offs):
+    torch.manual_seed(0)
+    a, b = torch.randn(*a, requires_grad=True), torch.randn(*b, requires_grad=True)
+    found, right = (of(a, b, offs=offs) for of in (grouped_product, F.grouped_mm))
+    assert torch.allclose(found, right, atol=1e-5)
+    assert grouped_product(a.double(), b.double(), offs).dtype is torch.float64
+
+
+def test_rows_of_no_expert_are_there():
+    rows, experts = torch.randn(10, 16), torch.randn(3, 16, 4)
+    assert torch.equal(grouped_product(rows, experts, ENDS)[8:], torch.zeros(2, 4))
+    assert grouped_product(torch.randn(3, 5, 16), torch.randn(16, 10), ENDS)[..., 8:].eq(0).all()
+
+
+class Experts(nn.Module):
+    """Two experts, each with half of the rows; it computes in fp32 between its layers, as Inkling2 does."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = nn.Linear(20, 32), nn.Linear(32, 5)
+        self.weight = nn.Parameter(torch.randn(2, 32, 32) / 32**0.5)
+
+    def forward(self, x):
+        z = self.before(x)
+        ends = torch.tensor([len(z) // 2, len(z)], dtype=torch.int32)
+        mixed = F.grouped_mm(z.to(self.weight.dtype), self.weight, offs=ends)
+        return self.after((mixed.float() * mixed.float().square().mean(-1, keepdim=True).rsqrt()).to(z.dtype))
+
+
+def test_a_mixture_of_experts_is_seen_layer_by_layer():
+    task = make_task(in_features=20, hidden=[8], out_features=5, batch_size=32, samples=32 * 4)
+    data, task = dataset_of(task), type(task)(Experts, "cross_entropy", task.optimizer, 32, 32 * 4)
+    reference = examined("amp", BACKENDS["amp"], task, data, "bf16", steps=3)
+    assert not reference.findings.stopped
+    assert "gradient after" in reference.findings.replays["first"].places
+    assert judge_run(examined("mw", BACKENDS["master_weights"], task, data, "bf16", steps=3), reference).word == "same"

@@ -16,7 +16,7 @@ from mpcompare.errors import InputError
 from mpcompare.fields import check_field
 from mpcompare.foreign import read_json
 
-FORMAT = 1  # the version of these files, from result.json on
+FORMAT = 2  # the version of these files, from result.json on
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
 STEP_FIELDS = (
     *("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms"),

@@ -525,7 +525,7 @@ class Moves:
 
 
 @dataclass(frozen=True)
-class Draws:
+class Masks:
     """The random numbers of a step, such as the masks of dropout, from one state of torch's generators.
 
     Attributes:
@@ -636,16 +636,16 @@ class Findings:
             linear), ``last`` (the step after training); empty where the backend does not show its layers.
         padding: a step at weights and inputs of 0; None of a network that divides by nothing.
         again: a step that was taken twice.
-        reload: a state that was saved and loaded.
-        draws: None where a step draws no random numbers.
-        wrong_scale: None where the loss scale of each training step is right.
+        resume: a state that was saved and loaded.
+        masks: None where a step draws no random numbers.
+        loss_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
         moves: of its steps; None where nobody looked.
         buffers: those that training moved, as it left them.
         last_buffers: after the step that follows, beside those of a new backend that takes it, too.
         held_out: loss and accuracy after training, before that step; None where there are no such samples.
         noise: training again; empty where the noise was not measured.
-        written: ``network``, ``batch`` and ``torch``, as far as the backend changed them; None where nobody looked.
+        lent: ``network``, ``batch`` and ``torch``, as far as the backend changed them; None where nobody looked.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where
             they were not counted.
         promises: the differences from ``amp`` that the backend declares.
@@ -669,9 +669,9 @@ class Findings:
     replays: dict[str, Layers] = field(default_factory=dict)
     padding: Padding | None = None
     again: Again | None = None
-    reload: Reload | None = None
-    draws: Draws | None = None
-    wrong_scale: WrongScale | None = None
+    resume: Reload | None = None
+    masks: Masks | None = None
+    loss_scale: WrongScale | None = None
     moved: dict[str, list[float]] = field(default_factory=dict)
     buffers: Buffers = field(default_factory=dict)
     last_buffers: Errors = field(default_factory=dict)
@@ -679,7 +679,7 @@ class Findings:
     moves: Moves | None = None
     noise: list[NoiseRun] = field(default_factory=list)
     exponents: dict[str, Counts] = field(default_factory=dict)
-    written: list[str] | None = None
+    lent: list[str] | None = None
     promises: Promises = field(default_factory=Promises)
     stopped: dict[str, str] = field(default_factory=dict)
     hidden: str = ""

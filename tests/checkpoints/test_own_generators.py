@@ -11,7 +11,7 @@ from mpcompare.checkpoints.checkpoint import Checkpoint, put_together, take_apar
 from mpcompare.contract import take_step
 from mpcompare.loss_scale import NoLossScale
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.verdict.examine.reload import lost_entries
+from mpcompare.verdict.examine.resume import lost_entries
 
 TASK = make_task()
 

@@ -50,7 +50,7 @@ from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Constant, Cosine, Warmup
 from mpcompare.verdict.examine.noise import train_again
-from mpcompare.verdict.examine.reload import lost_entries
+from mpcompare.verdict.examine.resume import lost_entries
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.verdict import RESUMED
 
@@ -523,7 +523,7 @@ def test_a_sweep_resumes_and_says_so(cli, tmp_path):
     assert scratch["loss"].tolist() == pytest.approx(amp["loss"].tolist(), rel=1e-3)
     assert read(tmp_path / "sweep" / "1-scratch-fp16")["resumed_from"]["step"] == 10
     findings = read_run(tmp_path / "sweep" / "1-scratch-fp16").findings
-    assert (findings.reload.lost, findings.wrong_scale) == ([], None)
+    assert (findings.resume.lost, findings.loss_scale) == ([], None)
 
     # Had scratch begun elsewhere, its training would be another one to the verdict.
     other = read(tmp_path / "sweep" / "1-scratch-fp16")

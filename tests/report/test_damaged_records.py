@@ -84,12 +84,12 @@ def test_any_field_may_hold_anything_and_two_others_have_their_rows(three):
         (b"[" * 100_000, "more than 50 deep"),
         (b'{"a":' * 60 + b"1" + b"}" * 60, "more than 50 deep"),
         (b"\xff\xfe", "decode"),
-        (b'{"format_version": 1, "status": "ok"}', "has no backend"),
+        (b'{"format_version": 2, "status": "ok"}', "has no backend"),
         (
-            b'{"format_version": 2}',
-            "=2: expected 1: another version of mpcompare has written result.json",
+            b'{"format_version": 1}',
+            "=1: expected 2: another version of mpcompare has written result.json",
         ),
-        (b'{"status": "ok"}', "format_version=None: expected 1"),
+        (b'{"status": "ok"}', "format_version=None: expected 2"),
         (b'{"status": "ok", "backend": "other", "dtypes": ' + b"9" * 5000 + b"}", "digits"),
     ],
 )

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from mpcompare.paths import CONF
-from mpcompare.verdict.judge import draws, dtypes, lent
+from mpcompare.verdict.judge import dtypes, lent, masks
 
 JUDGE, EXAMINE = (CONF.parent / "mpcompare/verdict" / name for name in ("judge", "examine"))
 PAIRS = {"Explanation", "Explanation | None", "tuple[str, str]"}  # a cause and its sentence
@@ -14,7 +14,7 @@ NO_CAUSES = {"verdict.py"}  # it says what was not seen, in pairs of the same ty
 
 def causes() -> set[str]:
     """Returns every cause that a check of the judge may have."""
-    found = set(dtypes.TECHNIQUES.values()) | {draws.CAUSE}
+    found = set(dtypes.TECHNIQUES.values()) | {masks.CAUSE}
     found |= {f"{name} written" for name in lent.BECAUSE}
     for file in [*sorted(JUDGE.glob("*.py")), *sorted(EXAMINE.glob("*mistakes.py"))]:
         if file.name not in NO_CAUSES:

@@ -34,7 +34,7 @@ from mpcompare.records import RunRecorder
 from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.optimizers import AdamW
 from mpcompare.tasks.schedules import Cosine
-from mpcompare.verdict.examine.reload import lost_entries
+from mpcompare.verdict.examine.resume import lost_entries
 
 STEPS = 40
 RUNS = [("amp", "bf16"), ("scratch", "fp16"), ("fused", "fp16"), ("fp32", "fp32"), ("master_weights", "bf16")]

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.judged import Judged, compared, judged, references
 from mpcompare.report.figures.kit import at_the_top, grid, marker, nothing, positive
-from mpcompare.verdict.judge.training import LOSS
+from mpcompare.verdict.judge.run import LOSS
 from mpcompare.verdict.judge.trajectories import steps_of_both
 
 

@@ -22,11 +22,11 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.task import Params, Task, buffers_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import step_errors
-from mpcompare.verdict.examine.draws import beside_the_oracle
 from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered, gradient_errors, micro_batches
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
+from mpcompare.verdict.examine.masks import beside_the_oracle
 from mpcompare.verdict.examine.new_step import new_step
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.rule import UpdateRule, digits, early

@@ -11,10 +11,10 @@ padding     a step in which every number is 0, as in a row of padding: is all of
 again       one step, taken twice from one state: are its bits the same?
 overflow    from the initial weights with a loss scale that is too large, and with an infinite input; without a loss
             scale the infinite input alone
-reload      a new backend that loaded the state of another, beside that other, step by step
-scale       the loss scale of every training step, beside the one that its policy gives
+resume      a new backend that loaded the state of another, beside that other, step by step
+loss_scale  the loss scale of every training step, beside the one that its policy gives
 noise       trained again under changes that must not matter: how far apart may two correct runs be?
-draws       the random numbers of a step, such as dropout's masks: are they those that the network asks for?
+masks       the random numbers of a step, such as dropout's masks: are they those that the network asks for?
 lent        whether a backend wrote into the network or the batch, which all of this is computed from, or patched torch
 
 Each is a file here. What one finds stands where a later one stops with an error. verdict/judge says what the numbers
@@ -37,7 +37,6 @@ from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
-from mpcompare.verdict.examine.draws import draws_of
 from mpcompare.verdict.examine.exponents import exponents_of
 from mpcompare.verdict.examine.first import first
 from mpcompare.verdict.examine.forced.passes import layers_at_sharp_weights, layers_at_the_start
@@ -45,15 +44,16 @@ from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.last import last
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
+from mpcompare.verdict.examine.loss_scale import first_wrong_scale
+from mpcompare.verdict.examine.masks import masks_of
 from mpcompare.verdict.examine.midway import midway
 from mpcompare.verdict.examine.noise import train_again
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.padding import padding
 from mpcompare.verdict.examine.patched import patches_torch
-from mpcompare.verdict.examine.reload import reload
+from mpcompare.verdict.examine.resume import resume
 from mpcompare.verdict.examine.rounding import rounding_errors
-from mpcompare.verdict.examine.scale import first_wrong_scale
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.findings import Findings, Gradients, Moves, NoiseRun, Recipe, RoundingError
 
@@ -84,7 +84,7 @@ def examine(
     yield Progress(0, 1, "each layer")
     start = late.take("layers", lambda: layers_at_the_start(subject, batches[0]), None)
     sharp = late.take("sharp", lambda: layers_at_sharp_weights(subject, batches[0]), None) if start else None
-    found["draws"] = draws_of(subject, batches[0], start is None or start.as_given)
+    found["masks"] = masks_of(subject, batches[0], start is None or start.as_given)
     found["rounding"] = {} if start else _rounding(subject, batches[0])
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
@@ -94,18 +94,18 @@ def examine(
         yield Progress(0, 1, "overflow")
     found["overflow"] = late.take("overflow", lambda: overflow(subject, batches, exact), None)
     yield Progress(0, 1, "a backend that is loaded")
-    found["reload"] = late.take("reload", lambda: reload(subject, batches), None)
+    found["resume"] = late.take("resume", lambda: resume(subject, batches), None)
     runs = yield from late.over("noise", _noise_runs(subject, rows, noise), [])
     return Findings(
         precision=subject.precision.name,
         recipe=recipe(promised_task(subject.task, promises)),
-        wrong_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
+        loss_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         moves=moves,
         noise=runs,
         replays={name: layers for name, layers in replays.items() if layers},
         promises=promises,
-        written=_written(subject, batches[0], late) if subject.lent else None,
+        lent=_written(subject, batches[0], late) if subject.lent else None,
         stopped=late.stopped,
         hidden=late.hidden.get("layers", ""),
         **found,

@@ -144,7 +144,7 @@ def _samples(network: nn.Module, made: Activations, micro_batches: int) -> int:
 
 
 def _loaded(held: Held) -> int:
-    """A backend in its step, as the passes ``aged`` and ``reload`` have it. The moments that it loads are mapped from a
+    """A backend in its step, as the passes ``aged`` and ``resume`` have it. The moments that it loads are mapped from a
     file. The weights before its step, and its gradients, as far as they do not lie in a file. Of one tensor the
     oracle's gradient in float64, which is mapped, and what is compared with it."""
     return held.backend + held.moments + 2 * min(held.params, LARGE) + (DOUBLE + 1) * held.largest

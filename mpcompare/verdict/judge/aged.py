@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from mpcompare.verdict.findings import Count
-from mpcompare.verdict.judge import clipping, loss_scale, optimizer
+from mpcompare.verdict.judge import clip, loss_scale, optimizer
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.gradients import from_an_aged_state
 
@@ -18,7 +18,7 @@ def checks(case: Case) -> Iterator[Check]:
     yield from loss_scale.of_pass(AGED, aged.drive)
     yield from from_an_aged_state(case)
     yield from counts_of(aged.counts)
-    yield from clipping.of_pass(case.run, AGED, aged.drive)
+    yield from clip.of_pass(case.run, AGED, aged.drive)
     yield from optimizer.of_passes(case.run, {AGED: aged.drive})
 
 

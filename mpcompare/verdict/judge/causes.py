@@ -13,7 +13,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.findings import Drive, GradientError, Gradients, Layer
 from mpcompare.verdict.judge.accumulation import wrong_sum
 from mpcompare.verdict.judge.check import Examined, listed
-from mpcompare.verdict.judge.clipping import clip_mistake, scales
+from mpcompare.verdict.judge.clip import clip_mistake, scales
 from mpcompare.verdict.judge.limits import K
 
 LOST = 0.001  # the share of zeros that are no chance

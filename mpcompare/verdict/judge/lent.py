@@ -14,7 +14,7 @@ BECAUSE = {
 
 def checks(case: Case) -> Iterator[Check]:
     """Yields a check for each. All other findings are computed from them."""
-    written = case.run.findings.written
+    written = case.run.findings.lent
     if written is None:
         return
     for name, because in BECAUSE.items():

@@ -9,7 +9,7 @@ from mpcompare.verdict.judge.check import Case, Check
 def checks(case: Case) -> Iterator[Check]:
     """Yields checks of the training steps, and of each step of the passes ``first`` and ``overflow``."""
     findings = case.run.findings
-    wrong = findings.wrong_scale
+    wrong = findings.loss_scale
     if wrong is None:
         yield _scale("in training step every", 1.0, 1.0)
     else:

@@ -12,7 +12,7 @@ from mpcompare.verdict.judge.limits import FP32
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields checks of the pass ``reload``: state and loss scale exactly; loss and gradients as those of later steps;
+    """Yields checks of the pass ``resume``: state and loss scale exactly; loss and gradients as those of later steps;
     weights but for the order of sums, as each activation may be rounded once more or less.
 
     Gradients that differ by 8 u make updates that do, where these are linear in them. Adam's are next to ``lr`` times
@@ -21,7 +21,7 @@ def checks(case: Case) -> Iterator[Check]:
     that differ by nearly nothing, as the sums of a GPU's atomics do, may end at two neighbouring numbers. In fp32 that
     is more than 8 u of the distance.
     """
-    run, reload, reference = case.run, case.run.findings.reload, case.reference.findings.reload
+    run, reload, reference = case.run, case.run.findings.resume, case.reference.findings.resume
     if reload is None:
         return
     because = f"a backend that loads a state has another one then: {listed(reload.lost)}"
@@ -37,5 +37,5 @@ def checks(case: Case) -> Iterator[Check]:
         limit += 2 * FP32 * reload.weights
         because = f"weights a step after a reload are {reload.error:.1e} away from those without the reload"
         yield Check("weights after a reload", reload.error, limit, "resume", because)
-    for check in optimizer.of_passes(run, {"reload": reload.update.drive} if reload.update else {}):
+    for check in optimizer.of_passes(run, {"resume": reload.update.drive} if reload.update else {}):
         yield replace(check, cause="resume") if check.cause == "optimizer" else check

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mpcompare.verdict.findings import TrainedUpdate
-from mpcompare.verdict.judge import clipping, optimizer
+from mpcompare.verdict.judge import clip, optimizer
 from mpcompare.verdict.judge.aged import counts_of
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.optimizer import LAST
@@ -17,7 +17,7 @@ def checks(case: Case) -> Iterator[Check]:
     trained = case.run.findings.trained
     if trained is None:
         return
-    yield from clipping.of_pass(case.run, LAST, trained.drive)
+    yield from clip.of_pass(case.run, LAST, trained.drive)
     yield from optimizer.of_passes(case.run, {LAST: trained.drive})
     yield from _moments(trained)
 

@@ -50,7 +50,7 @@ def noise_factor(reference: Examined) -> float:
 def draws_alike(run: Examined, reference: Examined) -> bool:
     """Returns whether both draw in training what the network draws that is called as it is, such as masks of dropout;
     also where it draws nothing."""
-    return all(each.findings.draws is None or each.findings.draws.training for each in (run, reference))
+    return all(each.findings.masks is None or each.findings.masks.training for each in (run, reference))
 
 
 def common_steps(reference: Examined, run: Examined | None = None) -> int:

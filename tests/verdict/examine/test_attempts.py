@@ -42,15 +42,15 @@ def judged(backend, precision):
 
 def test_what_was_found_before_and_after_a_pass_that_stopped_stands(caplog):
     verdict, findings = judged(CannotLoad, "fp16")
-    loading = dict.fromkeys(("again", "aged", "reload"), "NotImplementedError: no state can be loaded")
+    loading = dict.fromkeys(("again", "aged", "resume"), "NotImplementedError: no state can be loaded")
     assert findings.stopped == loading
-    assert (findings.aged, findings.reload) == (None, None)
+    assert (findings.aged, findings.resume) == (None, None)
     assert findings.overflow.steps
     assert findings.last.gradients
     assert from_document(json.loads(json.dumps(to_document(findings)))).stopped == loading
-    assert str(verdict) == "not examined: again, aged, reload"
+    assert str(verdict) == "not examined: again, aged, resume"
     assert verdict.because.startswith("the pass again stopped with NotImplementedError: no state can be loaded; the ")
-    assert {"layers", "optimizer", "overflows", "run"} <= {check.kind for check in verdict.checks}
+    assert {"layers", "optimizer", "overflow", "run"} <= {check.kind for check in verdict.checks}
     assert "in load_state_dict" in caplog.text  # the traceback
 
 
@@ -63,7 +63,7 @@ def test_a_backend_that_dislikes_an_input_is_not_called_the_same(precision, stop
 
 def test_a_mistake_that_another_pass_found_is_named():
     verdict, findings = judged(CannotLoadAndHalves, "bf16")
-    assert list(findings.stopped) == ["again", "reload"]
+    assert list(findings.stopped) == ["again", "resume"]
     assert verdict.word == "differs"
     assert verdict.cause == "optimizer"
 
@@ -74,6 +74,6 @@ def test_an_interrupt_is_no_error_of_a_pass():
 
     attempts = Attempts()
     with pytest.raises(KeyboardInterrupt):
-        attempts.take("reload", interrupted, None)
+        attempts.take("resume", interrupted, None)
     assert attempts.stopped == {}
-    assert attempts.take("reload", lambda: torch.ones(()), None) == 1
+    assert attempts.take("resume", lambda: torch.ones(()), None) == 1

@@ -28,7 +28,7 @@ def test_a_right_backend_updates_within_fp32_and_equals_a_new_one_from_its_weigh
     policy = DynamicLossScale() if precision == "fp16" else NoLossScale()
     run = examined(name, BACKENDS[name], task, DATA, precision, policy=policy, steps=4, device=device.type)
     findings, first = run.findings, run.findings.first
-    assert findings.wrong_scale is None
+    assert findings.loss_scale is None
     assert [s.skipped for s in first.steps] == [False] * 3
     assert len(first.updates) == 3  # the second one shows the momentum
     assert all(e.excess <= 1 for update in first.updates for e in update.values())
@@ -71,5 +71,5 @@ def test_right_clips_and_counts_are_recorded(name, precision):
         assert all(e.factor == pytest.approx(clip.should_factor, rel=1e-6) for e in clip.factors.values())
     assert first.finite.micro_batches.counts == pytest.approx([1, 1], abs=0.02)
     assert first.known_mistakes == {}
-    assert findings.reload.lost == []
+    assert findings.resume.lost == []
     assert not any(step.moved_early for step in first.steps)

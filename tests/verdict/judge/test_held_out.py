@@ -84,4 +84,4 @@ def test_targets_that_are_no_classes_have_no_accuracy(amp):
     amp = with_scores(amp, accuracies=(None, None, None))
     judged, failed = verdict(amp, accuracy=None)
     assert (judged.word, failed) == ("same", [])
-    assert [check.name for check in judged.checks if check.kind == "held-out samples"] == ["held-out loss"]
+    assert [check.name for check in judged.checks if check.kind == "held out"] == ["held-out loss"]

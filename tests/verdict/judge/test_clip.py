@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from mpcompare.verdict.findings import Clip, GradientError, Gradients
-from mpcompare.verdict.judge.clipping import clip_mistake, norm_error
+from mpcompare.verdict.judge.clip import clip_mistake, norm_error
 
 
 def clip(elements, norm_type):

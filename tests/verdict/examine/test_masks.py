@@ -16,7 +16,7 @@ from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.data.generated import synthetic
 from mpcompare.tasks.draws import MaskedDropout
-from mpcompare.verdict.findings import Draws
+from mpcompare.verdict.findings import Masks
 
 
 class OtherMasks(Amp):
@@ -31,9 +31,9 @@ class OtherMasks(Amp):
 @pytest.mark.parametrize("functions", slow_after(1, [False, True]))
 def test_a_backend_of_other_dtypes_draws_the_same_masks(functions):
     task, dataset, amp = reference(DROPOUT, "bf16", functions=functions)
-    assert amp.findings.draws == Draws(training=True)
+    assert amp.findings.masks == Masks(training=True)
     run = examined("master_weights", BACKENDS["master_weights"], task, dataset, "bf16", steps=DROPOUT.steps)
-    assert run.findings.draws == Draws(training=True)
+    assert run.findings.masks == Masks(training=True)
     verdict = judge_run(run, amp)
     assert (verdict.word, verdict.unchecked) == ("same", [])
     assert {check.kind for check in verdict.checks} >= {"layers", "later steps", "resume", "run"}
@@ -43,7 +43,7 @@ def test_a_backend_of_other_dtypes_draws_the_same_masks(functions):
 def test_a_backend_with_masks_of_its_own_is_not_accused_and_what_was_not_checked_is_said():
     task, dataset, amp = reference(DROPOUT, "bf16", functions=False)
     run = examined("other", OtherMasks, task, dataset, "bf16", steps=DROPOUT.steps)
-    draws = run.findings.draws
+    draws = run.findings.masks
     assert not draws.training
     assert run.findings.first.gradients == {}
     assert len(set(draws.samples.losses)) == 2
@@ -68,7 +68,7 @@ def test_a_backend_with_masks_of_its_own_is_not_accused_and_what_was_not_checked
 def test_a_network_that_draws_nothing_says_nothing_of_masks():
     task = make_task()
     run = examined("amp", Amp, task, synthetic(0, 96, 20, 5, "cross_entropy"), "bf16", steps=2)
-    assert run.findings.draws is None
+    assert run.findings.masks is None
 
 
 def test_the_examined_network_has_masks_that_all_backends_draw_alike():

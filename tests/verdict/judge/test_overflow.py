@@ -15,7 +15,7 @@ from mpcompare.backends.amp import Amp
 from mpcompare.loss_scale import DynamicLossScale, StaticLossScale
 from mpcompare.precision import FP16
 from mpcompare.report.verdicts import judge_run
-from mpcompare.verdict.judge.overflows import _without_need
+from mpcompare.verdict.judge.overflow import _without_need
 
 TASK = make_task(in_features=784, hidden=[64], out_features=10, batch_size=64, samples=64 * 20)
 DATA = dataset_of(TASK)
@@ -61,7 +61,7 @@ def test_gradients_that_never_overflow_are_found_at_any_scale():
     _, run, verdict = judged(Finite, DynamicLossScale())
     assert run.overflow.steps[0].finite
     assert verdict.word == "differs", verdict
-    assert {check.kind for check in verdict.checks if not check.passed} >= {"overflows"}
+    assert {check.kind for check in verdict.checks if not check.passed} >= {"overflow"}
     assert torch.isfinite(torch.tensor(run.overflow.first_scale))
 
 

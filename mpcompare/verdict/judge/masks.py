@@ -19,8 +19,8 @@ def checks(case: Case) -> Iterator[Check]:
     slopes are a small sample, and the network's are another; if both are of one distribution, the difference of their
     means is Student's t, as often as RARE beyond this limit without K.
     """
-    draws = case.run.findings.draws
-    samples = draws.samples if draws else None
+    masks = case.run.findings.masks
+    samples = masks.samples if masks else None
     if samples is None:
         return
     own, exact = samples.losses, samples.exact_losses

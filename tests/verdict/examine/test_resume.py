@@ -12,7 +12,7 @@ from mpcompare.backends.fp32 import Fp32
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.reload import lost_entries
+from mpcompare.verdict.examine.resume import lost_entries
 
 
 def test_what_a_state_lost_is_listed():

@@ -8,7 +8,7 @@ from planted.judged import reference
 from planted.mlp import MLP
 
 from mpcompare.report.verdicts import judge_run
-from mpcompare.verdict.findings import Draws, MaskSamples
+from mpcompare.verdict.findings import Masks, MaskSamples
 
 LOSSES, SLOPES = [2.0, 2.1, 1.9, 2.05, 1.95, 2.2, 1.8, 2.0], [1.0, 0.9, 1.1, 0.95, 1.05, 0.8, 1.2, 1.0]
 
@@ -17,7 +17,7 @@ def verdict_on(**changes):
     """Returns the verdict on a correct run that draws masks of its own, with these changes of the samples."""
     _, _, amp = reference(MLP, "bf16")
     samples = replace(MaskSamples([2.02, 1.97], LOSSES, [0.98, 1.04], SLOPES), **changes)
-    run = replace(amp, findings=replace(amp.findings, draws=Draws(False, samples)))
+    run = replace(amp, findings=replace(amp.findings, masks=Masks(False, samples)))
     return judge_run(run, amp)
 
 

@@ -19,7 +19,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import Draws, MaskSamples
+from mpcompare.verdict.findings import Masks, MaskSamples
 
 # The numbers of steps whose random numbers are drawn: of the mean gradient, of the network, and of the backend.
 MEAN, EXACT, OWN = range(1, 9), range(9, 17), range(17, 19)
@@ -38,7 +38,7 @@ def beside_the_oracle(exact: Exact, walk: Walk) -> bool:
     return state(device) == (in_the_end if walk.in_one_piece else after_forward)
 
 
-def draws_of(subject: Subject, batch: Batches, as_given: bool) -> Draws | None:
+def masks_of(subject: Subject, batch: Batches, as_given: bool) -> Masks | None:
     """Returns whose random numbers a backend draws in the step of ``batch``; None where there are none.
 
     Args:
@@ -47,7 +47,7 @@ def draws_of(subject: Subject, batch: Batches, as_given: bool) -> Draws | None:
     training = training_draws_alike(subject, batch)
     if training is None:
         return None
-    return Draws(training and as_given, None if training else _samples(subject, batch))
+    return Masks(training and as_given, None if training else _samples(subject, batch))
 
 
 def training_draws_alike(subject: Subject, batch: Batches) -> bool | None:

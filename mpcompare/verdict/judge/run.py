@@ -50,7 +50,7 @@ def _weights(case: Case, factor: float) -> Check:
     noise = math.sqrt(float(np.var(moved, axis=0, ddof=1).sum()))
     own = np.concatenate([case.run.findings.moved[name] for name in findings.moved])
     distance = float(np.linalg.norm(own - moved[0]))
-    norm = findings.reload.weights if findings.reload else 0.0
+    norm = findings.resume.weights if findings.resume else 0.0
     limit = factor * noise + len(case.reference.steps) * FP32 * norm
     because = f"the weights are {distance:.1e} away from those of {case.reference.name} after training, which vary by "
     return Check("weights after the run", distance, limit, "run", f"{because}{noise:.1e}")

@@ -1,4 +1,4 @@
-"""The pass ``reload``: a backend that loaded the state of another, beside that other, and its next update beside the
+"""The pass ``resume``: a backend that loaded the state of another, beside that other, and its next update beside the
 optimizer's from that state."""
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class _Taken:
     lr: float
 
 
-def reload(subject: Subject, batches: Sequence[Batches]) -> Reload:
+def resume(subject: Subject, batches: Sequence[Batches]) -> Reload:
     """Lets a backend take two steps, and a new one load the state between them and take the second, and returns the
     differences. The first backend is freed before the other is made.
 

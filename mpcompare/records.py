@@ -118,7 +118,7 @@ class RunRecorder:
             raise self._unwritable(error) from error
 
     def moves(self, document: dict[str, Any]) -> None:
-        """Writes ``moves.json``: :class:`mpcompare.verdict.findings.Moves` of the steps so far."""
+        """Writes ``moves.json``: :class:`mpcompare.verdict.judge.moves.Moves` of the steps so far."""
         self._write_json(MOVES, document)
 
     def numerics(self, document: dict[str, Any]) -> None:

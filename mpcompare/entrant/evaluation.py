@@ -16,7 +16,7 @@ from mpcompare.tasks.data import Dataset
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import count_of
 from mpcompare.tasks.task import Task, with_values
-from mpcompare.verdict.findings import HeldOut
+from mpcompare.verdict.judge.held_out import HeldOut
 
 Scores = dict[str, float | None]  # test_loss and test_accuracy
 

@@ -13,7 +13,7 @@ from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest
 from mpcompare.entrant.plan import Plan
 from mpcompare.records import EXAMINED, MOVES, RunRecorder, numbers
 from mpcompare.verdict.examine.moves import NUMBERS
-from mpcompare.verdict.findings import Moves
+from mpcompare.verdict.judge.moves import Moves
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mpcompare.entrant.rows import Rows
 from mpcompare.entrant.saving import Saver
 from mpcompare.entrant.setup import Stream
 from mpcompare.race.orders import Progress
-from mpcompare.verdict.findings import Moves
+from mpcompare.verdict.judge.moves import Moves
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often
 

@@ -12,8 +12,8 @@ from mpcompare.report.columns import TEXT, Column, named, number
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.dtypes import layers_of
-from mpcompare.verdict.findings import Digits
 from mpcompare.verdict.judge import digits as judge
+from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.layers import WHERE
 
 STEPS = ("last", "first")  # the replays that are of a training step, the one that is shown first

@@ -13,11 +13,11 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.layers import owners
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.oracle import MULTIPLY
-from mpcompare.verdict.findings import Drive, Findings, Gradients, Recipe
+from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge import layers as of_layers
 from mpcompare.verdict.judge import optimizer as of_optimizer
-from mpcompare.verdict.judge.causes import role
 from mpcompare.verdict.judge.check import Case, Check, Examined, listed
+from mpcompare.verdict.judge.drive import Drive, Gradients
 from mpcompare.watching.examining import Replayed, Updates, longest_sum
 from mpcompare.watching.handing_on import SAME, handed_on
 from mpcompare.watching.looking import Look
@@ -301,7 +301,7 @@ def _lost(look: Look, update: Updates) -> Iterator[Defect]:
     for each in update.drive.updates:
         for name, e in each.items():
             if look.params[name].dtype.itemsize == 2 and e.lost > LOST:
-                by_role.setdefault(role(layers[name]) or "weights", []).append(name)
+                by_role.setdefault(layers[name].role or "weights", []).append(name)
                 shares[name] = max(shares.get(name, 0.0), e.lost)
     for kind, names in by_role.items():
         names = list(dict.fromkeys(names))

@@ -20,7 +20,8 @@ from mpcompare.verdict.examine.known_mistakes import known_mistakes
 from mpcompare.verdict.examine.rule import digits
 from mpcompare.verdict.examine.seen import Seen
 from mpcompare.verdict.examine.updates import Update
-from mpcompare.verdict.findings import Drive, KnownMistake, Layers, Step, UpdateError
+from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
+from mpcompare.verdict.judge.layers import Layers
 from mpcompare.watching.kernels import Kernels, of_kernels
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import FromTheRoot, as_it_was, without_autocast

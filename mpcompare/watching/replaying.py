@@ -15,7 +15,7 @@ from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.call import HALF
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
-from mpcompare.verdict.findings import GradientError
+from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import CASTS, Called, Event, Op, Own, Root, Slot
 

@@ -10,7 +10,10 @@ from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.digits import MOST, digits_figure, worst_rows
 from mpcompare.report.outputs import digits_csv
-from mpcompare.verdict.findings import Digits, Drive, Findings, Gradients, Layers, Recipe
+from mpcompare.verdict.findings import Findings, Recipe
+from mpcompare.verdict.judge.digits import Digits
+from mpcompare.verdict.judge.drive import Drive, Gradients
+from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 

@@ -17,10 +17,11 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.examine.forced.passes import layers_at_the_start
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import Drive, Findings, Gradients, Layers, Recipe
+from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.drive import Drive, Gradients
 from mpcompare.verdict.judge.dtypes import checks as dtype_checks
-from mpcompare.verdict.judge.layers import in_the_first_step
+from mpcompare.verdict.judge.layers import Layers, in_the_first_step
 
 PLACES = 5  # of each mutation in each network
 SEEN = 0.5  # of the norm of a tensor that roundings may make: below it a mutation is no larger than they are

@@ -11,7 +11,8 @@ from support.tasks import make_task
 
 from mpcompare.records import finite, numbers
 from mpcompare.tasks.optimizers import AdamW
-from mpcompare.verdict.findings import GradientError, from_document, relative_error, to_document
+from mpcompare.verdict.findings import from_document, to_document
+from mpcompare.verdict.judge.errors import GradientError, relative_error
 
 
 @pytest.mark.parametrize(("name", "precision"), [("amp", "fp16"), ("fused", "bf16")])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpcompare.report.figures.judged import Judged, compared, references
-from mpcompare.verdict.findings import relative_error
+from mpcompare.verdict.judge.errors import relative_error
 from mpcompare.verdict.judge.gradients import FIRST
 
 NOTHING = 1e-10  # times the largest gradient's norm: a smaller one is the rounding of float64 alone

@@ -12,7 +12,8 @@ from mpcompare.report.contents import Report, Verdicts
 from mpcompare.report.figures import kit
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import examined_of
-from mpcompare.verdict.findings import Errors, Findings
+from mpcompare.verdict.findings import Findings
+from mpcompare.verdict.judge.errors import Errors
 from mpcompare.verdict.judge.trajectories import loss_difference, loss_noise
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word

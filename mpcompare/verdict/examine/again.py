@@ -15,7 +15,7 @@ from mpcompare.tasks.draws import EXAMINED, draws, seed_step
 from mpcompare.tasks.task import buffers_of, params_of, sharing_parameters
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import Again
+from mpcompare.verdict.judge.again import Again
 
 
 def again(subject: Subject, backend: Any, batch: Batches) -> Again:

@@ -13,7 +13,8 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import Aged, Count
+from mpcompare.verdict.judge.aged import Aged
+from mpcompare.verdict.judge.counts import Count
 
 # The least number of updates after which no 16-bit format holds one more: fp16 has 11 digits, bf16 has 8.
 UPDATES = 2**11

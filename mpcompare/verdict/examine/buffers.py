@@ -12,7 +12,8 @@ from mpcompare.tasks.task import buffers_of
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.numerics import sketch
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import Buffer, Buffers, Errors
+from mpcompare.verdict.judge.buffers import Buffer, Buffers
+from mpcompare.verdict.judge.errors import Errors
 
 SHORT = (torch.float16, torch.bfloat16)
 

@@ -33,7 +33,8 @@ from mpcompare.verdict.examine.rule import UpdateRule, digits, early
 from mpcompare.verdict.examine.seen import Seen, all_finite, moved
 from mpcompare.verdict.examine.subject import Subject, promised_scaling
 from mpcompare.verdict.examine.updates import Update
-from mpcompare.verdict.findings import Drive, Errors, Gradients, NextScale, Step
+from mpcompare.verdict.judge.drive import Drive, Gradients, NextScale, Step
+from mpcompare.verdict.judge.errors import Errors
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
 

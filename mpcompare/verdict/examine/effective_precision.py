@@ -11,7 +11,7 @@ from mpcompare.precision import PRECISIONS, Precision
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.oracle import oracle
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import Errors, relative_error
+from mpcompare.verdict.judge.errors import Errors, relative_error
 
 TRIED = ("fp32", "fp16", "bf16")
 

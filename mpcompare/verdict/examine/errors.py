@@ -12,7 +12,9 @@ from mpcompare.tasks.optimizers import UpdateReplay
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.at_random import far_from
 from mpcompare.verdict.examine.numerics import SKETCH, chunks, clip_factor, spread, total_norm
-from mpcompare.verdict.findings import Clip, ClipFactor, Errors, GradientError, MicroBatches, UpdateError
+from mpcompare.verdict.judge.accumulation import MicroBatches
+from mpcompare.verdict.judge.drive import Clip, ClipFactor, UpdateError
+from mpcompare.verdict.judge.errors import Errors, GradientError
 
 UNIT_ROUNDOFF = 2.0**-24  # of fp32: rounding changes a number by at most this, relatively
 

@@ -55,7 +55,11 @@ from mpcompare.verdict.examine.patched import patches_torch
 from mpcompare.verdict.examine.resume import resume
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject, promised_task
-from mpcompare.verdict.findings import Findings, Gradients, Moves, NoiseRun, Recipe, RoundingError
+from mpcompare.verdict.findings import Findings, Recipe
+from mpcompare.verdict.judge.drive import Gradients
+from mpcompare.verdict.judge.errors import RoundingError
+from mpcompare.verdict.judge.moves import Moves
+from mpcompare.verdict.judge.run import NoiseRun
 
 
 def examine(

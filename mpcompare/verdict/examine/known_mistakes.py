@@ -16,7 +16,7 @@ from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.errors import update_error
 from mpcompare.verdict.examine.mistakes import at_another_rate, mistakes
 from mpcompare.verdict.examine.updates import Known, Mistake, Update, by
-from mpcompare.verdict.findings import KnownMistake
+from mpcompare.verdict.judge.drive import KnownMistake
 
 Values = tuple[Any, float]  # the optimizer of a group, and the factor of its learning rate
 

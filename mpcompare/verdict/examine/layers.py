@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.tasks.task import sharing_parameters
-from mpcompare.verdict.findings import Layer
+from mpcompare.verdict.judge.owner import Layer
 
 
 def layers(model: nn.Module, order: Sequence[str], x: Tensor) -> dict[str, Layer]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpcompare.loss_scale import LossScale
-from mpcompare.verdict.findings import WrongScale
+from mpcompare.verdict.judge.loss_scale import WrongScale
 
 
 def first_wrong_scale(scaling: LossScale, rows: Sequence[Mapping[str, Any]]) -> WrongScale | None:

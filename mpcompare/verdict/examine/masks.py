@@ -19,7 +19,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import Masks, MaskSamples
+from mpcompare.verdict.judge.masks import Masks, MaskSamples
 
 # The numbers of steps whose random numbers are drawn: of the mean gradient, of the network, and of the backend.
 MEAN, EXACT, OWN = range(1, 9), range(9, 17), range(17, 19)

@@ -18,7 +18,7 @@ from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.examine.seen import Seen, all_finite
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import BeforeStep, remembers_all, replayed, start_of
-from mpcompare.verdict.findings import Drive
+from mpcompare.verdict.judge.drive import Drive
 
 ELEMENTS = 1 << 12  # of each tensor
 

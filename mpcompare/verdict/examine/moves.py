@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.verdict.examine.numerics import places
-from mpcompare.verdict.findings import Moves
+from mpcompare.verdict.judge.moves import Moves
 
 ELEMENTS = 1 << 12  # of each tensor
 NUMBERS = 1 << 16  # of steps times tensors, at most, so that a record of a long training stays small

@@ -23,7 +23,7 @@ from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.moves import Digest
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.widened import widened
-from mpcompare.verdict.findings import NoiseRun
+from mpcompare.verdict.judge.run import NoiseRun
 
 
 def train_again(

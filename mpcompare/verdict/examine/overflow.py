@@ -16,7 +16,8 @@ from mpcompare.tasks.batch import each
 from mpcompare.verdict.examine.drive import Driver, drive
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import LOWEST, Drive
+from mpcompare.verdict.findings import LOWEST
+from mpcompare.verdict.judge.drive import Drive
 
 
 def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Drive | None:

@@ -20,7 +20,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, buffers_of, params_of, with_values
 from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import Padding
+from mpcompare.verdict.judge.padding import Padding
 
 ROWS = 8  # of the first batch, from which is told what is finite in fp32
 DIVIDES = ("norm", "sqrt", "var", "std", "div", "reciprocal")  # parts of the names of operators that may divide by 0

@@ -20,7 +20,8 @@ from mpcompare.verdict.examine.new_step import gradients_of
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update
-from mpcompare.verdict.findings import NextScale, Reload
+from mpcompare.verdict.judge.drive import NextScale
+from mpcompare.verdict.judge.resume import Reload
 
 
 @dataclass(frozen=True)

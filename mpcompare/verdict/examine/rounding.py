@@ -27,7 +27,7 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.roundings import Roundings, in_operations
 from mpcompare.verdict.examine.numerics import chunks, sketch
 from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent, shares_of, unfrozen
-from mpcompare.verdict.findings import RoundingError
+from mpcompare.verdict.judge.errors import RoundingError
 
 SAMPLES = 8
 ROWS = 256  # of a large batch whose rows do not depend on each other

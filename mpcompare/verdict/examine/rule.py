@@ -13,7 +13,7 @@ from mpcompare.verdict.examine.errors import Change, update_errors
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.examine.updates import Update
-from mpcompare.verdict.findings import KnownMistake, UpdateError
+from mpcompare.verdict.judge.drive import KnownMistake, UpdateError
 
 
 class UpdateRule:

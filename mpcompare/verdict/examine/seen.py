@@ -9,7 +9,7 @@ from torch import Tensor
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.errors import FROM_THE_START, Change, Remembered, clip_errors
 from mpcompare.verdict.examine.updates import Update, some_of
-from mpcompare.verdict.findings import Clip, Step
+from mpcompare.verdict.judge.drive import Clip, Step
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from mpcompare.tasks.groups import by_names
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.ground import Exactly, Ground
 from mpcompare.verdict.examine.lent import Lent
-from mpcompare.verdict.findings import HeldOut
+from mpcompare.verdict.judge.held_out import HeldOut
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ from mpcompare.verdict.examine.rule import UpdateRule, digits
 from mpcompare.verdict.examine.seen import Seen, all_finite
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.examine.updates import Update
-from mpcompare.verdict.findings import Count, Drive, Step, TrainedUpdate, UpdateError
+from mpcompare.verdict.judge.counts import Count
+from mpcompare.verdict.judge.drive import Drive, Step, UpdateError
+from mpcompare.verdict.judge.trained import TrainedUpdate
 
 
 @dataclass(frozen=True)

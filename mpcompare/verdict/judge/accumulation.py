@@ -1,10 +1,27 @@
 """Gradients that are another sum of the micro-batches' gradients than their mean, or than the mean over all labels."""
 
 import math
-
-from mpcompare.verdict.findings import MicroBatches
+from dataclasses import dataclass
 
 SKETCHED = 1.05  # distances of sketches are those of tensors within 5 %
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """The weight of each micro-batch in the gradients, by least squares.
+
+    Attributes:
+        counts: a number for each micro-batch, 1 if the gradients are right.
+        rest: the norm of the part of the gradients that no counts explain, within 5 %.
+        smallest: singular value of the micro-batches' gradients: an error e of the gradients is one of at most
+            ``e / smallest`` in the counts.
+        weights: the part of the loss that each micro-batch is, times their number: 1 unless labels are counted.
+    """
+
+    counts: list[float]
+    rest: float
+    smallest: float
+    weights: list[float]
 
 
 def wrong_sum(batches: MicroBatches, limit: float) -> str:

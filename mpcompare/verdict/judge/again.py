@@ -1,10 +1,24 @@
 """A step that is taken twice from one state gives the same numbers, unless the backend says that it does not."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import K, sum_error
 from mpcompare.verdict.judge.trajectories import draws_alike
+
+
+@dataclass(frozen=True)
+class Again:
+    """A step that was taken twice from one state.
+
+    Attributes:
+        seen: the names of what was looked at, ``loss`` and the gradients that are shown.
+        apart: by name the distance between both, relative to the first, where any bit differs.
+    """
+
+    seen: list[str]
+    apart: dict[str, float]
 
 
 def checks(case: Case) -> Iterator[Check]:

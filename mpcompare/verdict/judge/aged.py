@@ -1,13 +1,30 @@
 """A step from a state as it is after long training: the loss scale grows, and the optimizer counts many updates."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from mpcompare.verdict.findings import Count
 from mpcompare.verdict.judge import clip, loss_scale, optimizer
 from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.counts import Count, of_step
+from mpcompare.verdict.judge.drive import Drive
 from mpcompare.verdict.judge.gradients import from_an_aged_state
 
 AGED = "aged"
+
+
+@dataclass(frozen=True)
+class Aged:
+    """A step from a state as it is after long training.
+
+    Attributes:
+        drive: the step, at the initial weights.
+        grows: whether the loss scale grows after it.
+        counts: by tensor, where the optimizer counts its updates; empty where it does not.
+    """
+
+    drive: Drive
+    grows: bool
+    counts: dict[str, Count] = field(default_factory=dict)
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -17,16 +34,6 @@ def checks(case: Case) -> Iterator[Check]:
         return
     yield from loss_scale.of_pass(AGED, aged.drive)
     yield from from_an_aged_state(case)
-    yield from counts_of(aged.counts)
+    yield from of_step(aged.counts)
     yield from clip.of_pass(case.run, AGED, aged.drive)
     yield from optimizer.of_passes(case.run, {AGED: aged.drive})
-
-
-def counts_of(counts: Mapping[str, Count], when: str = "") -> Iterator[Check]:
-    """A count that stops makes every later bias correction that of a younger state; ``when`` is a part of the names."""
-    for name, e in counts.items():
-        because = f"the optimizer counts {e.count:g} updates of {name} after update {e.should_count}"
-        because += f", in {e.dtype}: its bias correction does not go on" if e.count < e.should_count else ""
-        yield Check(
-            f"count of updates{when}", abs(e.count - e.should_count), 0, "bias correction", because, tensor=name
-        )

@@ -3,15 +3,38 @@ formats that they are kept in."""
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.findings import Buffers, RoundingError
-from mpcompare.verdict.judge.causes import TensorError, role
+from mpcompare.verdict.judge.causes import TensorError
 from mpcompare.verdict.judge.check import Case, Check, listed
+from mpcompare.verdict.judge.errors import RoundingError
 from mpcompare.verdict.judge.limits import K, stored_coarsely, tensor_limit
 
 IN_16_BITS = "buffers in 16 bits"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer that training has moved.
+
+    Attributes:
+        dtype, should_dtype: the format in which the backend shows it, and that of the network.
+        sketch: of its numbers.
+        whole: the value of a whole number, and a fingerprint of several; empty where the network has other numbers.
+        elements: how many of its numbers are not 0.
+        short: the share of these that have no more digits than a 16-bit format.
+    """
+
+    dtype: str
+    should_dtype: str
+    sketch: list[float]
+    whole: str = ""
+    elements: int = 0
+    short: float = 0.0
+
+
+Buffers = dict[str, Buffer]
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -32,7 +55,7 @@ def cause_of(case: Case, name: str) -> str:
     if b and (_is_short(b.dtype) or (b.elements and b.short == 1 and beside and beside.short < 1)):
         return IN_16_BITS
     layer = case.run.findings.layers.get(name)
-    return "running statistics" if layer and role(layer) == "normalization" else "buffers"
+    return "running statistics" if layer and layer.role == "normalization" else "buffers"
 
 
 def _is_short(dtype: str) -> bool:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.findings import Drive, GradientError, Gradients, Layer
 from mpcompare.verdict.judge.accumulation import wrong_sum
 from mpcompare.verdict.judge.check import Examined, listed
 from mpcompare.verdict.judge.clip import clip_mistake, scales
+from mpcompare.verdict.judge.drive import Drive, Gradients
+from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.verdict.judge.limits import K
+from mpcompare.verdict.judge.owner import Layer
 
 LOST = 0.001  # the share of zeros that are no chance
 APART = K**2  # of two errors over their limits, either of which may be K times as wide as it need be
@@ -127,7 +129,7 @@ class Symptoms:
     @cached_property
     def roles(self) -> set[str]:
         """The roles of the layers that failed."""
-        return {role(self.layers[name]) for name in self.failed}
+        return {self.layers[name].role for name in self.failed}
 
 
 def explain(
@@ -169,7 +171,7 @@ def _scaled(s: Symptoms) -> Explanation | None:
         factor = _factor(some) if some and s.loss_is_right else None
         because = f"the gradients of {s.some} are {factor or 1:.4g} times what they should be"
         return ("gradient scaled", because) if factor else None
-    if mistake := clip_mistake(factor, s.run.findings, s.drive, s.own.step):
+    if mistake := clip_mistake(factor, s.run, s.drive, s.own.step):
         return "clip", f"every gradient is {factor:.4g} times what it should be{mistake}"
     u, loss, exact = s.run.unit_roundoff, s.own.step.loss, s.own.step.exact_loss
     known = _known(factor, s)
@@ -209,9 +211,9 @@ def _one_role(s: Symptoms) -> Explanation | None:
     if s.roles in ({"normalization"}, {"embedding"}):
         (only,) = s.roles
         return only, f"only gradients of {only} layers are wrong ({s.some}), {s.off}"
-    normed = {layer.after for layer in s.layers.values() if role(layer) == "normalization"}
+    normed = {layer.after for layer in s.layers.values() if layer.role == "normalization"}
     before = [name for name in s.failed if s.vanishes(name) and s.layers[name].layer in normed]
-    if before and all(name in before or role(s.layers[name]) == "normalization" for name in s.failed):
+    if before and all(name in before or s.layers[name].role == "normalization" for name in s.failed):
         because = f"the gradients of {listed(before)} are 0 before a norm, and it passes down something else"
         return "normalization", because
     return None
@@ -230,7 +232,7 @@ def _below_the_last_layer(s: Symptoms) -> Explanation | None:
     wrong = {s.layers[name].layer for name in s.failed}
     right_beside = any(s.layers[name].layer in wrong and not e.failed for name, e in s.errors.items())
     if len(wrong) == 1 and (right_beside or "first" in s.run.findings.replays):
-        return role(s.layers[s.failed[0]]) or "products", f"only gradients of {s.some} are wrong, {s.off}"
+        return s.layers[s.failed[0]].role or "products", f"only gradients of {s.some} are wrong, {s.off}"
     return "input gradient", f"right in the last layer and wrong below it ({s.some}), {s.off}: what is passed down"
 
 
@@ -260,17 +262,6 @@ EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
     _products,
     _from_the_last_layer_on,
 )
-
-
-def role(layer: Layer) -> str:
-    """Returns the role of a layer, as far as its class or that of a module around it tells it; else an empty string."""
-    if "Embedding" in layer.kind:
-        return "embedding"
-    if "Norm" in layer.kind:
-        return "normalization"
-    if layer.kind.removesuffix("Cell") in ("RNN", "LSTM", "GRU"):
-        return "recurrent layer"
-    return "attention" if any("Attention" in name for name in (layer.kind, *layer.inside)) else ""
 
 
 def parent(layer: str) -> str:

@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.findings import Findings
+
+if TYPE_CHECKING:  # what was found is of many checks, and each of them may look at all of it
+    import pandas as pd
+
+    from mpcompare.verdict.findings import Findings
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Timed:
     state: Mapping[str, Mapping[str, float]]
     steps: int
     unfinished: int
-    blocks: pd.DataFrame
+    blocks: "pd.DataFrame"
     compared: int
 
 
@@ -95,8 +98,8 @@ class Examined:
     name: str
     precision: str
     dtypes: dict[str, str]
-    findings: Findings
-    steps: pd.DataFrame
+    findings: "Findings"
+    steps: "pd.DataFrame"
     start: tuple[int, str] | None = None
     timed: Timed | None = None
     layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

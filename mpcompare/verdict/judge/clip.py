@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
-from mpcompare.verdict.findings import Clip, Drive, Findings, Gradients
 from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.drive import Clip, Drive, Gradients
 from mpcompare.verdict.judge.limits import FP32, stored_coarsely
 
 ROUNDINGS = 8.0  # a norm: each square, the sums of the tensors', two roots, and the unscaling of what is summed
@@ -93,7 +93,7 @@ def _known_norm(ratio: float, scales: Sequence[float]) -> str:
     return ""
 
 
-def clip_mistake(factor: float, findings: Findings, drive: Drive, step: Gradients) -> str:
+def clip_mistake(factor: float, run: Examined, drive: Drive, step: Gradients) -> str:
     """Returns a clause, if gradients that are all ``factor`` times too large are so by clipping (1 % off at most: norms
     are known within the rounding errors of gradients): because the norm of scaled ones was clipped, or because ones
     that are said to be clipped, and were divided by their factor, are not; or because they are clipped to a usual norm
@@ -103,7 +103,7 @@ def clip_mistake(factor: float, findings: Findings, drive: Drive, step: Gradient
         drive: the pass of the run, or the first one.
         step: the gradients of the run in that pass.
     """
-    recipe, errors = findings.recipe, [e for e in step.gradients.values() if e]
+    recipe, errors = run.findings.recipe, [e for e in step.gradients.values() if e]
     largest = recipe.clip_norm is not None and recipe.clip_norm_type == math.inf
     norm = max(e.largest for e in errors) if largest else math.hypot(*(e.norm for e in errors))
     if recipe.clip_norm is None:

@@ -6,9 +6,9 @@ helps, as where a gradient is exactly 0. A layer should stay in fp32, too, where
 """
 
 import math
+from dataclasses import dataclass
 
 from mpcompare.precision import FP32, PRECISIONS
-from mpcompare.verdict.findings import Digits
 
 MOST = 0.5  # of the numbers of a tensor
 OPERATORS = {
@@ -16,6 +16,37 @@ OPERATORS = {
     "sum": "sums", "exp": "exponentials", "mm": "matrix products", "addmm": "matrix products", "bmm": "matrix products",
     "convolution": "convolutions", "rsqrt": "reciprocals of roots", "reciprocal": "reciprocals",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The cost of a precision of 16 bits at one layer, or in the work before it.
+
+    Attributes:
+        kind: the class of the layer; empty for the work before one.
+        output: the error of its output if each of its operands and results is rounded once, relative to its norm.
+        gradient: the same of what its backward computes: the gradients of its parameters as one vector, and those that
+            it passes down as another; the larger of the two. 0 for the work before a layer.
+        terms, gradient_terms: how many times larger what is summed is than these results; it cancels.
+        loss: the change of the loss if its output is rounded once, relative to the loss.
+        overflow: the share of its output, or of the gradient that arrives there, that is beyond the format.
+        underflow: the share of that gradient, with the loss scale, that is below the format's normal numbers.
+        operator: the first of its operators with a result beyond the format; empty where there is none.
+        largest: the largest number in that result, times the loss scale in backward.
+        in_backward: whether that operator is one of backward.
+    """
+
+    kind: str
+    output: float = 0.0
+    gradient: float = 0.0
+    terms: float = 0.0
+    gradient_terms: float = 0.0
+    loss: float = 0.0
+    overflow: float = 0.0
+    underflow: float = 0.0
+    operator: str = ""
+    largest: float = 0.0
+    in_backward: bool = False
 
 
 def bound(precision: str) -> float:

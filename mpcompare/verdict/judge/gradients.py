@@ -4,9 +4,10 @@ backend's."""
 import math
 from collections.abc import Iterator, Mapping
 
-from mpcompare.verdict.findings import Drive, Gradients, RoundingError
 from mpcompare.verdict.judge.causes import Pass, TensorError, explain, too_small
 from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.drive import Drive, Gradients
+from mpcompare.verdict.judge.errors import RoundingError
 from mpcompare.verdict.judge.limits import K, signed_limit, sum_error, tensor_limit
 
 FIRST = "in the first step"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,6 +10,21 @@ from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import FP32
 from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_factor
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The network after training, in fp32 on some held-out samples.
+
+    Attributes:
+        loss: the mean over the samples.
+        accuracy: None where the targets are no classes.
+        targets: how many the accuracy is a share of.
+    """
+
+    loss: float
+    accuracy: float | None
+    targets: int
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -26,7 +42,7 @@ def checks(case: Case) -> Iterator[Check]:
     again = [each for each in others if each is not None]
     if case.is_reference or run is None or reference is None or not again or len(again) < len(others):
         return
-    if promises.kept(case.run.findings) or case.run.start != case.reference.start:
+    if promises.kept(case.run) or case.run.start != case.reference.start:
         return
     if not math.isfinite(case.run.steps["loss"].iloc[-1]):  # its training diverged, which the losses over the run tell
         return

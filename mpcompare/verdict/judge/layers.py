@@ -5,19 +5,44 @@ No error travels in that replay, so a layer that is off is itself wrong, or the 
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from mpcompare.verdict.findings import Drive, GradientError, Layers, PlaceError
 from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.buffers import cause_of
-from mpcompare.verdict.judge.causes import APART, LOST, Pass, parent, role, underflows
+from mpcompare.verdict.judge.causes import APART, LOST, Pass, parent, underflows
 from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.digits import Digits
+from mpcompare.verdict.judge.drive import Drive, Gradients
+from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
 
 OUTPUT = "(output)"  # the output of the network, above which there is the loss
 WHERE = {"first": "in the first step", "sharp": "at sharp weights", "last": "after training"}
 KINDS = ("input", "output", "gradient", "buffer")
+
+
+@dataclass(frozen=True)
+class Layers(Gradients):
+    """A step beside its forced replay, which goes on at each layer from what the backend had there.
+
+    Attributes:
+        gradients: of the parameters, beside those that follow from the recorded operands.
+        places: by ``input LAYER``, ``output LAYER``, ``gradient LAYER`` and ``buffer BUFFER`` the error there; of
+            several calls that of the furthest one.
+        rounding: the error that one rounding of each result makes in each gradient.
+        detached: the layers that pass no gradient back from an output, and should.
+        digits: by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward;
+            empty in other precisions.
+        as_given: whether the network was called once for each micro-batch, with its rows as they are. Masks that are
+            drawn for other rows are other masks.
+    """
+
+    places: dict[str, PlaceError] = field(default_factory=dict)
+    rounding: dict[str, RoundingError] = field(default_factory=dict)
+    detached: list[str] = field(default_factory=list)
+    digits: dict[str, Digits] = field(default_factory=dict)
+    as_given: bool = True
 
 
 def in_the_first_step(case: Case) -> Iterator[Check]:
@@ -216,7 +241,7 @@ def _lost(case: Case, run: Layers, place: PlaceError) -> str:
 
 
 def _role(case: Case, layer: str) -> str:
-    return next((role(each) for each in case.run.findings.layers.values() if each.layer == layer), "")
+    return next((each.role for each in case.run.findings.layers.values() if each.layer == layer), "")
 
 
 def _said(kind: str, layer: str, where: str) -> str:

@@ -2,11 +2,9 @@
 
 import math
 
-from scipy import special  # scipy.stats takes half a second to import
-
 from mpcompare.precision import FORMATS, PRECISIONS
-from mpcompare.verdict.findings import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.check import Examined
+from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 
 FP32 = FORMATS["fp32"].unit_roundoff
 K = 2.0  # a run may make twice the errors of its reference: one that rounds twice as often makes 1.4 times as much
@@ -35,9 +33,9 @@ def tensor_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     own = reference.error
     if rounding and once:
         dimensions = rounding.dimensions
-        once *= math.sqrt(float(special.fdtri(dimensions, rounding.samples * dimensions, 1 - RARE)))
+        once *= ratio_quantile(dimensions, rounding.samples * dimensions)
         if own > once:
-            own *= math.sqrt(float(special.fdtri(dimensions, dimensions, 1 - RARE)))
+            own *= ratio_quantile(dimensions, dimensions)
     return max(K * own + u * reference.largest, K * once) + sums
 
 
@@ -57,10 +55,11 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
     """
     if rounding is None or not reference.norm or not PRECISIONS[run.precision].is_16_bit:
         return None
-    t = float(special.stdtrit(rounding.samples, 1 - RARE / 2))
     once = max(1.0, max(rounding.error / run.unit_roundoff, rounding.terms) / reference.norm)
     along = rounding.along * max(1.0, reference.error / rounding.error if rounding.error else 0.0)
-    return K * max(abs(reference.slope - 1), t * along / reference.norm) + sum_error(run) * once
+    return (
+        K * max(abs(reference.slope - 1), t_quantile(rounding.samples) * along / reference.norm) + sum_error(run) * once
+    )
 
 
 def place_limit(run: Examined, place: PlaceError, reference: PlaceError | None) -> float:
@@ -81,9 +80,24 @@ def roundings(run: Examined, place: PlaceError) -> float:
     """Returns the largest error that roundings alone may make at a place. In 16 bits a replay sums products in fp32,
     too."""
     sums = sum_error(run) * (2 if PRECISIONS[run.precision].is_16_bit else 1)
-    quantile = math.sqrt(float(special.fdtri(place.dimensions, place.samples * place.dimensions, 1 - RARE)))
+    quantile = ratio_quantile(place.dimensions, place.samples * place.dimensions)
     summed = max(place.norm, place.rounding / run.unit_roundoff, place.terms)
     return K * quantile * place.rounding + sums * summed
+
+
+def t_quantile(degrees: float) -> float:
+    """Returns what Student's t is beyond, on either side, in a part RARE of all cases."""
+    from scipy import special  # slow to import, and who examines needs no limits
+
+    return float(special.stdtrit(degrees, 1 - RARE / 2))
+
+
+def ratio_quantile(above: float, below: float) -> float:
+    """Returns what the ratio of two errors is beyond in a part RARE of all cases: the root of the F distribution's
+    quantile for their dimensions."""
+    from scipy import special
+
+    return math.sqrt(float(special.fdtri(above, below, 1 - RARE)))
 
 
 def sum_error(run: Examined) -> float:

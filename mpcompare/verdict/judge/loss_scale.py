@@ -1,9 +1,25 @@
 """The loss scale, the skipped steps, and the weights in them and before a step: exactly."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from mpcompare.verdict.findings import Drive, Step
 from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.drive import Drive, Step
+
+
+@dataclass(frozen=True)
+class WrongScale:
+    """The first training step whose loss scale is not the one that its policy gives.
+
+    Attributes:
+        step: its number, from 1.
+        loss_scale: as the backend says, before the step.
+        should_scale: as the policy says.
+    """
+
+    step: int
+    loss_scale: float
+    should_scale: float
 
 
 def checks(case: Case) -> Iterator[Check]:

@@ -2,14 +2,43 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.limits import RARE, K
+from mpcompare.verdict.judge.limits import K, t_quantile
 
 CAUSE = "dropout"
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The random numbers of a step, such as the masks of dropout, from one state of torch's generators.
+
+    Attributes:
+        training: whether it draws in training what the network draws that is called as it is, for the same rows.
+        samples: None where it draws the same numbers in training.
+    """
+
+    training: bool
+    samples: "MaskSamples | None" = None
+
+
+@dataclass(frozen=True)
+class MaskSamples:
+    """The first step with other random numbers each time.
+
+    Attributes:
+        losses, exact_losses: of the backend, and of the network that is called as it is, in fp32.
+        slopes, exact_slopes: the number that times a mean gradient is closest to all gradients of such a step; without
+            those of a backend that shows none, or clipped ones.
+    """
+
+    losses: list[float]
+    exact_losses: list[float]
+    slopes: list[float]
+    exact_slopes: list[float]
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -37,7 +66,6 @@ def _means(what: str, own: Sequence[float], exact: Sequence[float]) -> Iterator[
     if not own or not np.isfinite([*own, *exact]).all():
         return
     mean, expected = float(np.mean(own)), float(np.mean(exact))
-    t = float(special.stdtrit(len(exact) - 1, 1 - RARE / 2))
-    limit = K * t * float(np.std(exact, ddof=1)) * math.sqrt(1 / len(own) + 1 / len(exact))
+    limit = K * t_quantile(len(exact) - 1) * float(np.std(exact, ddof=1)) * math.sqrt(1 / len(own) + 1 / len(exact))
     because = f"with masks of its own the {what} is {mean:.5g} on average, that of the network {expected:.5g}"
     yield Check(f"{what} with masks of its own", abs(mean - expected), limit, CAUSE, because)

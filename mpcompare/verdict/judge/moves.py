@@ -1,11 +1,10 @@
 """The weights that each training step moves: none in a skipped one, in any other those that move in correct runs."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
-from mpcompare.verdict.findings import Moves
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.limits import FP32, K
@@ -15,6 +14,23 @@ HARDLY = 1e-6  # the share of pairs of counts that are further apart
 DIGITS = 1e-4  # the error of a ratio of two numbers that are recorded with five digits
 
 
+@dataclass(frozen=True)
+class Moves:
+    """How far each step of training moves some elements of the weights, which are the same ones in every run.
+
+    Attributes:
+        steps: the norm of the change of all of them, step by step.
+        tensors: that of those of each parameter; of the first steps only where training is long.
+        weights: the largest norm that those of each parameter had.
+        short: step by step, how many of them that are not 0 have no more digits than the compute dtype.
+    """
+
+    steps: list[float]
+    tensors: dict[str, list[float]]
+    weights: dict[str, float]
+    short: list[int]
+
+
 def checks(case: Case) -> Iterator[Check]:
     """Yields checks of the steps before runs part, and of the skipped ones."""
     run, reference = case.run.findings.moves, case.reference.findings.moves
@@ -22,7 +38,7 @@ def checks(case: Case) -> Iterator[Check]:
         return
     yield _skipped(case.run, run)
     again = [each.moves for each in case.reference.findings.noise]
-    if case.is_reference or reference is None or not again or promises.kept(case.run.findings):
+    if case.is_reference or reference is None or not again or promises.kept(case.run):
         return
     taken = ~case.reference.steps["skipped"].to_numpy(dtype=bool)[: common_steps(case.reference, case.run)]
     if taken.any():
@@ -74,6 +90,8 @@ def _digits(case: Case, run: Moves, reference: Moves, taken: np.ndarray) -> Chec
     Two counts vary as Poisson's do. With rates K to 1, the numbers of the one that come before so many of the other
     have a negative binomial distribution (Przyborowski and Wilenski, Biometrika 31, 1940).
     """
+    from scipy import special
+
     own, beside = (np.array(each.short[: len(taken)], dtype=float)[taken] for each in (run, reference))
     over = own - np.ceil(special.nbdtrik(1 - HARDLY, beside + 1, 1 / (K + 1)))
     worst = int(np.argmax(over))

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.findings import Drive
 from mpcompare.verdict.judge.check import Case, Check, Examined, listed
+from mpcompare.verdict.judge.drive import Drive
 
 LAST = "last"  # the pass in which the trained backend takes its next step
 MIDWAY = "midway"  # an update in the middle of training

@@ -2,10 +2,26 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from mpcompare.verdict.judge.check import Case, Check
 
 WHERE = "where weights and inputs are 0, as in a row of padding"
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A step at weights and inputs of 0.
+
+    Attributes:
+        loss: as the backend says.
+        exact_loss: of a few rows in fp32, a finite number.
+        finite: by tensor, of the gradients that are finite in fp32, whether the backend's is.
+    """
+
+    loss: float
+    exact_loss: float
+    finite: dict[str, bool] = field(default_factory=dict)
 
 
 def checks(case: Case) -> Iterator[Check]:

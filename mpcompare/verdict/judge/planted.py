@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from mpcompare.verdict.findings import GradientError
 from mpcompare.verdict.judge import gradients, layers
 from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.errors import GradientError
 
 # What each makes of the errors of a gradient g that is right: ||-g - g|| = 2 ||g||, and so on. Another order of the
 # elements has no part in the direction of g.

@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpcompare.verdict.findings import Findings
-from mpcompare.verdict.judge.check import Case, Check, listed
+from mpcompare.verdict.judge.check import Case, Check, Examined, listed
 
 SIGMAS = 4  # standard deviations
 ROUNDED = {"nearest": "", "stochastic": ", rounded at random", "compensated": ", with a compensation"}
@@ -30,102 +29,102 @@ class Promise:
 
 def checks(case: Case) -> Iterator[Check]:
     """Yields a check for each promise that can be seen. Whether more differs than is promised, the other kinds say."""
-    for promise in promises_of(case.run.findings):
+    for promise in promises_of(case.run):
         if promise.kept is not None:
             because = f"it declares {promise.words}, and {promise.because}"
             yield Check(f"declared: {promise.words}", float(not promise.kept), 0, "promise", because)
 
 
-def kept(findings: Findings) -> list[str]:
+def kept(run: Examined) -> list[str]:
     """Returns the words of the promises that are seen to be kept."""
-    return [promise.words for promise in promises_of(findings) if promise.kept]
+    return [promise.words for promise in promises_of(run) if promise.kept]
 
 
-def change_training(findings: Findings) -> bool:
+def change_training(run: Examined) -> bool:
     """Returns whether promises that are seen to be kept make training another one than that of ``amp``."""
-    return any(promise.kept and promise.changes_training for promise in promises_of(findings))
+    return any(promise.kept and promise.changes_training for promise in promises_of(run))
 
 
-def own_loss_scale(findings: Findings) -> bool:
+def own_loss_scale(run: Examined) -> bool:
     """Returns whether the loss scale is another one than was asked for, as promised: then other steps overflow."""
-    return bool(findings.promises.loss_scale)
+    return bool(run.findings.promises.loss_scale)
 
 
-def unseen(findings: Findings) -> list[str]:
+def unseen(run: Examined) -> list[str]:
     """Returns the words of the promises that nothing could show."""
-    return [promise.words for promise in promises_of(findings) if promise.kept is None]
+    return [promise.words for promise in promises_of(run) if promise.kept is None]
 
 
-def promises_of(findings: Findings) -> list[Promise]:
+def promises_of(run: Examined) -> list[Promise]:
     """Returns everything that was promised."""
-    promises = findings.promises
+    promises = run.findings.promises
     made = []
     if promises.weights != "fp32":
-        made.append(_weights(findings))
+        made.append(_weights(run))
     if promises.moments != "fp32":
-        made.append(_moments(findings))
+        made.append(_moments(run))
     if promises.clip_norm is not None:
-        made.append(_clip(findings, promises.clip_norm))
+        made.append(_clip(run, promises.clip_norm))
     if promises.loss_scale:
-        made.append(_loss_scale(findings))
+        made.append(_loss_scale(run))
     if promises.skips_without_scale:
-        made.append(_skips(findings))
+        made.append(_skips(run))
     if promises.restores_buffers:
-        made.append(_restores(findings))
+        made.append(_restores(run))
     if not promises.repeats:
-        differ = findings.again is not None and bool(findings.again.apart)
+        differ = run.findings.again is not None and bool(run.findings.again.apart)
         made.append(Promise("gives other bits each time", True if differ else None, changes_training=False))
     return made
 
 
-def _weights(findings: Findings) -> Promise:
-    words = f"no master weights{ROUNDED[findings.promises.rounding]}"
-    short = [e.short for update in findings.first.updates for e in update.values()]
+def _weights(run: Examined) -> Promise:
+    words = f"no master weights{ROUNDED[run.findings.promises.rounding]}"
+    short = [e.short for update in run.findings.first.updates for e in update.values()]
     longer = 1 - min(short, default=1.0)
-    because = f"{longer:.1%} of a weight's elements have more digits than {findings.promises.weights}"
-    if longer == 0 and findings.promises.rounding == "stochastic":
-        return _at_random(findings, words)
+    because = f"{longer:.1%} of a weight's elements have more digits than {run.findings.promises.weights}"
+    if longer == 0 and run.findings.promises.rounding == "stochastic":
+        return _at_random(run, words)
     return Promise(words, longer == 0 if short else None, because)
 
 
-def _at_random(findings: Findings, words: str) -> Promise:
+def _at_random(run: Examined, words: str) -> Promise:
     """Rounding at random takes the farther neighbour as often as it is near, so such elements can be counted. Their
     number varies by less than its root; of few of them nothing is known."""
-    errors = [error for update in findings.first.updates for error in update.values()]
+    errors = [error for update in run.findings.first.updates for error in update.values()]
     far, should_far = sum(e.far for e in errors), sum(e.should_far for e in errors)
     reach = SIGMAS * math.sqrt(should_far)
     because = f"{far} weights are rounded to the farther neighbour, where it does so with about {should_far:.0f}"
     return Promise(words, abs(far - should_far) <= reach if should_far > reach else None, because)
 
 
-def _moments(findings: Findings) -> Promise:
-    words = f"moments in {findings.promises.moments}"
-    longer = {kind: 1 - share for kind, share in findings.first.digits.items() if share < 1}
+def _moments(run: Examined) -> Promise:
+    words = f"moments in {run.findings.promises.moments}"
+    longer = {kind: 1 - share for kind, share in run.findings.first.digits.items() if share < 1}
     because = ", ".join(f"{share:.1%} of {kind} has more digits" for kind, share in longer.items())
-    return Promise(words, not longer if findings.first.digits else None, because)
+    return Promise(words, not longer if run.findings.first.digits else None, because)
 
 
-def _clip(findings: Findings, clip_norm: float) -> Promise:
+def _clip(run: Examined, clip_norm: float) -> Promise:
     """Whether the factor is right the checks of clipping say."""
-    clips = [clip for drive in findings.drives.values() for clip in drive.clips]
+    clips = [clip for drive in run.findings.drives.values() for clip in drive.clips]
     larger = [clip for clip in clips if (clip.norm if clip.should_norm is None else clip.should_norm) > clip_norm]
     return Promise(f"clips to a norm of {clip_norm:g}", True if larger else None)
 
 
-def _loss_scale(findings: Findings) -> Promise:
+def _loss_scale(run: Examined) -> Promise:
     """Whether the scale is the promised one the checks of the policy say."""
-    settings = findings.promises.loss_scale
+    settings = run.findings.promises.loss_scale
     words = [f"starts at {settings['init_scale']:g}"] if "init_scale" in settings else []
     words += [f"grows after {settings['growth_interval']:g} steps"] if "growth_interval" in settings else []
-    other = any(step.asked_scale is not None for drive in findings.drives.values() for step in drive.steps)
+    other = any(step.asked_scale is not None for drive in run.findings.drives.values() for step in drive.steps)
     return Promise(
         f"its own loss scale ({', '.join(words)})" if words else "its own loss scale", True if other else None
     )
 
 
-def _skips(findings: Findings) -> Promise:
+def _skips(run: Examined) -> Promise:
     """Steps with a loss scale show nothing: there ``amp`` skips, too."""
-    overflowed = [step for step in (findings.infinite.steps if findings.infinite else []) if not step.finite]
+    overflowed = [step for step in (run.findings.infinite.steps if run.findings.infinite else []) if not step.finite]
     taken = [step for step in overflowed if step.moved or not step.skipped]
     because = "it says of a step with an infinite input that it skipped, and the weights changed"
     if any(not step.skipped for step in taken):
@@ -134,9 +133,9 @@ def _skips(findings: Findings) -> Promise:
     return Promise(words, not taken if overflowed else None, because, changes_training=False)
 
 
-def _restores(findings: Findings) -> Promise:
+def _restores(run: Examined) -> Promise:
     """Asks the pass in which the loss scale is too large: its first step is skipped."""
-    skipped = findings.overflow if findings.overflow and findings.overflow.steps[0].skipped else None
+    skipped = run.findings.overflow if run.findings.overflow and run.findings.overflow.steps[0].skipped else None
     errors = skipped.buffers if skipped else {}
     moved = [name for name, e in errors.items() if e is None or e.error]
     because = f"a step that it skips moves {listed(moved)}"

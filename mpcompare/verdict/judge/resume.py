@@ -2,13 +2,38 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mpcompare.verdict.judge import optimizer
 from mpcompare.verdict.judge.causes import Pass
 from mpcompare.verdict.judge.check import Case, Check, listed
+from mpcompare.verdict.judge.drive import Gradients, NextScale
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import FP32
+from mpcompare.verdict.judge.trained import TrainedUpdate
+
+
+@dataclass(frozen=True)
+class Reload:
+    """A backend that loaded the state of another, beside that other, one step later.
+
+    Attributes:
+        step: loss and gradients of the backend that loaded, compared with the gradients of the backend that saved.
+        next_scale: after it, where the one that saved says what it should be.
+        error: the distance of their weights and buffers.
+        norm: the distance that those of the first moved in the step.
+        lost: the entries of the state that are others in the loaded backend.
+        weights: the norm of the weights and buffers of the first after the step.
+        update: the update of the one that loaded, replayed from the state; None where it cannot be followed.
+    """
+
+    step: Gradients
+    next_scale: NextScale
+    error: float
+    norm: float
+    lost: list[str]
+    weights: float
+    update: TrainedUpdate | None
 
 
 def checks(case: Case) -> Iterator[Check]:

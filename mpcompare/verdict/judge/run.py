@@ -2,15 +2,41 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from mpcompare.verdict.judge import promises
+from mpcompare.verdict.judge.buffers import Buffers
 from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.held_out import HeldOut
 from mpcompare.verdict.judge.limits import FP32
+from mpcompare.verdict.judge.moves import Moves
 from mpcompare.verdict.judge.trajectories import common_steps, jump, loss_difference, noise_factor
 
 LOSS = "loss over the run"
+
+
+@dataclass(frozen=True)
+class NoiseRun:
+    """Training once more, under changes that must not matter.
+
+    Attributes:
+        change: the changes in words.
+        losses, skipped: step by step.
+        moved: the change of each parameter, as a sketch.
+        buffers: those that training moved, as it left them.
+        held_out: loss and accuracy after it; None where there are no such samples.
+        moves: of its steps.
+    """
+
+    change: str
+    losses: list[float]
+    skipped: list[bool]
+    moved: dict[str, list[float]]
+    buffers: Buffers
+    held_out: HeldOut | None
+    moves: Moves
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -26,7 +52,7 @@ def checks(case: Case) -> Iterator[Check]:
     more, is not compared.
     """
     run, reference, again = case.run, case.reference, case.reference.findings.noise
-    if case.is_reference or not again or promises.change_training(run.findings):
+    if case.is_reference or not again or promises.change_training(run):
         return
     factor = noise_factor(case.reference)
     if steps := common_steps(reference, run):

@@ -6,11 +6,10 @@ large as a tensor, nothing can be seen of it, and a verdict must not be green.
 
 from dataclasses import dataclass, field
 
-from mpcompare.verdict.findings import Layers
 from mpcompare.verdict.judge.causes import Pass
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.gradients import FIRST, errors_of, vanishes
-from mpcompare.verdict.judge.layers import passes
+from mpcompare.verdict.judge.layers import Layers, passes
 from mpcompare.verdict.judge.limits import place_limit, roundings
 from mpcompare.verdict.judge.planted import not_flagged
 

@@ -1,12 +1,28 @@
 """The trained backend's next update, beside the optimizer's from the state that the backend has by then."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from mpcompare.verdict.findings import TrainedUpdate
 from mpcompare.verdict.judge import clip, optimizer
-from mpcompare.verdict.judge.aged import counts_of
 from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.counts import Count
+from mpcompare.verdict.judge.drive import Drive
 from mpcompare.verdict.judge.optimizer import LAST
+
+
+@dataclass(frozen=True)
+class TrainedUpdate:
+    """The trained backend's next update, replayed from its own optimizer state.
+
+    Attributes:
+        drive: the step.
+        moments: by kind of the optimizer's tensors and by parameter, the largest error over its bound after the update.
+        counts: by tensor, where the optimizer counts its updates.
+    """
+
+    drive: Drive
+    moments: dict[str, dict[str, float]] = field(default_factory=dict)
+    counts: dict[str, Count] = field(default_factory=dict)
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -20,14 +36,6 @@ def checks(case: Case) -> Iterator[Check]:
     yield from clip.of_pass(case.run, LAST, trained.drive)
     yield from optimizer.of_passes(case.run, {LAST: trained.drive})
     yield from _moments(trained)
-
-
-def counts(case: Case) -> Iterator[Check]:
-    """Yields the checks of the number of updates that the optimizer counts after that step. They come before those of
-    updates, which a wrong count makes wrong."""
-    trained = case.run.findings.trained
-    if trained is not None:
-        yield from counts_of(trained.counts, " after training")
 
 
 def _moments(trained: TrainedUpdate) -> Iterator[Check]:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from mpcompare.verdict.findings import Buffers
 from mpcompare.verdict.judge import promises
-from mpcompare.verdict.judge.buffers import cause_of
+from mpcompare.verdict.judge.buffers import Buffers, cause_of
 from mpcompare.verdict.judge.causes import TensorError
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.limits import FP32, stored_coarsely, sum_error, tensor_limit
@@ -24,7 +23,7 @@ def checks(case: Case) -> Iterator[Check]:
         return
     yield from _next_step(case)
     own, noise = case.run.findings.buffers, case.reference.findings.noise
-    if not noise or case.run.start != case.reference.start or promises.kept(case.run.findings):
+    if not noise or case.run.start != case.reference.start or promises.kept(case.run):
         return
     correct = [case.reference.findings.buffers, *(run.buffers for run in noise)]
     yield from _whole_numbers(case, own, correct)

@@ -2,22 +2,23 @@
 
 import math
 from itertools import combinations
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import pandas as pd
-from scipy import special
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.check import Examined
-from mpcompare.verdict.judge.limits import RARE
+from mpcompare.verdict.judge.limits import t_quantile
+
+if TYPE_CHECKING:  # pandas takes long to import, and an examination needs none
+    import pandas as pd
 
 
 class HasSteps(Protocol):
     """Anything that has the rows of ``steps.csv``."""
 
     @property
-    def steps(self) -> pd.DataFrame: ...
+    def steps(self) -> "pd.DataFrame": ...
 
 
 def steps_of_both(a: HasSteps, b: HasSteps) -> np.ndarray:
@@ -44,7 +45,7 @@ def noise_factor(reference: Examined) -> float:
     The reference and its noise runs are the sample, a small one. Student's t has one degree of freedom for each noise
     run; the root of 2, because both runs vary.
     """
-    return math.sqrt(2) * float(special.stdtrit(len(reference.findings.noise), 1 - RARE / 2))
+    return math.sqrt(2) * t_quantile(len(reference.findings.noise))
 
 
 def draws_alike(run: Examined, reference: Examined) -> bool:

@@ -72,7 +72,7 @@ def judge(run: Examined, reference: Examined) -> Verdict:
         return Verdict(Word.REFERENCE, because=doubt(run), reference=name, checks=checks, sees=sees)
     if seen and not seen.enough:
         return Verdict(Word.NOT_SEEN, *_blind(seen), name, checks, unchecked, sees=sees)
-    kept = promises.kept(case.run.findings)
+    kept = promises.kept(run)
     if GRADIENTS in unchecked:
         if TRAINING in unchecked or kept:
             return Verdict(Word.NOT_COMPARABLE, "gradients", "neither gradients nor noise are known", name, checks)
@@ -117,8 +117,8 @@ def _unchecked(case: Case) -> list[str]:
         missing.append(f"each layer by itself ({run.hidden})")
     if overflowed := not_finite(run.last):
         missing.append(f"gradients after training that overflow ({listed(overflowed)})")
-    missing += [f"declared, and nothing shows it: {words}" for words in promises.unseen(run)]
-    if promises.change_training(run):
+    missing += [f"declared, and nothing shows it: {words}" for words in promises.unseen(case.run)]
+    if promises.change_training(case.run):
         return [*missing, "training (it differs as declared)"]
     if case.run.start != case.reference.start:
         return [*missing, RESUMED]

@@ -22,7 +22,9 @@ from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.figures.update_ratio import ROUNDOFF, lost_updates, update_ratio
 from mpcompare.report.verdicts import judge_all
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.findings import HIGHEST, LOWEST, Layer, Step
+from mpcompare.verdict.findings import HIGHEST, LOWEST
+from mpcompare.verdict.judge.drive import Step
+from mpcompare.verdict.judge.owner import Layer
 
 NAMES = ("gradient_error", "noise", "exponents", "update_ratio")
 

@@ -2,7 +2,7 @@
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.verdict.examine.loss_scale import first_wrong_scale
-from mpcompare.verdict.findings import WrongScale
+from mpcompare.verdict.judge.loss_scale import WrongScale
 
 
 def test_the_first_wrong_loss_scale_is_found():

@@ -16,7 +16,7 @@ from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.data.generated import synthetic
 from mpcompare.tasks.draws import MaskedDropout
-from mpcompare.verdict.findings import Masks
+from mpcompare.verdict.judge.masks import Masks
 
 
 class OtherMasks(Amp):

@@ -21,7 +21,7 @@ from mpcompare.verdict.examine.errors import gradient_errors, micro_batches
 from mpcompare.verdict.examine.oracle import exact_step, oracle, outputs_of
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.findings import relative_error
+from mpcompare.verdict.judge.errors import relative_error
 
 CPU = torch.device("cpu")
 TASK = make_task(in_features=40, samples=32 * 25)

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from mpcompare.verdict.findings import MicroBatches
-from mpcompare.verdict.judge.accumulation import wrong_sum
+from mpcompare.verdict.judge.accumulation import MicroBatches, wrong_sum
 
 
 @pytest.mark.parametrize(

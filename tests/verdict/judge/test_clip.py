@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import torch
 
-from mpcompare.verdict.findings import Clip, GradientError, Gradients
 from mpcompare.verdict.judge.clip import clip_mistake, norm_error
+from mpcompare.verdict.judge.drive import Clip, Gradients
+from mpcompare.verdict.judge.errors import GradientError
 
 
 def clip(elements, norm_type):
@@ -27,9 +28,9 @@ def test_a_norm_in_fp32_is_within_its_error():
 
 
 def clause(factor, norm):
-    findings = SimpleNamespace(recipe=SimpleNamespace(clip_norm=None))
+    run = SimpleNamespace(findings=SimpleNamespace(recipe=SimpleNamespace(clip_norm=None)))
     step = Gradients(1.0, 1.0, 0.0, {"a": GradientError(0.0, norm, norm, factor, 0.0, 0.0, 100)})
-    return clip_mistake(factor, findings, SimpleNamespace(steps=[]), step)
+    return clip_mistake(factor, run, SimpleNamespace(steps=[]), step)
 
 
 def test_of_a_usual_norm_and_a_power_of_two_the_nearer_one_is_the_reason():

@@ -14,8 +14,8 @@ from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.text import CharGpt
 from mpcompare.verdict.examine.layers import layers
-from mpcompare.verdict.findings import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.check import Examined
+from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.limits import error_like, signed_limit, sum_error, tensor_limit
 
 TASK = make_task(in_features=784, hidden=[256], out_features=10, batch_size=256, samples=256 * 5)

@@ -10,7 +10,7 @@ from support.tasks import make_task
 
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import judge_run
-from mpcompare.verdict.findings import HeldOut
+from mpcompare.verdict.judge.held_out import HeldOut
 
 TASK = make_task(samples=32 * 40)
 LOSSES, ACCURACIES = (1.0, 1.001, 0.999), (0.7, 0.7, 0.7)

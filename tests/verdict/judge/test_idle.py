@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from mpcompare.verdict.findings import Drive
+from mpcompare.verdict.judge.drive import Drive
 from mpcompare.verdict.judge.idle import checks
 
 

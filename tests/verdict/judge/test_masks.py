@@ -8,7 +8,7 @@ from planted.judged import reference
 from planted.mlp import MLP
 
 from mpcompare.report.verdicts import judge_run
-from mpcompare.verdict.findings import Masks, MaskSamples
+from mpcompare.verdict.judge.masks import Masks, MaskSamples
 
 LOSSES, SLOPES = [2.0, 2.1, 1.9, 2.05, 1.95, 2.2, 1.8, 2.0], [1.0, 0.9, 1.1, 0.95, 1.05, 0.8, 1.2, 1.0]
 

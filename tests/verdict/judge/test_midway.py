@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from mpcompare.promises import Promises
-from mpcompare.verdict.findings import Drive, KnownMistake, Step, UpdateError
+from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.midway import checks
 
 ANOTHER_RATE = "at another learning rate than that of the schedule, right apart from that"

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpcompare.verdict.findings import Padding
-from mpcompare.verdict.judge.padding import checks
+from mpcompare.verdict.judge.padding import Padding, checks
 
 RIGHT = Padding(2.3, 2.3, {"a": True, "b": True})
 

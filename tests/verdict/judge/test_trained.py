@@ -10,7 +10,10 @@ from support.tasks import make_task
 from mpcompare.report.runs import Run
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.optimizers import AdamW
-from mpcompare.verdict.findings import Count, KnownMistake, TrainedUpdate, from_document, to_document
+from mpcompare.verdict.findings import from_document, to_document
+from mpcompare.verdict.judge.counts import Count
+from mpcompare.verdict.judge.drive import KnownMistake
+from mpcompare.verdict.judge.trained import TrainedUpdate
 
 NO_DECAY = "without weight decay"
 TASK = replace(make_task(samples=32 * 12), optimizer=AdamW(1e-3, weight_decay=0.1), clip_norm=0.1)

@@ -16,7 +16,8 @@ from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import computed
-from mpcompare.verdict.findings import Digits, RoundingError
+from mpcompare.verdict.judge.digits import Digits
+from mpcompare.verdict.judge.errors import RoundingError
 
 MASK = 2.0**127  # numbers from here on stand for infinity, such as those of a mask
 VARIANCE = 3  # of a rounding that is uniform in +- u: u^2 / 3

@@ -23,7 +23,7 @@ from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
 from mpcompare.verdict.examine.sharp import sharp_weights
 from mpcompare.verdict.examine.subject import Subject, promised_task
-from mpcompare.verdict.findings import Layers
+from mpcompare.verdict.judge.layers import Layers
 
 
 def layers_at_the_start(subject: Subject, batch: Batches) -> Layers | None:

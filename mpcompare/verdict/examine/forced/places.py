@@ -13,7 +13,7 @@ from mpcompare.verdict.examine.forced.call import HALF, Point
 from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.forced.roundings import Roundings
 from mpcompare.verdict.examine.numerics import CHUNK, chunks, distance, finite_norm, stride_of
-from mpcompare.verdict.findings import RoundingError
+from mpcompare.verdict.judge.errors import RoundingError
 
 BLIND = 0.02  # of the norm of a tensor, which roundings must be below for a few samples to be enough
 ELEMENTS = {"parameter": 1 << 16}  # of a tensor that tell how large roundings are

@@ -26,7 +26,8 @@ from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
 from mpcompare.verdict.examine.forced.weights import in_dtype
-from mpcompare.verdict.findings import GradientError, Layers, PlaceError, RoundingError
+from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
+from mpcompare.verdict.judge.layers import Layers
 
 SAMPLES, MOST = 4, 12  # of roundings: more where a few do not tell them from the tensor
 

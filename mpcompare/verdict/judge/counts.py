@@ -1,0 +1,37 @@
+"""The number of updates that the optimizer counts after training."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mpcompare.verdict.judge.check import Case, Check
+
+
+@dataclass(frozen=True)
+class Count:
+    """The number of updates that an optimizer counts after a step, and the right one.
+
+    Attributes:
+        dtype: the format in which the backend keeps it.
+    """
+
+    count: float
+    should_count: int
+    dtype: str
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields the checks of the trained backend's next step. They come before those of updates, which a wrong count
+    makes wrong."""
+    trained = case.run.findings.trained
+    if trained is not None:
+        yield from of_step(trained.counts, " after training")
+
+
+def of_step(counts: Mapping[str, Count], when: str = "") -> Iterator[Check]:
+    """A count that stops makes every later bias correction that of a younger state; ``when`` is a part of the names."""
+    for name, e in counts.items():
+        because = f"the optimizer counts {e.count:g} updates of {name} after update {e.should_count}"
+        because += f", in {e.dtype}: its bias correction does not go on" if e.count < e.should_count else ""
+        yield Check(
+            f"count of updates{when}", abs(e.count - e.should_count), 0, "bias correction", because, tensor=name
+        )

@@ -1,0 +1,181 @@
+"""The steps of a backend that was driven, and what was seen of each."""
+
+from dataclasses import dataclass, field
+
+from mpcompare.verdict.judge.accumulation import MicroBatches
+from mpcompare.verdict.judge.errors import Errors
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Loss and gradients of one step beside exact ones.
+
+    Attributes:
+        loss: as the backend says.
+        exact_loss: in float64.
+        loss_noise: standard deviation of the loss if each stored activation is rounded once.
+        gradients: the error of each gradient; empty where the backend shows none.
+        micro_batches: None where the step has only one, or no gradients are shown.
+        of_tensors: the same of each gradient by itself; empty where there are none.
+        subnormal: the share of the activations' gradients, times the loss scale, below fp16's normal numbers.
+        effective_precision: the precision that the gradients show; None where none are shown, and of later steps.
+    """
+
+    loss: float
+    exact_loss: float
+    loss_noise: float
+    gradients: Errors = field(default_factory=dict)
+    micro_batches: MicroBatches | None = None
+    of_tensors: dict[str, MicroBatches] = field(default_factory=dict)
+    subnormal: float = 0.0
+    effective_precision: str | None = None
+
+
+@dataclass(frozen=True)
+class UpdateError:
+    """The change of a tensor beside the one that fp32 arithmetic makes of the gradients that the backend shows.
+
+    Attributes:
+        excess: the largest error over its bound.
+        slope: the change over the right one.
+        lost: the share of elements that should have moved and did not.
+        lost_in_fp32: the share of them that fp32 rounds away.
+        short: the share of the new elements that have no more digits than the compute dtype.
+        left: the share of elements that should have moved and did not, though the compute dtype would not round their
+            moves away.
+        far, should_far: of weights that are kept in bf16, the number of new elements that are beyond half a gap of it
+            from the right ones, and the number of them that rounding at random leaves there on average.
+    """
+
+    excess: float
+    slope: float
+    lost: float
+    lost_in_fp32: float
+    short: float
+    left: float
+    far: int = 0
+    should_far: float = 0.0
+
+
+@dataclass(frozen=True)
+class ClipFactor:
+    """The effect of clipping on one gradient, which becomes ``factor`` times itself, plus a rest.
+
+    Attributes:
+        factor: by least squares.
+        rest: the norm of the rest over ``norm``.
+        norm: that of the gradient before clipping.
+    """
+
+    factor: float
+    rest: float
+    norm: float
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The norms of one step's gradients before and after clipping, and the factor of each.
+
+    Attributes:
+        norm: that of all gradients before, as the backend says.
+        norm_after: that of the clipped ones.
+        clip_norm, norm_type: as the task asks for.
+        elements: the number of all elements.
+        should_norm, should_factor: the norm before, and the factor that follows from it; None where the gradients
+            before clipping cannot be seen.
+        factors: by tensor; empty where ``should_norm`` is None.
+    """
+
+    norm: float
+    norm_after: float
+    clip_norm: float
+    norm_type: float
+    elements: int
+    should_norm: float | None = None
+    should_factor: float | None = None
+    factors: dict[str, ClipFactor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The loss scale and the weights in one step.
+
+    Attributes:
+        finite: whether the gradients were, as far as they are shown.
+        skipped: whether the backend says that it skipped.
+        should_skip: whether the policy of the loss scale skips.
+        moved: whether a weight changed.
+        moved_early: whether one changed before the gradients of all micro-batches were there.
+        finite_after_clip: whether the clipped gradients were finite.
+        loss_scale: as the backend says, before the step.
+        should_scale: as the policy of the loss scale says, the backend's own where it promises one.
+        asked_scale: as the policy says that was asked for; None where it is the same one.
+    """
+
+    finite: bool
+    skipped: bool
+    should_skip: bool
+    moved: bool
+    loss_scale: float
+    should_scale: float
+    asked_scale: float | None = None
+    moved_early: bool = False
+    finite_after_clip: bool = False
+
+
+@dataclass(frozen=True)
+class NextScale:
+    """The loss scale after the last step: as the backend says, and as its policy says."""
+
+    loss_scale: float
+    should_scale: float
+
+
+@dataclass(frozen=True)
+class KnownMistake:
+    """A known mistake that wrong updates are compared with: the cause that it would be, and the largest error, over its
+    bound, of updates made that way."""
+
+    cause: str
+    excess: float
+
+
+@dataclass(frozen=True)
+class Drive:
+    """A new backend that was driven for some steps.
+
+    Attributes:
+        steps: in their order.
+        updates: the updates that were taken, by tensor.
+        clips: theirs, where the task clips.
+        next_scale: after the last step.
+        finite: the first step of the first batch whose gradients are finite; None where none is.
+        buffers: after the first step, skipped or not, beside the oracle's; empty where there are none.
+        known_mistakes: by how updates are made, in words that go on after "made"; empty where they are right.
+        digits: by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format;
+            empty where the updates are right, unless the backend promises moments of such a format.
+        early: the kinds of the optimizer's tensors that hold another number than 0 before the first update.
+        idle: of each update, whether each parameter moved that has no gradient in it; empty where all have one in every
+            update.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    updates: list[dict[str, UpdateError]] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+    next_scale: NextScale | None = None
+    finite: Gradients | None = None
+    buffers: Errors = field(default_factory=dict)
+    known_mistakes: dict[str, KnownMistake] = field(default_factory=dict)
+    digits: dict[str, float] = field(default_factory=dict)
+    early: list[str] = field(default_factory=list)
+    idle: list[dict[str, bool]] = field(default_factory=list)
+
+    @property
+    def gradients(self) -> Errors:
+        """The errors in the finite step; empty where there is none, or it shows none."""
+        return self.finite.gradients if self.finite else {}
+
+    @property
+    def first_scale(self) -> float:
+        """The loss scale of the first step whose gradients are finite, or else of the first step; 1 without steps."""
+        return next((s.loss_scale for s in self.steps if s.finite), self.steps[0].loss_scale if self.steps else 1.0)

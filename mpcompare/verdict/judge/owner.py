@@ -1,0 +1,38 @@
+"""The layer that owns a tensor."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The owner of a tensor.
+
+    Attributes:
+        layer: its name.
+        kind: its class.
+        inside: the classes of the modules around it, the outermost first.
+        part: the tensor's name in it, such as ``weight``.
+        place: among the layers in the order of their calls; -1 for one that is no layer of its own.
+        after: the layer whose output is its input as it is; empty where there is none.
+        uses: how often the tensor is used in a step, as far as layers tell: a tied one by each of its layers, and by a
+            layer as often as it is called.
+    """
+
+    layer: str
+    kind: str
+    inside: list[str]
+    part: str
+    place: int
+    after: str = ""
+    uses: int = 1
+
+    @property
+    def role(self) -> str:
+        """The role of the layer, as far as its class or that of a module around it tells it; else an empty string."""
+        if "Embedding" in self.kind:
+            return "embedding"
+        if "Norm" in self.kind:
+            return "normalization"
+        if self.kind.removesuffix("Cell") in ("RNN", "LSTM", "GRU"):
+            return "recurrent layer"
+        return "attention" if any("Attention" in name for name in (self.kind, *self.inside)) else ""

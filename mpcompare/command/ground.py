@@ -14,8 +14,7 @@ from mpcompare.instruments import fp32_products, heap, machine, memory_limit
 from mpcompare.shared import save
 from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.tasks.trial import fitted
-from mpcompare.verdict.examine.ground import Ground
-from mpcompare.verdict.examine.lent import of_network
+from mpcompare.verdict.examine.ground import Ground, of_network
 
 log = logging.getLogger(__name__)
 

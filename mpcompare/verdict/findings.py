@@ -60,6 +60,8 @@ Counts = dict[str, dict[str, list[int]]]  # by group (activations, ...) and tens
 class Findings:
     """Everything that examining one backend found.
 
+    What a check's own file describes is the field of the check's name: None where there was nothing to look at.
+
     Attributes:
         precision: in which the backend was asked to compute.
         recipe: the part of the task that decides how numbers are read.
@@ -71,21 +73,11 @@ class Findings:
         last: the step after training beside a new backend with the same weights.
         overflow: with a loss scale that is too large; None without loss scaling.
         infinite: a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``.
-        aged: a step from a state as it is after long training; None where it depends on no count.
-        trained: the update of the step after training; None where it was skipped, or could not be followed.
-        midway: an update in the middle of training; None without a schedule, and where it could not be followed.
         replays: steps beside their forced replays, by name: ``first``, ``sharp`` (at weights at which nothing is nearly
             linear), ``last`` (the step after training); empty where the backend does not show its layers.
-        padding: a step at weights and inputs of 0; None of a network that divides by nothing.
-        again: a step that was taken twice.
-        resume: a state that was saved and loaded.
-        masks: None where a step draws no random numbers.
-        loss_scale: None where the loss scale of each training step is right.
         moved: the change of each parameter over training, as a sketch.
-        moves: of its steps; None where nobody looked.
         buffers: those that training moved, as it left them.
         last_buffers: after the step that follows, beside those of a new backend that takes it, too.
-        held_out: loss and accuracy after training, before that step; None where there are no such samples.
         noise: training again; empty where the noise was not measured.
         lent: ``network``, ``batch`` and ``torch``, as far as the backend changed them; None where nobody looked.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where

@@ -14,7 +14,8 @@ from support.mutations import layers_of, mutated, subject_of
 from mpcompare.backends.amp import Amp
 from mpcompare.errors import BackendUnavailable
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.layers import doubt, in_the_first_step
+from mpcompare.verdict.judge.layers import checks as layer_checks
+from mpcompare.verdict.judge.layers import doubt
 from mpcompare.verdict.judge.sight import sight
 
 EVERY: Sequence[Network] = (*NETWORKS, *DRAWN)
@@ -62,8 +63,8 @@ def forced_row(network: Network, precision: str) -> dict[str, str]:
         for name, make in (("amp", Amp), ("master_weights", BACKENDS["master_weights"]))
     )
     alone = replace(amp, name="none", findings=replace(amp.findings, replays={}))
-    own = [c for c in in_the_first_step(Case(replace(amp, name="run"), alone)) if not c.name.startswith("zeros")]
-    checks = list(in_the_first_step(Case(other, amp)))
+    own = [c for c in layer_checks(Case(replace(amp, name="run"), alone)) if not c.name.startswith("zeros")]
+    checks = list(layer_checks(Case(other, amp)))
     seen = sight(Case(other, amp))
     assert seen is not None
     trained = [n for n, p in network.make().named_parameters() if p.requires_grad]

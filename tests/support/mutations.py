@@ -21,7 +21,8 @@ from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.drive import Drive, Gradients
 from mpcompare.verdict.judge.dtypes import checks as dtype_checks
-from mpcompare.verdict.judge.layers import Layers, in_the_first_step
+from mpcompare.verdict.judge.layers import Layers
+from mpcompare.verdict.judge.layers import checks as layer_checks
 
 PLACES = 5  # of each mutation in each network
 SEEN = 0.5  # of the norm of a tensor that roundings may make: below it a mutation is no larger than they are
@@ -182,7 +183,7 @@ def mutated(network: Network, precision: str, most: int = PLACES, seed: int = 0)
             make = lambda *args, m=mutation, p=place: Mutated(*args, mutation=m, place=p)  # noqa: E731
             run = layers_of(subject_of(network, precision, make), mutation.name)
             case = Case(run, right)
-            checks = [*dtype_checks(case), *in_the_first_step(case)]  # in the order of a verdict
+            checks = [*dtype_checks(case), *layer_checks(case)]  # in the order of a verdict
             failed = [check for check in checks if not check.passed]
             yield Mutant(mutation.name, place, failed, _effect(run.findings.replays["first"], found))
 

@@ -10,12 +10,10 @@ from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.task import buffers_of
 from mpcompare.verdict.examine.errors import gradient_errors
-from mpcompare.verdict.examine.numerics import sketch
+from mpcompare.verdict.examine.numerics import short_share, sketch
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.buffers import Buffer, Buffers
 from mpcompare.verdict.judge.errors import Errors
-
-SHORT = (torch.float16, torch.bfloat16)
 
 
 def buffers_of_backend(subject: Subject, backend: Any) -> Buffers:
@@ -44,6 +42,4 @@ def _buffer(name: str, initial: Tensor, b: Tensor) -> Buffer:
         value = f"{b.item():g}" if b.numel() == 1 else fingerprint({name: b.double().cpu()})
         return Buffer(*formats, whole=value, sketch=sketch({name: b.double()})[name])
     values = b[b != 0]
-    short = [(values.to(dtype).to(b.dtype) == values) for dtype in SHORT]
-    share = max(float(same.double().mean()) for same in short) if values.numel() else 0.0
-    return Buffer(*formats, sketch=sketch({name: b.double()})[name], elements=values.numel(), short=share)
+    return Buffer(*formats, sketch=sketch({name: b.double()})[name], elements=len(values), short=short_share(values))

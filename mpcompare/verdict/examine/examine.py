@@ -1,24 +1,7 @@
 """The examination of a backend: it is driven where its errors show, and what it does is written down as numbers.
 
-first       from the initial weights: loss and gradients beside the float64 oracle, updates beside fp32 arithmetic
-aged        the same from a state as it is after long training, in the step before the loss scale grows
-last        the trained backend's next step: its gradients beside those of a new one that starts from its weights, and
-            its update beside the optimizer's from the state that it has
-midway      an update in the middle of training, beside the optimizer's, where a schedule changes the learning rate
-layers      the first step beside its forced replay: what arrives at each layer, its output, and the gradients there
-sharp       the same at weights at which nothing is nearly linear
-padding     a step in which every number is 0, as in a row of padding: is all of it finite?
-again       one step, taken twice from one state: are its bits the same?
-overflow    from the initial weights with a loss scale that is too large, and with an infinite input; without a loss
-            scale the infinite input alone
-resume      a new backend that loaded the state of another, beside that other, step by step
-loss_scale  the loss scale of every training step, beside the one that its policy gives
-noise       trained again under changes that must not matter: how far apart may two correct runs be?
-masks       the random numbers of a step, such as dropout's masks: are they those that the network asks for?
-lent        whether a backend wrote into the network or the batch, which all of this is computed from, or patched torch
-
-Each is a file here. What one finds stands where a later one stops with an error. verdict/judge says what the numbers
-mean.
+Each pass is a file here. What one finds stands where a later one stops with an error. verdict/judge says what the
+numbers mean.
 """
 
 import math
@@ -51,7 +34,6 @@ from mpcompare.verdict.examine.noise import train_again
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.padding import padding
-from mpcompare.verdict.examine.patched import patches_torch
 from mpcompare.verdict.examine.resume import resume
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject, promised_task
@@ -109,17 +91,11 @@ def examine(
         noise=runs,
         replays={name: layers for name, layers in replays.items() if layers},
         promises=promises,
-        lent=_written(subject, batches[0], late) if subject.lent else None,
+        lent=written(subject, batches[0], late),
         stopped=late.stopped,
         hidden=late.hidden.get("layers", ""),
         **found,
     )
-
-
-def _written(subject: Subject, batch: Batches, late: Attempts) -> list[str]:
-    """Returns the names of what a backend changed of what it shares with its examination."""
-    patched = late.take("torch", lambda: patches_torch(subject, batch), False)
-    return written(subject.lent, subject.model, batch) + ["torch"] * patched
 
 
 def _of_network(subject: Subject, batch: Batches, exact: Exact) -> dict[str, Any]:

@@ -11,9 +11,13 @@ from torch import nn
 from mpcompare.apart import Apart, ApartError
 from mpcompare.contract import Batches
 from mpcompare.shared import ALONE, Shared
+from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.losses import Loss
+from mpcompare.tasks.task import buffers_of, params_of
 
 log = logging.getLogger(__name__)
+
+Lent = Mapping[str, str]  # by name a fingerprint of what is lent to backends
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Exactly:
     """Values of a ground, which all entrants of a race share: computed where no backend has been, if there is such a
     process, else here."""
 
-    def __init__(self, shared: Shared, apart: Apart | None, lent: Mapping[str, str]) -> None:
+    def __init__(self, shared: Shared, apart: Apart | None, lent: Lent) -> None:
         """
         Args:
             lent: the fingerprint of the network as it was before any backend was made, or nothing.
@@ -72,3 +76,14 @@ class Exactly:
             self.shared = ALONE
             raise ApartError("the network has other initial weights there")
         self._is_made = True
+
+
+def of_network(model: nn.Module) -> Lent:
+    """Returns the fingerprint of a network with its initial weights; to be taken before any backend is made."""
+    return {"network": fingerprint({**params_of(model), **buffers_of(model)})}
+
+
+def of_batch(batch: Batches) -> Lent:
+    """Returns the fingerprint of the first batch, which every backend is given; to be taken before any step."""
+    named = {f"{name}{number}": t for number, (x, y) in enumerate(batch) for name, t in (("x", x), ("y", y))}
+    return {"batch": fingerprint(named)}

@@ -1,28 +1,39 @@
-"""The network and the batches, which are lent to backends: whoever writes into them changes the task of all passes."""
-
-from collections.abc import Mapping
-
-from torch import nn
+"""What a backend shares with the replays of its steps: the network, the first batch, and torch. What it changes there
+changes both alike."""
 
 from mpcompare.contract import Batches
-from mpcompare.tasks.fingerprint import fingerprint
-from mpcompare.tasks.task import buffers_of, params_of
+from mpcompare.precision import Precision
+from mpcompare.verdict.examine.attempts import Attempts
+from mpcompare.verdict.examine.ground import Ground, of_batch, of_network
+from mpcompare.verdict.examine.numerics import sketch
+from mpcompare.verdict.examine.oracle import exact_step
+from mpcompare.verdict.examine.subject import Subject
 
-Lent = Mapping[str, str]  # by name a fingerprint of what is lent
-
-
-def of_network(model: nn.Module) -> Lent:
-    """Returns the fingerprint of a network with its initial weights; to be taken before any backend is made."""
-    return {"network": fingerprint({**params_of(model), **buffers_of(model)})}
-
-
-def of_batch(batch: Batches) -> Lent:
-    """Returns the fingerprint of the first batch, which every backend is given; to be taken before any step."""
-    named = {f"{name}{number}": t for number, (x, y) in enumerate(batch) for name, t in (("x", x), ("y", y))}
-    return {"batch": fingerprint(named)}
+ROWS = 4
+FAR = 2.0**-24  # an error that float64 does not make
 
 
-def written(lent: Lent, model: nn.Module, batch: Batches) -> list[str]:
-    """Returns the names of what is not any more what it was when it was lent."""
-    now = {**of_network(model), **of_batch(batch)}
-    return [name for name, before in lent.items() if now[name] != before]
+def written(subject: Subject, batch: Batches, late: Attempts) -> list[str] | None:
+    """Returns the names of what a backend changed; None where no fingerprints were taken before it was made."""
+    if not subject.lent:
+        return None
+    now = {**of_network(subject.model), **of_batch(batch)}
+    patched = late.take("torch", lambda: patches_torch(subject, batch), False)
+    return [name for name, before in subject.lent.items() if now[name] != before] + ["torch"] * patched
+
+
+def patches_torch(subject: Subject, batch: Batches) -> bool:
+    """Returns whether an exact step of a few rows has other gradients in this process than in one in which no backend
+    has been, if there is such a process."""
+    ground = subject.ground(batch)
+    there = subject.exactly.once(f"few-rows-{subject.precision.name}", ground, _few_rows, subject.precision)
+    here = _few_rows(ground, subject.precision)
+    pairs = [(a, b) for name, values in there.items() for a, b in zip(values, here[name], strict=True)]
+    return bool(sum((a - b) ** 2 for a, b in pairs) > FAR**2 * sum(a**2 for a, _ in pairs))
+
+
+def _few_rows(ground: Ground, precision: Precision) -> dict[str, list[float]]:
+    """Returns the gradients of a few rows as sketches."""
+    x, y = ground.batch[0]
+    step = exact_step(ground.network, ground.loss_fn, [(x[:ROWS], y[:ROWS])], precision)
+    return {"loss": [step.loss], **sketch(step.grads)}

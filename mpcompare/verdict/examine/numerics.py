@@ -114,6 +114,12 @@ def stride_of(tensor: Tensor, most: int) -> int:
     return distance
 
 
+def short_share(values: Tensor) -> float:
+    """Returns the share of numbers, none of which is 0, that have no more digits than fp16 or bf16."""
+    exact = [values.to(dtype).to(values.dtype) == values for dtype in (torch.float16, torch.bfloat16)]
+    return max(float(same.double().mean()) for same in exact) if len(values) else 0.0
+
+
 SKETCH = 256
 
 

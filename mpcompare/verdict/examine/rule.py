@@ -11,6 +11,7 @@ from mpcompare.tasks.optimizers import IN_FP32, Coarse, Optimizer
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import Change, update_errors
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
+from mpcompare.verdict.examine.numerics import short_share
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import KnownMistake, UpdateError
@@ -52,8 +53,7 @@ def digits(state: Mapping[str, Params]) -> dict[str, float]:
     for kind, tensors in _moments(state).items():
         values = torch.cat([t.detach().flatten() for t in tensors.values() if t.dim()] or [torch.zeros(0)])
         if len(values := values[values != 0]):
-            exact = [(values.to(dtype).float() == values).double().mean() for dtype in (torch.float16, torch.bfloat16)]
-            shares[kind] = float(max(exact))
+            shares[kind] = short_share(values)
     return shares
 
 

@@ -18,8 +18,7 @@ from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.tasks.groups import by_names
 from mpcompare.tasks.task import Params, Task
-from mpcompare.verdict.examine.ground import Exactly, Ground
-from mpcompare.verdict.examine.lent import Lent
+from mpcompare.verdict.examine.ground import Exactly, Ground, Lent
 from mpcompare.verdict.judge.held_out import HeldOut
 
 

@@ -7,7 +7,7 @@ from mpcompare.verdict.judge import clip, loss_scale, optimizer
 from mpcompare.verdict.judge.check import Case, Check
 from mpcompare.verdict.judge.counts import Count, of_step
 from mpcompare.verdict.judge.drive import Drive
-from mpcompare.verdict.judge.gradients import from_an_aged_state
+from mpcompare.verdict.judge.gradients import of_drives
 
 AGED = "aged"
 
@@ -29,11 +29,13 @@ class Aged:
 
 def checks(case: Case) -> Iterator[Check]:
     """Yields the checks of the first pass, once more, and the count of updates, exactly."""
-    aged = case.run.findings.aged
+    aged, reference = case.run.findings.aged, case.reference.findings.aged
     if aged is None:
         return
     yield from loss_scale.of_pass(AGED, aged.drive)
-    yield from from_an_aged_state(case)
+    if reference:
+        where = "in the step after which the loss scale grows" if aged.grows else "from an aged state"
+        yield from of_drives(case, where, (aged.drive, reference.drive), {}, "")
     yield from of_step(aged.counts)
     yield from clip.of_pass(case.run, AGED, aged.drive)
     yield from optimizer.of_passes(case.run, {AGED: aged.drive})

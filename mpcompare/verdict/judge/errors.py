@@ -40,6 +40,12 @@ class GradientError:
 Errors = dict[str, GradientError | None]
 
 
+def known(error: GradientError | None) -> GradientError:
+    """Returns the error of a gradient that is known to be shown."""
+    assert error is not None
+    return error
+
+
 def relative_error(error: GradientError | None) -> float:
     """``GradientError.relative``; inf where the gradient is missing."""
     return math.inf if error is None else error.relative

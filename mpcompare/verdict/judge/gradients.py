@@ -14,33 +14,12 @@ FIRST = "in the first step"
 AFTER_TRAINING = "after training"
 
 
-def in_the_first_step(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Iterator[Check]:
     """Yields checks of the pass ``first`` where no forced replay sees the step: the oracle of the whole network sees
     less."""
     if "first" not in case.run.findings.replays:
         drives = (case.run.findings.first, case.reference.findings.first)
-        yield from _of_drives(case, FIRST, drives, case.run.findings.rounding, "")
-
-
-def after_a_skip(case: Case) -> Iterator[Check]:
-    """Yields checks of the pass ``overflow``."""
-    drives = (case.run.findings.overflow, case.reference.findings.overflow)
-    yield from _of_drives(case, "after a skipped step", drives, {}, "after a skip")
-
-
-def from_an_aged_state(case: Case) -> Iterator[Check]:
-    """Yields checks of the pass ``aged``; the errors tell their cause, as in the first step."""
-    run, reference = case.run.findings.aged, case.reference.findings.aged
-    if run and reference:
-        where = "in the step after which the loss scale grows" if run.grows else "from an aged state"
-        yield from _of_drives(case, where, (run.drive, reference.drive), {}, "")
-
-
-def later_steps(case: Case) -> Iterator[Check]:
-    """Yields checks of the pass ``last``."""
-    run, reference = case.run.findings.last, case.reference.findings.last
-    if not case.is_reference and run.gradients and reference.gradients:
-        yield from gradient_checks(case, AFTER_TRAINING, (Pass(run), Pass(reference)), {}, "later steps")
+        yield from of_drives(case, FIRST, drives, case.run.findings.rounding, "")
 
 
 def not_finite(gradients: Gradients) -> list[str]:
@@ -51,13 +30,14 @@ def not_finite(gradients: Gradients) -> list[str]:
     return [name for name, e in gradients.gradients.items() if e and not math.isfinite(e.norm)]
 
 
-def _of_drives(
+def of_drives(
     case: Case,
     where: str,
     drives: tuple[Drive | None, Drive | None],
     roundings: dict[str, RoundingError],
     cause: str,
 ) -> Iterator[Check]:
+    """Yields the checks of a pass of the run and its reference; a ``cause`` is that of all that fails."""
     run, reference = drives
     if case.is_reference or not (run and reference and run.gradients and reference.gradients):
         return

@@ -1,13 +1,15 @@
-"""The kinds of checks: each a number, a limit that is derived, and the cause where it does not hold.
+"""The checks in the order of their power to explain: the first that fails is the cause of what fails after it.
 
+Each is a file of its name: what was found, numbers, limits that are derived, and the cause where they do not hold.
 Limits come from the rounding of the precision, from the errors that the reference makes itself, or from the noise that
-it measured; none was chosen so that something passes. To add a kind, write its file and its line here.
+it measured; none was chosen so that something passes. To add a check, write its file and its word here.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from mpcompare.verdict.judge import (
+    after_a_skip,
     again,
     aged,
     buffers,
@@ -17,6 +19,7 @@ from mpcompare.verdict.judge import (
     gradients,
     held_out,
     idle,
+    later_steps,
     layers,
     lent,
     loss_scale,
@@ -29,44 +32,23 @@ from mpcompare.verdict.judge import (
     promises,
     resume,
     run,
+    sharp,
     timed_steps,
     trained,
     trained_buffers,
+    trained_layers,
 )
 from mpcompare.verdict.judge.check import Case, Check
 
-# In the order of their power to explain: the first that fails is the cause of what fails after it. Of the reference
-# itself, each yields what needs no other run.
+# Of the reference itself, each yields what needs no other run.
 KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
-    "lent": lent.checks,
-    "promises": promises.checks,
-    "dtypes": dtypes.checks,
-    "loss scale": loss_scale.checks,
-    "again": again.checks,
-    "gradients": gradients.in_the_first_step,
-    "layers": layers.in_the_first_step,
-    "masks": masks.checks,
-    "buffers": buffers.checks,
-    "clip": clip.checks,
-    "idle": idle.checks,
-    "counts": counts.checks,
-    "optimizer": optimizer.checks,
-    "later steps": gradients.later_steps,
-    "trained layers": layers.after_training,
-    "overflow": overflow.checks,
-    "after a skip": gradients.after_a_skip,
-    "sharp": layers.at_sharp_weights,
-    "padding": padding.checks,
-    "resume": resume.checks,
-    "aged": aged.checks,
-    "trained": trained.checks,
-    "midway": midway.checks,
-    "trained buffers": trained_buffers.checks,
-    "timed steps": timed_steps.checks,
-    "moves": moves.checks,
-    "run": run.checks,
-    "held out": held_out.checks,
-}
+    module.__name__.rpartition(".")[2].replace("_", " "): module.checks
+    for module in (
+        lent, promises, dtypes, loss_scale, again, gradients, layers, masks, buffers, clip, idle, counts, optimizer,
+        later_steps, trained_layers, overflow, after_a_skip, sharp, padding, resume, aged, trained, midway,
+        trained_buffers, timed_steps, moves, run, held_out,
+    )
+}  # fmt: skip
 
 
 def all_checks(case: Case) -> Iterator[Check]:

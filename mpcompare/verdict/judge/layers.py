@@ -13,7 +13,7 @@ from mpcompare.verdict.judge.causes import APART, LOST, Pass, parent, underflows
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
+from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError, known
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
 
@@ -45,19 +45,16 @@ class Layers(Gradients):
     as_given: bool = True
 
 
-def in_the_first_step(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Iterator[Check]:
     """Yields checks of the first step."""
-    yield from _checks(case, "first")
+    yield from of_replay(case, "first")
 
 
-def at_sharp_weights(case: Case) -> Iterator[Check]:
-    """Yields checks of a step at weights at which nothing is nearly linear."""
-    yield from _checks(case, "sharp")
-
-
-def after_training(case: Case) -> Iterator[Check]:
-    """Yields checks of the step that follows on training."""
-    yield from _checks(case, "last")
+def of_replay(case: Case, name: str) -> Iterator[Check]:
+    """Yields checks of the step whose replay has this name."""
+    run, reference = (each.findings.replays.get(name) for each in (case.run, case.reference))
+    if not case.is_reference and run is not None:
+        yield from of_step(case, run, reference, WHERE[name])
 
 
 def doubt(run: Examined) -> str:
@@ -71,7 +68,7 @@ def doubt(run: Examined) -> str:
         worst = max(excess, key=excess.__getitem__, default="")
         if worst and excess[worst] > K:
             kind, _, layer = worst.partition(" ")
-            place = layers.places[worst] if kind in KINDS else _as_place(_known(layers.gradients[layer]), layers, layer)
+            place = layers.places[worst] if kind in KINDS else _as_place(known(layers.gradients[layer]), layers, layer)
             said = f"{_said(kind, layer, WHERE[name])} is itself {_percent(place)} off, beyond what roundings make"
             reason = digits.beyond(layers.digits.get(_computed_at(kind, layer)), run.precision)
             return f"{said}: {reason}" if reason else said
@@ -83,20 +80,9 @@ def _computed_at(kind: str, layer: str) -> str:
     return {"input": f"before {layer}", "output": layer, "parameter": layer.rpartition(".")[0]}.get(kind, "")
 
 
-def _known(error: GradientError | None) -> GradientError:
-    assert error is not None
-    return error
-
-
 def _as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:
     rounding = layers.rounding[tensor]
     return PlaceError(e.error, e.norm, rounding.error, rounding.dimensions, rounding.samples, rounding.terms)
-
-
-def _checks(case: Case, name: str) -> Iterator[Check]:
-    run, reference = (each.findings.replays.get(name) for each in (case.run, case.reference))
-    if not case.is_reference and run is not None:
-        yield from of_step(case, run, reference, WHERE[name])
 
 
 def of_step(

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.drive import Drive
 from mpcompare.verdict.judge.trajectories import common_steps, draws_alike
@@ -24,7 +23,7 @@ def checks(case: Case) -> Iterator[Check]:
     A backend may compute a batch in parts, row by row at the most, whose sums are smaller than those of all rows: by
     their number at the most, if none cancel. So its gradients may overflow at a loss scale that is larger by that.
     """
-    if case.is_reference or promises.own_loss_scale(case.run):
+    if case.is_reference or case.run.findings.promises.loss_scale:
         return
     yield _in_training(case)
     if not case.run.findings.first.gradients:  # nothing shows whether they were finite

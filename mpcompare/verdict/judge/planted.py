@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mpcompare.verdict.judge import gradients, layers
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.errors import GradientError
+from mpcompare.verdict.judge.errors import GradientError, known
 
 # What each makes of the errors of a gradient g that is right: ||-g - g|| = 2 ||g||, and so on. Another order of the
 # elements has no part in the direction of g.
@@ -39,15 +39,10 @@ def _judged(case: Case, name: str, spoil: Callable[[GradientError], GradientErro
     """Yields the checks of the first step with one gradient spoilt."""
     findings = case.run.findings
     if shown := findings.replays.get("first"):
-        first = replace(shown, gradients={**shown.gradients, name: spoil(_known(shown.gradients[name]))})
+        first = replace(shown, gradients={**shown.gradients, name: spoil(known(shown.gradients[name]))})
         run = replace(case.run, findings=replace(findings, replays={**findings.replays, "first": first}))
-        yield from layers.in_the_first_step(replace(case, run=run))
+        yield from layers.checks(replace(case, run=run))
     elif finite := findings.first.finite:
-        step = replace(finite, gradients={**finite.gradients, name: spoil(_known(finite.gradients[name]))})
+        step = replace(finite, gradients={**finite.gradients, name: spoil(known(finite.gradients[name]))})
         run = replace(case.run, findings=replace(findings, first=replace(findings.first, finite=step)))
-        yield from gradients.in_the_first_step(replace(case, run=run))
-
-
-def _known(error: GradientError | None) -> GradientError:
-    assert error is not None
-    return error
+        yield from gradients.checks(replace(case, run=run))

@@ -45,11 +45,6 @@ def change_training(run: Examined) -> bool:
     return any(promise.kept and promise.changes_training for promise in promises_of(run))
 
 
-def own_loss_scale(run: Examined) -> bool:
-    """Returns whether the loss scale is another one than was asked for, as promised: then other steps overflow."""
-    return bool(run.findings.promises.loss_scale)
-
-
 def unseen(run: Examined) -> list[str]:
     """Returns the words of the promises that nothing could show."""
     return [promise.words for promise in promises_of(run) if promise.kept is None]

@@ -94,9 +94,8 @@ def _blind(seen: Sight) -> tuple[str, str]:
     if seen.not_flagged:
         return "planted errors", f"an error that was planted is not flagged: {'; '.join(seen.not_flagged)}"
     every = [*seen.layers, *seen.unseen]
-    cause = ", ".join(every[:2]) + (f" and {len(every) - 2} more" if len(every) > 2 else "")
     share = f"{100 * seen.share:.3g} % of the numbers of the gradients are seen"
-    return cause, f"one rounding of each result, or the reference's own error, is over 10 % there; {share}"
+    return listed(every), f"one rounding of each result, or the reference's own error, is over 10 % there; {share}"
 
 
 def _unchecked(case: Case) -> list[str]:

@@ -22,7 +22,8 @@ from mpcompare.tasks.text import CharGpt, CharLstm
 from mpcompare.verdict.examine.forced.record import OUTPUT, recorded
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.judge.check import Case
-from mpcompare.verdict.judge.layers import doubt, in_the_first_step
+from mpcompare.verdict.judge.layers import checks as layer_checks
+from mpcompare.verdict.judge.layers import doubt
 from mpcompare.verdict.judge.sight import sight
 
 
@@ -133,13 +134,13 @@ def test_a_right_step_is_within_its_roundings_everywhere(network, precision):
     assert called - names <= {"same"}  # what hands its input on as it is, is no layer
     assert found.gradients.keys() == dict(network.make().named_parameters()).keys()
     case = Case(run, replace(run, name="reference"))
-    checks = list(in_the_first_step(case))
+    checks = list(layer_checks(case))
     assert len(checks) > len(found.gradients)
     # Compared with itself a run is at half of its limit at most; here it is held to roundings alone.
     alone = replace(run, name="none", findings=replace(run.findings, replays={}))
     assert doubt(run) == ""
     if network.name != "cnn" and precision != "fp32":  # how a convolution sums its terms depends on the CPU
-        for check in in_the_first_step(Case(run, alone)):
+        for check in layer_checks(Case(run, alone)):
             assert check.value <= 0.8 * check.limit, check
     seen = sight(case)
     assert seen is not None
@@ -179,7 +180,7 @@ def test_zeros_of_numbers_too_small_for_fp16_are_foreseen():
     right, run = (layers_of(subject_of(network, "fp16", BACKENDS[n]), n) for n in ("amp", "master_weights"))
     foreseen = right.findings.replays["first"].rounding["positions"].zeros
     assert foreseen > 0.05
-    zeros = [c for c in in_the_first_step(Case(run, right)) if c.name.startswith("zeros") and "positions" in c.name]
+    zeros = [c for c in layer_checks(Case(run, right)) if c.name.startswith("zeros") and "positions" in c.name]
     assert all(c.passed and c.limit > 0.1 * 784 for c in zeros)
     assert right.findings.replays["first"].rounding["last.weight"].zeros < 0.01
 
@@ -246,7 +247,7 @@ def test_no_gradients_are_lost_behind_layers_that_detach():
     run = layers_of(subject_of(NETWORKS[0], "bf16", Detaches), "run")
     assert run.findings.replays["first"].detached == ["norm"]
     right = layers_of(subject_of(NETWORKS[0], "bf16", Amp), "amp")
-    failed = [check for check in in_the_first_step(Case(run, right)) if not check.passed]
+    failed = [check for check in layer_checks(Case(run, right)) if not check.passed]
     assert failed[0].cause == "gradient missing"
     assert "norm" in failed[0].because
 

@@ -13,7 +13,7 @@ from torch import nn
 from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import examined_of, judge_run
 from mpcompare.verdict.judge.check import Case
-from mpcompare.verdict.judge.layers import in_the_first_step
+from mpcompare.verdict.judge.layers import checks as layer_checks
 from mpcompare.verdict.judge.planted import PLANTED
 from mpcompare.verdict.judge.sight import sight
 
@@ -136,7 +136,7 @@ def test_a_gradient_that_is_missing_fails_in_its_layer_too(amp):
     name = next(iter(first.gradients))
     run = replace(with_first(amp, gradients={**first.gradients, name: None}), name="run")
     case = Case(examined_of(run), examined_of(amp))
-    failed = [check for check in in_the_first_step(case) if not check.passed]
+    failed = [check for check in layer_checks(case) if not check.passed]
     assert [check.name for check in failed] == [f"gradient in the first step, {name}"]
     assert failed[0].cause == "gradient missing"
 
@@ -188,10 +188,10 @@ class OtherMomentum(Amp):
 def test_running_statistics_of_a_real_network_are_seen():
     network = next(network for network in NETWORKS if network.name == "mobilenet_v3_small")
     amp, run = (layers_of(subject_of(network, "bf16", backend), backend.__name__) for backend in (Amp, OtherMomentum))
-    failed = [check for check in in_the_first_step(Case(run, amp)) if not check.passed]
+    failed = [check for check in layer_checks(Case(run, amp)) if not check.passed]
     assert [check.cause for check in failed] == ["running statistics"]
     assert "the buffer features.6.block.3.1.running_" in failed[0].because
-    assert not [check for check in in_the_first_step(Case(replace(amp, name="run"), amp)) if not check.passed]
+    assert not [check for check in layer_checks(Case(replace(amp, name="run"), amp)) if not check.passed]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from support.tasks import make_batch, make_task
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.examine.ground import Ground
-from mpcompare.verdict.examine.patched import _few_rows, patches_torch
+from mpcompare.verdict.examine.lent import _few_rows, patches_torch
 
 TASK = make_task()
 BF16 = PRECISIONS["bf16"]

@@ -1,0 +1,12 @@
+"""Gradients of the first good step after a skipped one, compared with those of a new backend at the same weights."""
+
+from collections.abc import Iterator
+
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.gradients import of_drives
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields checks of the pass ``overflow``."""
+    drives = (case.run.findings.overflow, case.reference.findings.overflow)
+    yield from of_drives(case, "after a skipped step", drives, {}, "after a skip")

@@ -1,0 +1,14 @@
+"""Gradients of the trained backend's next step, compared with those of a new backend at its weights."""
+
+from collections.abc import Iterator
+
+from mpcompare.verdict.judge.causes import Pass
+from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.gradients import AFTER_TRAINING, gradient_checks
+
+
+def checks(case: Case) -> Iterator[Check]:
+    """Yields checks of the pass ``last``."""
+    run, reference = case.run.findings.last, case.reference.findings.last
+    if not case.is_reference and run.gradients and reference.gradients:
+        yield from gradient_checks(case, AFTER_TRAINING, (Pass(run), Pass(reference)), {}, "later steps")

@@ -36,7 +36,7 @@ def _of_function(function: ast.FunctionDef, named: dict[str, ast.expr]) -> Itera
             yield from _strings(node.args[3], named)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Known":
             yield from _strings(node.args[0], named)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("_of_drives", "gradient_checks")):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("of_drives", "gradient_checks")):
             yield from _strings(node.args[-1], named)
         elif isinstance(node, ast.Return) and node.value and function.name in NAMING:
             yield from _strings(node.value, named)

@@ -17,14 +17,20 @@ class Attempts:
     """Takes passes one by one, whatever they raise.
 
     Attributes:
+        found: what they found, by the field of the findings.
         stopped: by name of a pass the error that it stopped with, in a line.
         hidden: why a step cannot be replayed layer by layer, by name of the pass.
     """
 
     def __init__(self, trim: Callable[[], object] = lambda: None) -> None:
+        self.found: dict[str, Any] = {}
         self.stopped: dict[str, str] = {}
         self.hidden: dict[str, str] = {}
         self.trim = trim
+
+    def find(self, field: str, found: Callable[[], object], name: str = "") -> None:
+        """Takes a pass of this name, or that of its field; None is found where it stops."""
+        self.found[field] = self.take(name or field, found, None)
 
     def take(self, name: str, found: Callable[[], T], otherwise: T) -> T:
         """Returns what a pass finds, or ``otherwise`` where it stops. The next one has other tensors: freed memory goes

@@ -64,23 +64,26 @@ def examine(
     late, promises = Attempts(heap.trim), promises_of(stepper.backend)
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
-    exact = oracle(subject, batches[0], subject.precision)
-    found = _of_network(subject, batches[0], exact)  # before a backend has tensors beside those of the oracle
-    found |= _at_the_start(subject, batches, exact, late)
+    exact, x = oracle(subject, batches[0], subject.precision), batches[0][0][0]
+    late.found |= {  # before a backend has tensors beside those of the oracle
+        "longest_sum": longest_sum(subject.model, x, subject.task.batch_size),
+        "layers": layers(subject.examined, exact.order, x[:4]),
+    }
+    _at_the_start(subject, batches, exact, late)
     yield Progress(0, 1, "each layer")
     start = late.take("layers", lambda: layers_at_the_start(subject, batches[0]), None)
     sharp = late.take("sharp", lambda: layers_at_sharp_weights(subject, batches[0]), None) if start else None
-    found["masks"] = masks_of(subject, batches[0], start is None or start.as_given)
-    found["rounding"] = {} if start else _rounding(subject, batches[0])
+    late.found["masks"] = masks_of(subject, batches[0], start is None or start.as_given)
+    late.found["rounding"] = {} if start else _rounding(subject, batches[0])
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
-    found |= _at_the_end(subject, stepper, rows, exact if noise else None, after, late)
-    replays = {"first": start, "sharp": sharp, "last": found.pop("replay", None)}
+    _at_the_end(subject, stepper, rows, exact if noise else None, after, late)
+    replays = {"first": start, "sharp": sharp, "last": late.found.pop("replay", None)}
     if subject.scaling.scales:
         yield Progress(0, 1, "overflow")
-    found["overflow"] = late.take("overflow", lambda: overflow(subject, batches, exact), None)
+    late.find("overflow", lambda: overflow(subject, batches, exact))
     yield Progress(0, 1, "a backend that is loaded")
-    found["resume"] = late.take("resume", lambda: resume(subject, batches), None)
+    late.find("resume", lambda: resume(subject, batches))
     runs = yield from late.over("noise", _noise_runs(subject, rows, noise), [])
     return Findings(
         precision=subject.precision.name,
@@ -94,36 +97,20 @@ def examine(
         lent=written(subject, batches[0], late),
         stopped=late.stopped,
         hidden=late.hidden.get("layers", ""),
-        **found,
+        **late.found,
     )
 
 
-def _of_network(subject: Subject, batch: Batches, exact: Exact) -> dict[str, Any]:
-    """Returns the findings, by their names, that do not depend on the backend."""
-    x = batch[0][0]
-    return {
-        "longest_sum": longest_sum(subject.model, x, subject.task.batch_size),
-        "layers": layers(subject.examined, exact.order, x[:4]),
-    }
-
-
-def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> dict[str, Any]:
-    """Returns the findings, by their names, of backends that have not trained.
-
-    Args:
-        batches: the first ones.
-        exact: the oracle's step on the first of them.
-        late: takes all passes but the first one.
-    """
+def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> None:
+    """Takes the passes of backends that have not trained; ``exact`` is the oracle's step on the first batch."""
     batch, driver = batches[0], first(subject, batches, exact)
     age = late.take("aged", partial(age_of, subject, driver), None)
-    found: dict[str, Any] = {"first": driver.result()}
-    found["infinite"] = late.take("infinite input", partial(infinite_input, subject, driver, batch), None)
-    found["again"] = late.take("again", partial(again, subject, driver.backend, batch), None)
-    found["padding"] = late.take("padding", partial(padding, subject, driver.backend, batch), None)
+    late.found["first"] = driver.result()
+    late.find("infinite", partial(infinite_input, subject, driver, batch), "infinite input")
+    late.find("again", partial(again, subject, driver.backend, batch))
+    late.find("padding", partial(padding, subject, driver.backend, batch))
     del driver  # its backend is freed before the next one is made
-    found["aged"] = late.take("aged", lambda: age and aged(subject, age, batch, exact), None)
-    return found
+    late.find("aged", lambda: age and aged(subject, age, batch, exact))
 
 
 def _at_the_end(
@@ -133,27 +120,22 @@ def _at_the_end(
     exact: Exact | None,
     batch: Batches,
     late: Attempts,
-) -> dict[str, Any]:
-    """Returns the findings, by their names, of what training left, and of the step that follows.
+) -> None:
+    """Looks at what training left, and takes the step that follows, on ``batch``.
 
     Args:
         exact: the oracle's first step, whose exponents are counted too; None: none are.
-        batch: of that step.
-        late: takes that step, which may stop.
     """
     trained = stepper.backend
     network = with_values(subject.model, trained.master_params(), trained.buffers())
-    found: dict[str, Any] = {
-        "buffers": buffers_of_backend(subject, trained),
-        "held_out": subject.held_out_by(trained),
-        "last": Gradients(math.nan, math.nan, math.nan),
-    }
-    found |= late.take("last", lambda: last(subject, stepper, rows, network, batch, late), dict[str, Any]())
-    found["midway"] = late.take("midway", lambda: midway(subject, stepper), None)
+    late.found["buffers"] = buffers_of_backend(subject, trained)
+    late.found["held_out"] = subject.held_out_by(trained)
+    nothing = {"last": Gradients(math.nan, math.nan, math.nan)}
+    late.found |= late.take("last", lambda: last(subject, stepper, rows, network, batch, late), nothing)
+    late.find("midway", lambda: midway(subject, stepper))
     if exact is not None:
         counted = partial(exponents_of, subject, exact, network, batch)
-        found["exponents"] = late.take("exponents", counted, dict[str, Any]())
-    return found
+        late.found["exponents"] = late.take("exponents", counted, dict[str, Any]())
 
 
 def _noise_runs(
@@ -180,11 +162,5 @@ def _rounding_values(ground: Ground, precision: Precision) -> dict[str, dict[str
 
 def recipe(task: Task) -> Recipe:
     """Returns the settings of the task that decide how its numbers are read."""
-    return Recipe(
-        batch_size=task.batch_size,
-        accumulate=task.accumulate,
-        clip_norm=task.clip_norm,
-        clip_norm_type=task.clip_norm_type,
-        linear=task.optimizer.linear,
-        bounded=task.optimizer.bounded,
-    )
+    clips, optimizer = (task.clip_norm, task.clip_norm_type), task.optimizer
+    return Recipe(task.batch_size, task.accumulate, *clips, optimizer.linear, optimizer.bounded)

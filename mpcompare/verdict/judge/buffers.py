@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.causes import TensorError
 from mpcompare.verdict.judge.check import Case, Check, listed
-from mpcompare.verdict.judge.errors import RoundingError
+from mpcompare.verdict.judge.errors import Errors, RoundingError
 from mpcompare.verdict.judge.limits import K, stored_coarsely, tensor_limit
 
 IN_16_BITS = "buffers in 16 bits"
@@ -95,13 +95,20 @@ def _of_pass(case: Case, where: str, after: str, roundings: Mapping[str, Roundin
     """Yields the checks of one pass: as for gradients, but that buffers stay in fp32, unless a backend promises other
     weights. The numbers that they are made of may be rounded, and they may not."""
     run, reference = case.run.findings.drives.get(where), case.reference.findings.drives.get(where)
-    if case.is_reference or not (run and reference and run.buffers):
-        return
-    for name, e in reference.buffers.items():
+    if not case.is_reference and run and reference and run.buffers:
+        yield from of_step(case, after, run.buffers, reference.buffers, roundings)
+
+
+def of_step(
+    case: Case, after: str, own: Errors, others: Errors, roundings: Mapping[str, RoundingError], more: str = ""
+) -> Iterator[Check]:
+    """Yields the checks of the buffers ``after`` a step, as far as the reference shows them; ``more`` goes on after
+    their sentences."""
+    for name, e in others.items():
         if e is None:
             continue
         limit = tensor_limit(case.run, replace(e, largest=0.0), roundings.get(name))
-        error = TensorError(run.buffers.get(name), limit + stored_coarsely(case.run) * e.norm)
+        error = TensorError(own.get(name), limit + stored_coarsely(case.run) * e.norm)
         if not math.isnan(error.limit):
-            because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm {after}"
+            because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm {after}{more}"
             yield Check(f"buffer {after}", error.error, error.limit, cause_of(case, name), because, tensor=name)

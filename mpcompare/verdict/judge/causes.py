@@ -264,11 +264,6 @@ EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
 )
 
 
-def parent(layer: str) -> str:
-    """Returns the name of the module around a layer."""
-    return layer.rpartition(".")[0]
-
-
 def too_small(run: Examined, own: Pass, reference: Pass) -> str:
     """Returns a clause that goes on after another, if fp16 holds most of the activations' gradients with less than its
     digits, and far fewer of the reference's, whose loss scale is larger."""

@@ -34,7 +34,8 @@ def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Iterator[
     error, tiny = norm_error(clip, u)
     if clip.should_norm is not None:
         because = f"it says that the gradients' norm is {clip.norm:.6g} in {name}, and it is {before:.6g}"
-        because += _known_norm(clip.norm / before if before else 0.0, scales)
+        known = [scale for scale in scales if math.isclose(clip.norm, scale * before, rel_tol=1e-3)]
+        because += f": that of gradients times the loss scale {known[0]:g}" if known else ""
         yield Check(f"norm in {name}", abs(clip.norm - before), error * before + tiny, "clip", because)
     factor = factor_of_norm(before, clip.clip_norm) if clip.should_factor is None else clip.should_factor
     why = _factors(clip, scales) if clip.should_norm is not None else ""
@@ -83,13 +84,6 @@ def _factors(clip: Clip, scales: Sequence[float]) -> str:
             return f": the norm is that of gradients over the loss scale {scale:g}"
     if makes([sum(e.norm for e in factors)] * len(factors)):
         return ": the tensors' norms are added"
-    return ""
-
-
-def _known_norm(ratio: float, scales: Sequence[float]) -> str:
-    for scale in scales:
-        if math.isclose(ratio, scale, rel_tol=1e-3):
-            return f": that of gradients times the loss scale {scale:g}"
     return ""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.buffers import cause_of
-from mpcompare.verdict.judge.causes import APART, LOST, Pass, parent, underflows
+from mpcompare.verdict.judge.causes import APART, LOST, Pass, underflows
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
@@ -187,7 +187,7 @@ def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str)
     if forward:
         found = _of_output(case, run, layer, place) if kind == "output" else ""
         return found or "forward pass", because
-    if any(_role(case, each) == "attention" and parent(each) == parent(layer) for each in above):
+    if any(_role(case, each) == "attention" and each.rpartition(".")[0] == layer.rpartition(".")[0] for each in above):
         return "attention", because
     below = [each.layer for each in case.run.findings.layers.values() if each.after == layer]
     return next(filter(None, (_role(case, each) for each in below)), "") or "input gradient", because

@@ -100,6 +100,16 @@ def ratio_quantile(above: float, below: float) -> float:
     return math.sqrt(float(special.fdtri(above, below, 1 - RARE)))
 
 
+def update_part(run: Examined, u: float) -> float:
+    """Returns by what part of itself one update may differ where each activation may be rounded once more or less.
+
+    Gradients that differ by 8 u make updates that do, where these are linear in them. Adam's are next to ``lr`` times
+    the gradient's sign: of those within 8 u of 0, about a part 8 u, the sign may turn, which is 2 lr, and the root of
+    that part times 2 of their norm.
+    """
+    return 8 * u if run.findings.recipe.linear else 2 * math.sqrt(8 * u)
+
+
 def sum_error(run: Examined) -> float:
     """Returns the relative error of the longest sum in fp32."""
     return math.sqrt(run.findings.longest_sum) * FP32

@@ -9,7 +9,7 @@ from mpcompare.verdict.judge.causes import Pass
 from mpcompare.verdict.judge.check import Case, Check, listed
 from mpcompare.verdict.judge.drive import Gradients, NextScale
 from mpcompare.verdict.judge.gradients import gradient_checks
-from mpcompare.verdict.judge.limits import FP32
+from mpcompare.verdict.judge.limits import FP32, update_part
 from mpcompare.verdict.judge.trained import TrainedUpdate
 
 
@@ -40,11 +40,8 @@ def checks(case: Case) -> Iterator[Check]:
     """Yields checks of the pass ``resume``: state and loss scale exactly; loss and gradients as those of later steps;
     weights but for the order of sums, as each activation may be rounded once more or less.
 
-    Gradients that differ by 8 u make updates that do, where these are linear in them. Adam's are next to ``lr`` times
-    the gradient's sign: of those within 8 u of 0, about a part 8 u, the sign may turn, which is 2 lr, and the root of
-    that part times 2 of their norm. Either backend then rounds each new weight once, by at most 2^-24 of it: updates
-    that differ by nearly nothing, as the sums of a GPU's atomics do, may end at two neighbouring numbers. In fp32 that
-    is more than 8 u of the distance.
+    Either backend then rounds each new weight once, by at most 2^-24 of it: updates that differ by nearly nothing, as
+    the sums of a GPU's atomics do, may end at two neighbouring numbers. In fp32 that is more than 8 u of the distance.
     """
     run, reload, reference = case.run, case.run.findings.resume, case.reference.findings.resume
     if reload is None:
@@ -57,9 +54,7 @@ def checks(case: Case) -> Iterator[Check]:
     if not case.is_reference and reference and reload.step.gradients and reference.step.gradients:
         yield from gradient_checks(case, "after a reload", (Pass(reload.step), Pass(reference.step)), {}, "resume")
     if math.isfinite(reload.norm):
-        part = 8 * run.unit_roundoff
-        limit = (part if run.findings.recipe.linear else 2 * math.sqrt(part)) * reload.norm
-        limit += 2 * FP32 * reload.weights
+        limit = update_part(run, run.unit_roundoff) * reload.norm + 2 * FP32 * reload.weights
         because = f"weights a step after a reload are {reload.error:.1e} away from those without the reload"
         yield Check("weights after a reload", reload.error, limit, "resume", because)
     for check in optimizer.of_passes(run, {"resume": reload.update.drive} if reload.update else {}):

@@ -42,9 +42,8 @@ class NoiseRun:
 def checks(case: Case) -> Iterator[Check]:
     """Yields checks of the losses up to the step where correct runs part, and of the weights where they do not part.
 
-    The reference and its noise runs are a sample of such runs, and a small one. Their differences grow along the one
-    direction that grows fastest, so their length is one number: the limit for one more is Student's t, with one degree
-    of freedom for each noise run, times the standard deviation of the sample, times the root of 2, for both runs vary.
+    The differences of correct runs grow along the one direction that grows fastest, so their length is one number: the
+    limit for one more is ``noise_factor`` times the standard deviation of the sample.
 
     In fp32 roundings are so small that a unit at its kink turns in some runs and in others not. It moves everything
     after it by a jump, which a sample of three may not hold. So losses that differ by less than the root of the unit

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge import block_clock
 from mpcompare.verdict.judge.check import Case, Check, Timed
-from mpcompare.verdict.judge.limits import FP32, reordered_loss, stored_coarsely
+from mpcompare.verdict.judge.limits import FP32, reordered_loss, stored_coarsely, update_part
 from mpcompare.verdict.judge.trajectories import common_steps
 
 
@@ -33,14 +33,11 @@ def checks(case: Case) -> Iterator[Check]:
 def _states(case: Case, timed: Timed) -> Iterator[Check]:
     """Yields the check of each kind of tensors, unless correct runs part in training: they would here.
 
-    Each activation may be rounded once more or less, as in ``resume``: updates of one step differ by 8 u of themselves,
-    or by 2 sqrt(8 u) under Adam. Such errors add up as randomly as the updates do, so they are no larger a part of the
-    whole distance. In fp32, u is that of tf32: sums in another order grow over a block, and whatever saves time is
-    coarser than that. Each step rounds what it writes, which adds up like the root of their number.
+    Each activation may be rounded once more or less, as in ``resume``. Such errors of updates add up as randomly as the
+    updates do, so they are no larger a part of the whole distance. In fp32, u is that of tf32: sums in another order
+    grow over a block, and whatever saves time is coarser. What each step rounds adds up like the root of their number.
     """
-    part = 8 * max(case.run.unit_roundoff, PRECISIONS["tf32"].unit_roundoff)
-    if not case.run.findings.recipe.linear:
-        part = 2 * math.sqrt(part)
+    part = update_part(case.run, max(case.run.unit_roundoff, PRECISIONS["tf32"].unit_roundoff))
     for kind, apart in timed.state.items():
         difference, moved = apart["difference"], apart["moved"]
         if not math.isfinite(moved):

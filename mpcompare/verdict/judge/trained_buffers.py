@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from mpcompare.verdict.judge import promises
-from mpcompare.verdict.judge.buffers import Buffers, cause_of
-from mpcompare.verdict.judge.causes import TensorError
+from mpcompare.verdict.judge.buffers import Buffers, cause_of, of_step
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.limits import FP32, stored_coarsely, sum_error, tensor_limit
+from mpcompare.verdict.judge.limits import FP32, sum_error
 from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_factor
 
 
@@ -45,16 +43,10 @@ def _numbers(case: Case) -> Iterator[Check]:
 
 def _next_step(case: Case) -> Iterator[Check]:
     """Both round alike: as for gradients, but that the numbers themselves are not rounded."""
-    for name, e in case.reference.findings.last_buffers.items():
-        own = case.run.findings.last_buffers.get(name)
-        if e is None or not case.run.findings.last_buffers or (own and not math.isfinite(own.norm)):
-            continue
-        limit = tensor_limit(case.run, replace(e, largest=0.0), None)
-        error = TensorError(own, limit + stored_coarsely(case.run) * e.norm)
-        if not math.isnan(error.limit):
-            because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm after the step that "
-            because += "follows on training, and right after the first one"
-            yield Check("buffer after training", error.error, error.limit, cause_of(case, name), because, tensor=name)
+    own, others = case.run.findings.last_buffers, case.reference.findings.last_buffers
+    beyond = {name for name, e in own.items() if e and not math.isfinite(e.norm)}
+    known = {name: e for name, e in others.items() if own and name not in beyond}
+    yield from of_step(case, "after training", own, known, {}, ", and right after the first step")
 
 
 def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iterator[Check]:

@@ -18,6 +18,6 @@ def first_wrong_scale(scaling: LossScale, rows: Sequence[Mapping[str, Any]]) -> 
     scaling = copy.deepcopy(scaling)
     for row in rows:
         if row["loss_scale"] != scaling.scale:
-            return WrongScale(row["step"], row["loss_scale"], scaling.scale)
+            return WrongScale(row["loss_scale"], scaling.scale, row["step"])
         scaling.update(row["skipped"])
     return None

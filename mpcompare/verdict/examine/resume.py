@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from mpcompare.contract import Batches, State, Stepper, Walk
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
@@ -97,19 +95,16 @@ def _two_steps(subject: Subject, scaling: LossScale, batches: Sequence[Batches])
     return _Taken(given, kept, params, step, float(backend.loss_scale()), ends, updates, lr)
 
 
-def _same_bits(kept: Tensor, other: Tensor) -> bool:
-    """Returns whether two tensors are equal bit for bit, and forgets the first, which may be mapped from a file."""
-    same = numerics.same_bits(kept, other)
-    heap.forget(kept)
-    return same
-
-
 def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
     """Returns the entries of a state that are not, or not bit for bit, in another: ``params``, ``buffers``,
     ``optimizer.momentum_buffer``, ``loss_scale.growth_tracker``."""
 
     def equal(tensors: Params, others: Params) -> bool:
-        return all(name in others and _same_bits(t, others[name]) for name, t in tensors.items())
+        same = True
+        for name, t in tensors.items():
+            same = same and name in others and numerics.same_bits(t, others[name])
+            heap.forget(t)  # it may be mapped from a file
+        return same
 
     lost = [part for part in ("params", "buffers") if not equal(state[part], loaded[part])]
     lost += [

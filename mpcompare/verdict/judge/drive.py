@@ -125,7 +125,7 @@ class Step:
 
 @dataclass(frozen=True)
 class NextScale:
-    """The loss scale after the last step: as the backend says, and as its policy says."""
+    """The loss scale before the next step: as the backend says, and as its policy says."""
 
     loss_scale: float
     should_scale: float

@@ -48,10 +48,8 @@ def _products(case: Case) -> Iterator[Check]:
     """Yields two checks of each layer of products, of its forward and of its backward, where the reference computes
     them in the precision's format and in no other.
 
-    The format must be among those in which the layer computes. fp32 may stand beside it: a bias may be added in fp32,
-    and a sum be kept there. Another 16-bit format may not, because it holds other numbers. Layers without products are
-    not judged: autocast, explicit casts and FSDP let norms, activations and embeddings compute in different formats,
-    and all of them are right.
+    The format must be among those in which the layer computes. fp32 may come to it: a bias may be added in fp32, and a
+    sum be kept there. Another 16-bit format may not, because it holds other numbers.
     """
     computed = PRECISIONS[case.run.precision].storage.name
     for name, expected in case.reference.layers.items():

@@ -23,10 +23,7 @@ def checks(case: Case) -> Iterator[Check]:
 
 
 def not_finite(gradients: Gradients) -> list[str]:
-    """Returns the gradients that hold inf or NaN in what they are held beside, so that they are held beside nothing.
-
-    That is a new backend with the same weights, which overflows as the one that is judged should.
-    """
+    """Returns the gradients that hold inf or NaN in a new backend with the same weights, too, as they should."""
     return [name for name, e in gradients.gradients.items() if e and not math.isfinite(e.norm)]
 
 

@@ -4,22 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpcompare.verdict.judge.check import Case, Check
-from mpcompare.verdict.judge.drive import Drive, Step
+from mpcompare.verdict.judge.drive import Drive, NextScale, Step
 
 
 @dataclass(frozen=True)
-class WrongScale:
-    """The first training step whose loss scale is not the one that its policy gives.
-
-    Attributes:
-        step: its number, from 1.
-        loss_scale: as the backend says, before the step.
-        should_scale: as the policy says.
-    """
+class WrongScale(NextScale):
+    """The loss scale before the first training ``step``, from 1, that has another one than its policy gives."""
 
     step: int
-    loss_scale: float
-    should_scale: float
 
 
 def checks(case: Case) -> Iterator[Check]:

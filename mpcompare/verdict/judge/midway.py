@@ -10,4 +10,4 @@ def checks(case: Case) -> Iterator[Check]:
     """Yields the checks of that update, with the roundings of one update."""
     drive = case.run.findings.midway
     if drive is not None:
-        yield from optimizer.of_passes(case.run, {optimizer.MIDWAY: drive})
+        yield from optimizer.of_passes(case.run, {"midway": drive})

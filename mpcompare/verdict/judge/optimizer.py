@@ -7,7 +7,6 @@ from mpcompare.verdict.judge.check import Case, Check, Examined, listed
 from mpcompare.verdict.judge.drive import Drive
 
 LAST = "last"  # the pass in which the trained backend takes its next step
-MIDWAY = "midway"  # an update in the middle of training
 
 
 def checks(case: Case) -> Iterator[Check]:

@@ -14,14 +14,13 @@ def checks(case: Case) -> Iterator[Check]:
     input``.
 
     Whether a gradient near the end of fp16's range overflows is decided by its last digit, and from then on two correct
-    runs differ: one step more or less of the first pass, and in training 4 standard deviations of such a count
-    (Poisson) in the steps before the reference and its noise runs part. From a scale that is far too large exactly.
+    runs differ: by one step in the first pass, and in training by 4 standard deviations of such a count (Poisson).
 
     A backend that holds gradients in fp16 which the reference holds in fp32, such as those of a scale that multiplies
     all logits, overflows as long as the exact gradients times the loss scale do: such steps are not counted.
 
-    A backend may compute a batch in parts, row by row at the most, whose sums are smaller than those of all rows: by
-    their number at the most, if none cancel. So its gradients may overflow at a loss scale that is larger by that.
+    A backend may compute a batch in parts, whose sums are smaller, and overflow at a loss scale that is larger by the
+    number of rows at the most.
     """
     if case.is_reference or case.run.findings.promises.loss_scale:
         return

@@ -159,7 +159,7 @@ def _draw(part: SubFigure, gradients: GradientTable, layout: Layout) -> None:
 
 def _caption(gradients: GradientTable, layout: Layout) -> str:
     lines = ["gradient in the first step", "exact: float64 from the operands that each layer had"]
-    lines.append("no dot: no error; triangle: inf, NaN or missing")
+    lines.append("no dot: no error; triangle at the right end: inf, NaN or missing")
     if len(layout.rows) < len(gradients.tensors):
         lines.append("a row with (n) holds n tensors of equal layers")
     if any(layout.worst):

@@ -4,4 +4,4 @@ from typing import Literal, get_args
 
 WHOLE_STEP: Literal["whole step"] = "whole step"  # stands for all of them where a backend's step is one piece
 Phase = Literal["forward", "backward", "unscale", "clip", "step", "update", "whole step"]
-PHASES: tuple[str, ...] = get_args(Phase)[:-1]
+PHASES: tuple[Phase, ...] = get_args(Phase)[:-1]

@@ -27,11 +27,11 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+import work
 from ceilings import calls_for, copy_bytes, matmul_flops, seconds
 from torch import Tensor
+from work import Work
 
-from mpcompare.cost import work
-from mpcompare.cost.work import Work
 from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import fp32_products, machine
 from mpcompare.instruments.bystanders import Bystanders

@@ -3,7 +3,7 @@
     python scripts/roofline.py --csv roofline.csv --png roofline.png [--device auto] [--precision auto]
                                [--backends fused scratch amp] [--batch 8192] [--hidden 8192] [--data auto]
 
-A point is work over time: flops and bytes are counted from shapes (mpcompare/cost/work.py), and the time is measured.
+A point is work over time: flops and bytes are counted from shapes (scripts/work.py), and the time is measured.
 An operator below the roof has moved more bytes than it must, or has waited; one above the slope has found its data in a
 cache. The ceilings are a large matrix product by torch and a copy within the device's memory, both of random data.
 `fused` is timed phase by phase, and also as one graph, as it runs on a GPU by default.
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+import work
 from backend_of import DATA, load, make_backend, mnist_mlp
 from bench_ops import DTYPES, Case, fused, products
 from ceilings import copy_bytes, matmul_flops, median_seconds
@@ -24,10 +25,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
+from work import Work
 
 from mpcompare.contract import PHASES, BackendUnavailable, Stepper, in_one_piece, warmup_steps
-from mpcompare.cost import work
-from mpcompare.cost.work import Work
 from mpcompare.entrant import timing
 from mpcompare.entrant.phases import time_phases
 from mpcompare.errors import InputError
@@ -94,8 +94,8 @@ def phase_rows(
     found = row("phase", label, "whole step", whole, work.step(mlp, precision), roof, precision)
     if in_one_piece(backend):
         return [found]
-    phase_ms = time_phases(stepper, stream, steps, clock, task).phase_ms
-    parts = {"forward": ["forward"], "backward": ["backward"], "unscale to update": list(PHASES[2:])}
+    phase_ms = time_phases(stepper, stream, steps, clock, task)["phase_ms"]
+    parts = {"forward": PHASES[:1], "backward": PHASES[1:2], "unscale to update": PHASES[2:]}
     times = {part: sum(phase_ms[phase] or 0.0 for phase in of) for part, of in parts.items()}
     counts = work.phases(mlp, precision)
     return [*(row("phase", label, part, times[part], counts[part], roof, precision) for part in parts), found]

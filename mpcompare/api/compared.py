@@ -15,7 +15,7 @@ from mpcompare.report import brief
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.registry import FIGURES
-from mpcompare.report.outputs import summary_csv, summary_md
+from mpcompare.report.outputs import data, summary_md
 from mpcompare.report.report import contents_of
 from mpcompare.report.summary import Row
 from mpcompare.verdict.judge.verdict import Verdict
@@ -39,7 +39,7 @@ class Compared:
     def table(self) -> pd.DataFrame:
         """The table of ``summary.csv``, a row a run, with the labels of the runs as its index."""
         labels = pd.Index(list(self._by_label(lambda entry: entry)), name="label")
-        return pd.DataFrame(summary_csv.rows(self.report), index=labels)
+        return pd.DataFrame(data.summary_rows(self.report), index=labels)
 
     @property
     def verdicts(self) -> Mapping[str, Verdict]:

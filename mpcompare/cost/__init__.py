@@ -1,1 +1,1 @@
-"""The cost of a step on paper: memory, arithmetic and traffic."""
+"""The cost of a step on paper: memory and arithmetic."""

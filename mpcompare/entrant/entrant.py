@@ -16,22 +16,10 @@ A run that was trained and examined in a sweep that was killed has one pass for 
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from mpcompare.apart import Apart
-from mpcompare.entrant.passes import (
-    blocks,
-    checkpoint,
-    examination,
-    inference,
-    memory,
-    phases,
-    provenance,
-    setup,
-    start,
-    taken,
-    training,
-    trial,
-)
+from mpcompare.entrant import blocks, examination, inference, memory, passes, phases, training
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.state import Entrant, Pass
 from mpcompare.race import course
@@ -40,21 +28,21 @@ from mpcompare.records import RunRecorder
 from mpcompare.shared import ALONE, Shared
 
 # Each with the stage (race/course.py) of which it is a part.
-Passes = tuple[tuple[str, Callable[[Entrant], Pass[object]]], ...]
+Passes = tuple[tuple[str, Callable[[Entrant], Pass[Any]]], ...]
 MADE: Passes = (
-    (course.SET_UP, checkpoint.take),
-    (course.SET_UP, setup.take),
-    (course.SET_UP, provenance.take),
-    (course.SET_UP, start.take),
+    (course.SET_UP, passes.find_checkpoint),
+    (course.SET_UP, passes.make_setup),
+    (course.SET_UP, passes.record_machine),
+    (course.SET_UP, passes.find_start),
 )
 TRAINED: Passes = (
     (course.TRAINING, training.take),
-    (course.TRAINING, trial.take),
+    (course.TRAINING, passes.try_length),
     (course.EXAMINATION, examination.take),
 )
 TAKEN: Passes = (
-    (course.TRAINING, taken.take),
-    (course.TRAINING, trial.take),
+    (course.TRAINING, passes.take_as_it_is),
+    (course.TRAINING, passes.try_length),
 )
 MEASURED: Passes = (
     (course.TIMING, blocks.take),
@@ -72,12 +60,12 @@ def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, apart: Ap
         if stage != course.TIMING:  # the race says when that begins
             yield Progress(0, 1, "", stage)
         part = yield from take(entrant)
-        recorder.add(**vars(part))
+        recorder.add(**part)
     recorder.add(status="ok")
     yield Progress(1, 1, "done")
 
 
-def _passes(entrant: Entrant) -> Iterator[tuple[str, Callable[[Entrant], Pass[object]]]]:
+def _passes(entrant: Entrant) -> Iterator[tuple[str, Callable[[Entrant], Pass[Any]]]]:
     yield from MADE
     yield from TAKEN if entrant.taken else TRAINED  # ``checkpoint`` has found that out
     yield from MEASURED

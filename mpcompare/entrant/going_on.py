@@ -48,18 +48,6 @@ class Before:
 NOTHING = Before([], None)
 
 
-@dataclass(frozen=True)
-class WentOn:
-    """The part of ``result.json`` that only a run has which went on.
-
-    Attributes:
-        went_on: the folder in which it was before, the step after which it goes on, None where all of it is taken, and
-            the machine that it was on.
-    """
-
-    went_on: dict[str, Any]
-
-
 def find(plan: Plan, result: Mapping[str, Any]) -> Checkpoint | None:
     """Returns the checkpoint from which a run goes on, verified; None where it begins anew, for there is none.
 

@@ -1,4 +1,4 @@
-"""The trained network in each precision: forward only, from its master parameters.
+"""The pass that calls the trained network in each precision: forward only, from its master parameters.
 
 way              computation
 autocast BITS    ``torch.autocast`` around the fp32 module, which casts its weights in every call
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import Scores, score
 from mpcompare.entrant.plan import Inference
 from mpcompare.entrant.setup import Setup
+from mpcompare.entrant.state import Entrant, Nothing, Pass
+from mpcompare.fields import InferenceFields, InferenceRecord
 from mpcompare.instruments import fp32_products, meter
 from mpcompare.instruments.clock import Clock
 from mpcompare.precision import PRECISIONS, preferred
@@ -101,6 +103,16 @@ def ways(precision: str, device: torch.device) -> dict[str, Callable[[nn.Module]
     if trained.uses_tf32:
         makers["tf32"] = lambda network: Way(network, network, tf32=True)
     return makers
+
+
+def take(entrant: Entrant) -> Pass[InferenceRecord | Nothing]:
+    """Needs ``setup`` and ``trained``. Leaves nothing."""
+    yield from ()
+    plan, trained = entrant.plan.inference, entrant.trained
+    if not plan.enabled:
+        return {}
+    measured = measure_inference(entrant.setup, trained.state, trained.scores, plan, entrant.shared)
+    return InferenceRecord(inference=cast(InferenceFields, measured))
 
 
 def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inference, shared: Shared) -> dict[str, Any]:

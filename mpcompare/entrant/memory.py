@@ -1,40 +1,23 @@
-"""The memory of a step: a few steps of a fresh backend under the memory meter, beside the analytic model."""
+"""The pass on the memory of a step: a few steps of a fresh backend under the memory meter, and the analytic model."""
 
-from dataclasses import dataclass
-
-from mpcompare.contract import Backend, Batches, MemoryModel, Stepper, memory_model_of, warmup_steps, workspaces
+from mpcompare.contract import Backend, Batches, Stepper, memory_model_of, warmup_steps, workspaces
 from mpcompare.cost import memory
 from mpcompare.entrant.setup import Setup
+from mpcompare.entrant.state import Entrant, Pass
+from mpcompare.fields import MemoryRecord
 from mpcompare.instruments import meter
 from mpcompare.tasks.batch import nbytes
 
 MIN_STEPS = 3  # the second one runs with everything that outlives the first
 
 
-@dataclass(frozen=True)
-class Memory:
-    """A part of ``result.json``, in bytes.
-
-    Attributes:
-        batch_bytes: inputs and targets of a batch.
-        peak_memory_bytes: the batch, and the most that torch's allocator had handed out at a time.
-        peak_memory_bytes_analytic: the same by the backend's model; None where it has none.
-        memory_model: :meth:`mpcompare.contract.Backend.memory_model`.
-        memory_by_op, memory_reserved_bytes, graph_pool_bytes: of :class:`mpcompare.instruments.meter.Peak`.
-        workspace_bytes: memory in which matrix products compute, outside of tensors.
-    """
-
-    batch_bytes: int
-    peak_memory_bytes: int
-    peak_memory_bytes_analytic: int | None
-    memory_model: MemoryModel
-    memory_by_op: dict[str, int]
-    memory_reserved_bytes: int | None
-    graph_pool_bytes: int | None
-    workspace_bytes: int
+def take(entrant: Entrant) -> Pass[MemoryRecord]:
+    """Needs ``setup``. Leaves nothing."""
+    yield from ()
+    return measure_memory(entrant.setup)
 
 
-def measure_memory(setup: Setup) -> Memory:
+def measure_memory(setup: Setup) -> MemoryRecord:
     """Measures the peak of a fresh backend's first steps."""
     batch = next(setup.batches())
     batch_bytes = nbytes(*(each for pair in batch for each in pair))
@@ -51,7 +34,7 @@ def measure_memory(setup: Setup) -> Memory:
             workspace = {"cuBLAS": peak.workspace_bytes, **workspace}
         if model and workspace:  # on a GPU they are part of the peak
             model = {**model, "workspace": workspace}
-    return Memory(
+    return MemoryRecord(
         batch_bytes=batch_bytes,
         peak_memory_bytes=peak.bytes + batch_bytes,
         peak_memory_bytes_analytic=memory.allocated_bytes(model) if model else None,

@@ -1,6 +1,5 @@
-"""The time of each phase of a step: blocks with a clock between the phases, beside blocks of bare steps."""
+"""The pass on the time of each phase of a step: blocks with a clock between the phases, and blocks of bare steps."""
 
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -8,7 +7,10 @@ from numpy.typing import NDArray
 
 from mpcompare.contract import PHASES, Stepper, idle_phases, in_one_piece
 from mpcompare.entrant.setup import Stream
-from mpcompare.entrant.timing import time_block, untimed_steps
+from mpcompare.entrant.state import Entrant, Pass
+from mpcompare.entrant.timing import fresh, time_block, untimed_steps
+from mpcompare.fields import PhasesRecord
+from mpcompare.instruments import heap
 from mpcompare.instruments.clock import Clock
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.task import Task
@@ -16,29 +18,22 @@ from mpcompare.tasks.task import Task
 BLOCKS = 4  # of each kind
 
 
-@dataclass(frozen=True)
-class PhaseTimes:
-    """A part of ``result.json``.
-
-    Attributes:
-        phase_ms: the median of each phase over all steps, in milliseconds; None where it holds no work.
-        phase_overhead: the cost of the clock between the phases, relative to bare steps, in blocks that take turns.
-        phase_sum_ms: milliseconds a step of all phases together and of what lies between them, the median of the blocks
-            with the clock between the phases.
-    """
-
-    phase_ms: dict[str, float | None]
-    phase_overhead: float
-    phase_sum_ms: float
+def take(entrant: Entrant) -> Pass[PhasesRecord]:
+    """Needs ``setup``, ``trained`` and ``trial``. Leaves nothing."""
+    yield from ()
+    setup = entrant.setup
+    heap.fill_holes()  # the trained backend has left some
+    stepper = fresh(setup, entrant.trained)
+    return time_phases(stepper, setup.batches(), entrant.trial.steps, setup.clock, setup.task)
 
 
-def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task: Task) -> PhaseTimes:
+def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task: Task) -> PhasesRecord:
     """Times the phases in blocks of ``steps`` steps; a step in one piece has one time."""
     time_block(stepper, stream, untimed_steps(steps, stepper.backend), clock)
     if in_one_piece(stepper.backend):
         bare = [time_block(stepper, stream, steps, clock).step_ms for _ in range(BLOCKS)]
         whole = float(np.median(bare))
-        return PhaseTimes({WHOLE_STEP: whole}, 0.0, whole)
+        return PhasesRecord(phase_ms={WHOLE_STEP: whole}, phase_overhead=0.0, phase_sum_ms=whole)
     phases, bare, clocked = [], [], []
     for number in range(2 * BLOCKS):
         if number % 4 in (0, 3):  # bare, clocked, clocked, bare: drift hits both alike
@@ -49,10 +44,10 @@ def time_phases(stepper: Stepper, stream: Stream, steps: int, clock: Clock, task
         phases.append(_by_phase(intervals, steps, task.accumulate))
     idle = idle_phases(stepper.backend, task)
     medians = zip(PHASES, np.median(np.concatenate(phases), axis=0).tolist(), strict=True)
-    return PhaseTimes(
-        {phase: None if phase in idle else ms for phase, ms in medians},
-        float(np.median(clocked) / np.median(bare) - 1),
-        float(np.median(clocked)),
+    return PhasesRecord(
+        phase_ms={phase: None if phase in idle else ms for phase, ms in medians},
+        phase_overhead=float(np.median(clocked) / np.median(bare) - 1),
+        phase_sum_ms=float(np.median(clocked)),
     )
 
 

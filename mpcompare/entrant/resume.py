@@ -8,7 +8,7 @@ took them. The examination of its training begins where it began.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from mpcompare.checkpoints import Checkpoint, load
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup
 from mpcompare.errors import InputError
+from mpcompare.fields import ResumedRecord, ResumeFields
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.records import finite, named_fields
 from mpcompare.tasks.fingerprint import fingerprint
@@ -112,23 +113,14 @@ def _fields(trained: Mapping[str, Any]) -> dict[str, Any]:
     return {field: v for key in SAME for field, v in named_fields(key, finite(trained.get(key))).items()}
 
 
-@dataclass(frozen=True)
-class ResumedPart:
-    """The part of ``result.json`` that only a run has which continues from a checkpoint.
-
-    Attributes:
-        resumed_from: the place of the checkpoint, its step, its backend and precision, and a hash of its weights.
-    """
-
-    resumed_from: dict[str, Any]
-
-
-def describe(checkpoint: Checkpoint, folder: Path | None) -> ResumedPart:
+def describe(checkpoint: Checkpoint, folder: Path | None) -> ResumedRecord:
     """Returns the part of the record of a run that continues from this checkpoint, which was found in ``folder``."""
-    origin = {
-        "path": str(folder),
-        "step": checkpoint.step,
-        **{key: checkpoint.what_is_trained.get(key) for key in ("backend", "precision")},
-        "weights": fingerprint(checkpoint.state["params"]),
-    }
-    return ResumedPart(origin)
+    trained = checkpoint.what_is_trained
+    origin = ResumeFields(
+        path=str(folder),
+        step=checkpoint.step,
+        backend=str(trained.get("backend")),
+        precision=str(trained.get("precision")),
+        weights=fingerprint(checkpoint.state["params"]),
+    )
+    return ResumedRecord(resumed_from=origin)

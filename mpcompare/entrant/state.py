@@ -1,29 +1,64 @@
 """The state of one entrant, which goes from pass to pass."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mpcompare.apart import Apart
 from mpcompare.checkpoints import Checkpoint
-from mpcompare.contract import Stepper
+from mpcompare.contract import State, Stepper
+from mpcompare.entrant.evaluation import Scores
 from mpcompare.entrant.examined_memory import ExaminedMemory
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.start import Start
-from mpcompare.entrant.timing import Trial
-from mpcompare.entrant.training import Trained
 from mpcompare.race.orders import Order, Progress, Turn
 from mpcompare.records import RunRecorder
 from mpcompare.shared import Shared
+from mpcompare.verdict.findings import Moves
 
 Part = TypeVar("Part")
-Pass = Generator[Progress | Turn, Order | None, Part]  # returns a frozen dataclass, its part of ``result.json``
+Pass = Generator[Progress | Turn, Order | None, Part]  # returns its part of ``result.json``
+Nothing = dict[str, Any]  # the part of a pass that has none
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """The part of a pass that has none."""
+class Trained:
+    """The end of training.
+
+    Attributes:
+        rows: those of ``steps.csv``, from the first step of the run on.
+        read: returns a copy of the backend's state, the same one each time; nobody writes into it.
+        updates: the number of updates that led to it.
+        scores: loss and accuracy on the held-out samples.
+        moved: the sketch (``verdict/examine/numerics.py``) of how far each parameter was moved.
+        moves: how far each step moved some of their elements; None where the backend is not examined.
+    """
+
+    rows: list[dict[str, Any]]
+    read: Callable[[], State]
+    updates: int
+    scores: Scores
+    moved: dict[str, Any]
+    moves: Moves | None = None
+
+    @property
+    def state(self) -> State:
+        """The backend's state."""
+        return self.read()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The length of a timed block, as it was tried out.
+
+    Attributes:
+        steps: the number of its steps.
+        untimed: the number of steps before it that are not timed.
+    """
+
+    steps: int
+    untimed: int
 
 
 @dataclass(eq=False)

@@ -11,28 +11,14 @@ import torch
 from torch import Tensor
 
 from mpcompare.contract import Stepper, warmup_steps
-from mpcompare.entrant.beside import Ended, Sample
-from mpcompare.entrant.reading import Lines
+from mpcompare.entrant.sample import Ended, Lines, Sample
 from mpcompare.entrant.setup import Setup, Stream
-from mpcompare.entrant.training import Trained
+from mpcompare.entrant.state import Trained, Trial
 from mpcompare.instruments import meter
 from mpcompare.instruments.bystanders import Bystanders, Rest
 from mpcompare.instruments.clock import Clock, settle
 from mpcompare.race.orders import Conclude, Finish, Order, Prepare, Progress, Time, Turn
 from mpcompare.records import RunRecorder
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The length of a timed block, as it was tried out.
-
-    Attributes:
-        steps: the number of its steps.
-        untimed: the number of steps before it that are not timed.
-    """
-
-    steps: int
-    untimed: int
 
 
 def try_block(stepper: Stepper, stream: Stream, block_s: float, clock: Clock) -> Trial:

@@ -1,47 +1,73 @@
-"""Training, with every step recorded."""
+"""The pass that trains, with every step recorded, and evaluates in the end."""
 
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Generator
 from itertools import islice
 from typing import Any
 
-from mpcompare.contract import State, Stepper
-from mpcompare.entrant.evaluation import Evaluations, Scores
+from mpcompare.contract import Stepper
+from mpcompare.dtypes import torch_dtype
+from mpcompare.entrant.evaluation import Evaluations
 from mpcompare.entrant.monitor import Monitor
+from mpcompare.entrant.resume import what_is_trained
 from mpcompare.entrant.rows import Rows
 from mpcompare.entrant.saving import Saver
 from mpcompare.entrant.setup import Stream
+from mpcompare.entrant.state import Entrant, Pass, Trained
+from mpcompare.fields import TrainingRecord
+from mpcompare.instruments import meter
+from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Progress
-from mpcompare.verdict.judge.moves import Moves
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.midway import Midway
+from mpcompare.verdict.examine.moves import Digest
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The end of training.
+def take(entrant: Entrant) -> Pass[TrainingRecord]:
+    """Needs ``setup`` and ``start``. Leaves ``stepper`` and ``trained``."""
+    plan, setup, start, recorder = entrant.plan, entrant.setup, entrant.start, entrant.recorder
+    rss_before = meter.rss_bytes() if meter.reset_peak_rss() else None
+    stepper = start.new_stepper()
+    if plan.verdict.enabled:
+        stepper = Midway(stepper, setup.task.schedule, start.step, plan.train.last_step)
+    entrant.stepper = stepper
+    digest = Digest(stepper.backend, torch_dtype(PRECISIONS[setup.precision].storage)) if plan.verdict.enabled else None
+    rows = Rows(recorder, setup.clock, setup.task.clip_norm, plan.train.warmup_steps, start.step, plan.seed, digest)
+    monitor = Monitor(setup.task, PRECISIONS[setup.precision].storage, setup.clock, plan.monitor.every)
+    evaluations = Evaluations(setup, recorder, plan.eval.every)
+    saver = Saver(entrant.recorder, plan.train, what_is_trained(plan, setup), setup.device, start.before, digest)
+    yield from train(stepper, start.batches(), rows, plan.train.last_step, monitor, evaluations, saver)
+    peak_rss = meter.peak_rss_bytes()  # before the last evaluation, which has activations of its own
+    backend, steps = stepper.backend, [*start.before.rows, *rows.written]
+    scores = evaluations.take(steps[-1]["step"], backend)
+    entrant.trained = Trained(
+        rows=steps,
+        read=entrant.shared.aside(backend.state_dict()),
+        updates=int(stepper.rates.updates),
+        scores=scores,
+        moved=_moved(entrant),
+        moves=start.before.with_moves(digest.moves()) if digest else None,
+    )
+    return TrainingRecord(
+        first_step_ms=steps[0]["step_ms"],
+        skipped_steps=sum(step["skipped"] for step in steps),
+        final_loss=steps[-1]["loss"],
+        final_loss_scale=float(backend.loss_scale()),
+        engine=backend.engine,
+        dtypes=backend.dtypes(),
+        rss_before_bytes=rss_before,
+        peak_rss_bytes=peak_rss,
+        test_loss=scores["test_loss"],
+        test_accuracy=scores["test_accuracy"],
+    )
 
-    Attributes:
-        rows: those of ``steps.csv``, from the first step of the run on.
-        read: returns a copy of the backend's state, the same one each time; nobody writes into it.
-        updates: the number of updates that led to it.
-        scores: loss and accuracy on the held-out samples.
-        moved: the sketch (``verdict/examine/numerics.py``) of how far each parameter was moved.
-        moves: how far each step moved some of their elements; None where the backend is not examined.
-    """
 
-    rows: list[dict[str, Any]]
-    read: Callable[[], State]
-    updates: int
-    scores: Scores
-    moved: dict[str, Any]
-    moves: Moves | None = None
-
-    @property
-    def state(self) -> State:
-        """The backend's state."""
-        return self.read()
+def _moved(entrant: Entrant) -> dict[str, Any]:
+    """Returns the sketch of how far training has moved each parameter."""
+    before, after = entrant.start.params, entrant.stepper.backend.master_params()
+    return numerics.sketch_of_change(before, after)
 
 
 def train(

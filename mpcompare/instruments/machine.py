@@ -3,12 +3,12 @@
 import os
 import platform
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from mpcompare.errors import InputError, check_choice
+from mpcompare.fields import ProvenanceRecord
 from mpcompare.foreign import version
 from mpcompare.instruments import fp32_products
 from mpcompare.instruments.bystanders import driver_version
@@ -55,41 +55,11 @@ _ENVIRONMENT = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """Everything about the machine and its state that a result may depend on: a part of ``result.json``.
-
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        host: hash of its name.
-        threads: the number that torch uses.
-        versions: those of packages; None where one is not installed.
-        cuda, driver: None on a CPU.
-        flags: those of torch's matrix products.
-        environment: variables that change speed without being seen in the configuration.
-        commit: that of this project, with ``-dirty`` where files differ from it; None where it is not known.
-    """
-
-    device: str
-    device_name: str
-    host: str
-    threads: int
-    cpu_count: int | None
-    platform: str
-    python: str
-    versions: dict[str, str | None]
-    cuda: str | None
-    driver: str | None
-    flags: dict[str, bool | str | None]
-    environment: dict[str, str]
-    commit: str | None
-
-
-def provenance(device: torch.device) -> Provenance:
+def provenance(device: torch.device) -> ProvenanceRecord:
     """Returns the provenance of a result that is computed now."""
     packages = ("mpcompare", "torch", "torchvision", "hydra-core", "numpy")
     on_gpu = device.type == "cuda"
-    return Provenance(
+    return ProvenanceRecord(
         device=device.type,
         device_name=device_name(device),
         host=host(),

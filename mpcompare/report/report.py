@@ -2,7 +2,7 @@
 
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,30 @@ from mpcompare.report.comparable import check_allowed
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.formats import DEFAULT, check_formats
+from mpcompare.report.outputs import console, data, figures, summary_md, summary_tex
 from mpcompare.report.outputs.page import output as page
-from mpcompare.report.outputs.registry import OUTPUTS, Output
 from mpcompare.report.runs import UNREADABLE, Run, find_runs
 from mpcompare.report.verdicts import judge_all
 from mpcompare.typed import is_of
 
 log = logging.getLogger(__name__)
+
+Output = Callable[[Report, Path], None]  # given a report, and the folder for its files, which may be missing
+
+# The console comes first: it shows the table before figures are drawn, and even where the folder cannot be written. The
+# page comes last: it links to the other files.
+OUTPUTS: Mapping[str, Output] = {
+    "console": console.write,
+    "summary_csv": data.summary_csv,
+    "summary_md": summary_md.write,
+    "summary_tex": summary_tex.write,
+    "verdict_json": data.verdict_json,
+    "figures": figures.write,
+    "dtypes_csv": data.dtypes_csv,
+    "digits_csv": data.digits_csv,
+    "inference_csv": data.inference_csv,
+    "page": page.write,
+}
 
 
 def report(
@@ -56,7 +73,7 @@ def report(
     contents = contents_of(folders, baseline, allow, formats)
     table, *files = OUTPUTS
     with _status("Drawing the figures and the page"):
-        failed = [error for write in files if (error := _failure(write, contents, out))]
+        failed = [error for name in files if (error := _failure(name, contents, out))]
     failed += filter(None, [_failure(table, contents, out)])
     if unwritable := next((error for error in failed if isinstance(error, OSError)), None):
         raise unwritable
@@ -68,15 +85,14 @@ def report(
     return contents.complete and not failed and not (strict and contents.differs)
 
 
-def _failure(write: Output, contents: Report, out: Path) -> Exception | None:
+def _failure(name: str, contents: Report, out: Path) -> Exception | None:
     """Makes an output; returns the error if it cannot be made, and warns of one that is a fault of this project."""
     try:
-        write(contents, out)
+        OUTPUTS[name](contents, out)
     except OSError as error:
         return error
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        name = write.__module__.rpartition(".")[2]
         log.error(one_line(f"{name} cannot be made: {type(error).__name__}: {error} ({where.name}, {where.lineno})"))
         return error
     return None

@@ -138,12 +138,3 @@ def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
         accumulate=task.accumulate,
         optimizer=optimizer,
     )
-
-
-def is_plain_mlp(model: nn.Module, task: Task) -> bool:
-    """Returns whether :func:`plain_mlp` can read the task."""
-    try:
-        plain_mlp(model, task)
-    except BackendUnavailable:
-        return False
-    return True

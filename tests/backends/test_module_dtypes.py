@@ -17,7 +17,7 @@ from mpcompare.report import dtypes as report
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import dtypes as figure
-from mpcompare.report.outputs import dtypes_csv
+from mpcompare.report.outputs import data
 from mpcompare.report.runs import Run
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.optimizers import Sgd
@@ -223,7 +223,7 @@ def test_the_console_names_what_differs_in_forward_from_a_baseline_in_the_same_p
 
 
 def test_the_table_holds_a_row_for_each_layer_and_run(comparison, tmp_path):
-    dtypes_csv.write(Report([comparison], {}, "amp"), tmp_path)
+    data.dtypes_csv(Report([comparison], {}, "amp"), tmp_path)
     table = pd.read_csv(tmp_path / "dtypes.csv")
     assert len(table) == 4 * len(comparison.entries[0].run.result["module_dtypes"])
     found = table[(table["run"] == 1) & (table["layer"] == "blocks.0.up")].iloc[0]
@@ -255,6 +255,6 @@ def test_records_without_dtypes_draw_nothing(tmp_path):
     run = Run(None, "old", {"status": "ok", "backend": "amp", "precision": "bf16"}, pd.DataFrame(), pd.DataFrame())
     comparison = Comparison("title", "data", entries=[Entry(run, "amp", "", run)])
     contents = Report([comparison], {}, "amp")
-    dtypes_csv.write(contents, tmp_path)
+    data.dtypes_csv(contents, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert figure.dtypes(contents) is None

@@ -5,12 +5,12 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+import work
 from support.networks import DroppingGpt
 from support.tasks import make_batch, make_task, mlp_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mpcompare.cost import work
 from mpcompare.cost.flops import step_flops
 from mpcompare.tasks.text import CausalAttention, CharLstm
 

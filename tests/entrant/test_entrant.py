@@ -78,7 +78,7 @@ def test_a_pass_that_fails_leaves_the_record_of_those_before_it(entrant, tmp_pat
     def fails(_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("mpcompare.entrant.passes.memory.measure_memory", fails)
+    monkeypatch.setattr("mpcompare.entrant.memory.measure_memory", fails)
     for order in (None, Train()):
         turn(entrant, order)
     block(entrant, 1, seed=1)
@@ -109,13 +109,13 @@ def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
         return measure_memory(setup)
 
     plain = found()
-    assert plain.memory_model == {**tensors, "workspace": {"cuBLAS": 64}}
-    assert plain.workspace_bytes == 64
-    assert plain.peak_memory_bytes_analytic == memory.allocated_bytes(tensors) + 64
+    assert plain["memory_model"] == {**tensors, "workspace": {"cuBLAS": 64}}
+    assert plain["workspace_bytes"] == 64
+    assert plain["peak_memory_bytes_analytic"] == memory.allocated_bytes(tensors) + 64
     backend.workspaces = lambda: {"cublasLt": 32}
     with_its_own = found()
-    assert with_its_own.memory_model["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
-    assert with_its_own.workspace_bytes == 96
+    assert with_its_own["memory_model"]["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
+    assert with_its_own["workspace_bytes"] == 96
 
 
 def test_steps_are_on_disk_whenever_training_is_left(entrant, tmp_path):

@@ -7,8 +7,8 @@ from support.entrants import AT_START, PLAN, turn
 from support.plans import replan
 from support.records import write_run
 
+from mpcompare.entrant import examination
 from mpcompare.entrant.entrant import compete
-from mpcompare.entrant.passes import examination
 from mpcompare.race.orders import Train
 from mpcompare.records import NUMERICS, RunRecorder
 from mpcompare.report.runs import read_run

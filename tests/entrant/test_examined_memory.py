@@ -9,9 +9,8 @@ import torch
 from support.entrants import AT_START, PLAN, turn
 from support.plans import replan
 
-from mpcompare.entrant import examined_memory
+from mpcompare.entrant import examination, examined_memory
 from mpcompare.entrant.entrant import compete
-from mpcompare.entrant.passes import examination
 from mpcompare.race.orders import Train
 from mpcompare.records import RunRecorder
 from mpcompare.report.verdicts import judge_run

@@ -9,7 +9,7 @@ from support.records import write_run
 from mpcompare.report.answers import answers
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
-from mpcompare.report.outputs import summary_csv
+from mpcompare.report.outputs import data
 from mpcompare.report.runs import find_runs
 from mpcompare.report.sentences import first_clause
 from mpcompare.verdict.judge.verdict import Verdict
@@ -118,7 +118,7 @@ def test_numbers_are_those_of_the_table(tmp_path, step_ms):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", step_ms=step_ms, blocks=[step_ms] * 8, peak_memory_bytes=1_234_567)
     contents = Report(compare(find_runs([tmp_path]), "amp"), {}, "amp")
-    summary_csv.write(contents, tmp_path)
+    data.summary_csv(contents, tmp_path)
     row = pd.read_csv(tmp_path / "summary.csv").iloc[1]
     found = said(tmp_path)
     ratio = float(found["Faster?"].split(" takes ")[1].split()[0])

@@ -10,7 +10,7 @@ from support.records import MEASURED, write_run
 from mpcompare.errors import InputError
 from mpcompare.fields import LayerFields
 from mpcompare.report.figures.registry import FIGURES
-from mpcompare.report.outputs import summary_csv, summary_md
+from mpcompare.report.outputs import data, summary_md
 from mpcompare.report.report import contents_of, report
 from mpcompare.report.runs import UNREADABLE, find_runs
 
@@ -50,7 +50,7 @@ def rows(folder):
     """Returns the status of each run by its backend, as summary.csv has it, from a report that can be drawn."""
     contents = contents_of([folder])
     summary_md.lines(contents)
-    return {row["run"]: row["status"] for row in summary_csv.rows(contents)}
+    return {row["run"]: row["status"] for row in data.summary_rows(contents)}
 
 
 def test_any_field_may_hold_anything_and_two_others_have_their_rows(three):

@@ -8,8 +8,9 @@ import pytest
 from mpcompare.report import digits
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.digits import MOST, digits_figure, worst_rows
-from mpcompare.report.outputs import digits_csv
+from mpcompare.report.figures.digits import MOST, worst_rows
+from mpcompare.report.figures.digits import digits as digits_figure
+from mpcompare.report.outputs import data
 from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
@@ -91,7 +92,7 @@ def test_another_run_stands_for_a_reference_that_shows_no_layers():
 def test_the_file_has_a_row_for_each_place_run_and_step(tmp_path):
     found = {"first": RIGHT, "minus": CANCELS}
     comparison, verdicts = compared(entry("amp", "bf16", first=found, last=found), entry("other", "bf16", last=found))
-    digits_csv.write(Report([comparison], verdicts, "amp"), tmp_path)
+    data.digits_csv(Report([comparison], verdicts, "amp"), tmp_path)
     rows = list(csv.DictReader((tmp_path / "digits.csv").open()))
     assert [(row["label"], row["step"], row["layer"]) for row in rows] == [
         (label, step, layer)

@@ -17,10 +17,10 @@ import pytest
 import roofline
 import suite_tables
 import torch
+import work
 from support.command import SMALL
 from support.tasks import mlp_of
 
-from mpcompare.cost import work
 from mpcompare.paths import CONF
 
 SCRIPTS = CONF.parent / "scripts"

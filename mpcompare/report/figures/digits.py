@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.report import digits
+from mpcompare.report import digits as maps
 from mpcompare.report.contents import Report
 from mpcompare.report.digits import DigitsRow, Map
 from mpcompare.report.figures.kit import COLOURS, grid, nothing
@@ -20,9 +20,9 @@ PANEL, LETTER = 3.6, 0.062  # inches: width of a panel, and of a letter of its t
 PARTS = {"output": ("s", COLOURS[0]), "gradient": ("o", COLOURS[1])}
 
 
-def digits_figure(report: Report) -> Figure | None:
+def digits(report: Report) -> Figure | None:
     """Draws a panel for each precision of 16 bits; None where no run in one shows its layers."""
-    drawn = [[(each, worst_rows(each)) for each in digits.shown(c, report.verdicts)] for c in report.finished]
+    drawn = [[(each, worst_rows(each)) for each in maps.shown(c, report.verdicts)] for c in report.finished]
     if not any(drawn):
         return None
     rows = [row for panels in drawn for _, chosen in panels for row in chosen]
@@ -59,7 +59,7 @@ def _said(row: DigitsRow) -> str:
 
 def _panel(axes: Axes, each: Map, rows: Sequence[DigitsRow]) -> None:
     u, half = PRECISIONS[each.precision].unit_roundoff, bound(each.precision)
-    digits, heights = round(-math.log2(u)), np.arange(len(rows))
+    held, heights = round(-math.log2(u)), np.arange(len(rows))
     for part, (marker, colour) in PARTS.items():
         errors = np.array([getattr(row.digits, part) for row in rows])
         inside = np.where((errors > 0) & (errors <= 1), np.maximum(errors, u / 4), np.nan)
@@ -70,7 +70,7 @@ def _panel(axes: Axes, each: Map, rows: Sequence[DigitsRow]) -> None:
     axes.axvline(half, color="black", linewidth=1, linestyle="--", label="half of the digits are lost")
     axes.set_xscale("log")
     axes.set_xlim(u / 5, 2)
-    lost = range(0, digits + 1, 2)
+    lost = range(0, held + 1, 2)
     axes.set_xticks([u * 2**n for n in lost], [f"{n}\n{percent(u * 2**n)}" for n in lost], fontsize=7)
     axes.minorticks_off()
     axes.set_yticks(heights, [_named(row) for row in rows], fontsize=7)
@@ -84,4 +84,4 @@ def _panel(axes: Axes, each: Map, rows: Sequence[DigitsRow]) -> None:
     left_out = len(each.digits) - len(rows)
     more = f"\nthe {len(rows)} places that lose the most; {left_out} others are left out" if left_out else ""
     axes.set_title(f"{each.entry.label}, {each.when}{more}", fontsize=9, loc="left")
-    axes.set_xlabel(f"lost digits of {digits}, and the error", fontsize=8)
+    axes.set_xlabel(f"lost digits of {held}, and the error", fontsize=8)

@@ -1,35 +1,199 @@
-"""The figure of gradient errors: how far each run's gradients in the first step are from exact ones."""
+"""The figure of gradient errors: how far each run's gradients in the first step are from exact ones.
 
-from matplotlib.figure import Figure
+A row of dots is a tensor, or those of equal layers together where a network has many.
+"""
+
+import math
+import textwrap
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import LogLocator
 
 from mpcompare.report.contents import Report
-from mpcompare.report.figures import gradient_bars, gradient_rows
-from mpcompare.report.figures.gradients import gradients_of
+from mpcompare.report.figures import grouping, kit
+from mpcompare.report.figures.gradients import GradientTable, Series, gradients_of
 from mpcompare.report.figures.judged import judged
-from mpcompare.report.figures.kit import WIDTH, grid, nothing
+from mpcompare.report.figures.kit import WIDTH, grid, nothing, positive
 
-WIDEST = 2 * WIDTH  # inches: bars that take more become rows of dots
+HIGHEST = 8.4  # inches of all rows together, so that the figure fits a page
+ROW, LANE, GAP = 0.17, 0.045, 0.06  # inches: height of a row at least, of a run in it, and between two rows
+LETTER, LINE = 0.06, 0.17  # inches: width of a letter and height of a line of small text
+PANELS, AROUND = 6.0, 1.4  # inches: width of the panels, height of what stands above and below them, less the legend
 ERROR = "||gradient - exact|| / ||exact||"
 
 
 def gradient_error(report: Report) -> Figure | None:
-    """Draws bars by tensor, one a run; for a large network a row of dots for each tensor, or for those of equal layers.
-    None where no run shows its gradients."""
-    panels = judged(report)
-    drawn = [gradients_of(runs) for runs in panels]
-    if not any(run.gradients for runs in panels for run in runs):
+    """Draws a row of dots for each tensor, or for those of equal layers; None where no run shows its gradients."""
+    drawn = [gradients_of(runs) for runs in judged(report)]
+    layouts = [layout_of(gradients) for gradients in drawn]
+    if not (shown := [layout for layout in layouts if layout]):
         return None
-    width = max(map(gradient_bars.width_of, drawn))
-    layouts = [gradient_rows.layout_of(gradients) if width > WIDEST else None for gradients in drawn]
-    rows = [layout for layout in layouts if layout]
-    height, width = (max(each.height for each in rows), max(each.width for each in rows)) if rows else (4.2, width)
+    height, width = max(each.height for each in shown), max(each.width for each in shown)
     figure, parts = grid(report.finished, height, max(WIDTH, width))
     for part, gradients, layout in zip(parts, drawn, layouts, strict=True):
-        caption = "gradient in the first step\nexact: float64 from the operands that each layer had"
-        if not gradients.tensors:
-            nothing(part.subplots(), "no run shows its gradients")
-        elif layout:
-            gradient_rows.draw(part, gradients, layout, ERROR, caption)
+        if layout:
+            _draw(part, gradients, layout)
         else:
-            gradient_bars.draw(part, gradients, ERROR, caption)
+            nothing(part.subplots(), "no run shows its gradients")
     return figure
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The tensor of a row that is farthest above its limit, and the run that this is of."""
+
+    text: str
+    series: Series
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The rows of a comparison.
+
+    Attributes:
+        rows: the places of the tensors of each row.
+        names: of the rows.
+        worst: by row; None where every error is within its limit.
+        inches: height of a row.
+        legend: inches of the legend and what is written with it.
+    """
+
+    rows: Sequence[Sequence[int]]
+    names: Sequence[str]
+    worst: Sequence[Worst | None]
+    inches: float
+    legend: float
+
+    @property
+    def width(self) -> float:
+        """Inches of the figure."""
+        sides = max(map(len, self.names)), max(len(each.text) if each else 0 for each in self.worst)
+        return PANELS + LETTER * sum(sides)
+
+    @property
+    def height(self) -> float:
+        """Inches of the figure below its title."""
+        return AROUND + self.legend + self.inches * len(self.rows)
+
+
+def layout_of(gradients: GradientTable) -> Layout | None:
+    """Returns rows that fit a page; None where no run shows its gradients.
+
+    There is a row for each tensor where there is room. Else tensors of the same part and class of layer stand together:
+    first those that differ in the number of their block alone, then in any number, then all of them.
+    """
+    if not gradients.tensors:
+        return None
+    inches = max(ROW, LANE * len(gradients.series) + GAP)
+    kinds = {tensor: _kind(gradients, tensor) for tensor in gradients.tensors}
+
+    def block(tensor: str) -> Hashable:
+        return grouping.without_first_number(tensor), kinds[tensor]
+
+    def blocks(tensor: str) -> Hashable:
+        return grouping.without_block_numbers(tensor), kinds[tensor]
+
+    def numbers(tensor: str) -> Hashable:
+        return grouping.without_numbers(tensor), kinds[tensor]
+
+    keys = (str, block, blocks, numbers, kinds.__getitem__, lambda _: "all")
+    groups = grouping.groups_of(gradients.tensors, keys, int(HIGHEST / inches))
+    place = {tensor: number for number, tensor in enumerate(gradients.tensors)}
+    rows = [[place[tensor] for tensor in group] for group in groups]
+    names = [_name(group, {kinds[tensor] for tensor in group}) for group in groups]
+    lines = math.ceil(len(gradients.series) / 2) + 7  # of the caption at most 7
+    return Layout(rows, names, [_worst(gradients, places) for places in rows], inches, LINE * lines)
+
+
+def _kind(gradients: GradientTable, tensor: str) -> str:
+    """The class of the layer that holds a tensor and the tensor's name in it, such as ``Linear weight``."""
+    kinds = (each.run.kind(tensor) for each in gradients.series)
+    return next(filter(None, kinds), tensor.rpartition(".")[2])
+
+
+def _name(tensors: Sequence[str], kinds: set[str]) -> str:
+    """The name of a row, and the number of its tensors where it holds several."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return f"{grouping.span(tensors) or (next(iter(kinds)) if len(kinds) == 1 else 'all tensors')} ({len(tensors)})"
+
+
+def _worst(gradients: GradientTable, places: Sequence[int]) -> Worst | None:
+    ratios = {
+        (number, place): ratio
+        for number, series in enumerate(gradients.series)
+        for place in places
+        if (ratio := float(series.ratios[place])) > 1
+    }
+    if not ratios:
+        return None
+    number, place = max(ratios, key=lambda key: ratios[key])
+    name = f"  {gradients.tensors[place]}" if len(places) > 1 else ""
+    return Worst(f"{ratios[number, place]:.3g}{name}", gradients.series[number])
+
+
+def _draw(part: SubFigure, gradients: GradientTable, layout: Layout) -> None:
+    """Draws the errors, and beside them the errors over their limits, if any are known."""
+    series = gradients.series
+    if any(np.isfinite(each.limits).any() for each in series):
+        axes, beside = part.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+        _panel(beside, series, [each.ratios for each in series], layout)
+        beside.axvline(1, color="black", linewidth=1.2)
+        beside.set_xlim(min(0.5, beside.get_xlim()[0]), max(2.0, beside.get_xlim()[1]))
+        beside.set_xlabel("error / its limit", fontsize=9)
+        _name_worst(beside, layout)
+    else:
+        axes = part.subplots()
+    _panel(axes, series, [each.errors for each in series], layout)
+    axes.set_yticks(range(len(layout.names)), layout.names, fontsize=7)
+    axes.set_ylim(len(layout.names) - 0.5, -0.5)
+    axes.set_xlabel(ERROR, fontsize=9)
+    handles, labels = axes.get_legend_handles_labels()
+    part.legend(handles, labels, title=_caption(gradients, layout), loc="outside lower left", ncols=2,
+                fontsize=8, title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
+
+
+def _caption(gradients: GradientTable, layout: Layout) -> str:
+    lines = ["gradient in the first step", "exact: float64 from the operands that each layer had"]
+    lines.append("no dot: no error; triangle at the right end: inf, NaN or missing")
+    if len(layout.rows) < len(gradients.tensors):
+        lines.append("a row with (n) holds n tensors of equal layers")
+    if any(layout.worst):
+        lines.append("above its limit: the largest of each row, in the colour of its run")
+    lines += textwrap.wrap(gradients.remark, int(layout.width / LETTER), max_lines=2)
+    return "\n".join(lines)
+
+
+def _panel(axes: Axes, series: Sequence[Series], values: Sequence[np.ndarray], layout: Layout) -> None:
+    """Draws a lane for each run in every row; values that are beyond the axis are triangles at its right end."""
+    lane = (1 - GAP / layout.inches) / len(series)
+    for number, (each, value) in enumerate(zip(series, values, strict=True)):
+        heights = np.empty(len(value))
+        for row, places in enumerate(layout.rows):
+            heights[list(places)] = row + (number - (len(series) - 1) / 2) * lane
+        colour, marker = each.run.colour, kit.marker(each.run.place)
+        shown = np.where(value > 0, value, np.nan)
+        axes.scatter(shown, heights, s=10, color=colour, marker=marker, linewidths=0, alpha=0.75, label=each.label)
+        beyond = heights[value == np.inf]
+        ends = np.full(len(beyond), 0.985)
+        axes.plot(ends, beyond, ">", color=colour, markersize=3.5, transform=axes.get_yaxis_transform())
+    axes.set_xscale("log")
+    if len(shown := positive(np.concatenate(values))):
+        axes.set_xlim(shown.min() / 2, shown.max() * 2)
+    axes.xaxis.set_major_locator(LogLocator(numticks=6))
+    for row in range(0, len(layout.rows), 2):
+        axes.axhspan(row - 0.5, row + 0.5, color="0.95", zorder=0, linewidth=0)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
+
+
+def _name_worst(axes: Axes, layout: Layout) -> None:
+    for row, worst in enumerate(layout.worst):
+        if worst:
+            axes.annotate(worst.text, (1, row), (4, 0), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+                          va="center", fontsize=7, color=worst.series.run.colour)  # fmt: skip

@@ -1,8 +1,8 @@
-"""Figures that fail by themselves: in the place of one that cannot be drawn stands one that says why."""
+"""A figure that fails by itself: in the place of one that cannot be drawn stands one that says why."""
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from matplotlib.figure import Figure
@@ -14,25 +14,52 @@ from mpcompare.report.figures.kit import WIDTH, nothing
 from mpcompare.report.figures.texts import as_they_are, without_formulas
 
 T = TypeVar("T")
-Draw = Callable[[Report], Figure | None]  # None where there is nothing to draw
 
 log = logging.getLogger(__name__)
 
 
-def guarded(draw: Draw) -> Draw:
-    """Returns the same figure, its texts shown as they are, but without the folders of this machine."""
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure of a report.
 
-    def drawn(report: Report) -> Figure | None:
+    Attributes:
+        draw: draws it; None where there is nothing to draw.
+        title: the heading above it.
+        reading: a sentence that says how to read it.
+    """
+
+    draw: Callable[[Report], Figure | None]
+    title: str
+    reading: str
+
+    @property
+    def name(self) -> str:
+        """The name of its files."""
+        return self.draw.__name__
+
+    def __call__(self, report: Report) -> Figure | None:
+        """Returns the figure, its texts shown as they are, but without the folders of this machine."""
         try:
             with as_they_are():
-                figure = draw(_without_folders(report))
+                figure = self.draw(_without_folders(report))
                 if figure is not None:
                     without_formulas(figure)
             return figure
         except Exception as error:
-            return _excuse(draw.__name__, error)
+            return _excuse(self.name, error)
 
-    return drawn
+    def rendered(self, figure: Figure, render: Callable[[Figure], T]) -> T:
+        """Returns what ``render`` makes of the figure that was drawn, or of one that says why it cannot.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        try:
+            return render(figure)
+        except OSError:
+            raise
+        except Exception as error:
+            return render(_excuse(self.name, error))
 
 
 def _without_folders(report: Report) -> Report:
@@ -44,20 +71,6 @@ def _shown(comparison: Comparison) -> Comparison:
     texts = {name: without_folders(getattr(comparison, name)) for name in ("title", "dataset", "not_the_same")}
     entries = [replace(entry, label=without_folders(entry.label)) for entry in comparison.entries]
     return replace(comparison, **texts, entries=entries)
-
-
-def rendered(name: str, figure: Figure, render: Callable[[Figure], T]) -> T:
-    """Returns what ``render`` makes of a figure, or of one that says why it cannot.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    try:
-        return render(figure)
-    except OSError:
-        raise
-    except Exception as error:
-        return render(_excuse(name, error))
 
 
 def _excuse(name: str, error: Exception) -> Figure:

@@ -12,12 +12,11 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.report.comparison import Comparison
 
-# Okabe and Ito's palette, which colour-blind readers tell apart. A run also has dashes, a mark and a hatch, so that no
+# Okabe and Ito's palette, which colour-blind readers tell apart. A run also has dashes and a mark, so that no
 # two of 42 runs look alike.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 4)))
 MARKERS = "os^DvP"  # six, beside seven colours
-HATCHES = ("", "////", "....", r"\\\\", "xxxx", "----", "++++")
 # Text on light and on dark colours. They are no greys: the page turns greys over in the dark.
 ON_LIGHT, ON_DARK = "#101011", "#fffffe"
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
@@ -34,19 +33,9 @@ def marker(place: int) -> str:
     return MARKERS[place % len(MARKERS)]
 
 
-def hatch(place: int) -> str:
-    """Returns the hatch of a run's bars."""
-    return HATCHES[_turn(place)]
-
-
 def dashes(place: int) -> Any:
-    """Returns the dashes of a run's lines."""
-    return DASHES[_turn(place)]
-
-
-def _turn(place: int) -> int:
-    """The n-th run of a colour is one further in the list of dashes than the run before."""
-    return (place + place // len(COLOURS)) % len(DASHES)
+    """Returns the dashes of a run's lines: the n-th run of a colour is one further in the list than the run before."""
+    return DASHES[(place + place // len(COLOURS)) % len(DASHES)]
 
 
 def dashed(place: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from mpcompare.report.figures.kit import ON_LIGHT
 
 # The colour of each phase, in their order: Okabe and Ito's palette, but for the fourth, which is from ColorBrewer's
 # Dark2. Colour-blind readers tell it from the phases beside it better than the palette's blue and vermilion.
-COLOURS = dict(
+COLOURS: dict[str, str] = dict(
     zip(
         (*PHASES, WHOLE_STEP),
         ("#56B4E9", "#E69F00", "#F0E442", "#7570B3", "#009E73", "#CC79A7", "#BBBBBB"),

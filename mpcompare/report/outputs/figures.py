@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 from mpcompare.records import write_atomically
 from mpcompare.report import formats
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.captions import CAPTIONS
-from mpcompare.report.figures.guarded import rendered
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.files import path_in
 
@@ -23,11 +21,11 @@ NO_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDa
 def write(report: Report, folder: Path) -> None:
     """Writes each figure that has something to show."""
     wanted = [each for each in formats.FIGURES if each in report.formats and report.is_drawn]
-    for name, draw in FIGURES.items() if wanted else ():
-        if figure := draw(report):
-            figure.suptitle(CAPTIONS[name][0], fontsize=11, fontweight="bold", x=0.01, ha="left")
+    for drawing in FIGURES.values() if wanted else ():
+        if figure := drawing(report):
+            figure.suptitle(drawing.title, fontsize=11, fontweight="bold", x=0.01, ha="left")
             for each in wanted:
-                rendered(name, figure, partial(_save, path=path_in(folder, f"{name}.{each}")))
+                drawing.rendered(figure, partial(_save, path=path_in(folder, f"{drawing.name}.{each}")))
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -8,16 +8,15 @@ from mpcompare.report.brief import without_folders
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import kit
-from mpcompare.report.figures.captions import CAPTIONS
 from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.runs import find_runs
 
 
-def test_42_runs_have_lines_and_bars_and_dots_of_their_own():
+def test_42_runs_have_lines_and_dots_of_their_own():
     def looks(style):
         return len({(kit.colour(place), style(place)) for place in range(42)})
 
-    assert looks(kit.dashes) == looks(kit.marker) == looks(kit.hatch) == 42
+    assert looks(kit.dashes) == looks(kit.marker) == 42
 
 
 @pytest.mark.parametrize(
@@ -52,5 +51,4 @@ def test_no_figure_shows_a_folder(tmp_path):
 
 
 def test_every_figure_has_a_title():
-    assert set(FIGURES) == set(CAPTIONS)
-    assert all(title and reading for title, reading in CAPTIONS.values())
+    assert all(figure.title and figure.reading for figure in FIGURES.values())

@@ -84,39 +84,38 @@ def histogram(**counts):
     return found
 
 
-def test_bars_and_limits_are_those_of_the_records(runs):
+def test_dots_and_limits_are_those_of_the_records(runs):
     other = runs["other-fp16"]
     error = other.findings.replays["first"].gradients["layer2.weight"].error
     runs["other-fp16"] = with_errors(other, layer2_weight={"error": 8 * error})
     report, _ = reported(runs)
     verdicts = report.verdicts
     assert verdicts["other-fp16"].word == "differs"
-    (axes,) = gradient_error(report).axes
-    tensors = [tick.get_text() for tick in axes.get_xticklabels()]
-    assert tensors == [f"layer{n}.{part}" for n in (1, 2, 3) for part in ("weight", "bias")]
-    bars = {bars.get_label().removesuffix(" (reference)").replace(" ", "-"): bars for bars in axes.containers}
-    ticks = [segment for lines in axes.collections for segment in lines.get_segments()]
-    assert len(ticks) == len(tensors) * len(runs)
-    for name, run in runs.items():
-        gradients = run.findings.replays["first"].gradients
-        assert [bar.get_height() for bar in bars[name]] == [gradients[t].error / gradients[t].norm for t in tensors]
+    figure = gradient_error(report)
+    tensors = [f"layer{n}.{part}" for n in (1, 2, 3) for part in ("weight", "bias")]
+    assert rows_of(figure) == tensors
+    errors, ratios = figure.axes
+    named = [dots.get_label().removesuffix(" (reference)").replace(" ", "-") for dots in errors.collections]
+    assert named == ["amp-fp16", "other-fp16", "amp-bf16", "other-bf16"]
+    for name, dots, beside in zip(named, errors.collections, ratios.collections, strict=True):
+        gradients = runs[name].findings.replays["first"].gradients
+        found = dots.get_offsets()[:, 0]
+        assert np.allclose(found, [gradients[t].error / gradients[t].norm for t in tensors])
         limits = {c.name: c.limit for c in verdicts[name.replace("amp", "other")].checks}
-        for tensor, bar in zip(tensors, bars[name], strict=True):
-            (height,) = {y for (x, y), (end, _) in ticks if x < bar.get_center()[0] < end}
-            assert height == limits[f"gradient in the first step, {tensor}"] / gradients[tensor].norm
-    assert bars["other-fp16"][2].get_height() > ticks[2][0][1]
-    left = {name: bars[name][0].get_x() for name in runs}
-    assert sorted(left, key=left.get) == ["amp-fp16", "other-fp16", "amp-bf16", "other-bf16"]
+        expected = [gradients[t].error / limits[f"gradient in the first step, {t}"] for t in tensors]
+        assert np.allclose(beside.get_offsets()[:, 0], expected)
+    beyond = dict(zip(named, ratios.collections, strict=True))["other-fp16"].get_offsets()[:, 0] > 1
+    assert beyond.tolist() == [name == "layer2.weight" for name in tensors]
 
 
 def test_a_gradient_that_is_0_is_not_drawn(runs):
     """The exact gradient of a bias before a norm is float64's rounding errors, and any error is large beside those."""
     runs = {name: with_errors(run, layer1_bias={"norm": 1e-17, "error": 1e-5}) for name, run in runs.items()}
     report, _ = reported(runs)
-    (axes,) = gradient_error(report).axes
-    assert "layer1.bias" not in [tick.get_text() for tick in axes.get_xticklabels()]
-    assert axes.get_title(loc="right") == "not drawn, exactly 0 (1): layer1.bias"
-    assert axes.get_ylim()[1] < 1
+    figure = gradient_error(report)
+    assert "layer1.bias" not in rows_of(figure)
+    assert "not drawn, exactly 0 (1): layer1.bias" in figure.subfigs[0].legends[0].get_title().get_text()
+    assert figure.axes[0].get_xlim()[1] < 1
 
 
 def test_gradients_that_are_missing_or_no_numbers_are_marked(runs):
@@ -130,7 +129,7 @@ def test_gradients_that_are_missing_or_no_numbers_are_marked(runs):
     runs["gone-fp16"] = replace(runs["other-fp16"], name="gone-fp16", findings=None)
     report, _ = reported(runs)
     figure = gradient_error(report)
-    marked = [x for line in figure.axes[0].lines for x in line.get_xdata()]
+    marked = [y for line in figure.axes[0].lines for y in line.get_ydata()]
     assert np.round(marked).tolist() == [0, 1, 2]
     legend = [text.get_text() for text in figure.subfigs[0].legends[0].get_texts()]
     assert "other bf16: shows none" in legend

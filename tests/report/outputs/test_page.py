@@ -19,12 +19,9 @@ from mpcompare.paths import DIFFERS
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.dtypes import ROLES
-from mpcompare.report.figures.registry import FIGURES
 from mpcompare.report.outputs.page import output
-from mpcompare.report.outputs.page.advice import advice
 from mpcompare.report.outputs.page.checks import HIGHEST, LOWEST, SHOWN, Bar, CheckedRun, Kind, bars
-from mpcompare.report.outputs.page.figures import CAPTIONS
-from mpcompare.report.outputs.page.words import answers
+from mpcompare.report.outputs.page.words import advice, answers
 from mpcompare.report.report import report
 from mpcompare.report.runs import find_runs
 from mpcompare.verdict.judge.check import Check
@@ -200,10 +197,6 @@ def test_nearness_is_said_of_no_run_and_the_first_check_that_failed_decides(runs
 def test_the_limit_stands_where_the_axis_is_1():
     assert (LOWEST, HIGHEST) == (-3, 2)  # the style sheet has the line of the limit at 60 %
     assert Bar(check(value=1.0), "").length == 60.0
-
-
-def test_every_figure_has_a_caption():
-    assert set(FIGURES) == set(CAPTIONS)
 
 
 def test_verdicts_in_words(runs):

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from markupsafe import Markup
 
 from mpcompare.records import finite, write_atomically
 from mpcompare.report import contents, digits, dtypes, inference, remarks
-from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs import summary_md
 from mpcompare.report.outputs.files import path_in
-from mpcompare.report.outputs.page import checks, figures, reading, series, settings, tables, words
+from mpcompare.report.outputs.page import checks, figures, series, settings, tables, words
 
 PACKAGE = "mpcompare.report.outputs.page"
 NAME = "index.html"
@@ -31,30 +29,6 @@ def write(report: Report, folder: Path) -> None:
     files = sorted((file.name for file in folder.iterdir() if file.suffix in KINDS), key=lambda name: name[::-1])
     page = render(report, files)
     write_atomically(path, lambda unfinished: unfinished.write_text(page, encoding="utf-8"))
-
-
-@dataclass(frozen=True)
-class PagePart:
-    """A comparison on the page, as the templates show it."""
-
-    comparison: Comparison
-    baselines: str
-    glance: Sequence[tuple[str, Markup]]
-    answers: Sequence[words.VerdictWords]
-    reading: Sequence[str]
-    runs: tables.Table
-    ways: tables.Table
-    way_lines: Sequence[str]
-    figures: Sequence[figures.Drawn]
-    checked: Sequence[checks.CheckedRun]
-    dtypes: settings.Dtypes
-    dtype_lines: Sequence[str]
-    digits: tables.Table
-    digit_lines: Sequence[str]
-    lines: Sequence[str]
-    measured: settings.Settings
-    configurations: settings.Settings
-    versions: settings.Settings
 
 
 def render(report: Report, files: Sequence[str]) -> str:
@@ -83,30 +57,31 @@ def render(report: Report, files: Sequence[str]) -> str:
     )
 
 
-def _part(report: Report, place: int) -> PagePart:
+def _part(report: Report, place: int) -> dict[str, Any]:
+    """Returns what the templates show of a comparison, by the names that they have for it."""
     comparison, verdicts = report.comparisons[place], report.verdicts
     memory = (remarks.memory(entry) for entry in comparison.finished)
     lines = [*remarks.resumed(comparison), *remarks.timing(comparison), *filter(None, memory)]
-    return PagePart(
-        comparison=comparison,
-        baselines=words.baselines(comparison),
-        glance=words.glance(comparison, verdicts),
-        answers=words.answers(comparison, verdicts),
-        reading=reading.lines(comparison, verdicts),
-        runs=tables.runs(comparison, verdicts),
-        ways=tables.ways(comparison),
-        way_lines=inference.lines(comparison),
-        figures=list(figures.drawn(comparison, report, place)) if comparison.finished and report.is_drawn else [],
-        checked=checks.checked(comparison, verdicts),
-        dtypes=settings.dtypes(comparison),
-        dtype_lines=dtypes.lines(comparison),
-        digits=tables.digits(comparison, verdicts),
-        digit_lines=digits.lines(comparison, verdicts),
-        lines=lines,
-        measured=settings.measured(comparison),
-        configurations=settings.configurations(comparison),
-        versions=settings.versions(comparison),
-    )
+    return {
+        "comparison": comparison,
+        "baselines": words.baselines(comparison),
+        "glance": words.glance(comparison, verdicts),
+        "answers": words.answers(comparison, verdicts),
+        "reading": words.reading(comparison, verdicts),
+        "runs": tables.runs(comparison, verdicts),
+        "ways": tables.ways(comparison),
+        "way_lines": inference.lines(comparison),
+        "figures": list(figures.drawn(comparison, report, place)) if comparison.finished and report.is_drawn else [],
+        "checked": checks.checked(comparison, verdicts),
+        "dtypes": settings.dtypes(comparison),
+        "dtype_lines": dtypes.lines(comparison),
+        "digits": tables.digits(comparison, verdicts),
+        "digit_lines": digits.lines(comparison, verdicts),
+        "lines": lines,
+        "measured": settings.measured(comparison),
+        "configurations": settings.configurations(comparison),
+        "versions": settings.versions(comparison),
+    }
 
 
 def _json(value: Any) -> Markup:

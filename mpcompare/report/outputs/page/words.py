@@ -1,17 +1,23 @@
-"""The verdicts in words."""
+"""The page in words: the verdicts, what to do about a cause, and how to read the numbers."""
 
+import math
+import re
 from dataclasses import dataclass
+from functools import cache
 
+from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
+from mpcompare.paths import DIFFERS
 from mpcompare.report import answers as questions
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
-from mpcompare.report.outputs.page.advice import advice
 from mpcompare.report.outputs.page.checks import CheckedRun, bars
 from mpcompare.report.signs import word as word_of
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
+
+_MARKDOWN = MarkdownIt("commonmark", {"html": False})
 
 
 @dataclass(frozen=True)
@@ -93,3 +99,45 @@ def glance(comparison: Comparison, verdicts: Verdicts) -> list[tuple[str, Markup
     name = Markup("<strong>{}</strong>").format
     lines = ((each.question, each.lines(name, escape)) for each in questions.answers(comparison, verdicts))
     return [(question, Markup("<br>\n").join(map(Markup, answer))) for question, answer in lines]
+
+
+def reading(comparison: Comparison, verdicts: Verdicts) -> list[str]:
+    """Returns a line for each thing that a reader meets first; the example is a run that is no baseline."""
+    entries = comparison.finished
+    example = next((entry for entry in entries if not entry.is_baseline and entry.baseline), None)
+    said = ["Each run trained the same network on the same batches; red is what differs, and stands first."]
+    if example is None:
+        return said
+    label, baseline = example.label, comparison.label(example.baseline)
+    time, memory = example.time_ratio, example.memory_ratio
+    if math.isfinite(time.low):
+        said.append(
+            f"Time: a step of {label} takes {time.median:.2f} of {baseline}'s time. The true ratio lies between "
+            f"{time.low:.2f} and {time.high:.2f} in 95 of 100 such measurements. Below 1 is faster. "
+            "It is the median over pairs of blocks that took turns, and may differ from the ratio of the two medians."
+        )
+    else:
+        said.append(f"Time: the ratio of {label} has no interval here, so it is not shown.")
+    said.append(f"Memory: a step of {label} needs {memory:.2f} of {baseline}'s peak. Below 1 is smaller.")
+    if verdict := verdicts.get(example.run.name):
+        failed = sum(not check.passed for check in verdict.checks)
+        said.append(
+            f'Verdict: {label} is "{word_of(example, verdict)}": {failed} of its {len(verdict.checks)} checks failed. '
+            "A check compares one number with a limit."
+        )
+    return said
+
+
+def advice(cause: str) -> Markup:
+    """Returns the section of a cause; empty if there is none."""
+    text = _MARKDOWN.render(_sections().get(cause, ""))
+    return Markup(text.replace("<pre>", '<pre tabindex="0">'))  # the project's own document, without raw HTML
+
+
+@cache
+def _sections() -> dict[str, str]:
+    """Returns the text of each section of the third level, by its heading."""
+    text = re.sub(r"<!--.*?-->", "", DIFFERS.read_text(encoding="utf-8"), flags=re.DOTALL)
+    below = re.split(r"^### (.+)$", text, flags=re.MULTILINE)[1:]
+    ends = (re.split(r"^## ", body, flags=re.MULTILINE)[0] for body in below[1::2])
+    return dict(zip(below[::2], ends, strict=True))

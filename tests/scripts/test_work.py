@@ -1,8 +1,8 @@
 import pytest
 import torch
+import work
 from support.tasks import make_batch, make_task, mlp_of
 
-from mpcompare.cost import work
 from mpcompare.cost.flops import step_flops
 
 

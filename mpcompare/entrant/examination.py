@@ -3,12 +3,12 @@
 import logging
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from typing import Any
 
-from mpcompare.contract import ModuleDtypes
 from mpcompare.entrant.evaluation import held_out_of
 from mpcompare.entrant.state import Entrant, Pass
 from mpcompare.errors import first_line, want_of_memory
+from mpcompare.fields import ExaminedRecord, ObservedRecord
 from mpcompare.instruments import heap, memory_limit
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Progress
@@ -20,38 +20,7 @@ from mpcompare.verdict.findings import to_document
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Observed:
-    """A part of ``result.json``.
-
-    Attributes:
-        module_dtypes: :meth:`mpcompare.contract.Backend.module_dtypes`.
-    """
-
-    module_dtypes: ModuleDtypes
-
-
-@dataclass(frozen=True)
-class ExaminedPart(Observed):
-    """The part of a run that was examined.
-
-    Attributes:
-        examine_s: seconds that it took.
-        examine_foretold_bytes: the memory that it was foretold to take; None where that is not known.
-        examine_peak_bytes: the most memory that it took; None where that is not known.
-        examine_refused: why it did not begin, in a line: the machine has not that much; empty where it did.
-        examine_stopped: the error with which all of it stopped, in a line; empty where it did not. Nothing was found
-            then.
-    """
-
-    examine_s: float
-    examine_foretold_bytes: int | None
-    examine_peak_bytes: int | None
-    examine_refused: str
-    examine_stopped: str
-
-
-def take(entrant: Entrant) -> Pass[Observed]:
+def take(entrant: Entrant) -> Pass[ObservedRecord]:
     """Needs ``setup``, ``start``, ``trained``, ``memory`` and ``stepper``, which it frees where it does not examine it.
     Ends ``apart``, and leaves nothing."""
     setup, enabled, stopped = entrant.setup, entrant.plan.verdict.enabled, ""
@@ -69,8 +38,17 @@ def take(entrant: Entrant) -> Pass[Observed]:
             del entrant.stepper
         seconds = time.monotonic() - began
         yield Progress(0, 1, "dtypes of each layer")
-        dtypes = setup.new_backend().module_dtypes(*next(setup.batches())[0])
-    return ExaminedPart(dtypes, seconds, needed, peak, refused, stopped) if enabled else Observed(dtypes)
+        dtypes: Any = setup.new_backend().module_dtypes(*next(setup.batches())[0])
+    if not enabled:
+        return ObservedRecord(module_dtypes=dtypes)
+    return ExaminedRecord(
+        module_dtypes=dtypes,
+        examine_s=seconds,
+        examine_foretold_bytes=needed,
+        examine_peak_bytes=peak,
+        examine_refused=refused,
+        examine_stopped=stopped,
+    )
 
 
 def _foretold(entrant: Entrant, held: int) -> int | None:

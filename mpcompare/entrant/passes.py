@@ -1,0 +1,126 @@
+"""The passes that make what all others have in common, and find where training begins."""
+
+import logging
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from mpcompare.contract import State
+from mpcompare.entrant import going_on, resume
+from mpcompare.entrant.examined_memory import ExaminedMemory
+from mpcompare.entrant.setup import set_up
+from mpcompare.entrant.start import Start
+from mpcompare.entrant.state import Entrant, Nothing, Pass, Trained
+from mpcompare.entrant.timing import fresh, try_block
+from mpcompare.fields import ProvenanceRecord, ResumedRecord, SetUpRecord
+from mpcompare.instruments import machine
+from mpcompare.records import EXAMINED, WENT_ON, numbers
+
+log = logging.getLogger(__name__)
+
+
+def find_checkpoint(entrant: Entrant) -> Pass[Nothing]:
+    """Reads the checkpoint to continue from, before anything is made: a wrong one ends the run at once.
+
+    Needs nothing. Leaves ``checkpoint`` and ``taken``.
+    """
+    yield from ()
+    plan, result = entrant.plan, entrant.recorder.result
+    saved = going_on.find(plan, result) if plan.resume.goes_on else resume.find(plan)
+    entrant.checkpoint = saved
+    entrant.taken = EXAMINED in result and saved is not None and saved.step == plan.train.last_step
+    return {}
+
+
+def make_setup(entrant: Entrant) -> Pass[SetUpRecord]:
+    """Makes device, precision, network, data and clock.
+
+    Needs nothing. Leaves ``memory`` and ``setup``; nothing is examined where its data are not finite.
+    """
+    yield from ()
+    entrant.memory = ExaminedMemory(entrant.apart)
+    setup = entrant.setup = set_up(entrant.plan, entrant.shared)
+    if setup.not_finite:  # what such data do is no fault of a backend
+        entrant.plan = replace(entrant.plan, verdict=replace(entrant.plan.verdict, enabled=False))
+    return SetUpRecord(
+        precision=setup.precision,
+        engine=setup.engine,
+        loss_scale=setup.loss_scale.name,
+        construct_s=setup.construct_s,
+        dataset=setup.dataset.name,
+        dataset_reason=setup.dataset.reason,
+        dataset_fingerprint=setup.dataset_fingerprint,
+        initial_weights=setup.initial_weights,
+        not_finite=setup.not_finite,
+    )
+
+
+def record_machine(entrant: Entrant) -> Pass[ProvenanceRecord]:
+    """Records the machine, its software and their flags, as they are when training begins.
+
+    Needs ``setup``, which has set the flags. Leaves nothing.
+    """
+    yield from ()
+    return machine.provenance(entrant.setup.device)
+
+
+def find_start(entrant: Entrant) -> Pass[ResumedRecord | Nothing]:
+    """Finds where training begins: at the initial weights, or at a checkpoint of the same task.
+
+    Needs ``checkpoint``, ``taken`` and ``setup``. Leaves ``start``. The part of a run that went on says in which folder
+    it was before, the step after which it goes on, None where all of it is taken, and the machine that it was on.
+    """
+    yield from ()
+    plan, setup, saved, recorder = entrant.plan, entrant.setup, entrant.checkpoint, entrant.recorder
+    if saved is None:
+        recorder.keep(0)
+        entrant.start = Start(setup, None)
+        return {}
+    goes_on = plan.resume.goes_on
+    folder = Path(recorder.result[WENT_ON]["path"]) if goes_on else plan.resume.folder
+    checkpoint = resume.fit(saved, resume.what_is_trained(plan, setup), setup.loss_scale, folder)
+    resume.check_tensors(checkpoint, setup.model, folder)
+    moves = plan.verdict.enabled and not entrant.taken
+    before = going_on.before(recorder, saved.step, moves) if goes_on else None
+    entrant.start = Start(setup, checkpoint, before or going_on.NOTHING)
+    if before is None:
+        return resume.describe(checkpoint, folder)
+    log.info("taken as it is from %s" if entrant.taken else f"goes on after step {saved.step} of %s", folder)
+    return {WENT_ON: {**recorder.result[WENT_ON], "step": None if entrant.taken else saved.step}}
+
+
+def take_as_it_is(entrant: Entrant) -> Pass[Nothing]:
+    """Takes a run that was trained and examined before its sweep was killed as it is: it is only timed.
+
+    Needs ``start``, at the end of training. Leaves ``stepper`` and ``trained``, and ends ``apart``.
+    """
+    yield from ()
+    start, result = entrant.start, numbers(entrant.recorder.result)
+    assert start.checkpoint is not None
+    if entrant.apart is not None:
+        entrant.apart.close()
+    entrant.stepper = start.new_stepper()
+    entrant.trained = Trained(
+        rows=start.before.rows,
+        read=partial(cast, State, start.checkpoint.state),
+        updates=start.checkpoint.updates,
+        scores={"test_loss": result["test_loss"], "test_accuracy": result["test_accuracy"]},
+        moved={},
+    )
+    return {}
+
+
+def try_length(entrant: Entrant) -> Pass[Nothing]:
+    """Tries out how many steps a timed block has.
+
+    Needs ``setup``, ``trained`` and ``stepper``. Leaves ``trial``.
+
+    A backend that will be examined stays as training left it, and another takes the steps. Without an examination the
+    trained one takes them itself, so that there is one backend in memory.
+    """
+    yield from ()
+    setup, examined = entrant.setup, entrant.plan.verdict.enabled
+    stepper = fresh(setup, entrant.trained) if examined else entrant.stepper
+    entrant.trial = try_block(stepper, setup.batches(), entrant.plan.measure.block_s, setup.clock)
+    return {}

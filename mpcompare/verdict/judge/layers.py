@@ -36,6 +36,7 @@ class Layers(Gradients):
             empty in other precisions.
         as_given: whether the network was called once for each micro-batch, with its rows as they are. Masks that are
             drawn for other rows are other masks.
+        scale: the loss scale that the backend says it began with; gradients that overflowed may have lowered it since.
     """
 
     places: dict[str, PlaceError] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Layers(Gradients):
     detached: list[str] = field(default_factory=list)
     digits: dict[str, Digits] = field(default_factory=dict)
     as_given: bool = True
+    scale: float = 1.0
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -145,7 +147,10 @@ def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
         error, zeros, slope = 0.0, 0.0, 1.0
         if other and reference:
             error = error_like(_as_place(other, reference, name), _as_place(e, run, name))
-            zeros = max(other.zeros, reference.rounding[name].zeros)  # at its loss scale
+            # A loss scale that is too small excuses no zeros.
+            zeros = max(other.zeros, reference.rounding[name].zeros)
+            if run.scale >= reference.scale:
+                zeros = max(zeros, run.rounding[name].zeros)
             slope = other.slope
         # Roundings of few elements are known from samples: the largest of them says no more.
         scaled[name] = replace(e, error=error, largest=0.0, zeros=zeros, slope=slope)

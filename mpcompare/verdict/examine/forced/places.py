@@ -69,8 +69,8 @@ class Some:
 class Errors:
     """The errors of the record, and the roundings' at each point."""
 
-    def __init__(self, scale: float, micro_batches: int) -> None:
-        self.scale, self.micro_batches = scale, micro_batches
+    def __init__(self, micro_batches: int) -> None:
+        self.micro_batches = micro_batches
         self.errors: dict[Point, tuple[float, float, torch.dtype]] = {}
         self.exact: dict[Point, Tensor] = {}
         self.samples: dict[Point, list[Tensor]] = {}
@@ -84,8 +84,10 @@ class Errors:
         """Writes down how far a recorded tensor is from the exact one."""
         exact, seen = exact.detach(), seen.detach()
         error = distance({"": seen}, {"": exact})
-        if not math.isfinite(error):  # a gradient at a padding token may overflow, and nobody needs it
-            stored = (exact * self.scale if point.kind == "gradient" else exact).to(dtype).to(exact.dtype)
+        if not math.isfinite(error):
+            # A gradient may overflow where nobody needs it, such as at a padding token, or below a ReLU that is off:
+            # those of the parameters are finite here.
+            stored = seen if point.kind == "gradient" else exact.to(dtype).to(exact.dtype)
             error = distance({"": seen}, {"": torch.where(stored.isinf(), stored, exact)})
         self.errors[point] = error, finite_norm({"": exact}), dtype
         self.some[point] = Some.of(exact, ELEMENTS.get(point.kind, FEW))

@@ -58,7 +58,7 @@ class Recorded:
 
 def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     """Returns the errors of a recorded step at all places of all layers, and of its gradients."""
-    errors = Errors(recorded.scale, len(recorded.batches))
+    errors = Errors(len(recorded.batches))
     ranges = Ranges(precision, recorded.scale)
 
     def compare_exact(point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:

@@ -99,8 +99,8 @@ class ResumeFields(TypedDict):
 
     path: str
     step: int
-    backend: str
-    precision: str
+    backend: str | None  # None: the checkpoint does not say it
+    precision: str | None
     weights: str  # a hash of them
 
 

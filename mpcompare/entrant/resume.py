@@ -119,8 +119,8 @@ def describe(checkpoint: Checkpoint, folder: Path | None) -> ResumedRecord:
     origin = ResumeFields(
         path=str(folder),
         step=checkpoint.step,
-        backend=str(trained.get("backend")),
-        precision=str(trained.get("precision")),
+        backend=trained.get("backend"),
+        precision=trained.get("precision"),
         weights=fingerprint(checkpoint.state["params"]),
     )
     return ResumedRecord(resumed_from=origin)

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mpcompare.clipping import USUAL_NORMS
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
+from mpcompare.verdict.examine.numerics import short_share
 from mpcompare.watching.steps import Taken
 
 SHORT = 0.9  # the share of numbers with 16-bit digits from which all have them: a sum has them by chance at times
@@ -100,12 +100,7 @@ def handed_on(step: Taken) -> HandedOn:
 
 def _short(values: Tensor) -> float:
     """Returns the share of the numbers that are not 0 with no more digits than fp16 or bf16."""
-    values = values.flatten()
-    values = values[values != 0]
-    if not len(values):
-        return 0.0
-    kinds = (torch.float16, torch.bfloat16)
-    return max(float((values.to(kind).to(values.dtype) == values).double().mean()) for kind in kinds)
+    return short_share(values[values != 0])
 
 
 def rounded(value: float) -> float:

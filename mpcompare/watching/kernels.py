@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.tasks.cast import STAY_IN_FP32
+from mpcompare.verdict.examine.forced.call import is_torchs
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.oracle import MULTIPLY
@@ -41,7 +42,7 @@ def of_kernels(network: nn.Module, record: Record, after: dict[str, Tensor]) -> 
     names, made = {id(p): name for name, p in network.named_parameters()}, Kernels()
     for layer, calls in record.calls.items():
         module = network.get_submodule(layer) if layer != OUTPUT else None
-        if not isinstance(module, (*STAY_IN_FP32, *MULTIPLY)) or not type(module).__module__.startswith("torch.nn."):
+        if not isinstance(module, (*STAY_IN_FP32, *MULTIPLY)) or not is_torchs(module):
             continue
         before = {name: b.clone() for name, b in module.named_buffers()}
         alike = [_again(module, call, made.grads, names) for call in calls]

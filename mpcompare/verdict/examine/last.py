@@ -63,6 +63,4 @@ def last(
         of_buffers = step_errors(backend.buffers(), buffers) if buffers else {}
     finally:
         walk.finish()
-    if layers is not None:
-        layers = replace(layers, scale=rows[0]["loss_scale"])
     return {"last": gradients, "last_buffers": of_buffers, "trained": update, "replay": layers}

@@ -1,5 +1,5 @@
-"""What a backend shares with the replays of its steps: the network, the first batch, and torch. What it changes there
-changes both alike."""
+"""The network, the first batch and torch, which a backend shares with the replays of its steps. A change that it makes
+there changes both alike."""
 
 from mpcompare.contract import Batches
 from mpcompare.precision import Precision

@@ -36,7 +36,6 @@ class Layers(Gradients):
             empty in other precisions.
         as_given: whether the network was called once for each micro-batch, with its rows as they are. Masks that are
             drawn for other rows are other masks.
-        scale: the loss scale that the backend says it began with; gradients that overflowed may have lowered it since.
     """
 
     places: dict[str, PlaceError] = field(default_factory=dict)
@@ -44,7 +43,6 @@ class Layers(Gradients):
     detached: list[str] = field(default_factory=list)
     digits: dict[str, Digits] = field(default_factory=dict)
     as_given: bool = True
-    scale: float = 1.0
 
 
 def checks(case: Case) -> Iterator[Check]:
@@ -117,7 +115,7 @@ def of_step(
         failing = [each for each in failed if each in at]
         yield Check(said, run.places[worst].error, limits[worst], cause if failing else "", because if failing else "")
     at_first = where == WHERE["first"]
-    own, others_pass = passes(run, reference)
+    own, others_pass = passes(case, run, reference)
     if at_first:
         own = _as_driven(own, case.run.findings.first)
         if finite := case.reference.findings.first.finite:
@@ -135,26 +133,32 @@ def _as_driven(own: Pass, drive: Drive) -> Pass:
     return Pass(replace(own.step, micro_batches=batches, of_tensors=of_tensors, subnormal=found.subnormal), drive)
 
 
-def passes(run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
+def passes(case: Case, run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
     """Returns the run's pass and its reference's, whose errors are those at the run's operands."""
-    known = reference.gradients if reference else {}
+    others = reference.gradients if reference else {}
     scaled: dict[str, GradientError | None] = {}
     for name, e in run.gradients.items():
-        other = known.get(name)
+        other = others.get(name)
         if e is None:  # which is wrong where the reference has one
             scaled[name] = other
             continue
         error, zeros, slope = 0.0, 0.0, 1.0
         if other and reference:
             error = error_like(_as_place(other, reference, name), _as_place(e, run, name))
-            # A loss scale that is too small excuses no zeros.
             zeros = max(other.zeros, reference.rounding[name].zeros)
-            if run.scale >= reference.scale:
+            if _begins_as_high(case):
                 zeros = max(zeros, run.rounding[name].zeros)
             slope = other.slope
         # Roundings of few elements are known from samples: the largest of them says no more.
         scaled[name] = replace(e, error=error, largest=0.0, zeros=zeros, slope=slope)
     return Pass(run), Pass(replace(run, loss=run.exact_loss, gradients=scaled))
+
+
+def _begins_as_high(case: Case) -> bool:
+    """Returns whether a run's loss scale begins no lower than that of its reference: a scale that is too small excuses
+    no zeros. Whether it falls as it should, the check of the loss scale says."""
+    begins = [each.findings.first.steps[:1] for each in (case.run, case.reference)]
+    return all(own.loss_scale >= other.loss_scale for own, other in zip(*begins, strict=False))
 
 
 def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str) -> tuple[str, str]:

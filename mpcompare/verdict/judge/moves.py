@@ -16,7 +16,7 @@ DIGITS = 1e-4  # the error of a ratio of two numbers that are recorded with five
 
 @dataclass(frozen=True)
 class Moves:
-    """How far each step of training moves some elements of the weights, which are the same ones in every run.
+    """The distance that each step of training moves some elements of the weights, the same ones in every run.
 
     Attributes:
         steps: the norm of the change of all of them, step by step.

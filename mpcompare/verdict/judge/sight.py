@@ -45,7 +45,7 @@ def sight(case: Case) -> Sight | None:
     """Returns how far the examination of a run sees; None where it shows no gradients."""
     run, reference = (each.findings.replays.get("first") for each in (case.run, case.reference))
     if run is not None:
-        known = passes(run, reference)
+        known = passes(case, run, reference)
         blind = _unseen_layers(case, run, reference)
         rounding = run.rounding
     else:

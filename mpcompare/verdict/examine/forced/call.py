@@ -165,8 +165,7 @@ class Forced(torch.autograd.Function):
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
             if end is None or (g is None and recorded is None):
                 continue
-            # An operand is what it is: nothing rounds it.
-            with torch._C.DisableTorchFunction(), _disable_current_modes():
+            with _disable_current_modes():  # an operand is what it is: nothing rounds it
                 if recorded is None:
                     seen = replay.zero.new_zeros(end.shape)
                 else:

@@ -88,7 +88,7 @@ def _layers(subject: Subject, network: nn.Module, batch: Batches) -> Layers | No
     backend: Any = subject.make_backend(network, subject.scaling)
     if not shows_layers(backend):
         return None
-    lr, scale_at_start = float(subject.task.new_rates().now), float(backend.loss_scale())
+    lr = float(subject.task.new_rates().now)
     for _ in range(RETRIES if subject.scaling.is_dynamic else 1):
         before, scale = sharing_parameters(network, backend.buffers()), float(backend.loss_scale())
         walk = Walk(backend, batch, lr)
@@ -98,6 +98,6 @@ def _layers(subject: Subject, network: nn.Module, batch: Batches) -> Layers | No
         loss, grads = float(walk.loss), backend.grads()
         step = Recorded(record, before, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
         if found := layers_of(subject, backend, step, walk.in_one_piece):
-            return replace(found, scale=scale_at_start)
+            return found
         walk.finish()
     return None

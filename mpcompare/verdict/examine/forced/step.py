@@ -111,7 +111,6 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sources},
         digits=digits_of(replay, recorded.loss, norms, errors.rounding, ranges) if precision.is_16_bit else {},
         as_given=replay.as_given,
-        scale=recorded.scale,
     )
 
 

@@ -68,3 +68,14 @@ def test_infinities_of_a_mask_are_equal():
     errors.compare(point, exact + torch.tensor([0.5, 0.0, 0.0]), exact, torch.float16)
     assert errors.errors[point][:2] == (0.5, 5**0.5)
     assert exact[1] == -torch.inf  # the network goes on with it
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float16, 0.75), (torch.float32, 0.0)])
+def test_zeros_of_exact_numbers_too_small_for_fp16_are_foreseen(dtype, share):
+    """They are too small by themselves, and roundings of the terms that cancel to them are not."""
+    exact = torch.tensor([1.0, 1e-29, 2e-29, -1e-29], dtype=torch.float64)
+    errors, point, roundings = Errors(1), Point("parameter", "weight"), Roundings(PRECISIONS["fp16"])
+    errors.compare(point, exact, exact, dtype)
+    for roundings.sample in range(4):
+        errors.sample(roundings, point, exact.float() + 1e-3)
+    assert errors.rounding(point).zeros == share

@@ -102,14 +102,17 @@ class Errors:
         """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored."""
         if point not in self.exact:
             return
-        some = self.some[point].taken(exact.detach())
-        moved = some.double() - self.exact[point]
+        some, right = self.some[point].taken(exact.detach()), self.exact[point]
+        moved = some.double() - right
         # Gradients are summed before they are stored. What an operator selected, and what needs no gradient, is
         # rounded as it is stored.
         stored = point.kind in ("gradient", "parameter") or roundings.constant or not moved.any()
+        lost = right.new_zeros(right.shape, dtype=torch.bool)
         if self.errors[point][2] in HALF and stored:
-            moved = roundings.round_(some).double() - self.exact[point]
-        lost = (moved == -self.exact[point]) & (moved != 0)
+            moved = roundings.round_(some).double() - right
+            # Where terms cancel, roundings of these hide that the exact number is too small for the format.
+            lost = roundings.round_(right.clone()) == 0
+        lost = (lost | (moved == -right)) & (right != 0)
         self.zeros[point] = self.zeros.get(point, 0.0) + self.some[point].count(lost)
         self.samples.setdefault(point, []).append(self.some[point].weighed(moved.nan_to_num_(0.0, 0.0, 0.0)))
 

@@ -1,18 +1,19 @@
-"""Writes the numbers of README and docs into them, from the files that are kept in docs/.
+"""Writes the numbers of README and docs into them, from files that are kept in docs/, and the checks from their code.
 
     python scripts/docs_numbers.py [--check]
 
 A place for numbers is ``<!-- numbers: NAME FILE -->``, lines that are written by this program, ``<!-- end -->``. NAME
-is one of ``NUMBERS``, and FILE the file or the folder in docs/ that it is made from. With ``--check`` nothing is
-written, and the exit code is 1 if a page does not show what its files say, or if a number that looks measured stands
-outside of its places: a percentage, a time, a size in bytes, or "N of M". A limit or a setting is said in words, as a
-fraction or as code, so that a number with a unit is always one that a file holds.
+is one of ``NUMBERS``, and FILE the file or the folder in docs/ that it is made from. The checks need none. With
+``--check`` nothing is written, and the exit code is 1 if a page does not show what its files say, or if a number that
+looks measured stands outside of its places: a percentage, a time, a size in bytes, or "N of M". A limit or a setting is
+said in words, as a fraction or as code, so that a number with a unit is always one that a file holds.
 """
 
 import argparse
 import re
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
@@ -286,6 +287,23 @@ def watched_bugs(file: Path) -> str:
     return said + markdown(shown)
 
 
+def questions(_: Path) -> str:
+    """Returns a row for each check, with the first line of its file."""
+    return markdown(pd.DataFrame([_of_check(kind)[:2] for kind in KINDS], columns=["check", "question"]))
+
+
+def checks(_: Path) -> str:
+    """Returns a section for each check, with what its file says of its value and its limit."""
+    return "\n\n".join(f"## {kind}\n\n{_of_check(kind)[2]}" for kind in KINDS)
+
+
+def _of_check(kind: str) -> tuple[str, str, str]:
+    """Returns a link to the section of a check, its question, and its text, from the docstring of its file."""
+    file = import_module(f"mpcompare.verdict.judge.{kind.replace(' ', '_')}")
+    question, _, text = (file.__doc__ or "").strip().partition("\n\n")
+    return f"[{kind}](checks.md#{kind.replace(' ', '-')})", question, text
+
+
 OF_PAGES = (
     output,
     watched_bugs,
@@ -303,6 +321,8 @@ OF_PAGES = (
     missed,
     peers,
     table,
+    checks,
+    questions,
 )
 OF_REAL_BUGS = (draws, themes, unnamed, since, bugs)
 NUMBERS: dict[str, Callable[[Path], str]] = {each.__name__: each for each in (*OF_PAGES, *OF_REAL_BUGS)}

@@ -1,4 +1,9 @@
-"""Gradients of the first good step after a skipped one, compared with those of a new backend at the same weights."""
+"""Are gradients right after a skipped step?
+
+- *Value.* Gradients of the first good step after a skipped one, compared with those of a new backend at the same
+  weights and scale.
+- *Limit.* As `later steps`.
+"""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,10 @@
-"""A step that is taken twice from one state gives the same numbers, unless the backend says that it does not."""
+"""Does a step that is taken twice give the same bits?
+
+- *Value.* Loss and gradients of the first step, taken twice from one state, the second time with other random numbers
+  in torch's generators.
+- *Limit.* The same bits, but for twice the errors of fp32 sums in another order, since a GPU may take them in any.
+- *Not checked* of a backend with masks of its own, or of one that declares that it does not repeat.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

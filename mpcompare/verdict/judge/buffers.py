@@ -1,5 +1,10 @@
-"""Buffers after the first step compared with the oracle's, and after a skipped one with a new backend's; and the
-formats that they are kept in."""
+"""Are running statistics right, and in what format are they kept?
+
+- *Value.* Running statistics after the first step, and after a skipped one: torch moves them in the forward pass. The
+  formats of all that training moves, and the digits of their numbers.
+- *Limit.* That of a gradient, but that statistics themselves stay in fp32. A buffer that every step moves is not kept
+  in 16 bits, where a sum of ones stops at 256 (bf16) or 2048 (fp16). Short numbers are a count.
+"""
 
 import math
 from collections.abc import Iterator, Mapping

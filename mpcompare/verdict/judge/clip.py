@@ -1,4 +1,9 @@
-"""Clipping: the norm that a backend says, and the factor by which it multiplied each gradient."""
+"""Do norm and factor fit the gradients?
+
+- *Value.* The norm that the backend reports, the factor of each gradient, whether its direction stays, and the norm
+  after clipping.
+- *Limit.* 2^-24 (sqrt(elements) + 8) of the norm, since all squares are positive; 4 roundings more for the factor.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,8 @@
-"""The number of updates that the optimizer counts after training."""
+"""Does the optimizer count all updates?
+
+- *Value.* The number of updates that the optimizer counts after training.
+- *Limit.* All updates that were taken, exactly.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

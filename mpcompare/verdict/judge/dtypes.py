@@ -1,4 +1,13 @@
-"""The precision: dtypes as observed, and as the errors show."""
+"""Do parameters, layers, loss and optimizer have the dtypes of the precision?
+
+- *Value.* The observed dtypes of parameters, activations, gradients, loss and optimizer. Those of each layer of
+  products (linear, convolutional, recurrent), forward and backward. The precision whose oracle the gradients fit.
+- *Limit.* The dtypes that the precision promises. Where amp computes a product in the precision alone, the run does,
+  too: fp32 may come to it, because a bias may be added in fp32, and another 16-bit format may not.
+- *Free.* Norms, activations, attention and embeddings may compute in fp32 or in the precision: autocast, explicit casts
+  and FSDP differ there. Softmax and loss compute in no 16-bit format unless amp does.
+- *Another precision* fits only if the largest error is a quarter at its oracle, and every tensor is closer to it.
+"""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,15 @@
-"""Loss and gradients of the first step compared with the oracle's, and those of later steps compared with a new
-backend's."""
+"""Of a backend that shows no layers: are the first gradients near to the oracle's?
+
+- *Whose.* A backend that shows no layers. Where the layers are seen, `layers` takes the place of this check.
+- *Value.* The distance of each gradient of the first step from the oracle's; its part in the direction of the gradient;
+  its zeros; the loss.
+- *Limit.* That of a gradient. For the part in one direction it is 2 times amp's part, or the roundings' part times
+  Student's t for 1e-3: rounding to nearest makes numbers as often larger as smaller, and what is cut off adds up there.
+- *Zeros.* A count. A tied weight's gradient is a sum, and two numbers of one size and other signs cancel in a part 2 u
+  of its elements.
+- *Loss.* 2 times amp's error, and 4 standard deviations of the loss under one rounding of each activation, whose
+  variance is u^2/3 sum (dz z)^2.
+"""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,8 @@
-"""Parameters without a gradient in an update, which must not move."""
+"""Did a parameter without a gradient move?
+
+- *Value.* Whether a parameter moved in an update in which it has no gradient.
+- *Limit.* No bit. torch's optimizers pass over it, where a gradient of 0 would let it decay.
+"""
 
 from collections.abc import Iterator
 

@@ -2,7 +2,8 @@
 
 Each is a file of its name: what was found, numbers, limits that are derived, and the cause where they do not hold.
 Limits come from the rounding of the precision, from the errors that the reference makes itself, or from the noise that
-it measured; none was chosen so that something passes. To add a check, write its file and its word here.
+it measured; none was chosen so that something passes. To add a check, write its file and its word here. The file begins
+with the question, the value and the limit, of which ``scripts/docs_numbers.py`` makes docs/checks.md.
 """
 
 from collections.abc import Callable, Iterator

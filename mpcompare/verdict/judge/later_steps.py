@@ -1,4 +1,8 @@
-"""Gradients of the trained backend's next step, compared with those of a new backend at its weights."""
+"""Are the trained backend's gradients those of its weights?
+
+- *Value.* Gradients of the trained backend, compared with those of a new backend at its weights and loss scale.
+- *Limit.* One rounding of the largest element, and fp32 sums: both round alike.
+"""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,12 @@
-"""Each layer of a step beside the forced replay: what arrives at it, its output, and the gradient that arrives there.
+"""Is each operation of the first step right, with the operands that it had?
 
-No error travels in that replay, so a layer that is off is itself wrong, or the work just before it, and is named.
+- *Why.* No error travels in that replay. So a layer that is off is itself wrong, or the work just before it, and is
+  named.
+- *Value.* What arrives at each layer in the first step, its output, and the gradient that arrives there. Also the
+  buffers, and the gradients of parameters that follow from these operands. All are compared with the
+  [forced replay](verdict.md).
+- *Limit.* 2 times the roundings there, or 2 times amp's own error there, and fp32 sums. Gradients of parameters have
+  the limits, signs and zeros of `gradients`.
 """
 
 import math

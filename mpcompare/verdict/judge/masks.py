@@ -1,4 +1,10 @@
-"""A backend that draws masks of its own: its steps vary from mask to mask as those of the network do."""
+"""Of a backend with masks of its own: do its steps vary as the network's do?
+
+- *Whose.* A backend that draws masks of its own.
+- *Value.* Whether its loss depends on them, its mean loss, and its mean gradient along that of the network.
+- *Limit.* The loss is another one where the network's varies by more than 4 standard deviations of its roundings. Means
+  are as those of two samples of one distribution, by Student's t for 1e-3.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,9 @@
-"""An update in the middle of training, beside the optimizer's from the state that the backend had."""
+"""Is an update in the middle of a schedule right?
+
+- *Value.* An update in the middle between the end of the warm-up and that of training, where a schedule changes the
+  rate.
+- *Limit.* That of one update. After training a cosine has come to a rate of 0, at which any update is right.
+"""
 
 from collections.abc import Iterator
 

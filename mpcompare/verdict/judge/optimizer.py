@@ -1,4 +1,10 @@
-"""Updates beside the optimizer's own, and the known mistake that makes them where they are not these."""
+"""Does each update follow from its gradients?
+
+- *Value.* `w' - (w + change)`, element by element. The change is replayed in float64 on the gradients that the backend
+  shows.
+- *Limit.* That of an update. Two updates are checked if the schedule changes the rate, three if the optimizer keeps
+  moments, five more with loss scaling.
+"""
 
 from collections.abc import Iterator, Mapping
 

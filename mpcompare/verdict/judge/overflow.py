@@ -1,4 +1,11 @@
-"""Overflows: gradients overflow where the reference's do."""
+"""Do gradients overflow where amp's do?
+
+- *Value.* The steps whose gradients hold inf or NaN.
+- *Limit.* Those of amp, exactly, from a scale that is far too large and of an infinite input. In the first step one
+  more or less: the last digit decides. In training 4 standard deviations of a count, until correct runs part.
+- *In parts.* A backend may compute a batch in parts, whose sums are smaller by the number of rows at the most. So its
+  gradients may be finite at a scale that is larger by that.
+"""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,8 @@
-"""A step in which every number is 0: whatever is finite in fp32, and in the reference's, is finite."""
+"""Is a step of zeros finite?
+
+- *Value.* Loss and gradients of a step with weights and inputs of 0, where each norm sees a row without a variance.
+- *Limit.* Finite where they are in fp32 and in the reference. Nothing overflows among zeros, so there is no tolerance.
+"""
 
 import math
 from collections.abc import Iterator

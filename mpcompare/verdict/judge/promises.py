@@ -1,4 +1,8 @@
-"""The promises of a backend: each in words, and whether it is seen to be kept."""
+"""Is each declared difference seen?
+
+- *Value.* Whether a declared difference is seen.
+- *Limit.* Exactly. A promise that nothing can show is listed as not checked.
+"""
 
 import math
 from collections.abc import Iterator

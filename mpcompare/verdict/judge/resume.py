@@ -1,4 +1,11 @@
-"""A backend that loaded the state of another has it, and goes on as that one does."""
+"""Does a backend that is loaded go on as the one that saved?
+
+- *Value.* Each entry of the state of a new backend that has loaded the state of another; then loss scale, loss,
+  gradients and weights of one more step of both.
+- *Limit.* State and loss scale exactly. Loss and gradients as `later steps`. The weights 8 u of the way that they
+  moved, or 2 sqrt(8 u) under Adam: the sign of a gradient next to 0 may turn. And 2^-23 of the weights.
+- *The update* is also replayed from the loaded state.
+"""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,8 @@
-"""The whole run: no further from the reference than one more correct run would be."""
+"""Is training as near as one more correct run would be?
+
+- *Value.* The largest difference of the loss to amp's over training; the distance of all weights after training.
+- *Limit.* The difference that one more correct run may have ([how](verdict.md)).
+"""
 
 import math
 from collections.abc import Iterator

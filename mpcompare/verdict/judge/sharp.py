@@ -1,4 +1,8 @@
-"""Each layer of a step at weights at which nothing is nearly linear, beside the forced replay."""
+"""Is each operation right at weights at which nothing is nearly linear?
+
+- *Value.* As `layers`, at weights at which nothing is nearly linear.
+- *Limit.* As `layers`, at these weights.
+"""
 
 from functools import partial
 

@@ -1,4 +1,10 @@
-"""Buffers after training: no further from the reference's than those of one more correct run would be."""
+"""Are buffers right after training?
+
+- *Value.* Buffers after the trained backend's next step, compared with a new backend's; those at the end of training,
+  compared with amp's.
+- *Limit.* In the next step that of a gradient, without a rounding of the numbers themselves. At the end whole numbers
+  exactly, others all together as `run`. None holds inf or NaN where all weights are finite, in amp either.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

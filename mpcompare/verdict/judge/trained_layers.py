@@ -1,4 +1,8 @@
-"""Each layer of the step that follows on training, beside the forced replay."""
+"""Is each operation right at the trained weights?
+
+- *Value.* As `layers`, in the step after training.
+- *Limit.* As `layers`, at the trained weights.
+"""
 
 from functools import partial
 

@@ -107,12 +107,14 @@ class Errors:
         # Gradients are summed before they are stored. What an operator selected, and what needs no gradient, is
         # rounded as it is stored.
         stored = point.kind in ("gradient", "parameter") or roundings.constant or not moved.any()
-        lost = right.new_zeros(right.shape, dtype=torch.bool)
+        kept = right
         if self.errors[point][2] in HALF and stored:
-            moved = roundings.round_(some).double() - right
-            # Where terms cancel, roundings of these hide that the exact number is too small for the format.
-            lost = roundings.round_(right.clone()) == 0
-        lost = (lost | (moved == -right)) & (right != 0)
+            some = roundings.round_(some)
+            moved = some.double() - right
+            if point.kind == "parameter":  # whose zeros are judged
+                # Roundings of terms that cancel hide that the exact number is too small for the format.
+                kept = roundings.round_(right.clone())
+        lost = ((some == 0) | (kept == 0)) & (right != 0)
         self.zeros[point] = self.zeros.get(point, 0.0) + self.some[point].count(lost)
         self.samples.setdefault(point, []).append(self.some[point].weighed(moved.nan_to_num_(0.0, 0.0, 0.0)))
 

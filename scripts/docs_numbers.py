@@ -13,7 +13,6 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
@@ -299,8 +298,7 @@ def checks(_: Path) -> str:
 
 def _of_check(kind: str) -> tuple[str, str, str]:
     """Returns a link to the section of a check, its question, and its text, from the docstring of its file."""
-    file = import_module(f"mpcompare.verdict.judge.{kind.replace(' ', '_')}")
-    question, _, text = (file.__doc__ or "").strip().partition("\n\n")
+    question, _, text = (KINDS[kind].__doc__ or "").strip().partition("\n\n")
     return f"[{kind}](checks.md#{kind.replace(' ', '-')})", question, text
 
 

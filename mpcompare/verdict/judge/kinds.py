@@ -6,8 +6,9 @@ it measured; none was chosen so that something passes. To add a check, write its
 with the question, the value and the limit, of which ``scripts/docs_numbers.py`` makes docs/checks.md.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from types import ModuleType
 
 from mpcompare.verdict.judge import (
     after_a_skip,
@@ -41,9 +42,9 @@ from mpcompare.verdict.judge import (
 )
 from mpcompare.verdict.judge.check import Case, Check
 
-# Of the reference itself, each yields what needs no other run.
-KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
-    module.__name__.rpartition(".")[2].replace("_", " "): module.checks
+# Each has a function ``checks``. Of the reference itself it yields what needs no other run.
+KINDS: dict[str, ModuleType] = {
+    module.__name__.rpartition(".")[2].replace("_", " "): module
     for module in (
         lent, promises, dtypes, loss_scale, again, gradients, layers, masks, buffers, clip, idle, counts, optimizer,
         later_steps, trained_layers, overflow, after_a_skip, sharp, padding, resume, aged, trained, midway,
@@ -54,5 +55,5 @@ KINDS: dict[str, Callable[[Case], Iterator[Check]]] = {
 
 def all_checks(case: Case) -> Iterator[Check]:
     """Yields all checks, kind by kind."""
-    for kind, checks in KINDS.items():
-        yield from (replace(check, kind=kind) for check in checks(case))
+    for kind, module in KINDS.items():
+        yield from (replace(check, kind=kind) for check in module.checks(case))

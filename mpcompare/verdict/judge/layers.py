@@ -19,7 +19,7 @@ from mpcompare.verdict.judge.causes import APART, LOST, Pass, underflows
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError, known
+from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
 
@@ -67,15 +67,16 @@ def doubt(run: Examined) -> str:
     """Returns a sentence on the place at which a reference itself is the furthest beyond what roundings make; empty
     where there is none."""
     for name, layers in run.findings.replays.items():
-        excess = {at: place.error / max(roundings(run, place), 1e-300) for at, place in layers.places.items()}
+        places = dict(layers.places)
         for tensor, e in layers.gradients.items():
             if e and tensor in layers.rounding:
-                excess[f"parameter {tensor}"] = e.error / max(roundings(run, _as_place(e, layers, tensor)), 1e-300)
+                places[f"parameter {tensor}"] = _as_place(e, layers, tensor)
+        excess = {at: each.error / max(roundings(run, each, in_a_row=True), 1e-300) for at, each in places.items()}
         worst = max(excess, key=excess.__getitem__, default="")
         if worst and excess[worst] > K:
             kind, _, layer = worst.partition(" ")
-            place = layers.places[worst] if kind in KINDS else _as_place(known(layers.gradients[layer]), layers, layer)
-            said = f"{_said(kind, layer, WHERE[name])} is itself {_percent(place)} off, beyond what roundings make"
+            said = f"{_said(kind, layer, WHERE[name])} is itself {_percent(places[worst])} off"
+            said += ", beyond what roundings make"
             reason = digits.beyond(layers.digits.get(_computed_at(kind, layer)), run.precision)
             return f"{said}: {reason}" if reason else said
     return ""

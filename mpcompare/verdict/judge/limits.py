@@ -76,10 +76,18 @@ def error_like(reference: PlaceError, place: PlaceError) -> float:
     return max((reference.error / other * own for other, own in sizes if other), default=0.0)
 
 
-def roundings(run: Examined, place: PlaceError) -> float:
+def roundings(run: Examined, place: PlaceError, in_a_row: bool = False) -> float:
     """Returns the largest error that roundings alone may make at a place. In 16 bits a replay sums products in fp32,
-    too."""
-    sums = sum_error(run) * (2 if PRECISIONS[run.precision].is_16_bit else 1)
+    too.
+
+    Args:
+        in_a_row: whether sums of an fp32 run may be as wrong as such sums ever are. Equal terms that are added one by
+            one, such as the gradients below an average over positions, are all rounded in one direction. Then the
+            relative error grows with the number of terms, and not with the root of that number (Higham, "Accuracy and
+            Stability of Numerical Algorithms", SIAM 2002, section 4.2). In 16 bits the roundings of results are larger.
+    """
+    is_16_bit = PRECISIONS[run.precision].is_16_bit
+    sums = sum_error(run) * (2 if is_16_bit else math.sqrt(run.findings.longest_sum) if in_a_row else 1)
     quantile = ratio_quantile(place.dimensions, place.samples * place.dimensions)
     summed = max(place.norm, place.rounding / run.unit_roundoff, place.terms)
     return K * quantile * place.rounding + sums * summed

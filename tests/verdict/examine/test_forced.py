@@ -74,6 +74,41 @@ class Recomputed(nn.Module):
         return self.last(x)
 
 
+class Normalized(nn.Module):
+    """Works on its input before the first layer: four operations, each of which has a result."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(784, 32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = (x.flatten(1) - 0.3) / 0.7
+        return self.last(self.first(x * torch.sigmoid(x)).tanh())
+
+
+class Frequencies(nn.Module):
+    """Sines and cosines of large angles: one rounding of an angle is many of its sine's."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        angles = 300 * x.flatten(1)[:, 400:416]
+        return self.last(self.first(angles.sin() + angles.cos()).tanh())
+
+
+class Averaged(nn.Module):
+    """An average over positions, below which the gradients of all positions are equal."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 8, 3), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.last(self.first(x).mean((2, 3)))
+
+
 def gray(samples):
     return images(28, 1, samples)
 
@@ -101,6 +136,24 @@ EVERY = [pytest.param(n, id=n.name, marks=marks_of(n)) for n in NETWORKS]
 
 def backend_of(precision):
     return BACKENDS["fp32" if precision == "fp32" else "amp"]
+
+
+@pytest.mark.parametrize("precision", BOTH)
+def test_work_on_inputs_of_16_bits_is_rounded(precision):
+    """The batch of ``master_weights`` has 16 bits, and so has all that is made of it. That of autocast is fp32."""
+    network = Network("normalized", "here", Normalized, gray, BOTH)
+    run, amp = (layers_of(subject_of(network, precision, BACKENDS[name]), name) for name in ("master_weights", "amp"))
+    checks = list(layer_checks(Case(run, replace(amp, findings=replace(amp.findings, replays={})))))
+    assert max(check.value / check.limit for check in checks if check.limit) <= 0.8
+    at_first, of_amp = (each.findings.replays["first"].places["input first"] for each in (run, amp))
+    assert at_first.error > run.unit_roundoff / 2 * at_first.norm
+    assert of_amp.rounding < run.unit_roundoff / 100 * of_amp.norm
+
+
+@pytest.mark.parametrize("network", [Frequencies, Averaged])
+def test_a_right_step_in_fp32_is_not_in_doubt(network):
+    run = layers_of(subject_of(Network("right", "here", network, gray, ()), "fp32", BACKENDS["fp32"]), "run")
+    assert doubt(run) == ""
 
 
 @pytest.mark.parametrize("network", EVERY)

@@ -104,9 +104,10 @@ class Errors:
             return
         some, right = self.some[point].taken(exact.detach()), self.exact[point]
         moved = some.double() - right
-        # Gradients are summed before they are stored. What an operator selected, and what needs no gradient, is
-        # rounded as it is stored.
-        stored = point.kind in ("gradient", "parameter") or roundings.constant or not moved.any()
+        # Gradients are summed before they are stored. What an operator selected, and what no operand of 16 bits
+        # moves, is rounded as it is stored. In fp32 the replay moves that a little, too.
+        rounded = float(moved.norm()) > roundings.u / 16 * float(right.norm())
+        stored = point.kind in ("gradient", "parameter") or roundings.constant or not rounded
         kept = right
         if self.errors[point][2] in HALF and stored:
             some = roundings.round_(some)

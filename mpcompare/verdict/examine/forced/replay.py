@@ -46,6 +46,8 @@ class Replay:
         passing: is told which part of a micro-batch begins: ``forward``, ``loss``, ``backward`` of the network;
             and of a layer that computes ``constant`` numbers.
         operand: is given each operand of a layer, and of the work between layers, and returns the one that is taken.
+        itemsize: bytes of a number of the precision. An input of the network is such an operand where its numbers have
+            no more: work on wider ones, such as positions that autocast leaves in fp32, has no roundings of 16 bits.
         stored: is given each number of 16 bits above the output of the network, and returns the one that is taken.
         whose: is told whose operators come next: ``forward`` or ``backward`` and a layer, or ``before LAYER`` for the
             work between layers, empty where that layer is not known yet; or no part, and the layer that begins.
@@ -61,6 +63,7 @@ class Replay:
     compare: Compare
     passing: Callable[[str], None] = lambda _: None
     kept: float = 1.0
+    itemsize: int = 0
     operand: Callable[[Tensor], Tensor] = lambda operand: operand
     stored: Callable[[Tensor], Tensor] = lambda value: value
     whose: Callable[[str, str], None] = lambda part, place: None
@@ -125,9 +128,13 @@ class Replay:
     def call(self, call: Call) -> Any:
         """Calls the network with recorded arguments."""
         assert call.arguments is not None
-        given = [v.to(self.dtype) if is_real(v) else v for v in call.inputs]
+        given = [self._given(v) if is_real(v) else v for v in call.inputs]
         args, kwargs = tree_unflatten(given, call.arguments)
         return self.network(*args, **kwargs)
+
+    def _given(self, recorded: Tensor) -> Tensor:
+        taken = recorded.to(self.dtype)
+        return self.operand(taken) if recorded.dtype.itemsize <= self.itemsize else taken
 
     def _backward(self, call: Call, output: Any) -> None:
         """Passes the gradients back that were recorded at the output of the network."""

@@ -91,14 +91,14 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
 
         again = _replay(recorded, dtype, compare, roundings.passing)
         # The first call of a checkpoint has no gradients. It is rounded as the second, or a layer's call is not found.
-        again.operand = roundings.quantity
+        again.operand, again.itemsize = roundings.quantity, gradient.itemsize
         again.stored = lambda value: roundings.round_(value.clone())
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
         with roundings, in_operations(recorded.network):
             again.run()
         for name, b in _statistics(again):
             errors.sample(roundings, Point("buffer", name), b)
-    _sum_terms(recorded, errors, roundings, dtype)
+    _sum_terms(recorded, errors, roundings, dtype, gradient.itemsize)
     points = [point for point in errors.errors if point.kind not in ("parameter", "back")]
     norms = {point: norm for point, (_, norm, _) in errors.errors.items()}
     return Layers(
@@ -114,13 +114,14 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     )
 
 
-def _sum_terms(recorded: Recorded, errors: Errors, roundings: Roundings, dtype: torch.dtype) -> None:
+def _sum_terms(recorded: Recorded, errors: Errors, roundings: Roundings, dtype: torch.dtype, itemsize: int) -> None:
     """Finds the size of what is summed at each point, by a replay of which each operand is rounded."""
     u = roundings.u
     terms = _replay(recorded, dtype, lambda point, _, exact, __: errors.summed(point, exact, u))
     terms.operand = terms.stored = lambda operand: (
         roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
     )
+    terms.itemsize = itemsize
     terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
     terms.run()
     for name, b in _statistics(terms):

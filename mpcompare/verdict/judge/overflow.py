@@ -8,11 +8,11 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.check import Case, Check, Examined
-from mpcompare.verdict.judge.drive import Drive
+from mpcompare.verdict.judge.drive import Drive, Step
 from mpcompare.verdict.judge.trajectories import common_steps, draws_alike
 
 
@@ -23,8 +23,9 @@ def checks(case: Case) -> Iterator[Check]:
     Whether a gradient near the end of fp16's range overflows is decided by its last digit, and from then on two correct
     runs differ: by one step in the first pass, and in training by 4 standard deviations of such a count (Poisson).
 
-    A backend that holds gradients in fp16 which the reference holds in fp32, such as those of a scale that multiplies
-    all logits, overflows as long as the exact gradients times the loss scale do: such steps are not counted.
+    A backend may hold gradients in fp16 which the reference holds in fp32, such as those of a scale that multiplies all
+    logits, or of a network that autocast leaves in fp32. It overflows as long as the exact gradients times the loss
+    scale do: such steps are not counted.
 
     A backend may compute a batch in parts, whose sums are smaller, and overflow at a loss scale that is larger by the
     number of rows at the most.
@@ -47,16 +48,20 @@ def checks(case: Case) -> Iterator[Check]:
             value, limit = run.first_scale / reference.first_scale, _backs_off_by(reference) * _rows(case.run)
             yield Check("loss scale of pass first", value, limit, "overflow", f"gradients are finite {scales}")
         elif where == "first":
-            more = min(counts[0] - counts[1], _without_need(run, reference, PRECISIONS[case.run.precision].maximum))
+            more = min(counts[0] - counts[1], _without_need(case, run.steps))
             yield Check(f"overflows of pass {where}", more, 1, "overflow", because)
         else:
-            yield Check(f"overflows of pass {where}", float(found[0] != found[1]), 0, "overflow", because)
+            others = [own for own, other in zip(run.steps[:steps], found[1], strict=False) if own.finite != other]
+            wrong = sum(step.finite for step in others) + _without_need(case, others)
+            yield Check(f"overflows of pass {where}", wrong, 0, "overflow", because)
 
 
-def _without_need(run: Drive, reference: Drive, maximum: float) -> int:
-    """Returns how many steps of a run overflow at a loss scale at which the exact gradients fit the format."""
-    largest = max((error.largest for error in reference.gradients.values() if error), default=0.0)
-    return sum(not step.finite and step.loss_scale * largest <= maximum for step in run.steps)
+def _without_need(case: Case, steps: Sequence[Step]) -> int:
+    """Returns how many steps overflow at a loss scale at which the exact first gradients fit the format."""
+    gradients = case.reference.findings.first.gradients.values()
+    largest = max((error.largest for error in gradients if error), default=0.0)
+    maximum = PRECISIONS[case.run.precision].maximum
+    return sum(not step.finite and step.loss_scale * largest <= maximum for step in steps)
 
 
 def _comparable(drive: Drive, case: Case) -> int:

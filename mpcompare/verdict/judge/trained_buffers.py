@@ -3,7 +3,8 @@
 - *Value.* Buffers after the trained backend's next step, compared with a new backend's; those at the end of training,
   compared with amp's.
 - *Limit.* In the next step that of a gradient, without a rounding of the numbers themselves. At the end whole numbers
-  exactly, others all together as `run`. None holds inf or NaN where all weights are finite, in amp either.
+  exactly, others all together as `run`, and one rounding of what they are made of. None holds inf or NaN where all
+  weights are finite, in amp either.
 """
 
 import math
@@ -66,8 +67,9 @@ def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iter
 
 
 def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iterator[Check]:
-    """Yields one check for all, each in units of its norm: the distance that one more correct run may have, and one
-    rounding of each buffer in each step.
+    """Yields one check for all, each in units of its norm: the distance that one more correct run may have, one
+    rounding of each buffer in each step, and one of the numbers of which it is made. A network may keep the mean of its
+    inputs, which has no noise, and ``master_weights`` gives it inputs in 16 bits.
 
     Differences grow along one direction, and single buffers may be close by luck.
     """
@@ -87,9 +89,9 @@ def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iterator[Ch
     distances = (vector(own) - vectors[0]).reshape(len(names), -1)
     each = np.linalg.norm(distances, axis=1)
     worst = names[int(np.argmax(np.where(np.isnan(each), math.inf, each)))]
-    rounded = (len(case.reference.steps) * FP32 + sum_error(case.run)) * math.sqrt(len(names))
+    rounded = len(case.reference.steps) * FP32 + sum_error(case.run) + case.run.unit_roundoff
     distance = float(np.linalg.norm(each))
     because = f"buffers are {distance:.1e} of their norms away from those of {case.reference.name} after training, "
     because += f"which vary by {noise:.1e}; the furthest is {worst}"
-    limit = noise_factor(case.reference) * noise + rounded
+    limit = noise_factor(case.reference) * noise + rounded * math.sqrt(len(names))
     yield Check("buffers after the run", distance, limit, cause_of(case, worst), because)

@@ -13,7 +13,6 @@ from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
 from mpcompare.loss_scale import DynamicLossScale, StaticLossScale
-from mpcompare.precision import FP16
 from mpcompare.report.verdicts import judge_run
 from mpcompare.verdict.judge.overflow import _without_need
 
@@ -86,5 +85,20 @@ def test_after_an_update_without_a_bound_overflows_are_not_compared(bounded):
 def test_an_overflow_is_right_where_the_exact_gradients_overflow_at_its_loss_scale():
     """A gradient of 20 fits fp16 at a loss scale of 2048, and not at 4096."""
     steps = [SimpleNamespace(finite=scale < 512, loss_scale=scale) for scale in (8192, 4096, 2048, 1024, 512, 256)]
-    reference = SimpleNamespace(gradients={"a": SimpleNamespace(largest=20.0), "b": None})
-    assert _without_need(SimpleNamespace(steps=steps), reference, FP16.maximum) == 3
+    first = SimpleNamespace(gradients={"a": SimpleNamespace(largest=20.0), "b": None})
+    of = SimpleNamespace(precision="fp16", findings=SimpleNamespace(first=first))
+    assert _without_need(SimpleNamespace(run=of, reference=of), steps) == 3
+
+
+@pytest.mark.parametrize(("divided_by", "passes"), [(1, True), (2.0**10, False)])
+def test_what_only_the_reference_holds_in_fp32_overflows_at_a_scale_that_is_too_large(divided_by, passes):
+    amp = examined("amp", BACKENDS["amp"], TASK, DATA, "fp16", steps=4, noise=2)
+    first, *others = amp.findings.overflow.steps
+
+    def with_first(step):
+        drive = replace(amp.findings.overflow, steps=[step, *others])
+        return replace(amp, findings=replace(amp.findings, overflow=drive))
+
+    run = with_first(replace(first, loss_scale=first.loss_scale / divided_by))
+    checks = judge_run(replace(run, name="other"), with_first(replace(first, finite=True))).checks
+    assert next(check for check in checks if check.name == "overflows of pass overflow").passed is passes

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from support.backends import BACKENDS
 from support.judging import dataset_of, examined
 from support.tasks import make_task
@@ -19,6 +20,7 @@ def network():
 
 MLP = make_task(samples=32 * 12)
 DATA, TASK = dataset_of(MLP), replace(MLP, model=network)
+BOTH = ("amp", "master_weights")
 MEAN, COUNT = "1.running_mean", "1.num_batches_tracked"
 
 
@@ -109,3 +111,26 @@ def test_what_holds_inf_is_wrong_in_the_reference_too(amp):
     gone = {name: [np.nan] * len(sketch) for name, sketch in amp.findings.moved.items()}
     lost = replace(poisoned, findings=replace(poisoned.findings, moved=gone))
     assert not [check for check in judge_run(lost, lost).checks if check.name == f"numbers in buffer, {MEAN}"]
+
+
+class MeanOfInputs(nn.Module):
+    """Keeps the mean of its inputs, whatever the precision is in which they arrive."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.output = nn.Linear(20, 32), nn.Linear(32, 5)
+        self.register_buffer("mean", torch.zeros(20))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.mean.lerp_(x.float().mean(0), 0.1)
+        return self.output(nn.functional.gelu(self.hidden(x - self.mean)))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_statistics_of_inputs_are_as_coarse_as_these(precision):
+    task = replace(MLP, model=MeanOfInputs)
+    runs = {name: examined(name, BACKENDS[name], task, DATA, precision, steps=4, noise=2) for name in BOTH}
+    means = [torch.tensor(runs[name].findings.buffers["mean"].sketch) for name in BOTH]
+    assert not torch.equal(*means)
+    assert judge_run(runs["master_weights"], runs["amp"]).word == "same"

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -525,3 +526,41 @@ def test_a_saved_card_is_expected(tmp_path):
     (tmp_path / "no.json").write_text("{}")
     with pytest.raises(InputError, match="is no card"):
         seen.raise_if_wrong(expect=tmp_path / "no.json")
+
+
+class Shared(nn.Module):
+    """A layer that is called 24 times, which autocast copies once."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(48, 32), nn.Linear(32, 32), nn.Linear(32, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(24):
+            x = self.again(x).tanh() + x / 2
+        return self.last(x)
+
+
+class Skips(nn.Sequential):
+    """Leaves a layer out by a number that torch did not draw."""
+
+    numbers = cycle([0.4, 0.6])
+
+    def forward(self, x):
+        return super().forward(x) if next(self.numbers) < 0.5 else self[1](x)
+
+
+def test_gradients_of_a_copy_are_summed_in_its_format():
+    def batch():
+        return torch.randn(32, 48), torch.randint(3, (32,))
+
+    seen = replace(BF16, make=Shared, batch=batch, clip=None).run(mpcompare.watch)
+    assert (causes(seen), seen.not_examined) == ([], [])
+
+
+def test_a_network_that_takes_another_path_when_it_is_called_again_is_not_examined():
+    seen = replace(TINY, make=lambda: Skips(nn.Linear(4, 4), nn.Linear(4, 3))).run(mpcompare.watch)
+    assert causes(seen) == []
+    (said,) = seen.not_examined
+    assert "0 is not called when the network is called again: it draws other numbers" in said

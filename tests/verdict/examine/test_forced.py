@@ -74,6 +74,20 @@ class Recomputed(nn.Module):
         return self.last(x)
 
 
+class Shared(nn.Module):
+    """A layer that is called 24 times: autocast makes one copy of it, whose gradient is summed in 16 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(784, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        for _ in range(24):
+            x = self.again(x).tanh() + x / 2
+        return self.last(x)
+
+
 class Normalized(nn.Module):
     """Works on its input before the first layer: four operations, each of which has a result."""
 
@@ -118,6 +132,7 @@ NETWORKS = [
     Network("branches", "here", Branches, gray, BOTH),
     Network("recomputed", "here", lambda: Recomputed(False), gray, BOTH),
     Network("recomputed, reentrant", "here", lambda: Recomputed(True), gray, BOTH),
+    Network("shared", "here", Shared, gray, BOTH),
     Network("cnn", "here", lambda: MnistCnn(4), gray, ("bf16",)),
     Network("lstm", "here", lambda: CharLstm(64, 12), ids, ("bf16",)),
     Network("gpt", "here", lambda: CharGpt(64, 24, 32, 2, 2), ids, BOTH),

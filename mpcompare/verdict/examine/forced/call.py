@@ -93,6 +93,11 @@ class ForcedLayer:
         products = isinstance(self.module, PRODUCTS) and is_torchs(self.module) and self._half(call) is not None
         return torch.float32 if products else replay.dtype
 
+    def has_copy(self, call: Call, name: str) -> bool:
+        """Returns whether all uses of a parameter may have one copy of it in 16 bits: autocast makes that for products,
+        whatever format their layer returns."""
+        return isinstance(self.module, MULTIPLY) or call.held.get(name) in HALF
+
     def _half(self, call: Call) -> torch.dtype | None:
         """Returns the format of 16 bits in which the layer multiplies."""
         results = [t.dtype for t in call.outputs if is_real(t)]
@@ -160,6 +165,7 @@ class Forced(torch.autograd.Function):
         exact = [None if g is None else replay._unscaled(g) for g in arriving]
         if layer is None:
             replay.passing("backward")
+            replay.end_parts()
             replay.factors.append(replay.factor_of(call.gradients, exact))
         ends, grads = [], []
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
@@ -202,7 +208,7 @@ class Forced(torch.autograd.Function):
         for name, p in ctx.params.items():
             full = names[name]
             if p.requires_grad and (grad := next(found, None)) is not None:
-                replay.gradient(full, replay.in_full(grad), ctx.at.name)
+                replay.gradient(full, replay.in_full(grad), ctx.at.name, layer.has_copy(call, name))
                 del grad
                 if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
                     terms = sum(end.shape.numel() for end in ends) / max(p.numel(), 1)

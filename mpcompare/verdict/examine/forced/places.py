@@ -140,7 +140,8 @@ class Errors:
             return RoundingError(0.0, 1.0, 1, 0.0, self.terms.get(point, 0.0))
         stacked = torch.stack(vectors)
         square = float(stacked.square().sum()) / len(vectors)
-        products = torch.triu(stacked @ stacked.T, diagonal=1).square().sum().item() / math.comb(len(vectors), 2)
+        pairs = max(math.comb(len(vectors), 2), 1)  # a sample may choose another path, as experts do, and miss a layer
+        products = torch.triu(stacked @ stacked.T, diagonal=1).square().sum().item() / pairs
         weighed = some.weighed(exact)
         norm = float(weighed.norm())
         along = float((stacked @ weighed).square().mean().sqrt()) / norm if norm else 0.0

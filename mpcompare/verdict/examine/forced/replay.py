@@ -8,7 +8,7 @@ the step is compared, each with the operands that the backend had.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +51,7 @@ class Replay:
         stored: is given each number of 16 bits above the output of the network, and returns the one that is taken.
         whose: is told whose operators come next: ``forward`` or ``backward`` and a layer, or ``before LAYER`` for the
             work between layers, empty where that layer is not known yet; or no part, and the layer that begins.
+        summed: is given what several uses of a copy of a parameter add up to, use by use, and returns what is kept.
         found: is given the gradient of each parameter, once all of it is there: nobody keeps it here.
     """
 
@@ -67,6 +68,7 @@ class Replay:
     operand: Callable[[Tensor], Tensor] = lambda operand: operand
     stored: Callable[[Tensor], Tensor] = lambda value: value
     whose: Callable[[str, str], None] = lambda part, place: None
+    summed: Callable[[Tensor], Tensor] = lambda part: part
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
 
     def run(self) -> float | None:
@@ -78,6 +80,7 @@ class Replay:
         """
         self.weights = Weights(self.network, self.dtype)
         self.grads: Params = {}  # those of which parts are missing
+        self.parts: Params = {}  # of the micro-batch that is under way, as far as copies sum them
         self.calls_left = self._calls_of_parameters()
         self.sources: dict[str, set[str]] = {}  # by parameter the layers that its gradient comes from
         self.arrived: dict[str, list[float]] = {}
@@ -101,6 +104,7 @@ class Replay:
         for name, leaf in self.weights.between.items():
             if leaf.grad is not None:
                 self.gradient(name, self._unscaled(leaf.grad), "")
+        self.end_parts()
         for name in list(self.grads):
             self._hand_on(name)
         return loss
@@ -167,18 +171,41 @@ class Replay:
         with _disable_current_modes():
             return cast.div_(self.kept)
 
-    def gradient(self, name: str, grad: Tensor, of: str) -> None:
-        """Adds a part to the gradient of a parameter, that of the layer ``of``; of none: of the work between layers."""
+    def gradient(self, name: str, grad: Tensor, of: str, has_copy: bool = False) -> None:
+        """Adds a part to the gradient of a parameter, that of the layer ``of``; of none: of the work between layers.
+
+        Args:
+            has_copy: whether the uses of a micro-batch have one copy of the parameter, such as that of autocast. The
+                gradient of the copy is their sum, in its format.
+        """
         self.sources.setdefault(name, set()).add(of)
-        with _disable_current_modes():  # a sum in fp32, whatever is rounded
-            self.grads[name] = self.grads[name] + grad if name in self.grads else grad
+        with _disable_current_modes():
+            if not has_copy:  # a sum in fp32, whatever is rounded
+                self.grads[name] = self.grads[name] + grad if name in self.grads else grad
+            else:
+                self.parts[name] = self.summed(self.parts[name] + grad) if name in self.parts else grad
+
+    def end_parts(self, names: Iterable[str] | None = None) -> None:
+        """Adds what a micro-batch has summed of some parameters, or of all, to their gradients."""
+        with _disable_current_modes():
+            for name in [n for n in (self.parts if names is None else names) if n in self.parts]:
+                part = self.parts.pop(name)
+                self.grads[name] = self.grads[name] + part if name in self.grads else part
+
+    def not_called(self) -> list[str]:
+        """Returns the layers that the step called more often than the replay did, for a result that had a gradient."""
+        missed = {name: calls[len(self.arrived.get(name, ())) :] for name, calls in self.record.calls.items()}
+        missed.pop(OUTPUT, None)
+        return [name for name, calls in missed.items() if any(g is not None for call in calls for g in call.gradients)]
 
     def counted(self, name: str) -> None:
         """Counts a call of a layer with this parameter whose backward is over. After the last one the gradient is
         whole, unless the work between layers has a part in it."""
         self.calls_left[name] -= 1
-        if not self.calls_left[name] and name in self.grads and name not in self.weights.between:
-            self._hand_on(name)
+        if not self.calls_left[name] and name not in self.weights.between:
+            self.end_parts([name])
+            if name in self.grads:
+                self._hand_on(name)
 
     def _hand_on(self, name: str) -> None:
         with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():

@@ -22,6 +22,7 @@ from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
 from mpcompare.verdict.examine.forced.places import FP32, Errors
+from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.forced.roundings import WHOLE, Roundings, in_operations
@@ -77,6 +78,8 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     replay.whose, replay.kept, replay.found = ranges.whose, recorded.scale, compare_gradient
     with ranges:
         exact_loss = replay.run()
+    if missed := replay.not_called():
+        raise NotReplayedError(f"{missed[0]} is not called when the network is called again: it draws other numbers")
     for name, b in _statistics(replay):
         if name in recorded.buffers:
             errors.compare(Point("buffer", name), recorded.buffers[name], b, recorded.buffers[name].dtype)
@@ -92,6 +95,7 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         again = _replay(recorded, dtype, compare, roundings.passing)
         # The first call of a checkpoint has no gradients. It is rounded as the second, or a layer's call is not found.
         again.operand, again.itemsize = roundings.quantity, gradient.itemsize
+        again.summed = roundings.round_
         again.stored = lambda value: roundings.round_(value.clone())
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
         with roundings, in_operations(recorded.network):

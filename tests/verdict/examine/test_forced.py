@@ -88,6 +88,25 @@ class Shared(nn.Module):
         return self.last(x)
 
 
+class Equilibrium(nn.Module):
+    """Looks for a fixed point without gradients, and takes one more step with them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(784, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+
+    def step(self, x, z):
+        return torch.tanh(self.again(z) / 2 + x)
+
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        z = torch.zeros_like(x)
+        with torch.no_grad():
+            for _ in range(4):
+                z = self.step(x, z)
+        return self.last(self.step(x, z))
+
+
 class Normalized(nn.Module):
     """Works on its input before the first layer: four operations, each of which has a result."""
 
@@ -133,6 +152,7 @@ NETWORKS = [
     Network("recomputed", "here", lambda: Recomputed(False), gray, BOTH),
     Network("recomputed, reentrant", "here", lambda: Recomputed(True), gray, BOTH),
     Network("shared", "here", Shared, gray, BOTH),
+    Network("equilibrium", "here", Equilibrium, gray, BOTH),
     Network("cnn", "here", lambda: MnistCnn(4), gray, ("bf16",)),
     Network("lstm", "here", lambda: CharLstm(64, 12), ids, ("bf16",)),
     Network("gpt", "here", lambda: CharGpt(64, 24, 32, 2, 2), ids, BOTH),

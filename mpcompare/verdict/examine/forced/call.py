@@ -106,14 +106,19 @@ class ForcedLayer:
 
 @dataclass
 class At:
-    """The place of one forced call: of a layer, or of the output of the network, whose layer is None. ``replay`` is the
-    :class:`Replay` that makes it."""
+    """The place of one forced call: of a layer, or of the output of the network, whose layer is None.
+
+    Attributes:
+        replay: the :class:`Replay` that makes it.
+        differentiates: whether the network wants gradients there. Within its own ``no_grad`` it does not.
+    """
 
     replay: Any
     name: str
     number: int
     call: Call
     layer: ForcedLayer | None = None
+    differentiates: bool = True
 
 
 class Forced(torch.autograd.Function):
@@ -139,7 +144,7 @@ class Forced(torch.autograd.Function):
             replay.whose("", name)
         for place, (recorded, y) in enumerate(zip(call.outputs, ctx.results, strict=False)):
             if is_real(recorded) and is_real(y):
-                if y.requires_grad and call.tracked and not call.passes[place]:
+                if y.requires_grad and at.differentiates and call.tracked and not call.passes[place]:
                     replay.detached.append(name)
                 exact = y.detach().clamp(min=0) if call.rectified else y.detach()
                 replay.tell(Point("output", name, number, place), recorded, exact, recorded.dtype)

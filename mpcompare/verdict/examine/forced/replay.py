@@ -275,7 +275,7 @@ class Replay:
                     module.forward = forced
 
             assert call.spec is not None
-            at = At(self, name, number, call, ForcedLayer(module, layer))
+            at = At(self, name, number, call, ForcedLayer(module, layer), torch.is_grad_enabled())
             return tree_unflatten(list(Forced.apply(self._token(flat, module), at, *flat)), call.spec)
 
         return forward

@@ -9,20 +9,21 @@ from torch.overrides import TorchFunctionMode
 
 from mpcompare.verdict.examine.in_full import IN_FULL
 
-NARROW = (torch.float32, torch.float16, torch.bfloat16)
+WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
+WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 
 
 def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
-    """Calls a function of torch. In float64 one that asks for numbers of a narrower format gets float64."""
+    """Calls a function of torch. In float64 one that asks for narrower numbers gets float64, or complex128."""
     func = IN_FULL.get(func, func)
     if dtype is not torch.float64:
         return func(*args, **kwargs)
     if func in CASTS:
         return args[0].to(dtype)
-    args = tuple(dtype if isinstance(a, torch.dtype) and a in NARROW else a for a in args)
-    if kwargs.get("dtype") in NARROW:
-        kwargs = {**kwargs, "dtype": dtype}
+    args = tuple(WIDE.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
+    if kwargs.get("dtype") in WIDE:
+        kwargs = {**kwargs, "dtype": WIDE[kwargs["dtype"]]}
     return func(*args, **kwargs)
 
 

@@ -107,6 +107,20 @@ class Equilibrium(nn.Module):
         return self.last(self.step(x, z))
 
 
+class Waves(nn.Module):
+    """Multiplies complex numbers, of the format that it asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(784, 32), nn.Linear(16, 10)
+        self.real, self.imaginary = (nn.Parameter(torch.randn(32, 16) / 6) for _ in range(2))
+
+    def forward(self, x):
+        weight = torch.complex(self.real.float(), self.imaginary.float())
+        with torch.autocast("cpu", enabled=False):
+            return self.last((self.first(x.flatten(1)).to(torch.complex64) @ weight).abs())
+
+
 class Normalized(nn.Module):
     """Works on its input before the first layer: four operations, each of which has a result."""
 
@@ -153,6 +167,7 @@ NETWORKS = [
     Network("recomputed, reentrant", "here", lambda: Recomputed(True), gray, BOTH),
     Network("shared", "here", Shared, gray, BOTH),
     Network("equilibrium", "here", Equilibrium, gray, BOTH),
+    Network("waves", "here", Waves, gray, BOTH),
     Network("cnn", "here", lambda: MnistCnn(4), gray, ("bf16",)),
     Network("lstm", "here", lambda: CharLstm(64, 12), ids, ("bf16",)),
     Network("gpt", "here", lambda: CharGpt(64, 24, 32, 2, 2), ids, BOTH),

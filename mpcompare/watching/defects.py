@@ -260,7 +260,8 @@ def _repeated(taken: Sequence[Taken]) -> Iterator[Defect]:
     for number, step in enumerate(taken, start=1):
         before = last.get(step.optimizer)
         again = before is not None and not before.skipped and not step.skipped
-        if again and before is not None and (step.sum is None or step.sum is before.sum) and step.given:
+        same = before is not None and not step.in_backward and (step.sum is None or step.sum is before.sum)
+        if again and same and step.given:
             because = (
                 f"step {number} updates with the gradients of step {number - 1} once more: no backward came between"
             )

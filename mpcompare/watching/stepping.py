@@ -73,7 +73,9 @@ class Steps:
 
     def _taken(self, name: str) -> Taken:
         """Returns a step that an optimizer is about to take."""
-        total, owned, optimizer = self.sums.close(), self._owned(name), self.attached.optimizers[name]
+        owned, optimizer = self._owned(name), self.attached.optimizers[name]
+        in_backward = torch._C._current_graph_task_id() != -1
+        total = None if in_backward else self.sums.close({n for n, _ in owned})
         settings: dict[str, dict[str, Any]] = {}
         for group in optimizer.param_groups:
             shared = {key: _number(value) for key, value in group.items() if key != "params"}
@@ -96,6 +98,7 @@ class Steps:
             order=list(self.sums.order),
             asked=self.sums.asked,
             dtypes={n: dtype_name(p.dtype) for n, p in owned},
+            in_backward=in_backward,
         )
 
     def _owned(self, name: str) -> list[tuple[str, Tensor]]:

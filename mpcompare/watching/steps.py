@@ -100,6 +100,7 @@ class Taken:
         asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked.
         dtypes: of the parameters.
         closures: how often the optimizer called its closure again.
+        in_backward: whether a hook of backward took the step, when the gradient of a parameter was there.
     """
 
     optimizer: str
@@ -123,3 +124,4 @@ class Taken:
     asked: tuple[float, float] | None = None
     dtypes: dict[str, str] = field(default_factory=dict)
     closures: int = 0
+    in_backward: bool = False

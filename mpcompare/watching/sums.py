@@ -6,6 +6,7 @@ nobody, and loops clear their gradients before, between and after.
 
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, is_real
-from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.numerics import same_bits, spread
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import Spool
@@ -37,6 +38,7 @@ class Sums:
         order: what was done to the gradients since the last backward: each part and its line.
         asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip them since then.
         weights, called: all numbers, and some, of the weights as the network was called; None and empty after a step.
+        moves: how often the loop has moved the weights between two calls, without a step.
         places: the parameters of gradients, by the place of their numbers in memory.
         clipped_early: the line that clips before backward has made any gradient; empty where none does.
         used: the number of the last backward that a step used.
@@ -55,6 +57,8 @@ class Sums:
         self.asked: tuple[float, float] | None = None
         self.weights: Params | None = None
         self.called: Params = {}
+        self._latest: Params = {}  # some of the weights at the last call
+        self.moves = 0
         self.places: dict[int, str] = {}
         self.used = 0
         self.clipped_early = ""
@@ -75,15 +79,18 @@ class Sums:
     def call(self, module: nn.Module, given: Any) -> Called:
         """Begins a call of the network."""
         self.recorder.open, self.recorder.whole = [], []  # those of a call that stopped with an error
-        if self.weights is None:
+        now = {name: spread(p) for name, p in self.params.items()}
+        moved = self.weights is not None and not all(same_bits(p, now[name]) for name, p in self._latest.items())
+        if self.weights is None or moved:
+            self.called = {} if moved else now  # a loop may move them to and fro, as sharpness-aware minimization does
             self.weights = {name: self.spool.copy(p) for name, p in self.params.items()}
-            self.called = {name: spread(p) for name, p in self.params.items()}
+        self.moves, self._latest = self.moves + moved, now
         self._training = module.training
         buffers = {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
         modes = {name: each.training for name, each in self.network.named_modules()}
-        return Called([], torch.get_rng_state(), buffers, modes, first, foreign)
+        return Called([], torch.get_rng_state(), buffers, modes, first, foreign, self.moves)
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
@@ -131,7 +138,10 @@ class Sums:
         kept = [n for n in trained if n not in empty]
         if not kept:
             self._stale = []
-            if self.used < self._backwards - 1 and not any(called.foreign for called in self._calls()):
+            used = [called for called in self._calls() if _used(called)]
+            # Their gradients may have moved the weights, or belong to the inputs.
+            meant = any(called.moves < self.moves for called in used) or any(called.foreign for called in self._calls())
+            if self.used < self._backwards - 1 and used and not meant:
                 roots = sum(isinstance(event, Root) for event in self.tape.events)
                 if all(bool(g.isfinite().all()) for g in self._left.values()):
                     self._dropped += roots
@@ -141,7 +151,6 @@ class Sums:
         elif self.used == self._backwards - 1 and self.used:
             self._stale = kept
             self._fresh()
-            self.hide("the gradients of the update before are still in them")
         elif any(n in self._left for n in empty):
             self.hide("the gradients of some parameters were cleared, and others were not")
 
@@ -200,8 +209,13 @@ class Sums:
         if self._kept is None:
             self._kept = {name: self.spool.copy(g) for name, g in self._left.items()}
 
-    def close(self) -> Sum | None:
-        """Returns the sum that is there; None where no backward came since the last step that closed one."""
+    def close(self, names: Collection[str]) -> Sum | None:
+        """Returns the sum that is there; None where no backward came since the last step that closed one.
+
+        Args:
+            names: the parameters that are updated with it. Others may still have their gradients of an update before,
+                as a discriminator has that the loss of a generator goes through.
+        """
         if self._closed is not None or not self._left or self.used == self._backwards:
             return self._closed
         self.keep()
@@ -211,20 +225,27 @@ class Sums:
         for called in used:
             self._add(called, record)
         tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
+        stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
+        if stale:
+            self.hide("the gradients of the update before are still in them")
+        if others and any(called.foreign for called in used):
+            self.hide("the loss goes through parameters of another optimizer")
+        if any(called.moves < self.moves for called in used):
+            self.hide("the loop moves the weights between the calls of the network")
         self._closed = Sum(
             record=record,
             tape=tape,
-            grads=dict(self._kept or {}),
+            grads={n: g for n, g in (self._kept or {}).items() if n not in others},
             weights=self.weights or {},
             buffers=used[0].buffers if used else {},
             modes=used[0].modes if used else {},
             buffers_after={name: self.spool.copy(b) for name, b in self.network.named_buffers()},
-            stale=list(self._stale),
+            stale=stale,
             dropped=self._dropped,
             given_up=self._given_up,
             hidden=self._hidden or record.hidden or ("" if used else "no call of the network was seen"),
             training=self._training,
-            owned=self.attached.owned(),
+            owned=self.attached.owned() - others,
             autocast=_autocast(record),
         )
         self._dropped = self._given_up = 0
@@ -234,7 +255,7 @@ class Sums:
         """Is told that a step was taken, or skipped."""
         self.used, self.order, self.asked = self._backwards, [], None
         if not skipped:
-            self.weights, self.called = None, {}
+            self.weights, self.called, self._latest = None, {}, {}
 
     def forget(self) -> None:
         """Lets go of everything that only the next step would need."""

@@ -35,7 +35,7 @@ class Own:
 @dataclass(eq=False)
 class Called:
     """A call of the network: the slots of its outputs, and the state of the generator, the buffers and the mode of each
-    module when it began."""
+    module when it began. ``moves`` counts how often the loop had moved the weights without a step."""
 
     slots: list[Slot | None]
     generator: Tensor
@@ -43,6 +43,7 @@ class Called:
     modes: dict[str, bool]
     first: dict[str, int]  # by layer the number of calls before it, and after it
     foreign: bool = False  # whether its inputs require gradients
+    moves: int = 0
     last: dict[str, int] = field(default_factory=dict)
     output: Any = None  # the record of the call
 

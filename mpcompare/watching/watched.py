@@ -149,6 +149,8 @@ class Watch:
                 said.append(f"updates ({reason})")
         if any(t.closures for t in look.taken):
             said.append("updates of an optimizer that calls its closure several times")
+        if any(t.in_backward for t in look.taken):
+            said.append("gradients of an optimizer that takes its steps within backward")
         self.not_examined += [each for each in said if each not in self.not_examined]
 
     @property

@@ -1,0 +1,166 @@
+"""Loops that do with gradients and weights what few loops do, and are right: none of them has a defect."""
+
+import copy
+from contextlib import ExitStack
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mpcompare
+
+UPDATES = 3
+
+
+def mlp(*widths):
+    layers = [each for a, b in pairwise(widths) for each in (nn.Linear(a, b), nn.GELU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def cast():
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def batch():
+    return torch.randn(32, 20), torch.randint(3, (32,))
+
+
+def loss_of(model):
+    x, y = batch()
+    with cast():
+        return F.cross_entropy(model(x).float(), y)
+
+
+def is_real(scores, real):
+    return F.binary_cross_entropy_with_logits(scores.float(), torch.full_like(scores.float(), real))
+
+
+def train_gan(generate, discriminate, of_generator, of_discriminator):
+    """The loss of the generator goes through the discriminator, whose gradients are cleared before its next update."""
+    for _ in range(UPDATES):
+        of_discriminator.zero_grad()
+        with cast():
+            fake = generate(torch.randn(32, 8))
+            loss = is_real(discriminate(torch.randn(32, 20)), 1.0)
+        loss.backward()
+        with cast():
+            loss = is_real(discriminate(fake.detach()), 0.0)
+        loss.backward()
+        of_discriminator.step()
+        of_generator.zero_grad()
+        with cast():
+            loss = is_real(discriminate(fake), 1.0)
+        loss.backward()
+        of_generator.step()
+
+
+class Gan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator, self.discriminator = mlp(8, 32, 20), mlp(20, 32, 1)
+
+    def forward(self, x, name):
+        return self.get_submodule(name)(x)
+
+
+class Teacher(nn.Module):
+    """Its teacher's weights are not trained, and nothing but its own ``no_grad`` says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = mlp(20, 32, 16)
+        self.teacher = copy.deepcopy(self.student)
+
+    def forward(self, x, y):
+        with torch.no_grad():
+            right = F.normalize(self.teacher(y), dim=-1)
+        return 2 - 2 * (F.normalize(self.student(x), dim=-1) * right).sum(-1).mean()
+
+
+def two_watches():
+    generator, discriminator = mlp(8, 32, 20), mlp(20, 32, 1)
+    models = (generator, discriminator)
+    optimizers = [torch.optim.Adam(model.parameters(), lr=1e-3) for model in models]
+    with ExitStack() as stack:
+        seen = [stack.enter_context(mpcompare.watch(*each)) for each in zip(models, optimizers, strict=True)]
+        train_gan(generator, discriminator, *optimizers)
+    return seen
+
+
+def two_optimizers():
+    model = Gan()
+    optimizers = {name: torch.optim.Adam(part.parameters(), lr=1e-3) for name, part in model.named_children()}
+    with mpcompare.watch(model, optimizers) as seen:
+        train_gan(lambda z: model(z, "generator"), lambda x: model(x, "discriminator"), *optimizers.values())
+    return [seen]
+
+
+def sharpness_aware():
+    """Foret et al., "Sharpness-Aware Minimization", ICLR 2021: gradients at weights that the first gradients moved."""
+    model = mlp(20, 32, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        for _ in range(UPDATES):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            moves = [0.05 * F.normalize(p.grad.flatten(), dim=0).view_as(p) for p in model.parameters()]
+            with torch.no_grad():
+                torch._foreach_add_(list(model.parameters()), moves)
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            with torch.no_grad():
+                torch._foreach_sub_(list(model.parameters()), moves)
+            optimizer.step()
+    return [seen]
+
+
+def steps_within_backward():
+    model = mlp(20, 32, 3)
+    optimizers = {name: torch.optim.SGD([p], lr=0.1) for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+
+        def arrived(_, optimizer=optimizers[name]):
+            optimizer.step()
+            optimizer.zero_grad()
+
+        p.register_post_accumulate_grad_hook(arrived)
+    with mpcompare.watch(model, optimizers) as seen:
+        for _ in range(UPDATES):
+            loss_of(model).backward()
+    return [seen]
+
+
+def teacher():
+    model = Teacher()
+    optimizer = torch.optim.AdamW(model.student.parameters(), lr=1e-3)
+    with mpcompare.watch(model, optimizer) as seen:
+        for _ in range(UPDATES):
+            x, _ = batch()
+            optimizer.zero_grad()
+            with cast():
+                loss = model(x, x + 0.1 * torch.randn_like(x))
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                torch._foreach_lerp_(list(model.teacher.parameters()), list(model.student.parameters()), 0.01)
+    return [seen]
+
+
+@pytest.mark.parametrize(
+    ("loop", "not_examined"),
+    [
+        (two_watches, []),
+        (two_optimizers, ["the loss goes through parameters of another optimizer"]),
+        (sharpness_aware, []),
+        (steps_within_backward, ["gradients of an optimizer that takes its steps within backward"]),
+        (teacher, []),
+    ],
+)
+def test_a_right_loop_has_no_defect(loop, not_examined):
+    torch.manual_seed(0)
+    for seen in loop():
+        assert seen.defects == []
+        assert seen.facts["updates"] >= UPDATES
+        assert all(any(why in said for why in not_examined) for said in seen.not_examined), seen.not_examined

@@ -74,7 +74,7 @@ def examine(
     start = late.take("layers", lambda: layers_at_the_start(subject, batches[0]), None)
     sharp = late.take("sharp", lambda: layers_at_sharp_weights(subject, batches[0]), None) if start else None
     late.found["masks"] = masks_of(subject, batches[0], start is None or start.as_given)
-    late.found["rounding"] = {} if start else _rounding(subject, batches[0])
+    late.found["rounding"] = {} if start and start.loss_is_replayed else _rounding(subject, batches[0])
     yield Progress(0, 1, "gradients after training")
     after = next(islice(subject.batches(), rows[-1]["step"], None))
     _at_the_end(subject, stepper, rows, exact if noise else None, after, late)

@@ -1,12 +1,13 @@
 """Of a backend that shows no layers: are the first gradients near to the oracle's?
 
-- *Whose.* A backend that shows no layers. Where the layers are seen, `layers` takes the place of this check.
+- *Whose.* A backend that shows no layers, or calls its network with other rows than those of the batch. Where layers
+  and loss are seen, `layers` takes the place of this check.
 - *Value.* The distance of each gradient of the first step from the oracle's; its part in the direction of the gradient;
   its zeros; the loss.
 - *Limit.* That of a gradient. For the part in one direction it is 2 times amp's part, or the roundings' part times
   Student's t for 1e-3: rounding to nearest makes numbers as often larger as smaller, and what is cut off adds up there.
-- *Zeros.* A count. A tied weight's gradient is a sum, and two numbers of one size and other signs cancel in a part 2 u
-  of its elements.
+- *Zeros.* A count. The gradient of a tied weight is a sum, and so are all gradients where a backend computes a batch in
+  parts. Two numbers of one size and other signs cancel in a part 2 u of the elements.
 - *Loss.* 2 times amp's error, and 4 standard deviations of the loss under one rounding of each activation, whose
   variance is u^2/3 sum (dz z)^2.
 """
@@ -25,9 +26,10 @@ AFTER_TRAINING = "after training"
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields checks of the pass ``first`` where no forced replay sees the step: the oracle of the whole network sees
-    less."""
-    if "first" not in case.run.findings.replays:
+    """Yields checks of the pass ``first`` where no forced replay sees all of the step: the oracle of the whole network
+    sees less."""
+    layers = case.run.findings.replays.get("first")
+    if layers is None or not layers.loss_is_replayed:
         drives = (case.run.findings.first, case.reference.findings.first)
         yield from of_drives(case, FIRST, drives, case.run.findings.rounding, "")
 
@@ -129,12 +131,15 @@ def vanishes(name: str, reference: Gradients, roundings: dict[str, RoundingError
 
 def _zeros(case: Case, where: str, passes: tuple[Pass, Pass], names: list[str]) -> Iterator[Check]:
     """Yields how often a gradient is 0 where the oracle's is not: as often as the reference's, twice, and as often as
-    two 16-bit numbers cancel where a tensor has two gradients, as a weight that is tied.
+    two 16-bit numbers cancel where a tensor has two gradients, as a weight that is tied, or all weights where a backend
+    computes the batch in parts.
 
     Between two powers of two there are 1 / (2 u) numbers, so of two numbers of one size and of other signs a part 2 u
     are equal but for that; sums in fp32 do not cancel so. The number of zeros varies as Poisson's does: 4 standard
     deviations, and 9 where they are few (1e-6)."""
     run, reference = (each.step for each in passes)
+    replay = case.run.findings.replays.get("first")
+    in_parts = replay is not None and not replay.as_given
     for name in names:
         e, own = reference.gradients[name], run.gradients.get(name)
         assert e is not None
@@ -142,6 +147,6 @@ def _zeros(case: Case, where: str, passes: tuple[Pass, Pass], names: list[str]) 
         because = f"{100 * zeros:.2g} % of the gradient of {name} {where} is 0 and should not be"
         because += too_small(case.run, *passes)
         layer = case.run.findings.layers.get(name)
-        cancel = 2 * case.run.unit_roundoff * e.elements if layer and layer.uses > 1 else 0.0
+        cancel = 2 * case.run.unit_roundoff * e.elements if in_parts or (layer and layer.uses > 1) else 0.0
         limit = K * e.zeros * e.elements + cancel + 4 * math.sqrt(cancel) + 9
         yield Check(f"zeros {where}", zeros * e.elements, limit, "underflow", because, tensor=name)

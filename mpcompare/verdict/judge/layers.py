@@ -42,6 +42,8 @@ class Layers(Gradients):
             empty in other precisions.
         as_given: whether the network was called once for each micro-batch, with its rows as they are. Masks that are
             drawn for other rows are other masks.
+        loss_is_replayed: whether the loss was, too. It is not where nobody can tell which rows the network was called
+            with: then these layers do not tell what the loss makes of its outputs.
     """
 
     places: dict[str, PlaceError] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class Layers(Gradients):
     detached: list[str] = field(default_factory=list)
     digits: dict[str, Digits] = field(default_factory=dict)
     as_given: bool = True
+    loss_is_replayed: bool = True
 
 
 def checks(case: Case) -> Iterator[Check]:

@@ -44,16 +44,15 @@ class Sight:
 def sight(case: Case) -> Sight | None:
     """Returns how far the examination of a run sees; None where it shows no gradients."""
     run, reference = (each.findings.replays.get("first") for each in (case.run, case.reference))
-    if run is not None:
-        known = passes(case, run, reference)
-        blind = _unseen_layers(case, run, reference)
-        rounding = run.rounding
+    blind = _unseen_layers(case, run, reference) if run else []
+    if run is not None and run.loss_is_replayed:
+        known, rounding = passes(case, run, reference), run.rounding
     else:
         steps = case.run.findings.first, case.reference.findings.first
         if not all(step.gradients and step.finite for step in steps):
             return None
         known = tuple(Pass(step.finite, step) for step in steps if step.finite)  # type: ignore[assignment]
-        blind, rounding = [], case.run.findings.rounding
+        rounding = case.run.findings.rounding
     errors = errors_of(case, FIRST, known, rounding)
     finest, seen, numbers = {}, 0, 0
     for name, e in errors.items():

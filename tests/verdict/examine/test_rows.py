@@ -11,7 +11,7 @@ from mpcompare.tasks.data.generated import digits
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.forced.record import Call
-from mpcompare.verdict.examine.forced.rows import as_given, targets_of
+from mpcompare.verdict.examine.forced.rows import as_given, rows_of
 
 X, Y = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6)
 BATCHES = [(X[:3], Y[:3]), (X[3:], Y[3:])]
@@ -25,33 +25,54 @@ def test_rows_that_were_rounded_are_as_given():
     assert as_given(calls(X[:3].bfloat16(), X[3:].bfloat16()), BATCHES)
 
 
-def test_targets_follow_rows_in_another_order_also_from_one_micro_batch_to_another():
+def rows(*inputs, batches=BATCHES):
+    found = rows_of(calls(*inputs), batches)
+    return found and [each.tolist() for each in found]
+
+
+def test_rows_are_known_in_another_order_also_from_one_micro_batch_to_another():
     order = torch.tensor([4, 1, 0, 5, 2, 3])
-    mixed = calls(X[order[:3]].bfloat16(), X[order[3:]].bfloat16())
-    assert not as_given(mixed, BATCHES)
-    assert [y.tolist() for y in targets_of(mixed, BATCHES)] == [[4, 1, 0], [5, 2, 3]]
+    assert not as_given(calls(X[order[:3]], X[order[3:]]), BATCHES)
+    assert rows(X[order[:3]].bfloat16(), X[order[3:]].bfloat16()) == [[4, 1, 0], [5, 2, 3]]
 
 
-def test_targets_of_nests_follow_their_rows():
-    batch = (Tree({"a": X, "b": Y}), Tree({"y": Y}))
-    (found,) = targets_of(calls((X.flip(0), Y.flip(0))), [batch])
-    assert found.value["y"].tolist() == [5, 4, 3, 2, 1, 0]
+@pytest.mark.parametrize("parts", [(6,), (2, 4), (1, 2, 3)])
+def test_rows_are_known_in_parts(parts):
+    assert [len(each) for each in rows(*X.split(parts))] == list(parts)
+    assert [row for each in rows(*X.split(parts)) for row in each] == list(range(6))
 
 
-@pytest.mark.parametrize("inputs", [(X[:3], X[:3]), (X,), (X[:2], X[2:]), (X[:3] + 1, X[3:])])
-def test_calls_that_have_other_rows_have_no_targets(inputs):
-    assert targets_of(calls(*inputs), BATCHES) is None
+def test_rows_of_nests_are_known():
+    assert rows((X.flip(0), Y.flip(0)), batches=[(Tree({"a": X, "b": Y}), Y)]) == [[5, 4, 3, 2, 1, 0]]
 
 
-def test_equal_rows_have_targets_where_their_order_is_as_given():
+@pytest.mark.parametrize("inputs", [(X[:3], X[:3]), (X[:3],), (X[:3] + 1, X[3:]), (X[..., :2],), ()])
+def test_rows_that_are_not_those_of_the_batches_are_not_known(inputs):
+    assert rows(*inputs) is None
+
+
+def test_of_equal_rows_nobody_knows_the_order():
     batches = [(X[[0, 0, 1]], Y[:3])]
-    assert targets_of(calls(X[[0, 0, 1]]), batches) is not None
-    assert targets_of(calls(X[[1, 0, 0]]), batches) is None
+    assert as_given(calls(X[[0, 0, 1]]), batches)
+    assert rows(X[[1, 0, 0]], batches=batches) is None
 
 
 class Dropping(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(784, 24), nn.GELU(), nn.Dropout(0.3), nn.Linear(24, 10))
+
+
+class Wide(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(784, 24), nn.GELU(), nn.Linear(24, 10))
+
+
+class Normed(nn.Sequential):
+    """Its layers are replayed in a network in which one rounding travels."""
+
+    def __init__(self):
+        norms = [each for _ in range(4) for each in (nn.Linear(24, 24), nn.LayerNorm(24), nn.ReLU())]
+        super().__init__(nn.Flatten(), nn.Linear(784, 24), *norms, nn.Linear(24, 10))
 
 
 class Backward(Amp):
@@ -71,3 +92,45 @@ def test_rows_in_another_order_under_dropout(backend, word, cause):
     verdict = beside_amp(backend, task, digits(0, task.samples), "bf16", steps=4)
     assert (verdict.word, verdict.cause) == (word, cause)
     assert "training (it draws other random numbers, such as masks of dropout)" in verdict.unchecked
+
+
+class SumOfMeans(Amp):
+    """Computes a batch in halves, says their mean loss, and forgets to divide what it differentiates."""
+
+    DIVIDED_BY = 1
+
+    def forward(self, x, y):
+        self.halves = list(zip(x.chunk(2), y.chunk(2), strict=True))
+        with torch.no_grad():
+            return super().forward(x, y)
+
+    def backward(self):
+        for half in self.halves:
+            super().forward(*half)
+            self.loss = self.loss / self.DIVIDED_BY
+            super().backward()
+
+
+class MeanOfHalves(SumOfMeans):
+    DIVIDED_BY = 2
+
+
+class FirstHalf(MeanOfHalves):
+    """Leaves half of the batch out."""
+
+    def forward(self, x, y):
+        loss = super().forward(x, y)
+        self.halves[1:] = self.halves[:1]
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("backend", "word", "cause"),
+    [(MeanOfHalves, "same", ""), (SumOfMeans, "differs", "gradient scaled"), (FirstHalf, "differs", "")],
+)
+@pytest.mark.parametrize("network", [Wide, Normed])
+def test_a_batch_in_parts_has_the_loss_of_the_batch(network, backend, word, cause):
+    task = Task(network, "cross_entropy", Sgd(lr=0.1), 32, 32 * 6)
+    verdict = beside_amp(backend, task, digits(0, task.samples), "bf16", steps=4)
+    assert verdict.word == word, verdict.because
+    assert not cause or verdict.cause == cause

@@ -27,7 +27,7 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, is_torchs
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
-from mpcompare.verdict.examine.forced.rows import targets_of
+from mpcompare.verdict.examine.forced.rows import as_given, rows_of
 from mpcompare.verdict.examine.forced.weights import Weights
 from mpcompare.verdict.examine.oracle import shares_of
 
@@ -72,7 +72,7 @@ class Replay:
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
 
     def run(self) -> float | None:
-        """Returns the loss. It is None where the network was called with other rows than those of the batches: the
+        """Returns the loss. It is None where nobody can tell which rows of the batches the network was called with: the
         gradients of its outputs are then those that were recorded.
 
         Raises:
@@ -111,23 +111,43 @@ class Replay:
 
     def take(self, calls: list[Call]) -> float | None:
         """Calls the network as the step did, with a backward after each call, and returns the loss as ``run`` does."""
-        targets = targets_of(calls, self.batches)
-        self.as_given = targets is not None and all(y is own for y, (_, own) in zip(targets, self.batches, strict=True))
-        loss, shares = (None, []) if targets is None else (0.0, shares_of(self.loss_fn, targets))
-        for number, call in enumerate(calls):
-            self.passing("forward")
-            self.whose("forward", "")
-            output = self.call(call)
-            if targets is None or loss is None:
-                self._backward(call, output)
-                self.whose("", "")
-                continue
-            y = targets[number]
-            part = self.loss_fn(output, y.to(self.dtype) if y.is_floating_point() else y) * shares[number]
+        self.as_given = as_given(calls, self.batches)
+        if not self.as_given:
+            return self._take_other_rows(calls)
+        loss, targets = 0.0, [y for _, y in self.batches]
+        for call, y, share in zip(calls, targets, shares_of(self.loss_fn, targets), strict=True):
+            part = self._loss(self._output_of(call), y) * share
             loss += part.item()
             (part * self.kept).backward()
             self.whose("", "")
         return loss
+
+    def _take_other_rows(self, calls: list[Call]) -> float | None:
+        """Takes a step whose calls have the batches' rows in another order, or in parts: the loss is that of all. Where
+        nobody can tell which rows they have, the gradients at the network's outputs are the recorded ones."""
+        rows, outputs = rows_of(calls, self.batches), [self._output_of(call) for call in calls]
+        if rows is None or not all(
+            isinstance(y, Tensor) and y.shape[:1] == own.shape for y, own in zip(outputs, rows, strict=True)
+        ):
+            for call, output in zip(calls, outputs, strict=True):
+                self._backward(call, output)
+                self.whose("", "")
+            return None
+        targets = [y for _, y in self.batches]
+        whole = torch.cat(outputs)[torch.cat(rows).argsort()].split([len(y) for y in targets])
+        parts = zip(whole, targets, shares_of(self.loss_fn, targets), strict=True)
+        loss = torch.stack([self._loss(y, target) * share for y, target, share in parts]).sum()
+        (loss * self.kept).backward()
+        self.whose("", "")
+        return loss.item()
+
+    def _output_of(self, call: Call) -> Any:
+        self.passing("forward")
+        self.whose("forward", "")
+        return self.call(call)
+
+    def _loss(self, output: Any, y: Any) -> Tensor:
+        return self.loss_fn(output, y.to(self.dtype) if y.is_floating_point() else y)
 
     def call(self, call: Call) -> Any:
         """Calls the network with recorded arguments."""

@@ -1,7 +1,6 @@
 """The rows of a batch that each call of the network was given, so that its loss can be replayed with their targets.
 
-A backend may take the rows in another order. One that splits a micro-batch may compute one loss of all its parts,
-which need not be the sum of theirs: no targets are known of it.
+A backend may take the rows in another order, or in parts. The loss is that of the whole batch all the same.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.contract import Batches
-from mpcompare.tasks.batch import Batch, each, tensors_of
+from mpcompare.tasks.batch import Batch, tensors_of
 from mpcompare.verdict.examine.forced.record import Call
 
 
@@ -22,27 +21,24 @@ def as_given(calls: Sequence[Call], batches: Batches) -> bool:
     )
 
 
-def targets_of(calls: Sequence[Call], batches: Batches) -> list[Batch] | None:
-    """Returns the targets of each call, the batches' own where their rows are as given; None where the calls do not
-    have each row once, as many as the batches."""
-    if as_given(calls, batches):
-        return [y for _, y in batches]
+def rows_of(calls: Sequence[Call], batches: Batches) -> list[Tensor] | None:
+    """Returns the numbers of the rows that each call was given, of all batches as one; None where the calls do not have
+    each row once, or nobody can tell."""
     given = [_given(call, batches[0][0]) for call in calls]
     own = [tensors_of(x) for x, _ in batches]
-    if [[t.shape for t in tensors] for tensors in given] != [[t.shape for t in tensors] for tensors in own]:
-        return None
-    if len({tuple(t.shape[1:] for t in tensors) for tensors in own}) > 1:  # rows of other lengths in each
+    if not calls or len({tuple(t.shape[1:] for t in tensors) for tensors in (*given, *own)}) > 1:
         return None
     theirs, ours = _in_rows(given), _in_rows(own)
     at = torch.randn(ours.shape[1], dtype=ours.dtype, generator=torch.Generator().manual_seed(0)).to(ours.device)
     if len((ours.bfloat16().double() @ at).unique()) < len(ours):  # nobody can tell which targets are whose
         return None
+    if len(theirs) != len(ours):
+        return None
     order = torch.empty(len(ours), dtype=torch.int64, device=ours.device)
     order[(theirs @ at).argsort()] = (ours @ at).argsort()
     if not _close(theirs, ours[order]):
         return None
-    y = each(lambda *parts: torch.cat(parts), *(y for _, y in batches))
-    return [y[rows] for rows in order.split([len(x) for x, _ in batches])]
+    return list(order.split([len(tensors[0]) for tensors in given]))
 
 
 def _given(call: Call, x: Batch) -> list[Tensor]:

@@ -115,6 +115,7 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sources},
         digits=digits_of(replay, recorded.loss, norms, errors.rounding, ranges) if precision.is_16_bit else {},
         as_given=replay.as_given,
+        loss_is_replayed=exact_loss is not None,
     )
 
 

@@ -115,6 +115,15 @@ class MeanOfHalves(SumOfMeans):
     DIVIDED_BY = 2
 
 
+class MeanOfMeans(MeanOfHalves):
+    """Its parts are not halves."""
+
+    def forward(self, x, y):
+        self.halves = list(zip(x.split([24, 8]), y.split([24, 8]), strict=True))
+        with torch.no_grad():
+            return Amp.forward(self, x, y)
+
+
 class FirstHalf(MeanOfHalves):
     """Leaves half of the batch out."""
 
@@ -126,7 +135,12 @@ class FirstHalf(MeanOfHalves):
 
 @pytest.mark.parametrize(
     ("backend", "word", "cause"),
-    [(MeanOfHalves, "same", ""), (SumOfMeans, "differs", "gradient scaled"), (FirstHalf, "differs", "")],
+    [
+        (MeanOfHalves, "same", ""),
+        (SumOfMeans, "differs", "gradient scaled"),
+        (MeanOfMeans, "differs", "loss"),
+        (FirstHalf, "differs", ""),
+    ],
 )
 @pytest.mark.parametrize("network", [Wide, Normed])
 def test_a_batch_in_parts_has_the_loss_of_the_batch(network, backend, word, cause):

@@ -88,6 +88,7 @@ class Replay:
         self.gains: set[str] = set()  # of norms held in fp32
         self.detached: list[str] = []  # layers whose output passes no gradient back, and should
         self.factors = [self.scale]  # of the recorded gradients, call by call of the network
+        self.in_parts = False  # whether several calls of the network have one loss
         self.as_given = True  # whether the network's calls have the micro-batches, with their rows in order
         self.zero = torch.zeros((), dtype=self.dtype, device=next(self.network.parameters()).device)
         calls = self.record.calls[OUTPUT]
@@ -137,6 +138,7 @@ class Replay:
         whole = torch.cat(outputs)[torch.cat(rows).argsort()].split([len(y) for y in targets])
         parts = zip(whole, targets, shares_of(self.loss_fn, targets), strict=True)
         loss = torch.stack([self._loss(y, target) * share for y, target, share in parts]).sum()
+        self.in_parts = True
         (loss * self.kept).backward()
         self.whose("", "")
         return loss.item()
@@ -168,7 +170,10 @@ class Replay:
             torch.autograd.backward([y for y, _ in ends], [g for _, g in ends])
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
-        """Returns the factor of the gradients that were recorded at the output of the network."""
+        """Returns the factor of the gradients that were recorded at the output of the network. Parts of one batch have
+        one factor: a mean of means over unequal parts has another one in each."""
+        if self.in_parts and len(self.factors) > 1:
+            return self.factors[-1]
         return factor_of(recorded, exact, self.factors)
 
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.verdict.examine.errors import gradient_error
@@ -35,11 +34,11 @@ class FromTheRoot(Replay):
     events: tuple[Event, ...] = ()
     kernels: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def _hand_on(self, name: str) -> None:
+    def whole(self, name: str, gradient: Tensor) -> None:
+        """Compares what a norm of torch makes with a gradient, and hands that on."""
         if name in self.kernels:
-            with _disable_current_modes(), torch.no_grad():
-                self.own[name] = gradient_error(self.kernels[name], self.grads[name])
-        super()._hand_on(name)
+            self.own[name] = gradient_error(self.kernels[name], gradient)
+        super().whole(name, gradient)
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns 1: the loss scale is on the tape."""

@@ -170,7 +170,7 @@ class Forced(torch.autograd.Function):
         exact = [None if g is None else replay._unscaled(g) for g in arriving]
         if layer is None:
             replay.passing("backward")
-            replay.end_parts()
+            replay.sums.end_copies()
             replay.factors.append(replay.factor_of(call.gradients, exact))
         ends, grads = [], []
         for place, (end, g, recorded) in enumerate(zip(ctx.results, exact, call.gradients, strict=False)):
@@ -213,12 +213,12 @@ class Forced(torch.autograd.Function):
         for name, p in ctx.params.items():
             full = names[name]
             if p.requires_grad and (grad := next(found, None)) is not None:
-                replay.gradient(full, replay.in_full(grad), ctx.at.name, layer.has_copy(call, name))
+                replay.sums.add(full, replay.in_full(grad), ctx.at.name, layer.has_copy(call, name))
                 del grad
                 if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
                     terms = sum(end.shape.numel() for end in ends) / max(p.numel(), 1)
                     layer.note_in_fp32(name, full, terms, replay)
-            replay.counted(full)
+            replay.sums.counted(full)
         ctx.results = ctx.values = ctx.params = None
         replay.whose("backward", f"before {ctx.at.name}")
         return (None,) * 2 + back

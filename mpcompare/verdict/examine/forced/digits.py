@@ -121,7 +121,7 @@ def digits_of(
         if layer == OUTPUT or layer not in ranges.beyond:  # it selects numbers, and rounds none
             continue
         output, terms = of(places["output", layer])
-        own = of(Point("parameter", name) for name, layers in replay.sources.items() if layer in layers)
+        own = of(Point("parameter", name) for name, layers in replay.sums.sources.items() if layer in layers)
         gradient, gradient_terms = max(own, of(places["back", layer]))
         moved = ranges.u / math.sqrt(VARIANCE) * _terms_of_loss(replay.record.calls[layer]) / replay.scale
         found[layer] = Digits(

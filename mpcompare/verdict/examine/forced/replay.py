@@ -8,7 +8,7 @@ the step is compared, each with the operands that the backend had.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, is_torchs
+from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
@@ -79,10 +80,7 @@ class Replay:
             NotReplayedError: the network draws random numbers that the step did not draw.
         """
         self.weights = Weights(self.network, self.dtype)
-        self.grads: Params = {}  # those of which parts are missing
-        self.parts: Params = {}  # of the micro-batch that is under way, as far as copies sum them
-        self.calls_left = self._calls_of_parameters()
-        self.sources: dict[str, set[str]] = {}  # by parameter the layers that its gradient comes from
+        self.sums = GradientSums(self._calls_of_parameters(), self.weights.between, self.summed, self.whole)
         self.arrived: dict[str, list[float]] = {}
         self.in_fp32: dict[str, float] = {}  # by shift of a norm or embedding held in fp32, the terms of its sum
         self.gains: set[str] = set()  # of norms held in fp32
@@ -104,10 +102,8 @@ class Replay:
             loss = self.take(calls)
         for name, leaf in self.weights.between.items():
             if leaf.grad is not None:
-                self.gradient(name, self._unscaled(leaf.grad), "")
-        self.end_parts()
-        for name in list(self.grads):
-            self._hand_on(name)
+                self.sums.add(name, self._unscaled(leaf.grad), "")
+        self.sums.end()
         return loss
 
     def take(self, calls: list[Call]) -> float | None:
@@ -196,45 +192,15 @@ class Replay:
         with _disable_current_modes():
             return cast.div_(self.kept)
 
-    def gradient(self, name: str, grad: Tensor, of: str, has_copy: bool = False) -> None:
-        """Adds a part to the gradient of a parameter, that of the layer ``of``; of none: of the work between layers.
-
-        Args:
-            has_copy: whether the uses of a micro-batch have one copy of the parameter, such as that of autocast. The
-                gradient of the copy is their sum, in its format.
-        """
-        self.sources.setdefault(name, set()).add(of)
-        with _disable_current_modes():
-            if not has_copy:  # a sum in fp32, whatever is rounded
-                self.grads[name] = self.grads[name] + grad if name in self.grads else grad
-            else:
-                self.parts[name] = self.summed(self.parts[name] + grad) if name in self.parts else grad
-
-    def end_parts(self, names: Iterable[str] | None = None) -> None:
-        """Adds what a micro-batch has summed of some parameters, or of all, to their gradients."""
-        with _disable_current_modes():
-            for name in [n for n in (self.parts if names is None else names) if n in self.parts]:
-                part = self.parts.pop(name)
-                self.grads[name] = self.grads[name] + part if name in self.grads else part
+    def whole(self, name: str, gradient: Tensor) -> None:
+        """Is given the gradient of each parameter, once all of it is there."""
+        self.found(name, gradient)
 
     def not_called(self) -> list[str]:
         """Returns the layers that the step called more often than the replay did, for a result that had a gradient."""
         missed = {name: calls[len(self.arrived.get(name, ())) :] for name, calls in self.record.calls.items()}
         missed.pop(OUTPUT, None)
         return [name for name, calls in missed.items() if any(g is not None for call in calls for g in call.gradients)]
-
-    def counted(self, name: str) -> None:
-        """Counts a call of a layer with this parameter whose backward is over. After the last one the gradient is
-        whole, unless the work between layers has a part in it."""
-        self.calls_left[name] -= 1
-        if not self.calls_left[name] and name not in self.weights.between:
-            self.end_parts([name])
-            if name in self.grads:
-                self._hand_on(name)
-
-    def _hand_on(self, name: str) -> None:
-        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
-            self.found(name, self.grads.pop(name))
 
     def _calls_of_parameters(self) -> Counter[str]:
         """Returns by parameter the number of recorded calls of the layers that have it."""

@@ -109,10 +109,10 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         loss=recorded.loss,
         exact_loss=recorded.loss if exact_loss is None else exact_loss,
         loss_noise=errors.loss_noise,
-        gradients={name: gradients[name] for name in replay.sources},
+        gradients={name: gradients[name] for name in replay.sums.sources},
         places=_worst({point: _place(errors, point) for point in points}),
         detached=list(dict.fromkeys(replay.detached)),
-        rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sources},
+        rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sums.sources},
         digits=digits_of(replay, recorded.loss, norms, errors.rounding, ranges) if precision.is_16_bit else {},
         as_given=replay.as_given,
         loss_is_replayed=exact_loss is not None,
@@ -153,7 +153,7 @@ def _of_gradient(errors: Errors, replay: Replay, u: float, name: str) -> Roundin
     if name in replay.gains:
         error = max(rounding.error, u / math.sqrt(3) * rounding.terms)
         return replace(rounding, error=error, along=max(rounding.along or 0.0, error / math.sqrt(rounding.dimensions)))
-    if name not in replay.in_fp32 or len(replay.sources[name]) > 1:
+    if name not in replay.in_fp32 or len(replay.sums.sources[name]) > 1:
         return rounding
     part = min(FP32 / u * math.sqrt(replay.in_fp32[name]), 1.0)
     return replace(rounding, error=part * rounding.error, along=part * (rounding.along or 0.0), zeros=0.0)

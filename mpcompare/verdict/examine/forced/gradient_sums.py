@@ -1,0 +1,76 @@
+"""The gradients of a replay, each a sum: of what the calls of its layers make, and of the work between layers.
+
+In the step, the calls of one micro-batch may have one copy of a parameter in 16 bits, such as that of autocast. The
+gradient of the copy is their sum, in its format. All else is summed in fp32.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mpcompare.tasks.task import Params
+
+
+class GradientSums:
+    """The gradients as far as they are there. Each is handed on once it is whole: nobody keeps it here.
+
+    Attributes:
+        sources: by parameter the layers that its gradient comes from.
+    """
+
+    def __init__(
+        self,
+        calls: Counter[str],
+        between: Container[str],
+        summed: Callable[[Tensor], Tensor],
+        found: Callable[[str, Tensor], None],
+    ) -> None:
+        """Begins a step.
+
+        Args:
+            calls: by parameter the number of calls of its layers.
+            between: the parameters that the work between layers uses, too.
+            summed: is given what the uses of a copy add up to, use by use, and returns what is kept.
+            found: is given each gradient.
+        """
+        self._left, self._between, self._summed, self._found = calls, between, summed, found
+        self.sources: dict[str, set[str]] = {}
+        self._grads: Params = {}
+        self._copies: Params = {}  # the gradients of the copies of the micro-batch that is under way
+
+    def add(self, name: str, grad: Tensor, of: str, has_copy: bool = False) -> None:
+        """Adds a part to the gradient of a parameter, that of the layer ``of``; of none: of the work between layers."""
+        self.sources.setdefault(name, set()).add(of)
+        with _disable_current_modes():
+            if not has_copy:  # a sum in fp32, whatever is rounded
+                self._grads[name] = self._grads[name] + grad if name in self._grads else grad
+            else:
+                self._copies[name] = self._summed(self._copies[name] + grad) if name in self._copies else grad
+
+    def end_copies(self, names: Iterable[str] | None = None) -> None:
+        """Ends the copies of some parameters, or of all: a micro-batch is over."""
+        with _disable_current_modes():
+            for name in [n for n in (self._copies if names is None else names) if n in self._copies]:
+                grad = self._copies.pop(name)
+                self._grads[name] = self._grads[name] + grad if name in self._grads else grad
+
+    def counted(self, name: str) -> None:
+        """Counts a call of a layer with this parameter whose backward is over. After the last one the gradient is
+        whole, unless the work between layers has a part in it."""
+        self._left[name] -= 1
+        if not self._left[name] and name not in self._between:
+            self._hand_on([name])
+
+    def end(self) -> None:
+        """Hands on what is left, when the step is over."""
+        self._hand_on([*self._grads, *(name for name in self._copies if name not in self._grads)])
+
+    def _hand_on(self, names: list[str]) -> None:
+        self.end_copies(names)
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+            for name in names:
+                if name in self._grads:
+                    self._found(name, self._grads.pop(name))

@@ -5,11 +5,13 @@ of a bias cancels, the order of its sum is all that is left of it. That is no fa
 what the loop got.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpcompare.tasks.cast import STAY_IN_FP32
@@ -17,6 +19,13 @@ from mpcompare.verdict.examine.forced.call import is_torchs
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, is_real
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.examine.oracle import MULTIPLY
+
+NORMS = ("layer_norm", "group_norm", "batch_norm", "rms_norm")
+# Functions of torch that a norm may call besides: they turn its tensors, or are an activation.
+BESIDE = {
+    "permute", "transpose", "movedim", "contiguous", "is_contiguous", "view", "reshape", "size", "dim", "__get__",
+    "relu", "relu_", "silu", "gelu", "elu", "mish", "leaky_relu", "hardswish", "hardsigmoid", "sigmoid", "tanh",
+}  # fmt: skip
 
 
 @dataclass
@@ -42,9 +51,11 @@ def of_kernels(network: nn.Module, record: Record, after: dict[str, Tensor]) -> 
     names, made = {id(p): name for name, p in network.named_parameters()}, Kernels()
     for layer, calls in record.calls.items():
         module = network.get_submodule(layer) if layer != OUTPUT else None
-        if not isinstance(module, (*STAY_IN_FP32, *MULTIPLY)) or not is_torchs(module):
+        if not isinstance(module, (*STAY_IN_FP32, *MULTIPLY)) or not calls:
             continue
         before = {name: b.clone() for name, b in module.named_buffers()}
+        if not is_torchs(module) and not _calls_torchs_norm(module, calls[0]):
+            continue
         alike = [_again(module, call, made.grads, names) for call in calls]
         if all(alike) and isinstance(module, STAY_IN_FP32):
             made.alike.add(f"output {layer}")
@@ -60,10 +71,7 @@ def _again(module: nn.Module, call: Call, grads: dict[str, Tensor], names: dict[
     """Computes a call again and adds its gradients; returns whether its outputs have the same bits."""
     if call.arguments is None:
         return False
-    dtype = call.autocast
-    args, kwargs = tree_unflatten([v.detach() if is_real(v) else v for v in call.inputs], call.arguments)
-    with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-        results: list[Any] = tree_flatten(module(*args, **kwargs))[0]
+    results = _results(module, call)
     params = [p for p in module.parameters() if p.requires_grad]
     pairs = [(y, g) for y, g in zip(results, call.gradients, strict=False) if g is not None and y.requires_grad]
     if pairs and params:
@@ -74,3 +82,29 @@ def _again(module: nn.Module, call: Call, grads: dict[str, Tensor], names: dict[
                 grads[name] = grads[name] + g if name in grads else g
     both = zip(results, call.outputs, strict=False)
     return all(same_bits(a, b) for a, b in both if is_real(a) and is_real(b))
+
+
+def _results(module: nn.Module, call: Call, mode: AbstractContextManager[Any] | None = None) -> list[Any]:
+    assert call.arguments is not None
+    dtype = call.autocast
+    args, kwargs = tree_unflatten([v.detach() if is_real(v) else v for v in call.inputs], call.arguments)
+    with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None), mode or nullcontext():
+        return tree_flatten(module(*args, **kwargs))[0]
+
+
+def _calls_torchs_norm(module: nn.Module, call: Call) -> bool:
+    """Returns whether the code of a norm, such as one of timm's, calls that of torch, and nothing else that rounds."""
+    if call.arguments is None or not isinstance(module, STAY_IN_FP32):
+        return False
+    _results(module, call, called := _Called())
+    return called.names - BESIDE in ({name} for name in NORMS)
+
+
+class _Called(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.__name__)
+        return func(*args, **(kwargs or {}))

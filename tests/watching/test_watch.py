@@ -564,3 +564,56 @@ def test_a_network_that_takes_another_path_when_it_is_called_again_is_not_examin
     assert causes(seen) == []
     (said,) = seen.not_examined
     assert "0 is not called when the network is called again: it draws other numbers" in said
+
+
+class ChannelNorm(nn.LayerNorm):
+    """A norm over channels of images with its activation, as timm writes it."""
+
+    def forward(self, x):
+        x = x.permute(0, 2, 3, 1)
+        x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return F.silu(x.permute(0, 3, 1, 2))
+
+
+class Masked(nn.Module):
+    """An attention whose last key is masked by -100, as Swin masks: its gradients are too small for fp32."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.value, self.bias = nn.Linear(4, 3), nn.Linear(4, 9), nn.Parameter(torch.zeros(3, 16))
+
+    def forward(self, x):
+        scores = (self.query(x)[..., None] + self.bias).mean(-1) + torch.tensor([0.0, 0.0, -100.0])
+        return (scores.softmax(-1)[..., None] * self.value(x).view(-1, 3, 3)).sum(-2)
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 16, 16)), nn.Conv2d(1, 8, 3), ChannelNorm(8), nn.Flatten(), nn.LazyLinear(3)
+    )
+
+
+def made(make, *shape):
+    """Returns a maker of networks that have been called once."""
+
+    def initialized():
+        network = make()
+        network(torch.randn(2, *shape))
+        return network
+
+    return initialized
+
+
+@pytest.mark.parametrize(
+    ("make", "width"),
+    [
+        (made(convolutional, 256), 256),
+        (Masked, 4),
+    ],
+)
+def test_roundings_of_torchs_own_functions_are_no_defects(make, width):
+    def batch():
+        return torch.randn(32, width), torch.randint(3, (32,))
+
+    seen = replace(BF16, make=make, batch=batch, clip=None).run(mpcompare.watch)
+    assert (causes(seen), seen.not_examined) == ([], [])

@@ -155,10 +155,9 @@ def passes(case: Case, run: Layers, reference: Layers | None) -> tuple[Pass, Pas
         error, zeros, slope = 0.0, 0.0, 1.0
         if other and reference:
             error = error_like(_as_place(other, reference, name), _as_place(e, run, name))
-            zeros = max(other.zeros, reference.rounding[name].zeros)
-            if _begins_as_high(case):
-                zeros = max(zeros, run.rounding[name].zeros)
-            slope = other.slope
+            zeros, slope = max(other.zeros, reference.rounding[name].zeros), other.slope
+        if _begins_as_high(case):
+            zeros = max(zeros, run.rounding[name].zeros)
         # Roundings of few elements are known from samples: the largest of them says no more.
         scaled[name] = replace(e, error=error, largest=0.0, zeros=zeros, slope=slope)
     return Pass(run), Pass(replace(run, loss=run.exact_loss, gradients=scaled))

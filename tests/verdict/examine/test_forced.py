@@ -19,6 +19,7 @@ from mpcompare.contract import Walk
 from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.text import CharGpt, CharLstm
+from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, recorded
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.judge.check import Case
@@ -198,6 +199,24 @@ def test_work_on_inputs_of_16_bits_is_rounded(precision):
     at_first, of_amp = (each.findings.replays["first"].places["input first"] for each in (run, amp))
     assert at_first.error > run.unit_roundoff / 2 * at_first.norm
     assert of_amp.rounding < run.unit_roundoff / 100 * of_amp.norm
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.bfloat16, 1), (torch.float32, 0)])
+def test_numbers_that_were_drawn_in_16_bits_are_operands(dtype, number):
+    drawn, operands = {}, []
+
+    def operand(numbers):
+        operands.append(numbers.tolist())
+        return numbers
+
+    torch.manual_seed(0)
+    with Noted(drawn):
+        mask = torch.empty(8, dtype=dtype).bernoulli_(0.5)
+    torch.manual_seed(0)
+    with Fed(drawn, operand):
+        again = torch.empty(8, dtype=torch.float64).bernoulli_(0.5)
+    assert torch.equal(again, mask.double())
+    assert operands == number * [mask.tolist()]
 
 
 @pytest.mark.parametrize("network", [Frequencies, Averaged])

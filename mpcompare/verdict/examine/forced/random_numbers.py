@@ -5,6 +5,7 @@ puts the generator back, and so draws the same numbers.
 """
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,9 +80,17 @@ class Noted(_AtRandom):
 class Fed(_AtRandom):
     """Gives each random operation the numbers that were written down, in its own dtype.
 
+    Attributes:
+        operand: is given those that were drawn in 16 bits, and returns the ones that are taken. A mask that is divided
+            by a probability in 16 bits is rounded.
+
     Raises:
         NotReplayedError: none were written down for it.
     """
+
+    def __init__(self, drawn: Drawn, operand: Callable[[Tensor], Tensor] = lambda numbers: numbers) -> None:
+        super().__init__(drawn)
+        self.operand = operand
 
     def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: _Generator) -> list[Any]:
         if key not in self.drawn:
@@ -93,4 +102,4 @@ class Fed(_AtRandom):
             return [x * noted[1].to(x.dtype) / (1 - p), noted[1]]
         for value, number in zip(numbers, noted, strict=True):
             value.copy_(number)
-        return numbers
+        return [self.operand(v) if n.dtype.itemsize == 2 else v for v, n in zip(numbers, noted, strict=True)]

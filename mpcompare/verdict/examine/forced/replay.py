@@ -96,7 +96,7 @@ class Replay:
             fp32_products.tf32(False),
             self._forcing(),
             self.weights,
-            Fed(self.record.drawn),
+            Fed(self.record.drawn, self.operand),
             default_dtype(self.dtype),
         ):
             loss = self.take(calls)

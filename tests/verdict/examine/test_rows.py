@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.judging import beside_amp
+from support.marks import slow_after
 from torch import nn
 
 from mpcompare.backends.amp import Amp
@@ -142,7 +143,7 @@ class FirstHalf(MeanOfHalves):
         (FirstHalf, "differs", ""),
     ],
 )
-@pytest.mark.parametrize("network", [Wide, Normed])
+@pytest.mark.parametrize("network", slow_after(1, [Normed, Wide]))
 def test_a_batch_in_parts_has_the_loss_of_the_batch(network, backend, word, cause):
     task = Task(network, "cross_entropy", Sgd(lr=0.1), 32, 32 * 6)
     verdict = beside_amp(backend, task, digits(0, task.samples), "bf16", steps=4)

@@ -54,7 +54,9 @@ def of_kernels(network: nn.Module, record: Record, after: dict[str, Tensor]) -> 
         if not isinstance(module, (*STAY_IN_FP32, *MULTIPLY)) or not calls:
             continue
         before = {name: b.clone() for name, b in module.named_buffers()}
-        if not is_torchs(module) and not _calls_torchs_norm(module, calls[0]):
+        is_measure = is_torchs(module) or _calls_torchs_norm(module, calls[0])
+        _put_back(module, before)  # which that call may have moved
+        if not is_measure:
             continue
         alike = [_again(module, call, made.grads, names) for call in calls]
         if all(alike) and isinstance(module, STAY_IN_FP32):
@@ -63,8 +65,13 @@ def of_kernels(network: nn.Module, record: Record, after: dict[str, Tensor]) -> 
             full = f"{layer}.{name}"
             if full in after and same_bits(b, after[full]):
                 made.alike.add(f"buffer {full}")
-            b.copy_(before[name])
+        _put_back(module, before)
     return made
+
+
+def _put_back(module: nn.Module, before: dict[str, Tensor]) -> None:
+    for name, b in module.named_buffers():
+        b.copy_(before[name])
 
 
 def _again(module: nn.Module, call: Call, grads: dict[str, Tensor], names: dict[int, str]) -> bool:

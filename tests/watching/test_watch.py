@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import mpcompare
 from mpcompare.errors import InputError
+from mpcompare.verdict.examine.forced.record import recorded
+from mpcompare.watching.kernels import of_kernels
 from mpcompare.watching.watched import NOTHING, WrongTraining
 
 FP16 = replace(Loop(), dtype=torch.float16, updates=2)
@@ -573,6 +575,31 @@ class ChannelNorm(nn.LayerNorm):
         x = x.permute(0, 2, 3, 1)
         x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return F.silu(x.permute(0, 3, 1, 2))
+
+
+class Centred(nn.BatchNorm1d):
+    """A batch norm that turns what it is given, and one that does something else, too."""
+
+    def forward(self, x):
+        x = F.batch_norm(x.reshape(-1, 4), self.running_mean, self.running_var, self.weight, self.bias, True)
+        return x if self.turns else x * 1
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_looking_at_a_norm_leaves_its_statistics_and_knows_those_of_the_loop(turns):
+    norm = Centred(4)
+    norm.turns = turns
+    network = nn.Sequential(norm)
+    before = copy.deepcopy(dict(network.named_buffers()))
+    with recorded(network) as record:
+        network(torch.randn(8, 4)).sum().backward()
+    after = copy.deepcopy(dict(network.named_buffers()))
+    for name, b in network.named_buffers():
+        b.copy_(before[name])
+    with torch.no_grad():
+        made = of_kernels(network, record, after)
+    assert all(torch.equal(b, before[name]) for name, b in network.named_buffers())
+    assert ("buffer 0.running_mean" in made.alike) == turns
 
 
 class Masked(nn.Module):

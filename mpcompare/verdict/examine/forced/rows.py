@@ -29,10 +29,10 @@ def rows_of(calls: Sequence[Call], batches: Batches) -> list[Tensor] | None:
     if not calls or len({tuple(t.shape[1:] for t in tensors) for tensors in (*given, *own)}) > 1:
         return None
     theirs, ours = _in_rows(given), _in_rows(own)
+    if len(theirs) != len(ours):
+        return None
     at = torch.randn(ours.shape[1], dtype=ours.dtype, generator=torch.Generator().manual_seed(0)).to(ours.device)
     if len((ours.bfloat16().double() @ at).unique()) < len(ours):  # nobody can tell which targets are whose
-        return None
-    if len(theirs) != len(ours):
         return None
     order = torch.empty(len(ours), dtype=torch.int64, device=ours.device)
     order[(theirs @ at).argsort()] = (ours @ at).argsort()

@@ -11,12 +11,16 @@ from typing import Any, NoReturn
 # What a RuntimeError of torch says of memory: its allocator, the system, C++.
 NO_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "std::bad_alloc")
 
+SHOWN = 400  # characters of a value: a tensor has thousands
+
 
 class InputError(ValueError):
     """A value, file or tool that the user can change. The message is one line and complete without a traceback."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
-        super().__init__(one_line(f"{field}={value}: {expected}"))
+        said = one_line(str(value))
+        said = said if len(said) <= SHOWN else f"{said[:SHOWN]}..."
+        super().__init__(one_line(f"{field}={said}: {expected}"))
 
     @classmethod
     def of(cls, line: str) -> "InputError":

@@ -1,6 +1,5 @@
 """The caller's network, loss, data and optimizer as overrides. They are tried out here, on a few samples."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import nn
 from mpcompare.api import checks, optimizers, samples
 from mpcompare.api.objects import Objects, written
 from mpcompare.errors import InputError
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.data.given import dataset_of
 from mpcompare.tasks.optimizers import Sgd
 from mpcompare.tasks.task import Task
@@ -92,10 +92,10 @@ def _loader(parts: samples.Parts) -> Callable[[int], Any]:
 
 def _copies_of(module: nn.Module) -> Callable[[], nn.Module]:
     """Returns a function that returns a copy of a module: the weights that it has now are the initial ones."""
-    kept = copy.deepcopy(module).cpu().train()
+    kept = copy_of(module).cpu().train()
 
     def network() -> nn.Module:
-        return copy.deepcopy(kept)
+        return copy_of(kept)
 
     network.__name__ = type(module).__name__
     return network

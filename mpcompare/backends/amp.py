@@ -3,8 +3,6 @@
 https://docs.pytorch.org/tutorials/recipes/recipes/amp_recipe.html
 """
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +22,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Task
 
 
@@ -63,7 +62,7 @@ class Amp(TorchModel):
         self.device_type = next(model.parameters()).device.type
         require_kernels(model, self.device_type, precision, "amp")
         self.compute_dtype = torch_dtype(PRECISIONS[precision].storage)
-        self.model = copy.deepcopy(model)
+        self.model = copy_of(model)
         self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.scaler = grad_scaler(loss_scale, self.device_type)
         # A static scale is given to GradScaler.update(), which would choose one of its own.

@@ -4,7 +4,6 @@
 device, where a graph can. https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
 """
 
-import copy
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.native import graph
 from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.losses import shares
 from mpcompare.tasks.task import Task
 
@@ -42,7 +42,7 @@ class AmpGraph(TorchModel):
         self.task, self.precision = task, precision
         self.device_type = device.type
         self.compute_dtype = torch_dtype(PRECISIONS[precision].storage)
-        self.model = copy.deepcopy(model)
+        self.model = copy_of(model)
         self.optimizer = task.optimizer.make(self.model.named_parameters(), fused=True)
         self.scaler = grad_scaler(loss_scale, self.device_type)
         # A static scale is given to GradScaler.update(), which would choose one of its own.

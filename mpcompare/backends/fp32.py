@@ -1,7 +1,5 @@
 """Plain FP32 as torch users write it: the baseline of every gain by mixed precision."""
 
-import copy
-
 from torch import Tensor, nn
 
 from mpcompare.backends.memory_models.autograd import autograd_peak
@@ -10,6 +8,7 @@ from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_
 from mpcompare.contract import MemoryModel
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.frozen import widen
 from mpcompare.tasks.task import Task
 
@@ -24,7 +23,7 @@ class Fp32(TorchModel):
         if loss_scale.scales:
             raise InputError("loss_scale", loss_scale.name, f"backend={precision} accepts one of auto, none")
         self.task, self.precision = task, precision
-        self.model = widen(copy.deepcopy(model))
+        self.model = widen(copy_of(model))
         self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.skipped = False
 

@@ -5,7 +5,6 @@ argument ``scaler`` is given a ``torch.amp.GradScaler`` of the run's loss scale.
 that the optimizer, or the scaler, is called with: hooks of both note which tensors they are, and copy nothing.
 """
 
-import copy
 import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from mpcompare.contract import Batches, MemoryModel
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.batch import Batch, Tree, without_doors
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Params, Task
 
 
@@ -36,7 +36,7 @@ class Loop(TorchModel):
             raise InputError("task.accumulate", task.accumulate, expected)
         self.task, self.device_type = task, next(model.parameters()).device.type
         require_kernels(model, self.device_type, precision, self.name)
-        self.model = without_doors(copy.deepcopy(model))
+        self.model = without_doors(copy_of(model))
         self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.optimizer.register_step_pre_hook(lambda *_: self._note())
         self.optimizer.register_step_post_hook(lambda *_: self._stepped())

@@ -13,7 +13,6 @@ Beside ``amp`` this costs a 16-bit copy of the weights that is always live, save
 residual streams in 16 bits that autocast promotes to fp32.
 """
 
-import copy
 from functools import partial
 
 import torch
@@ -34,6 +33,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.cast import cast_module
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Params, Task, buffers_of
 
 
@@ -51,7 +51,7 @@ class MasterWeights:
         self.masters = {
             name: nn.Parameter(p.detach().to(torch.float32, copy=True)) for name, p in model.named_parameters()
         }
-        self.model = copy.deepcopy(model)
+        self.model = copy_of(model)
         cast_module(self.model, self.compute_dtype)
         self.params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = task.optimizer.make((name, self.masters[name]) for name in self.params)

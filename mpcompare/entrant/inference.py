@@ -11,7 +11,6 @@ The scores of a way depend on the training, so each run has its own. Time and me
 share them.
 """
 
-import copy
 import itertools
 import time
 from collections import deque
@@ -37,6 +36,7 @@ from mpcompare.precision import PRECISIONS, preferred
 from mpcompare.shared import Shared
 from mpcompare.tasks.batch import Batch, nbytes
 from mpcompare.tasks.cast import cast_module
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import with_values
 
 MIN_BATCHES = 3  # timed ones of each way, also where the time is spent after the first
@@ -82,7 +82,7 @@ def autocast(network: nn.Module, dtype: torch.dtype) -> Way:
 
 def cast_weights(network: nn.Module, dtype: torch.dtype) -> Way:
     """Returns a copy of the network in 16 bits; its inputs are cast in every call."""
-    network = copy.deepcopy(network)
+    network = copy_of(network)
     cast_module(network, dtype)
     return Way(lambda x: network(x.to(dtype) if x.is_floating_point() else x), network)
 

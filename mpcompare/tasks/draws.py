@@ -6,7 +6,6 @@ dtype that it is drawn for (checked by tests/tasks/test_draws.py). The state in 
 generators tells whether a backend asked for the same ones. ``torch.compile`` draws numbers of its own.
 """
 
-import copy
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpcompare.tasks.copies import copy_of
 
 EXAMINED = 0  # the number of every step that is examined: its masks are those of the oracle
 
@@ -80,7 +81,7 @@ def masks_are_shared(network: nn.Module, x: Any) -> bool:
     :class:`MaskedDropout` is, and any other is where :func:`masks_depend_on_dtype` says so."""
     if not masks_depend_on_dtype(x.device):
         return True
-    network = copy.deepcopy(network)
+    network = copy_of(network)
     for module in network.modules():
         if isinstance(module, MaskedDropout):
             module.eval()
@@ -117,7 +118,7 @@ def with_shared_masks(model: nn.Module) -> nn.Module:
     """
     if not any(type(module) is nn.Dropout and module.p > 0 for module in model.modules()):
         return model
-    model = copy.deepcopy(model)
+    model = copy_of(model)
     _exchange(model, nn.Dropout, MaskedDropout)
     return model
 

@@ -4,11 +4,12 @@ Everything that is compared is computed in fp32 and float64, so the network that
 values are the same, because fp32 holds every 16-bit number. A backend is given them as the user made them.
 """
 
-import copy
 from collections.abc import Mapping
 
 import torch
 from torch import nn
+
+from mpcompare.tasks.copies import copy_of
 
 FORMATS = (torch.bfloat16, torch.float16)
 _NOTED = "_frozen_dtypes"  # an attribute of the network, which its copies have, too
@@ -34,7 +35,7 @@ def as_made(network: nn.Module) -> nn.Module:
     """Returns the network with frozen weights in the dtypes in which the user made them: a copy, and the network itself
     where there are none."""
     if dtypes := dtypes_of(network):
-        network = copy.deepcopy(network)
+        network = copy_of(network)
         for name, dtype in dtypes.items():
             parameter = network.get_parameter(name)
             parameter.data = parameter.data.to(dtype)

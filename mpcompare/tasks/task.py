@@ -3,7 +3,6 @@
 Parameters, gradients and buffers travel as ``dict[str, Tensor]`` under the module's own names and in its own layouts.
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from mpcompare.errors import InputError, check_number, check_whole
 from mpcompare.tasks.batch import Batch
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.frozen import FORMATS, widen
 from mpcompare.tasks.groups import check_groups
 from mpcompare.tasks.losses import LOSSES, Loss
@@ -118,7 +118,7 @@ class Task:
             if fault := _fault(p):
                 raise InputError("task.model", name, f"parameter {where} is {fault}")
         try:
-            copy.deepcopy(model)
+            copy_of(model)
         except Exception as error:
             raise InputError("task.model", name, f"cannot be copied ({type(error).__name__}: {error})") from error
         check_groups(self.optimizer, model.named_parameters())
@@ -141,7 +141,7 @@ def _fault(parameter: nn.Parameter) -> str:
 
 def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
     """Returns a copy of ``model`` with the values of ``params`` and ``buffers``, as far as they are given."""
-    model = copy.deepcopy(model)
+    model = copy_of(model)
     with torch.no_grad():
         for named, values in ((model.named_parameters(), params), (model.named_buffers(), buffers)):
             for name, tensor in named:
@@ -153,7 +153,7 @@ def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping
 def sharing_parameters(model: nn.Module, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
     """Returns a copy of ``model`` with the same parameters, which nobody may write into, and with buffers of its own,
     which have the values of ``buffers`` as far as they are given."""
-    model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    model = copy_of(model, {id(p): p for p in model.parameters()})
     with torch.no_grad():
         for name, b in model.named_buffers():
             if buffers and name in buffers:

@@ -1,6 +1,5 @@
 """The trial of a task: a network, its loss and its data are called before anything is trained."""
 
-import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from mpcompare.errors import InputError
 from mpcompare.tasks.batch import Batch, OfTrees, Tree, returns_trees, take_trees, tensors_of, tree_of
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import EXAMINED, random_operators, seed_step, state
 from mpcompare.tasks.losses import MaskedCrossEntropy, shares
 from mpcompare.tasks.task import Task
@@ -31,7 +31,7 @@ def try_out(model: nn.Module, task: Task, x: Batch, y: Batch, data: str, y_test:
         raise InputError("task.batch_size", task.batch_size, f"data={data} has only {len(x)} samples")
     few, targets = x[:4], y[:4]
     name = type(model).__name__
-    model = copy.deepcopy(model)
+    model = copy_of(model)
     task = fitted(model, task, x, y)
     with _forked_generators(x.device):
         with torch.no_grad():
@@ -50,7 +50,7 @@ def fitted(model: nn.Module, task: Task, x: Batch, y: Batch) -> Task:
     take_trees(model, isinstance(x, Tree), outputs=False)
     with _forked_generators(x.device), torch.no_grad():
         try:
-            output = copy.deepcopy(model)(x[:4])
+            output = copy_of(model)(x[:4])
         except (Exception, SystemExit):
             return task  # ``try_out`` says why
     nest = not isinstance(output, Tensor | Tree)
@@ -71,7 +71,7 @@ def fitted(model: nn.Module, task: Task, x: Batch, y: Batch) -> Task:
 
 def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     """Returns the output for a few samples, in training mode."""
-    own, fresh = [where for where, _ in model.named_parameters()], copy.deepcopy(model)
+    own, fresh = [where for where, _ in model.named_parameters()], copy_of(model)
     try:
         output, again = _called_alike(model, few)
     except (Exception, SystemExit) as error:
@@ -134,7 +134,7 @@ def first_loss(model: nn.Module, task: Task, x: Batch, y: Batch) -> str:
     Args:
         x, y: the samples of the batch, the first of the training samples.
     """
-    model, first = copy.deepcopy(model), 0
+    model, first = copy_of(model), 0
     with _forked_generators(x.device), torch.no_grad():
         for few, targets in task.micro_batches(x, y):
             seed_step(EXAMINED)
@@ -160,7 +160,7 @@ def _called_alike(model: nn.Module, x: Batch) -> list[Any]:
     """Returns the outputs of two calls that begin with the same random numbers, and in the same state: a call may move
     statistics, a queue, or a count."""
     outputs = []
-    for each in (copy.deepcopy(model), model):
+    for each in (copy_of(model), model):
         seed_step(EXAMINED)
         outputs.append(each(x))
     return outputs

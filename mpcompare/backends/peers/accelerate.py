@@ -11,7 +11,6 @@ Gradients are unscaled in a phase of their own, and clipped by torch's function,
 calls after it has unscaled them. Micro-batches are counted by the task and not by ``accelerator.accumulate``.
 """
 
-import copy
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from mpcompare.backends.peers.library import SetUp, library, observe_output
 from mpcompare.backends.torch_model import gradient_dtype, require_kernels, share_of_step
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Task
 
 
@@ -42,7 +42,7 @@ class AccelerateRow(SetUp):
         self.accelerator = accelerate.Accelerator(
             mixed_precision=precision, cpu=device == "cpu", kwargs_handlers=_settings(accelerate, loss_scale)
         )
-        self.model = copy.deepcopy(model)
+        self.model = copy_of(model)
         self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.network, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
         self.scaler = self.accelerator.scaler or torch.amp.GradScaler(device, enabled=False)

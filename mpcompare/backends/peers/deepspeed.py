@@ -10,7 +10,6 @@ Changed here: the gradients are those that the optimizer is given, after DeepSpe
 past the step. The process group is made without a launcher. There is no fp16, which DeepSpeed refuses on a CPU.
 """
 
-import copy
 import logging
 import os
 from functools import partial
@@ -33,6 +32,7 @@ from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleD
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.groups import refuse_groups
 from mpcompare.tasks.losses import shares
 from mpcompare.tasks.task import Params, Task, buffers_of
@@ -68,7 +68,7 @@ class DeepSpeedRow:
         self.promises = Promises(clip_norm=default, skips_without_scale=True)
         if task.clip_norm is not None:
             config["gradient_clipping"] = task.clip_norm
-        self.task, self.model = task, copy.deepcopy(model)
+        self.task, self.model = task, copy_of(model)
         self.optimizer = task.optimizer.make(p for p in self.model.parameters() if p.requires_grad)
         self.network, self.wrapped, _, _ = deepspeed.initialize(
             model=self.model, optimizer=self.optimizer, config=config, dist_init_required=False

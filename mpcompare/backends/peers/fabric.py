@@ -11,8 +11,6 @@ phase of their own, by which Fabric's plugin does it, and then clipped by the fu
 ``fabric.clip_gradients`` would unscale them again, and raises an error where they overflow.
 """
 
-import copy
-
 import torch
 from torch import nn
 
@@ -21,6 +19,7 @@ from mpcompare.backends.peers.library import SetUp, library, observe_output
 from mpcompare.backends.torch_model import gradient_dtype, require_kernels, share_of_step
 from mpcompare.errors import InputError, check_flag
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Task
 
 NAMES = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
@@ -56,7 +55,7 @@ class FabricRow(SetUp):
         if getattr(self.precision_plugin, "scaler", None) is not None:
             self.precision_plugin.scaler = scaler
         self.scaler = getattr(self.precision_plugin, "scaler", None) or torch.amp.GradScaler(device, enabled=False)
-        self.model = copy.deepcopy(model)
+        self.model = copy_of(model)
         self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.network, self.stepper = self.fabric.setup(self.model, self.optimizer, move_to_device=False)
         self.observed = {}

@@ -5,7 +5,6 @@ below counts tensors. Their sizes are known: those of activations from one forwa
 a backend holds and what a training step takes were measured.
 """
 
-import copy
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from mpcompare.contract import Batches
 from mpcompare.precision import Precision
 from mpcompare.stored import LARGE
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine import oracle
@@ -171,7 +171,7 @@ def activations_of(network: nn.Module, loss_fn: Loss, batches: Batches) -> Activ
     """Counts what a copy of the network makes of the first micro-batch, forward."""
     x, y = batches[0]
     counted = _Counted(Activations(len(x)))
-    counted.watch(copied := copy.deepcopy(network))
+    counted.watch(copied := copy_of(network))
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.enable_grad():
         seed_step(EXAMINED)
         with torch.autograd.graph.saved_tensors_hooks(counted.saved, lambda nothing: nothing):

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from mpcompare.contract import Batches, Walk
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import EXAMINED, draws, masks_depend_on_dtype, seed_step, state
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
@@ -57,9 +58,9 @@ def training_draws_alike(subject: Subject, batch: Batches) -> bool | None:
     Where a mask depends on the dtype that it is drawn for, backends of different dtypes do not have the same ones.
     """
     x, device = batch[0][0], batch[0][0].device
-    if not draws(partial(copy.deepcopy(subject.model), x[:ROWS]), device):
+    if not draws(partial(copy_of(subject.model), x[:ROWS]), device):
         return None
-    drawn = _drawn_by(copy.deepcopy(subject.model), subject.task.loss_fn, batch)
+    drawn = _drawn_by(copy_of(subject.model), subject.task.loss_fn, batch)
     backend = subject.make_backend(subject.model, subject.scaling)
     walk = Walk(backend, batch, subject.task.optimizer.lr)
     seed_step(EXAMINED)
@@ -100,7 +101,7 @@ def _samples(subject: Subject, batch: Batches) -> MaskSamples:
 
 def _exact_samples(subject: Subject, batch: Batches) -> dict[str, Any]:
     """Returns losses and slopes of the network's own steps, and the mean gradient of others, by which slopes are."""
-    network = copy.deepcopy(subject.model)
+    network = copy_of(subject.model)
     direction: Params = {}
     losses, slopes = [], []
     for number in (*MEAN, *EXACT):

@@ -1,6 +1,5 @@
 """The noise: the same backend trains again under changes that must not matter. So far apart may correct runs be."""
 
-import copy
 from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
@@ -15,6 +14,7 @@ from mpcompare.loss_scale import LossScale
 from mpcompare.race.course import NOISE
 from mpcompare.race.orders import Progress
 from mpcompare.stored import Stored
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import seed_step, state
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, params_of, with_values
@@ -100,7 +100,7 @@ def _like(values: Mapping[str, Tensor], params: Params) -> Params:
 def order_is_free(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:
     """Returns whether the loss of a batch's first rows is that of the same rows in reverse, as it is for every mean,
     unless masks are drawn for the rows."""
-    network = widened(copy.deepcopy(model).double())
+    network = widened(copy_of(model).double())
     x, y = x[:16], y[:16]
     x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
     with torch.no_grad():

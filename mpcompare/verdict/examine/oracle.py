@@ -1,6 +1,5 @@
 """The oracle: the same module in float64 by autograd, the measure of every backend."""
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from mpcompare.dtypes import dtype_name, rounded_to
 from mpcompare.instruments import heap
 from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.batch import Batch, each
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import EXAMINED, masks_are_shared, seed_step, state
 from mpcompare.tasks.losses import Loss, shares
 from mpcompare.tasks.task import Params
@@ -241,7 +241,7 @@ def rounded(model: nn.Module, precision: Precision) -> nn.Module:
     An ``nn.RMSNorm`` without an eps takes that of the dtype in which it computes, which is fp32 for 16-bit inputs, too:
     the copy keeps that number when it is cast to fp64, whose own is 2^-52.
     """
-    model = copy.deepcopy(model)
+    model = copy_of(model)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.RMSNorm) and module.eps is None:

@@ -1,7 +1,6 @@
 """The pass ``overflow``: a new backend with a loss scale that is too large, and with an infinite input; and the pass
 ``infinite input``, which is all of it that there is without a loss scale."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from mpcompare.contract import Batches
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.precision import FORMATS, FP16
 from mpcompare.tasks.batch import each
+from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.drive import Driver, drive
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
@@ -72,7 +72,7 @@ def _infinite(subject: Subject, batch: Batches) -> Batches | None:
     infinite = each(lambda t: torch.full_like(t, math.inf) if t.is_floating_point() else t, x)
     try:
         with torch.no_grad():
-            copy.deepcopy(subject.examined)(infinite[:4])
+            copy_of(subject.examined)(infinite[:4])
     except (ArithmeticError, ValueError, LookupError, RuntimeError):
         return None
     return [(infinite, y), *others]

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten
 from mpcompare.contract import Batches
 from mpcompare.precision import FORMATS, Precision
 from mpcompare.tasks.batch import each
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import EXAMINED, seed_step, without_masks
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
@@ -85,7 +86,7 @@ def _some_rows(network: nn.Module, loss_fn: Loss, batches: Batches) -> tuple[Bat
 def first_rows_are_independent(network: nn.Module, loss_fn: Loss, batches: Batches) -> bool:
     """Returns whether the rows of batches in fp32 do not depend on each other, as far as the first ones tell."""
     x, y = (t[:8].double() if t.is_floating_point() else t[:8] for t in batches[0])
-    return rows_are_independent(copy.deepcopy(network).double(), loss_fn, x, y)
+    return rows_are_independent(copy_of(network).double(), loss_fn, x, y)
 
 
 class _Errors:

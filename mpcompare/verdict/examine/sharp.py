@@ -5,7 +5,6 @@ factors of norms are moved, and all of it is rounded to the precision, so that e
 weights. They follow from the initial weights and the first batch: all entrants of a race share them.
 """
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from mpcompare.contract import Batches
 from mpcompare.dtypes import rounded_to
 from mpcompare.precision import Precision
+from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.frozen import dtypes_of
 from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.examine.ground import Ground
@@ -40,7 +40,7 @@ def _sharp_weights(ground: Ground, precision: Precision) -> Params:
 def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:
     """Returns weights of the network at which the outputs of its products spread over several units; those of each
     layer are set when it is called with ``x``."""
-    network = copy.deepcopy(network)
+    network = copy_of(network)
     generator = torch.Generator().manual_seed(0)
     done: list[nn.Module] = []
     with torch.no_grad():

@@ -1,0 +1,46 @@
+"""Copies of networks. ``copy.deepcopy`` leaves functions as they are, so that a forward which somebody put on a module
+still calls the modules of the first network. Here the functions of a copy know the modules of the copy.
+"""
+
+import copy
+from collections.abc import Mapping
+from types import CellType, FunctionType, MethodType
+from typing import Any, TypeVar
+
+from torch import nn
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
+    """Returns a copy of a network.
+
+    Args:
+        kept: by ``id`` of an object within the network what the copy has in its place.
+    """
+    known = dict(kept or {})
+    made = copy.deepcopy(network, known)
+    for module in made.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, FunctionType):
+                vars(module)[name] = _of_copy(value, known)
+    return made
+
+
+def _of_copy(value: Any, known: dict[int, Any]) -> Any:
+    """Returns what stands in a copy for a value within a function: ``known`` has the copies by ``id``."""
+    if id(value) in known:
+        return known[id(value)]
+    if isinstance(value, MethodType):
+        return MethodType(value.__func__, _of_copy(value.__self__, known))
+    if not isinstance(value, FunctionType) or not (value.__closure__ or value.__defaults__):
+        return value
+    cells = tuple(CellType() for _ in value.__closure__ or ())
+    known[id(value)] = made = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells or None)
+    vars(made).update(vars(value))
+    made.__kwdefaults__ = value.__kwdefaults__
+    made.__defaults__ = value.__defaults__ and tuple(_of_copy(each, known) for each in value.__defaults__)
+    for cell, first in zip(cells, value.__closure__ or (), strict=True):
+        if first != CellType():  # an empty cell stays empty
+            cell.cell_contents = _of_copy(first.cell_contents, known)
+    return made

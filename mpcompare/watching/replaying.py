@@ -1,6 +1,5 @@
 """The forced replay of a watched sum of gradients, from the root of each backward on."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.call import HALF
 from mpcompare.verdict.examine.forced.record import Call, is_real
@@ -39,6 +39,13 @@ class FromTheRoot(Replay):
         if name in self.kernels:
             self.own[name] = gradient_error(self.kernels[name], gradient)
         super().whole(name, gradient)
+
+    def dtype_of_products(self, layer: nn.Module, half: torch.dtype) -> torch.dtype:
+        """Returns the format of 16 bits where the replay tells how large roundings are, and torch sums in that format:
+        on a CPU it adds up in fp16 what a convolution passes down from each place of its kernel."""
+        is_sample = self.dtype is torch.float32
+        sums = half is torch.float16 and isinstance(layer, nn.modules.conv._ConvNd) and self.zero.device.type == "cpu"
+        return half if is_sample and sums else super().dtype_of_products(layer, half)
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns 1: the loss scale is on the tape."""
@@ -137,7 +144,7 @@ def as_it_was(network: nn.Module, at: Sum) -> nn.Module:
     parameter that no optimizer has requires no gradient: nobody clears that."""
     params = {n: p for n, p in network.named_parameters() if n in at.weights}
     trained = {n: p.requires_grad and n in at.owned for n, p in params.items()}
-    copied = copy.deepcopy(network, {id(p): nn.Parameter(at.weights[n], trained[n]) for n, p in params.items()})
+    copied = copy_of(network, {id(p): nn.Parameter(at.weights[n], trained[n]) for n, p in params.items()})
     set_modes(copied, at.modes)
     for module in copied.modules():
         own = vars(module).get("forward")

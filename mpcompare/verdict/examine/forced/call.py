@@ -90,8 +90,9 @@ class ForcedLayer:
     def dtype(self, call: Call, replay: Any) -> torch.dtype:
         """Returns the dtype in which a call is computed: that of the replay, but for torch's products of 16-bit
         numbers. Those are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's own."""
-        products = isinstance(self.module, PRODUCTS) and is_torchs(self.module) and self._half(call) is not None
-        return torch.float32 if products else replay.dtype
+        half = self._half(call)
+        products = isinstance(self.module, PRODUCTS) and is_torchs(self.module) and half is not None
+        return replay.dtype_of_products(self.module, half) if products else replay.dtype
 
     def has_copy(self, call: Call, name: str) -> bool:
         """Returns whether all uses of a parameter may have one copy of it in 16 bits: autocast makes that for products,
@@ -147,6 +148,7 @@ class Forced(torch.autograd.Function):
                 if y.requires_grad and at.differentiates and call.tracked and not call.passes[place]:
                     replay.detached.append(name)
                 exact = y.detach().clamp(min=0) if call.rectified else y.detach()
+                exact = exact.to(replay.dtype) if exact.dtype in HALF else exact
                 replay.tell(Point("output", name, number, place), recorded, exact, recorded.dtype)
         if layer is not None:
             replay.passing("backward" if in_backward() else "forward")

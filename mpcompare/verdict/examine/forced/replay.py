@@ -172,6 +172,10 @@ class Replay:
             return self.factors[-1]
         return factor_of(recorded, exact, self.factors)
 
+    def dtype_of_products(self, layer: nn.Module, half: torch.dtype) -> torch.dtype:
+        """Returns the dtype in which a layer of torch multiplies numbers that are exact in ``half``."""
+        return torch.float32
+
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():

@@ -12,7 +12,7 @@ from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import first_line
 from mpcompare.precision import PRECISIONS, Precision
 from mpcompare.tasks.task import Task
-from mpcompare.verdict.examine.errors import Remembered, update_errors
+from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, largest, update_errors
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
@@ -122,6 +122,9 @@ def longest_sum(network: nn.Module, seen: Sum) -> int:
     return max(lengths, default=1)
 
 
+Moments = dict[tuple[str, str], float]  # by kind and parameter
+
+
 @dataclass
 class Updates:
     """The updates of one optimizer, compared with its rule.
@@ -131,12 +134,14 @@ class Updates:
         rules: by parameter the name of the rule that makes its updates; empty where none does.
         unknown: why a parameter's updates are not compared, by the reason.
         numbers: of the steps, those that are updates.
+        moments: by update, kind and parameter the largest error over its bound of what a known rule keeps.
     """
 
     drive: Drive
     rules: dict[str, str]
     unknown: dict[str, str]
     numbers: list[int]
+    moments: list[Moments]
 
 
 def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scales: Sequence[float]) -> Updates:
@@ -150,6 +155,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
     wrong: list[tuple[Taken, int, Rule, list[str]]] = []
     odd: list[tuple[Taken, int, Rule, list[str]]] = []  # right by their own code, and by no rule that we know
     by_known: dict[int, dict[str, UpdateError]] = {}
+    moments: list[Moments] = []
     for number, step in enumerate(taken):
         seen = Seen(0.0, 0.0, step.raw, step.given, step.before, step.after, step.scale, step.skipped)
         raw_is_finite = all(math.isfinite(norm) for norm in step.norms.values())
@@ -160,22 +166,26 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
                 steps.append(said)
             continue
         found: dict[str, UpdateError] = {}
+        kept: Moments = {}
         for names in _groups(step):
             rules = _rules(optimizer, step, names)
             if not rules:
                 unknown.update(dict.fromkeys(names, f"no update of {type(optimizer).__name__} can be replayed"))
                 continue
-            tried = [(rule, _errors(rule, step, names, compute)) for rule in rules]
-            right = [(rule, e) for rule, e in tried if all(x.excess <= 1 for x in e.values())]
-            rule, best = (right or tried)[0]
+            tried = [(rule, *_errors(rule, step, names, compute)) for rule in rules]
+            right = [each for each in tried if all(x.excess <= 1 for x in each[1].values())]
+            rule, best, of_moments = (right or tried)[0]
             chosen.update(dict.fromkeys(names, rule))
             found |= best
+            if right and rule.known is not None:
+                kept |= of_moments
             if not right:
                 wrong.append((step, number, rule, names))
             elif rule.known is None and rules[0].known is not None:
                 odd.append((step, number, rules[0], names))
                 by_known.setdefault(len(errors), {}).update(tried[0][1])
         errors.append(found)
+        moments.append(kept)
         numbers.append(number + 1)
         nothing = not any(e.lost > e.lost_in_fp32 for e in found.values())
         steps.append(said if seen.moved or not nothing else Step(**{**vars(said), "moved": True}))
@@ -190,7 +200,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
         known_mistakes=_mistakes(wrong, compute),
         digits=digits({k: v for k, v in state.items() if v}) if wrong else {},
     )
-    return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, numbers)
+    return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, numbers, moments)
 
 
 def _groups(step: Taken) -> list[list[str]]:
@@ -206,14 +216,24 @@ def _rules(optimizer: torch.optim.Optimizer, step: Taken, names: Sequence[str]) 
     return rules_of(optimizer, step.settings[names[0]], state)
 
 
-def _errors(rule: Rule, step: Taken, names: Sequence[str], compute: torch.dtype) -> dict[str, UpdateError]:
+def _errors(
+    rule: Rule, step: Taken, names: Sequence[str], compute: torch.dtype
+) -> tuple[dict[str, UpdateError], Moments]:
+    """Returns how far the updates of some parameters are from a rule, and what is remembered after them."""
     found: dict[str, UpdateError] = {}
+    moments: Moments = {}
     for name in names:
         settings, dtype = step.settings[name], step.dtypes[name]
+        after = {kind: v for kind, v in step.state_after[name].items() if isinstance(v, Tensor) and v.dim()}
+        replay = rule.replay(dtype, {dtype_name(v.dtype) for v in after.values()})
         seen = Seen(float(settings["lr"]), 0.0, {}, {name: step.given[name]}, step.before, step.after, 1.0, False)
         change = seen.change(remembered(step.state[name], name, settings))
-        found |= update_errors(rule.replay(dtype), change, compute, COARSE.get(dtype, 1.0))
-    return found
+        found |= update_errors(replay, change, compute, COARSE.get(dtype, 1.0))
+        for kind, (value, magnitude) in replay.kept(f"{name} 0").items():
+            if kind in after and step.state[name]:  # without a state before, the first update says nothing of the rule
+                error = (after[kind].double() - value).abs_()
+                moments[kind, name] = largest(error.div_(magnitude.mul(UNIT_ROUNDOFF)))
+    return found, moments
 
 
 def _mistakes(wrong: Sequence[tuple[Taken, int, Rule, list[str]]], compute: torch.dtype) -> dict[str, KnownMistake]:

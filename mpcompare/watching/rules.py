@@ -1,7 +1,7 @@
 """The rule by which an optimizer should update a parameter, from the class and the settings of the optimizer itself."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,9 +31,9 @@ class Rule:
     make: Any = None
     kinds: Mapping[str, int] | None = None
 
-    def replay(self, dtype: str) -> UpdateReplay:
-        """Returns a new replay of a parameter that is kept in ``dtype``."""
-        coarse = Coarse(COARSE.get(dtype, 1.0), COARSE.get(dtype, 0.0))
+    def replay(self, dtype: str, moments: Collection[str]) -> UpdateReplay:
+        """Returns a new replay of a parameter that is kept in ``dtype``, and remembered in the dtypes ``moments``."""
+        coarse = Coarse(COARSE.get(dtype, 1.0), max(COARSE.get(each, 0.0) for each in (dtype, *moments)))
         if self.known is not None:
             return self.known.replay(coarse)
         return OwnReplay(self.make, self.kinds or {}, coarse)

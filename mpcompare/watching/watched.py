@@ -11,7 +11,8 @@ from torch import nn
 from mpcompare.errors import InputError, check_whole
 from mpcompare.watching import expecting
 from mpcompare.watching.attach import attached
-from mpcompare.watching.defects import Defect, defects_of
+from mpcompare.watching.defect import Defect
+from mpcompare.watching.defects import defects_of
 from mpcompare.watching.examining import Replayed, Updates, compared, replayed
 from mpcompare.watching.facts import facts_of
 from mpcompare.watching.guard import Guard

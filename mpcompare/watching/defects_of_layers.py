@@ -1,0 +1,153 @@
+"""Defects of gradients, layer by layer, and of the formats in which a network is kept."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from mpcompare.dtypes import dtype_name, torch_dtype
+from mpcompare.precision import PRECISIONS
+from mpcompare.tasks.cast import STAY_IN_FP32
+from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
+from mpcompare.verdict.examine.layers import owners
+from mpcompare.verdict.examine.oracle import MULTIPLY
+from mpcompare.verdict.findings import Findings, Recipe
+from mpcompare.verdict.judge import layers as of_layers
+from mpcompare.verdict.judge.check import Case, Examined, listed
+from mpcompare.verdict.judge.drive import Drive, Gradients
+from mpcompare.watching.defect import Defect, failed, names_of
+from mpcompare.watching.examining import Replayed, longest_sum
+from mpcompare.watching.handing_on import SHORT
+from mpcompare.watching.looking import Look
+from mpcompare.watching.steps import Sum, Taken
+
+BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+
+
+def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
+    seen: list[Sum] = []
+    for number, taken in enumerate(look.taken, start=1):
+        if taken.sum is None or any(taken.sum is each for each in seen):
+            continue
+        seen.append(taken.sum)
+        if taken.sum.stale:
+            names = listed(taken.sum.stale)
+            because = f"in update {number} the gradients of {names} still hold those of the update before: nobody "
+            because += "cleared them"
+            yield Defect("accumulation", taken.sum.stale[0], because)
+        if taken.sum.dropped and len(look.attached.optimizers) == 1 and not look.attached.others:
+            because = (
+                f"the gradients of {taken.sum.dropped} backward passes were cleared before update {number} used them"
+            )
+            yield Defect("accumulation", "", because)
+        if taken.sum.given_up:
+            because = f"the gradients of {taken.sum.given_up} backward passes before update {number} held inf or NaN, "
+            because += "and the loop left their update out, though nothing is scaled"
+            if look.steps.scaler is None:
+                yield Defect("skip", "", because)
+        yield from _without_gradient(look, taken.sum, number)
+        yield from _recomputed(look, taken.sum, number)
+        replay = sums.get(id(taken.sum))
+        if replay is not None and replay.layers is not None:
+            where = f"in update {number}"
+            case = _case(look, taken.sum, replay)
+            checks = of_layers.of_step(case, replay.layers, replay.reference, where, first_is_right=False)
+            found = list(failed(checks, names_of(look)))
+            if found:
+                yield from _summed(taken, torch_dtype(PRECISIONS[replay.precision].storage), number)
+            yield from found
+
+
+def _summed(taken: Taken, dtype: torch.dtype, number: int) -> Iterator[Defect]:
+    """Yields sums of micro-batches that have no more digits than ``dtype``, in which a part of each is computed."""
+    grads = {n: g[g != 0] for n, g in taken.raw.items() if taken.dtypes[n] == "fp32" and bool(g.any())}
+    short = [n for n, g in grads.items() if float((g.to(dtype) == g).float().mean()) > SHORT]
+    if taken.sum is not None and len(taken.sum.roots) > 1 and 2 * len(short) > len(grads):
+        because = (
+            f"the gradients of {len(taken.sum.roots)} micro-batches are summed in {dtype_name(dtype)} before update "
+        )
+        yield Defect("accumulation", short[0], because + f"{number}: the sums of {listed(short)} have no more digits")
+
+
+def _without_gradient(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
+    """Yields layers at whose outputs gradients arrive, and whose trained parameters get none."""
+    for layer, calls in seen.record.calls.items():
+        module = look.network.get_submodule(layer) if layer != OUTPUT else None
+        if not isinstance(module, (*MULTIPLY, *STAY_IN_FP32)):  # these use all that they have
+            continue
+        reached = [c for c in calls if c.without or any(g is not None and bool(g.any()) for g in c.gradients)]
+        for own, p in module.named_parameters():
+            name = look.sums.names.get(id(p), "")
+            freed = getattr(p, "_post_accumulate_grad_hooks", None)
+            given = [call for call in reached if own in call.trained]
+            if given and name in seen.owned and name not in seen.grads and not freed:
+                because = f"{name} has no gradient in update {number}, though gradients arrive at the output of {layer}"
+                if given[0].without:
+                    because = f"{name} has no gradient in update {number}: a reentrant checkpoint calls {layer}, and "
+                    because += "nothing that the checkpoint is given requires one"
+                yield Defect("gradient missing", name, because)
+
+
+def _recomputed(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
+    """Yields layers that backward computes once more, in another format, or with running statistics."""
+    for layer, calls in seen.record.calls.items():
+        for call in calls:
+            first = [v.dtype for v in call.outputs if is_real(v)]
+            if not call.again or layer == OUTPUT:
+                continue
+            if call.again != first:
+                kinds = [str(d[0]).removeprefix("torch.") for d in (first, call.again)]
+                because = f"{layer} is computed in {kinds[0]}, and backward computes it once more in {kinds[1]}, in "
+                yield Defect("precision", layer, because + f"update {number}")
+            module = look.network.get_submodule(layer)
+            if isinstance(module, BATCH_NORMS) and module.track_running_stats and seen.modes.get(layer):
+                because = f"backward computes {layer} once more in update {number}, and takes its batch into the "
+                yield Defect("running statistics", layer, because + "running statistics twice")
+
+
+def _case(look: Look, seen: Sum, replay: Replayed) -> Case:
+    order = [name for name in replay.dtypes for _ in seen.record.calls[name]]
+    findings = Findings(
+        precision=replay.precision,
+        recipe=Recipe(batch_size=_rows(seen), accumulate=len(seen.roots)),
+        longest_sum=longest_sum(look.network, seen),
+        layers=owners(look.network, order, {}),
+        first=Drive(),
+        last=Gradients(math.nan, math.nan, math.nan),
+    )
+    run = Examined("the loop", replay.precision, {}, findings, pd.DataFrame())
+    return Case(run, Examined("exact", replay.precision, {}, findings, pd.DataFrame()))
+
+
+def _rows(seen: Sum) -> int:
+    """Returns the number of rows that the network was given."""
+    tensors = [[v for v in call.inputs if isinstance(v, Tensor) and v.dim()] for call in seen.record.calls[OUTPUT]]
+    return sum(len(each[0]) for each in tensors if each) or 1
+
+
+def of_formats(look: Look) -> Iterator[Defect]:
+    """Yields norms, and others that are trained, in 16 bits where other weights are fp32."""
+    trained = {n: p for n, p in look.params.items() if p.requires_grad}
+    wide = [n for n, p in trained.items() if p.dtype.itemsize > 2]
+    if not wide:
+        return
+    for name, module in look.network.named_modules():
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        short = [
+            n
+            for n, t in own
+            if t.is_floating_point() and t.dtype.itemsize == 2 and (t.requires_grad or n.startswith("running"))
+        ]
+        if not short:
+            continue
+        kind = type(module).__name__
+        dtype = str(dict(own)[short[0]].dtype).removeprefix("torch.")
+        because = f"{name or 'the network'} ({kind}) keeps {listed(short)} in {dtype}, where other weights are fp32"
+        cause = (
+            "normalization"
+            if isinstance(module, STAY_IN_FP32) and not isinstance(module, nn.Embedding)
+            else "no master weights"
+        )
+        yield Defect(cause, name, because)

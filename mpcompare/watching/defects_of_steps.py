@@ -1,0 +1,147 @@
+"""Defects of a step: what it is given, what it remembers, and what it leaves."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.judge.check import listed
+from mpcompare.watching.defect import Defect
+from mpcompare.watching.handing_on import SAME, handed_on
+from mpcompare.watching.looking import Look
+from mpcompare.watching.steps import Taken
+
+LOST = 0.5  # the share of squares of gradients that are 0 from which a tensor does not train as it should
+
+
+def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
+    where = f"in step {number}"
+    if (taken.scaled or taken.scale != 1) and not taken.skipped and not taken.finite:
+        because = f"step {number} is taken with gradients that hold inf or NaN: the scaler "
+        because += "should have skipped it" if taken.by_scaler else "does not take it, the loop does"
+        yield Defect("skip", "", because)
+    bad = [n for n, t in taken.after.items() if not bool(t.isfinite().all())]
+    if bad and not taken.skipped:
+        yield Defect("inf or NaN", bad[0], f"{listed(bad)} hold inf or NaN after step {number}")
+    if taken.sum is not None:
+        buffers = taken.sum.buffers_after
+        was = {n: b for n, b in taken.sum.buffers.items() if bool(b.isfinite().all())}
+        bad = [n for n, b in buffers.items() if n in was and b.is_floating_point() and not bool(b.isfinite().all())]
+        if bad:
+            yield Defect("inf or NaN", bad[0], f"the buffers {listed(bad)} hold inf or NaN {where}")
+    if taken.sum is not None and look.steps.scaler is not None:
+        for factor, op in taken.sum.factors():
+            if not math.isfinite(factor):
+                because = f"the loss is multiplied by {factor:g} {where} ({op.line}), where the loss scale is "
+                because += f"{taken.scale:g}: {str(op.dtypes[0]).removeprefix('torch.')} does not hold that"
+                yield Defect("loss scale", "", because)
+    moved = [n for n in taken.before if not same_bits(taken.before[n], taken.after[n])]
+    if taken.skipped:
+        if moved:
+            yield Defect("skip", moved[0], f"the scaler skipped step {number}, and the weights changed")
+        return
+    idle = [n for n in moved if n not in taken.given]
+    if idle:
+        yield Defect("unused parameter", idle[0], f"{listed(idle)} moved {where}, and had no gradient")
+    others = [n for n in taken.called if not same_bits(taken.called[n], taken.before[n])]
+    if others:
+        because = f"the gradients of step {number} were computed at other weights of {listed(others)} than it updates"
+        yield Defect("weights", others[0], because)
+    if taken is next(each for each in look.taken if each.optimizer == taken.optimizer):
+        yield from _counted(number, taken)
+    yield from _lost_squares(number, taken)
+    if taken.sum is None or not taken.finite:
+        return
+    yield from _handed_on(number, taken)
+
+
+def _counted(number: int, taken: Taken) -> Iterator[Defect]:
+    """Yields updates that an optimizer has counted, and of which it remembers nothing."""
+    counted = {n: s for n, s in taken.state.items() if n in taken.given and float(s.get("step", 0)) > 0}
+    moments = [v for s in counted.values() for v in s.values() if isinstance(v, Tensor) and v.dim()]
+    if moments and len(counted) == len(taken.given) and not any(bool(v.any()) for v in moments):
+        count = max(float(s["step"]) for s in counted.values())
+        because = f"before step {number} the optimizer has counted {count:g} updates, and remembers no gradient but 0: "
+        yield Defect("bias correction", "", because + "its update is corrected as a later one")
+
+
+def _lost_squares(number: int, taken: Taken) -> Iterator[Defect]:
+    """Yields squares of gradients that became 0 in 16 bits, where the mean of the gradients is not 0."""
+    shares: dict[str, float] = {}
+    for name, state in taken.state_after.items():
+        means, squares = (state.get(kind) for kind in ("exp_avg", "exp_avg_sq"))
+        if means is not None and squares is not None and squares.dtype.itemsize == 2 and bool(means.any()):
+            shares[name] = float((squares[means != 0] == 0).float().mean())
+    if lost := [name for name, share in shares.items() if share > LOST]:
+        because = f"up to {max(shares.values()):.0%} of the squares of gradients that the optimizer keeps of "
+        yield Defect(
+            "moments", lost[0], because + f"{listed(lost)} are 0 after step {number}, and the gradients are not"
+        )
+
+
+def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
+    found = handed_on(taken)
+    where = f"in step {number}"
+    lost = [n for n in taken.raw if n not in taken.given]
+    if lost:
+        yield Defect("gradient missing", lost[0], f"{listed(lost)} got a gradient by backward, and have none {where}")
+    if found.short:
+        because = f"the gradients of {listed(found.short)} were rounded to 16 bits between backward and step {number}"
+        yield Defect("gradient format", found.short[0], because)
+    if math.isnan(found.factor):
+        return
+    if found.factor == 0 and not any(bool(g.any()) for g in taken.given.values()):
+        because = f"backward makes gradients of norm {found.norm:.4g} {where}, and all that the optimizer gets is 0"
+        yield Defect("gradient missing", "", because)
+        return
+    tail_known = not any(root.hidden for root in taken.sum.roots) if taken.sum else False
+    if taken.scaled and taken.scale != 1 and found.one and math.isclose(found.factor, taken.scale, rel_tol=SAME):
+        because = (
+            f"the optimizer gets gradients times the loss scale {taken.scale:g} {where}: nobody divided them by it"
+        )
+        yield Defect("gradient scaled", "", because)
+    elif taken.scaled and taken.scale != 1 and not taken.unscaled and found.factor > 1 + SAME:
+        because = f"the optimizer gets gradients times {found.factor:.4g} {where}: they are clipped, and still scaled"
+        yield Defect("gradient scaled", "", because)
+    elif taken.scaled and taken.scale != 1 and math.isclose(found.factor * taken.scale, 1, rel_tol=SAME):
+        yield Defect(
+            "gradient scaled", "", f"the gradients are divided by the loss scale {taken.scale:g} twice {where}"
+        )
+    if taken.unscaled and not taken.scaled and tail_known and taken.scale != 1:
+        because = (
+            f"the gradients are divided by the loss scale {taken.scale:g} {where}, and the loss was not multiplied "
+        )
+        because += "by it"
+        yield Defect("gradient scaled", "", because)
+    if taken.scaled and (names := found.still_scaled):
+        because = (
+            f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, and "
+        )
+        yield Defect("gradient scaled", names[0], because + "those of other parameters are not")
+    if (usual := found.of_scaled) is not None:
+        because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
+        because += (
+            f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of {usual / found.scale:.3g}"
+        )
+        yield Defect("clip", "", because)
+
+
+def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
+    last: dict[str, Taken] = {}
+    trained: bool | None = None
+    for number, step in enumerate(taken, start=1):
+        before = last.get(step.optimizer)
+        again = before is not None and not before.skipped and not step.skipped
+        same = before is not None and not step.in_backward and (step.sum is None or step.sum is before.sum)
+        if again and same and step.given:
+            because = (
+                f"step {number} updates with the gradients of step {number - 1} once more: no backward came between"
+            )
+            yield Defect("update again", "", because)
+        last[step.optimizer] = step
+        if step.sum is not None:
+            if trained and not step.sum.training:
+                because = f"the network is in evaluation mode from step {number} on, and was in training mode before"
+                yield Defect("state", "", because)
+            trained = step.sum.training

@@ -1,0 +1,99 @@
+"""Defects of updates, compared with the rule of their optimizer, and of the loss scale, compared with its policy."""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
+import torch
+
+from mpcompare.verdict.examine.layers import owners
+from mpcompare.verdict.findings import Findings, Recipe
+from mpcompare.verdict.judge import optimizer as of_optimizer
+from mpcompare.verdict.judge.check import Examined, listed
+from mpcompare.verdict.judge.drive import Drive, Gradients
+from mpcompare.watching.defect import Defect, failed, names_of
+from mpcompare.watching.examining import Updates
+from mpcompare.watching.looking import Look
+
+LOST = 0.5  # the share of updates that are rounded away from which a tensor does not train
+
+
+def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
+    precision = "bf16"
+    for name, update in updates.items():
+        short = any(e.short > LOST for each in update.drive.updates for e in each.values())
+        findings = Findings(
+            precision if short else "fp32", Recipe(1), 1, owners(look.network, [], {}),
+            Drive(), Gradients(math.nan, math.nan, math.nan),
+        )  # fmt: skip
+        run = Examined("the loop", findings.precision, {}, findings, pd.DataFrame())
+        kept = [{n: e for n, e in each.items() if look.params[n].dtype.itemsize > 2} for each in update.drive.updates]
+        drive = copy.copy(update.drive)
+        object.__setattr__(drive, "updates", kept)
+        where = name if len(updates) > 1 else "the loop"
+        yield from failed(of_optimizer.of_passes(run, {where: drive}), names_of(look))
+        yield from _moments(update)
+        yield from _rule(look, name, update)
+        yield from _lost(look, update)
+
+
+def _moments(update: Updates) -> Iterator[Defect]:
+    """Yields what an optimizer remembers after an update that its rule makes, and that the rule does not keep so."""
+    for number, kept in zip(update.numbers, update.moments, strict=True):
+        for kind in dict.fromkeys(kind for kind, _ in kept):
+            wrong = {name: excess for (of, name), excess in kept.items() if of == kind and not excess <= 1}
+            if wrong:
+                because = f"{kind} of {listed(list(wrong))} after update {number} is up to {max(wrong.values()):.2g} "
+                because += f"times as far as roundings make it from what {update.rules[next(iter(wrong))]} keeps"
+                yield Defect("moments", next(iter(wrong)), because)
+
+
+def _rule(look: Look, name: str, update: Updates) -> Iterator[Defect]:
+    """Yields a decay of an AdamW that is made as Adam's, within the gradient."""
+    adam = [n for n, rule in update.rules.items() if rule == "Adam"]
+    if adam and isinstance(look.attached.optimizers[name], torch.optim.AdamW):
+        because = (
+            f"{type(look.attached.optimizers[name]).__name__} is an AdamW, and adds the decay of {listed(adam)} to "
+        )
+        yield Defect("weight decay", adam[0], because + "the gradient, as Adam does: both moments take it up")
+
+
+def _lost(look: Look, update: Updates) -> Iterator[Defect]:
+    """Yields the roles of tensors that are kept in 16 bits and do not train: their updates are rounded away."""
+    layers = owners(look.network, [], {})
+    by_role: dict[str, list[str]] = {}
+    shares: dict[str, float] = {}
+    for each in update.drive.updates:
+        for name, e in each.items():
+            if look.params[name].dtype.itemsize == 2 and e.lost > LOST:
+                by_role.setdefault(layers[name].role or "weights", []).append(name)
+                shares[name] = max(shares.get(name, 0.0), e.lost)
+    for kind, names in by_role.items():
+        names = list(dict.fromkeys(names))
+        most = max(shares[n] for n in names)
+        because = f"{listed(names)} ({kind}) are kept in 16 bits, and {most:.0%} of their updates are rounded away"
+        yield Defect("no master weights", names[0], because)
+
+
+def of_loss_scale(look: Look) -> Iterator[Defect]:
+    policy = copy.deepcopy(look.steps.policy)
+    if policy is None:
+        return
+    for number, change in enumerate(look.steps.scales, start=1):
+        if change.before != policy.scale:
+            yield _wrong_scale(f"before its update {number}", change.before, policy.scale)
+            return
+        policy.update(change.found_inf)
+        if change.given:
+            policy.scale = change.after
+        elif change.after != policy.scale:
+            because = (
+                f"the loss scale is {change.after:g} after its update {number}, where its policy says {policy.scale:g}"
+            )
+            yield Defect("loss scale", "", because)
+            return
+
+
+def _wrong_scale(when: str, found: float, right: float) -> Defect:
+    return Defect("loss scale", "", f"the loss scale is {found:g} {when}, where its policy says {right:g}")

@@ -35,7 +35,7 @@ class Replayed:
     """A sum of gradients, replayed.
 
     Attributes:
-        layers: None where it could not be; then ``why`` says the reason.
+        layers: None where it could not be; then ``why`` says the reason. Else that is why the loss was not replayed.
         shares: of each loss that the roots are made of, the derivative of the root by it.
         dtypes: of the output of each layer.
         reference: the same of torch's own norms; None where nothing was replayed.
@@ -59,6 +59,7 @@ def replayed(look: Look, seen: Sum) -> Replayed:
     if not all(bool(g.isfinite().all()) for g in seen.grads.values()):
         return Replayed(precision.name, None, "its gradients hold inf or NaN", dtypes=dtypes)
     hidden = next((root.hidden for root in seen.roots if root.hidden), "")
+    apart = {name for root in seen.roots for name in root.uses}
     made: list[FromTheRoot] = []
     kernels = Kernels()
 
@@ -69,12 +70,10 @@ def replayed(look: Look, seen: Sum) -> Replayed:
         return replay
 
     try:
-        if hidden:
-            raise NotReplayedError(f"the loss depends on {hidden}, of which no function of torch was seen")
         network = as_it_was(look.network, seen)
         with torch.no_grad():
             kernels = of_kernels(network, seen.record, seen.buffers_after)
-        loss = sum(root.loss for root in seen.roots)
+        loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # one that is hidden is not judged
         batches: Any = [None] * len(seen.roots)
         step = Recorded(
             seen.record, network, _no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make
@@ -85,9 +84,13 @@ def replayed(look: Look, seen: Sum) -> Replayed:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)
     except Exception as error:  # whatever somebody's own network does in float64
         return Replayed(precision.name, None, f"its replay stopped with {first_line(error)}", dtypes=dtypes)
+    if apart:
+        known = {name: e for name, e in layers.gradients.items() if name not in apart}
+        layers = replace(layers, gradients=known, rounding={name: layers.rounding[name] for name in known})
     alike = {at: place for at, place in layers.places.items() if at in kernels.alike}
     reference = replace(layers, places=alike, gradients=dict(made[0].own))
-    return Replayed(precision.name, layers, "", made[0].shares, dtypes, reference)
+    unseen = f"it depends on {hidden}, of which no function of torch was seen" if hidden else ""
+    return Replayed(precision.name, layers, unseen, made[0].shares, dtypes, reference)
 
 
 def _no_loss(output: Any, targets: Any) -> Tensor:

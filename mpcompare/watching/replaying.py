@@ -52,19 +52,22 @@ class FromTheRoot(Replay):
         return 1.0
 
     def take(self, calls: list[Call]) -> float | None:
-        """Plays the tape; without roots it passes back the gradients that arrived at the outputs of the network."""
+        """Plays the tape. Where the loss is hidden, it passes back the gradients that arrived at the outputs of the
+        network."""
         values: dict[int, Tensor] = {}
         self.own: dict[str, GradientError] = {}
         number, loss, self.exact = 0, 0.0, 0.0
         self.shares: list[tuple[Op | None, float]] = []
         losses: list[tuple[Op | None, Tensor]] = []
+        if any(isinstance(event, Root) and event.hidden for event in self.events):
+            begun = [event for event in self.events if isinstance(event, Called)]
+            for begin, call in zip(begun, calls, strict=True):
+                self._backward(call, self._called(begin, call))
+                self.whose("", "")
+            return None
         for event in self.events:
             if isinstance(event, Called):
-                torch.set_rng_state(event.generator)
-                set_modes(self.network, event.modes)
-                self.passing("forward")
-                self.whose("forward", "")
-                outputs = tree_flatten(self.call(calls[number]))[0]
+                outputs = tree_flatten(self._called(event, calls[number]))[0]
                 number += 1
                 for slot, value in zip(event.slots, outputs, strict=True):
                     if slot is not None:
@@ -88,6 +91,14 @@ class FromTheRoot(Replay):
                 self.whose("", "")
         coarse = any(isinstance(e, Op) and set(e.dtypes) & set(HALF) for e in self.events)
         return loss if coarse else self.exact
+
+    def _called(self, event: Called, call: Call) -> Any:
+        """Calls the network as it was called then, and returns its output."""
+        torch.set_rng_state(event.generator)
+        set_modes(self.network, event.modes)
+        self.passing("forward")
+        self.whose("forward", "")
+        return self.call(call)
 
     def back(self, root: Root, values: Mapping[int, Tensor]) -> None:
         """Takes a backward from a root."""

@@ -104,6 +104,7 @@ class Sums:
             called.output = calls[OUTPUT][-1]
         called.last = {name: len(each) for name, each in calls.items()}
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
+        called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
         self.tape.events.append(called)
 
     # Backward

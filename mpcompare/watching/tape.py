@@ -46,6 +46,7 @@ class Called:
     moves: int = 0
     last: dict[str, int] = field(default_factory=dict)
     output: Any = None  # the record of the call
+    ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
 
 
 @dataclass(eq=False)
@@ -88,13 +89,22 @@ class Op:
 
 @dataclass(eq=False)
 class Root:
-    """A call of ``backward``: the slots that it begins at, the gradients that it was given, and the loss."""
+    """A call of ``backward``.
+
+    Attributes:
+        slots: that it begins at.
+        gradients: that it was given.
+        loss, line: its loss, and the line of the user's code.
+        hidden: what the loss depends on that no function of torch made; empty where all was seen.
+        uses: of a loss that is hidden, the parameters that it depends on by another way than through the network.
+    """
 
     slots: list[Slot]
     gradients: list[Tensor | None]
     loss: float
     line: str
     hidden: str = ""
+    uses: frozenset[str] = frozenset()
 
 
 Event = Called | Op | Root
@@ -188,7 +198,21 @@ class Tape:
         why = hidden[0] if hidden else "" if len(known) == len(slots) else "a tensor that no function made"
         loss = float(sum(float(t.detach().double()) for t in tensors)) if all(t.numel() == 1 for t in tensors) else 0.0
         kept = [None if g is None else self.copy(g) for g in gradients]
-        return Root(known, kept, loss, line, why)
+        return Root(known, kept, loss, line, why, self._used_by(tensors) if why else frozenset())
+
+    def _used_by(self, ends: Sequence[Tensor]) -> frozenset[str]:
+        """Returns the names of the parameters that some tensors depend on above the outputs of the network."""
+        outputs = {node for event in self.events if isinstance(event, Called) for node in event.ends}
+        left: list[Any] = [t.grad_fn for t in ends]
+        seen: set[Any] = {None}
+        names: set[str] = set()
+        while left:
+            if (node := left.pop()) in seen or node._sequence_nr() in outputs:
+                continue
+            seen.add(node)
+            names.add(self.names.get(id(getattr(node, "variable", None)), ""))
+            left += [each for each, _ in node.next_functions]
+        return frozenset(names - {""})
 
     def _ref(self, tensor: Tensor, hidden: list[str]) -> Any:
         if (slot := self.slots.get(tensor)) is not None:

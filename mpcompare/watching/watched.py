@@ -137,10 +137,12 @@ class Watch:
             self.replays += sums.values()
 
     def _say(self, look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> None:
-        said: list[str] = []
+        numbers: dict[tuple[str, str], list[str]] = {}
         for number, replay in enumerate(sums.values(), start=1):
             if replay.why:
-                said.append(f"the gradients of update {number}, layer by layer ({replay.why})")
+                what = "the loss of update {}" if replay.layers else "the gradients of update {}, layer by layer"
+                numbers.setdefault((what, replay.why), []).append(str(number))
+        said = [f"{what.format(', '.join(each))} ({why})" for (what, why), each in numbers.items()]
         if self.attached.compiled:
             said.append("layers within compiled modules")
         if self.attached.others:

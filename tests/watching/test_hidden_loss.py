@@ -1,0 +1,85 @@
+"""``mpcompare.watch`` on losses in a function of autograd: the layers are examined, and the loss is said not to be."""
+
+import pytest
+import torch
+from support.watched_loops import Loop, small_network
+from torch import nn
+
+import mpcompare
+
+
+class Fused(torch.autograd.Function):
+    """Cross-entropy whose gradient is made in forward."""
+
+    @staticmethod
+    def forward(ctx, z, y):
+        log_p = z.float().log_softmax(-1)
+        rows = torch.arange(len(y))
+        g = log_p.exp()
+        g[rows, y] -= 1
+        ctx.save_for_backward((g / len(y)).to(z.dtype))
+        return -log_p[rows, y].mean()
+
+    @staticmethod
+    def backward(ctx, g):
+        (of_z,) = ctx.saved_tensors
+        return of_z * g.to(of_z.dtype), None
+
+
+class FusedWithHead(torch.autograd.Function):
+    """The same of a product that it computes itself."""
+
+    @staticmethod
+    def forward(ctx, h, w, y):
+        log_p = (h.float() @ w.t()).log_softmax(-1)
+        rows = torch.arange(len(y))
+        g = log_p.exp()
+        g[rows, y] -= 1
+        g = g / len(y)
+        ctx.save_for_backward((g @ w).to(h.dtype), g.t() @ h.float())
+        return -log_p[rows, y].mean()
+
+    @staticmethod
+    def backward(ctx, g):
+        of_h, of_w = ctx.saved_tensors
+        return of_h * g.to(of_h.dtype), of_w * g, None
+
+
+class Head(nn.Module):
+    """A network whose embedding is the head of the loss, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.hidden, self.norm = nn.Embedding(32, 16), nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x):
+        return self.norm(self.hidden(self.embedding(x)).tanh()).mean(1)
+
+
+def loop(tied: bool, wrong: bool, **options) -> Loop:
+    made = Loop(updates=2, loss=Fused.apply, **options)
+
+    def make():
+        model = Head() if tied else small_network()
+        if wrong:
+            layer = model.hidden if tied else model[2]
+            layer.weight.register_hook(torch.neg)
+        return model
+
+    made.make = make
+    if tied:
+        made.loss = lambda h, y: FusedWithHead.apply(h, made.made["model"].embedding.weight, y)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_layers_are_examined_where_the_loss_is_hidden(tied, dtype, accumulate):
+    seen = loop(tied, False, dtype=dtype, accumulate=accumulate).run(mpcompare.watch)
+    assert seen.defects == [], str(seen)
+    (said,) = seen.not_examined
+    assert said.startswith("the loss of update 1, 2 (it depends on Fused")
+    seen = loop(tied, True, dtype=dtype, accumulate=accumulate).run(mpcompare.watch)
+    assert {defect.place for defect in seen.defects} == {"hidden.weight" if tied else "2.weight"}

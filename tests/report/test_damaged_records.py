@@ -184,7 +184,7 @@ def test_a_dollar_is_a_dollar_in_every_figure(three):
 def test_a_phase_that_no_step_has_costs_its_own_row(three):
     damaged, *_ = three.glob("*/result.json")
     damaged.write_text(damaged.read_text().replace('"forward"', '"foeward"'))
-    rows = [str(run.result.get("error")) for run in find_runs([three])]
+    rows = [run.result.error for run in find_runs([three])]
     assert sum("phase_ms, a key=foeward: expected one of forward, backward" in row for row in rows) == 1
 
 

@@ -35,7 +35,7 @@ def phases(report: Report) -> Figure | None:
 def _phases(axes: Axes, entries: Sequence[Entry]) -> None:
     """A bar a run, of its phases from first to last."""
     names = phases_of(entry.run for entry in entries)
-    measured = [entry.run.result["phase_ms"] for entry in entries]
+    measured = [entry.run.finished.phases.phase_ms for entry in entries]
     pieces = [{name: phase_ms[name] or 0.0 for name in names if name in phase_ms} for phase_ms in measured]
     longest = max(sum(times.values()) for times in pieces)
     for place, (entry, times) in enumerate(zip(entries, pieces, strict=True)):
@@ -48,6 +48,6 @@ def _phases(axes: Axes, entries: Sequence[Entry]) -> None:
                     right + width / 2, place, f"{width:.3g}", ha="center", va="center", fontsize=8, color=ON_LIGHT
                 )
             right += width
-        clock = "" if times.get(WHOLE_STEP) else f" (clock {entry.run.result['phase_overhead']:+.1%})"
+        clock = "" if times.get(WHOLE_STEP) else f" (clock {entry.run.finished.phases.phase_overhead:+.1%})"
         beside(axes, right, place, f"{right:.4g} ms{clock}")
     axes.set_xlabel("ms in each phase, with a clock between them\n(its cost against bare steps)")

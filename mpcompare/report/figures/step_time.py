@@ -19,7 +19,8 @@ def step_time(report: Report) -> Figure | None:
 
 
 def _step_time(axes: Axes, entries: Sequence[Entry]) -> None:
-    p20, p50, p80 = (np.array([e.run.result[f"step_ms_p{p}"] for e in entries]) for p in (20, 50, 80))
+    timed = [entry.run.finished.blocks for entry in entries]
+    p20, p50, p80 = np.array([(each.step_ms_p20, each.step_ms_p50, each.step_ms_p80) for each in timed]).T
     colours = [colour(place) for place in range(len(entries))]
     axes.barh(range(len(entries)), p50, xerr=(p50 - p20, p80 - p50), color=colours, ecolor="0.2", capsize=4)
     for place, entry in enumerate(entries):

@@ -189,7 +189,7 @@ def test_a_phase_that_no_step_has_costs_its_own_row(three):
 
 
 def test_a_figure_that_cannot_be_drawn_is_one_that_says_why(three, monkeypatch, caplog):
-    monkeypatch.setattr("mpcompare.report.figures.step_time.bars", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("mpcompare.report.figures.times.bars", lambda *_, **__: 1 / 0)
     assert report([three], three.parent / "report", "amp")
     assert "the figure step_time cannot be drawn (ZeroDivisionError: division by zero)" in caplog.text
     assert "the figure step_time cannot be drawn" in (three.parent / "report" / "index.html").read_text()

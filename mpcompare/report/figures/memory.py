@@ -12,7 +12,7 @@ from mpcompare.fields import Finished
 from mpcompare.report.columns import percent
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.bars import bars, beside, one_legend
+from mpcompare.report.figures.kit import bars, beside, one_legend
 from mpcompare.report.runs import Run
 
 # The kinds of the memory model, in its order; black and the hatched greys are left to what is measured.

@@ -52,7 +52,7 @@ from mpcompare.phases import PHASES as PHASES
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.promises import NOTHING, Promises
 from mpcompare.tasks.losses import shares
-from mpcompare.tasks.rates import Rates
+from mpcompare.tasks.schedules import Rates
 from mpcompare.tasks.task import Params, Task
 from mpcompare.typed import check_type
 

@@ -1,9 +1,10 @@
-"""The fields of ``result.json`` and their types: for those who write a record, and for those who read anybody's.
+"""``result.json`` as a tree of dataclasses: entrants write its parts, and a report reads all of it (report/runs.py).
 
-Backends of strangers answer some of them, and records come from anywhere. A report is drawn from many records, and one
-wrong value must cost no other run.
+The file is flat: it holds the fields of all parts beside each other. Backends of strangers answer some of them, and
+records come from anywhere. A report is drawn from many records, and one wrong value must cost no other run.
 """
 
+from dataclasses import dataclass
 from typing import Any, TypedDict, get_type_hints
 
 from mpcompare.phases import Phase
@@ -38,8 +39,19 @@ class Config(ConfigAtLeast, total=False):
     backend: dict[str, Any]
 
 
-class Timing(TypedDict):
-    """``mpcompare.race.turns.Finish``."""
+@dataclass(frozen=True)
+class Timing:
+    """The end of timing.
+
+    Attributes:
+        rounds: their number.
+        stopped: ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out).
+        half_width: relative half width of the widest interval: of a ratio between two entrants; of the step time, if
+            there was one entrant.
+        seconds: duration of timing.
+        race: a name shared by those that took turns to the end; None for one alone.
+        compared: the round of the block that is compared with the examined backend's, drawn for each entrant.
+    """
 
     rounds: int
     stopped: str
@@ -62,31 +74,31 @@ class LayerFields(TypedDict):
     backward: str
 
 
-class WayFields(TypedDict, total=False):
+@dataclass(frozen=True)
+class WayFields:
     """The numbers of one way of inference, or the reason why there are none."""
 
-    test_loss: float | None
-    test_accuracy: float | None
-    latency_ms: float
-    latency_ms_p20: float
-    latency_ms_p80: float
-    samples_per_s: float
-    peak_memory_bytes: int
-    weight_bytes: int
-    unavailable: str
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    latency_ms: float | None = None
+    latency_ms_p20: float | None = None
+    latency_ms_p80: float | None = None
+    samples_per_s: float | None = None
+    peak_memory_bytes: int | None = None
+    weight_bytes: int | None = None
+    unavailable: str | None = None
 
 
-class InferenceAtLeast(TypedDict):
-    batch_size: int
-
-
-class InferenceFields(InferenceAtLeast, total=False):
+@dataclass(frozen=True)
+class InferenceFields:
     """The ways of inference by their names."""
 
+    batch_size: int
     ways: dict[str, WayFields]
 
 
-class Distance(TypedDict):
+@dataclass(frozen=True)
+class Distance:
     """The distance between two ends of one block, of tensors of one kind together."""
 
     difference: float  # between what the timed backend and the trained one left
@@ -94,7 +106,8 @@ class Distance(TypedDict):
     norm: float  # of what that one left
 
 
-class ResumeFields(TypedDict):
+@dataclass(frozen=True)
+class ResumeFields:
     """The checkpoint at which training began."""
 
     path: str
@@ -104,44 +117,32 @@ class ResumeFields(TypedDict):
     weights: str  # a hash of them
 
 
-# The record, part by part: those who write it say which part it is.
+@dataclass(frozen=True)
+class WentOn:
+    """The run of a sweep that was killed, with which a run goes on."""
+
+    path: str
+    step: int | None  # after which it goes on; None where all of it is taken
+    on: dict[str, Any]  # the machine that it was on, as far as that is known
 
 
-class StartFields(TypedDict):
-    """The part that every record has from its start."""
-
-    format_version: int
-    status: str
-    backend: str
-    precision: str
-    task: str | None
-    batch_size: int | None
-    seed: int | None
-    config: Config
-
-
-class MoreOfStart(StartFields, total=False):
-    """The part with which a record begins, and ends."""
-
-    error: str
-    sweep: str | None
-
-
-class SetUpRecord(TypedDict):
+@dataclass(frozen=True)
+class SetUpRecord:
     """The part on what is made once."""
 
     precision: str  # resolved
     engine: str  # the answer of a new backend to what computes its products
     loss_scale: str  # the name of its kind
-    construct_s: float  # in which the first backend was made
+    construct_s: float  # in which the first backend was made, with all that is built or compiled for it
     dataset: str
     dataset_reason: str  # why it was taken
-    dataset_fingerprint: str
+    dataset_fingerprint: str  # a hash of all its samples
     initial_weights: str  # a hash of them
-    not_finite: str  # mpcompare.entrant.setup.Setup.not_finite
+    not_finite: str  # where data or first loss hold no number that fp32 can train on; empty where they all do
 
 
-class ProvenanceRecord(TypedDict):
+@dataclass(frozen=True)
+class ProvenanceRecord:
     """The part on the machine and its state, as far as a result may depend on them."""
 
     device: str  # cpu or cuda
@@ -159,13 +160,8 @@ class ProvenanceRecord(TypedDict):
     commit: str | None  # that of this project, with -dirty where files differ from it; None where it is not known
 
 
-class ResumedRecord(TypedDict):
-    """The part that only a run has which continues from a checkpoint."""
-
-    resumed_from: ResumeFields
-
-
-class TrainingRecord(TypedDict):
+@dataclass(frozen=True)
+class TrainingRecord:
     """The part on training."""
 
     first_step_ms: float
@@ -180,12 +176,14 @@ class TrainingRecord(TypedDict):
     test_accuracy: float | None
 
 
-class ObservedRecord(TypedDict):
+@dataclass(frozen=True)
+class ObservedRecord:
     """The part on the layers."""
 
-    module_dtypes: dict[str, LayerFields]  # mpcompare.contract.Backend.module_dtypes
+    module_dtypes: dict[str, dict[str, str]]  # mpcompare.contract.Backend.module_dtypes
 
 
+@dataclass(frozen=True)
 class ExaminedRecord(ObservedRecord):
     """The part of a run that was examined."""
 
@@ -196,7 +194,8 @@ class ExaminedRecord(ObservedRecord):
     examine_stopped: str  # the error with which all of it stopped, so that nothing was found; empty where none did
 
 
-class BlocksRecord(TypedDict):
+@dataclass(frozen=True)
+class BlocksRecord:
     """The part on timed blocks."""
 
     step_ms_p20: float  # milliseconds a step, quantiles of the blocks
@@ -209,6 +208,7 @@ class BlocksRecord(TypedDict):
     timed_unfinished: int  # mpcompare.entrant.timing.Blocks.unfinished
 
 
+@dataclass(frozen=True)
 class ComparedRecord(BlocksRecord):
     """The part of a run that was examined: a timed block, the one that the race drew, and the trained backend's."""
 
@@ -218,7 +218,8 @@ class ComparedRecord(BlocksRecord):
     timed_steps: int  # of the block, those before the clock started included
 
 
-class PhasesRecord(TypedDict):
+@dataclass(frozen=True)
+class PhasesRecord:
     """The part on phases."""
 
     phase_ms: dict[Phase, float | None]  # the median of each phase over all steps; None where it holds no work
@@ -226,7 +227,8 @@ class PhasesRecord(TypedDict):
     phase_sum_ms: float  # of all phases of a step and what lies between them: the median of the blocks with the clock
 
 
-class MemoryRecord(TypedDict):
+@dataclass(frozen=True)
+class MemoryRecord:
     """The part on the memory of a step, in bytes."""
 
     batch_bytes: int | None  # inputs and targets of a batch
@@ -239,17 +241,66 @@ class MemoryRecord(TypedDict):
     workspace_bytes: int | None  # memory in which matrix products compute, outside of tensors
 
 
-class InferenceRecord(TypedDict):
-    """The part on inference."""
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """``result.json``. A part is None of a run that has not come so far, or whose record does not hold all of it.
 
-    inference: InferenceFields
+    Attributes:
+        precision: the one asked for, until it is resolved.
+        batch_size, seed: as they were asked for, which may be the reason why the run failed.
+        config: the whole configuration; a finished run's is a :class:`Config`.
+        error: why the run did not finish; empty where nothing is known of that.
+        sweep: a hash of the folder of its sweep.
+        resumed_from: None where training began at its beginning.
+        went_on: None unless the run goes on with one of a sweep that was killed.
+    """
+
+    status: str
+    backend: str
+    precision: str
+    task: str | None
+    batch_size: Any
+    seed: Any
+    config: dict[str, Any]
+    error: str = ""
+    sweep: str | None = None
+    set_up: SetUpRecord | None = None
+    machine: ProvenanceRecord | None = None
+    resumed_from: ResumeFields | None = None
+    went_on: WentOn | None = None
+    training: TrainingRecord | None = None
+    observed: ObservedRecord | None = None
+    examined: ExaminedRecord | None = None
+    blocks: BlocksRecord | None = None
+    compared: ComparedRecord | None = None
+    phases: PhasesRecord | None = None
+    memory: MemoryRecord | None = None
+    inference: InferenceFields | None = None
 
 
-PARTS = (
-    *(MoreOfStart, SetUpRecord, ProvenanceRecord, ResumedRecord, TrainingRecord, ExaminedRecord, ComparedRecord),
-    *(PhasesRecord, MemoryRecord, InferenceRecord),
-)
-TYPES: dict[str, Any] = {name: of for part in PARTS for name, of in get_type_hints(part).items()}
+@dataclass(frozen=True, kw_only=True)
+class Finished(Result):
+    """The record of a run that finished."""
+
+    batch_size: int | None
+    seed: int | None
+    set_up: SetUpRecord
+    machine: ProvenanceRecord
+    training: TrainingRecord
+    blocks: BlocksRecord
+    phases: PhasesRecord
+    memory: MemoryRecord
+
+
+PARTS: dict[str, Any] = {
+    "set_up": SetUpRecord, "machine": ProvenanceRecord, "training": TrainingRecord, "observed": ObservedRecord,
+    "examined": ExaminedRecord, "blocks": BlocksRecord, "compared": ComparedRecord, "phases": PhasesRecord,
+    "memory": MemoryRecord,
+}  # fmt: skip
+# The types of all fields, by their names in the file; the last two are tables that may hold more.
+TYPES = {name: of for part in (Finished, *PARTS.values()) for name, of in get_type_hints(part).items()}
+TYPES = {name: of for name, of in TYPES.items() if name not in PARTS}
+TYPES |= {"format_version": int, "config": Config, "module_dtypes": dict[str, LayerFields]}
 
 
 def check_field(name: str, value: object) -> None:

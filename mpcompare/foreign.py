@@ -4,7 +4,10 @@ packages of others, which may not be installed."""
 import json
 import os
 import stat
+import sys
 from importlib import metadata
+from importlib.machinery import ModuleSpec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +79,19 @@ def printable(value: Any) -> Any:
     if isinstance(value, list):
         return [printable(each) for each in value]
     return value
+
+
+def spec_of(module: str) -> ModuleSpec | None:
+    """Returns where Python finds a module; None where it finds none. ``importlib.util.find_spec`` would import the
+    packages around it."""
+    path, spec = None, None
+    for name in accumulate(module.split("."), "{}.{}".format):
+        found = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next(filter(None, found), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
 
 
 def version(package: str) -> str | None:

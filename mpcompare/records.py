@@ -9,6 +9,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ class RunRecorder:
 
     def add(self, **result: Any) -> None:
         """Adds to the result and writes it; raises InputError, too, if a field is not of its type."""
-        for name, value in result.items():
+        for name, value in finite(result).items():
             check_field(name, value)
         self._write({**self.result, **result})
 
@@ -244,7 +245,9 @@ def write_json(path: Path, value: dict[str, Any], indent: int | None = None, new
 
 
 def finite(value: Any) -> Any:
-    """JSON has no inf and NaN: they become the strings ``inf``, ``-inf``, ``nan``, which ``float()`` reads back."""
+    """Dataclasses become tables. JSON has no inf and NaN: they become the strings ``inf``, ``-inf``, ``nan``, which
+    ``float()`` reads back."""
+    value = vars(value) if is_dataclass(value) else value
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

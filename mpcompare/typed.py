@@ -1,5 +1,7 @@
 """The check of a value, as JSON holds it, against its type."""
 
+from collections.abc import Collection
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -17,15 +19,15 @@ def check_type(name: str, value: object, expected: Any) -> None:
     """Raises InputError, which names the part that is wrong, unless ``value`` is of a type.
 
     Args:
-        expected: float (also one of ``WORDS``), int, str, bool, Any, a Literal of texts, a TypedDict, or a dict, list
-            or union of these.
+        expected: float (also one of ``WORDS``), int, str, bool, Any, a Literal of texts, a TypedDict, a dataclass, or a
+            dict, list or union of these.
     """
     origin = get_origin(expected) or expected
     if expected is Any:
         return
     if origin in (Union, UnionType):
         _check_union(name, value, get_args(expected))
-    elif is_typeddict(expected):
+    elif is_typeddict(expected) or is_dataclass(expected):
         _check_base(name, value, dict)
         _check_table(name, value, expected)
     elif origin is dict:
@@ -62,11 +64,18 @@ def is_of(value: object, expected: Any) -> bool:
     return True
 
 
+def required(table: Any) -> Collection[str]:
+    """Returns the keys that a TypedDict or a dataclass always has."""
+    if is_typeddict(table):
+        return table.__required_keys__
+    return [each.name for each in fields(table) if each.default is MISSING]
+
+
 def _check_table(name: str, value: Any, expected: Any) -> None:
     for key, of_key in get_type_hints(expected).items():
         if key in value:
             check_type(f"{name}.{key}", value[key], of_key)
-        elif key in expected.__required_keys__:
+        elif key in required(expected):
             raise InputError(f"{name}.{key}", "", f"expected {_named(of_key)}, there is none")
 
 
@@ -83,5 +92,6 @@ def _check_base(name: str, value: object, expected: type) -> None:
 
 
 def _named(expected: Any) -> str:
-    base = next((each for each in get_args(expected) or (expected,) if each is not NoneType), expected)
-    return NAMES.get(dict if is_typeddict(base) else get_origin(base) or base, "a value")
+    parts = get_args(expected) if get_origin(expected) in (Union, UnionType) else (expected,)
+    base = next(each for each in parts if each is not NoneType)
+    return NAMES.get(dict if is_typeddict(base) or is_dataclass(base) else get_origin(base) or base, "a value")

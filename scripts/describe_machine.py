@@ -67,7 +67,7 @@ def main() -> None:
     known = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "dataset": args.dataset,
-        **machine.provenance(device),
+        **vars(machine.provenance(device)),
         "packages": {name: version(name) for name in PACKAGES},
         "nvcc": nvcc(),
         "gpu": gpu(device) if device.type == "cuda" else None,

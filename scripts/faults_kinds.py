@@ -124,7 +124,7 @@ def checkpoint(ground: Ground, folder: Path, draw: random.Random) -> None:
     how = damage(draw.choice(sorted(newest.iterdir())), draw)
     code, said = Command(*WHOLE, f"resume={folder / 'run'}", f"hydra.run.dir={folder / 'refused'}").end()
     assert "step-000012" in error_line(code, said), (how, said)
-    assert read_any(folder / "refused").result["status"] == "failed"
+    assert read_any(folder / "refused").result.status == "failed"
     _resumes(ground, folder, 9, "resume_older=true")
 
 
@@ -177,7 +177,7 @@ def _goes_on(ground: Ground, folder: Path) -> None:
     for each in saved:
         load(each)
     if (run / "result.json").exists():
-        assert (left := read_any(run)).result["status"] != UNREADABLE, left.result["error"]
+        assert (left := read_any(run)).result.status != UNREADABLE, left.result.error
     steps = [int(each.name.removeprefix("step-")) for each in saved]
     _resumes(ground, folder, max((step for step in steps if step < STEPS), default=0))
 

@@ -135,7 +135,7 @@ def rows_of(library: str, names: list[str]) -> Iterator[dict[str, Any]]:
         report = contents_of([Path(folder)])
     entries = [entry for comparison in report.comparisons for entry in comparison.entries]
     for name in sides:
-        of = [each for each in entries if each.run.result["config"]["task"]["model"]["name"] == name]
+        of = [each for each in entries if each.run.result.config["task"]["model"]["name"] == name]
         yield {"network": name, "library": library, **_cells(of, report.verdicts, said)}
 
 
@@ -144,7 +144,7 @@ def _cells(entries: list[Entry], verdicts: Verdicts, said: str) -> dict[str, str
     cells: dict[str, list[str]] = {"bf16": [], "fp16": [], "fp32": []}
     nearest = [(0.0, "")]
     for entry in entries:
-        backend, precision = entry.run.result["backend"], entry.run.result["precision"]
+        backend, precision = entry.run.result.backend, entry.run.result.precision
         if precision == "auto":  # of a run that ended before it was known
             precision = "fp32" if backend == "fp32" else "bf16"
         if (backend == "fp32") != (precision == "fp32"):  # fp32 takes no part in 16 bits

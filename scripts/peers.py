@@ -104,7 +104,7 @@ def said(name: str, candidate: Candidate, reference: Run) -> dict[str, Any]:
         return {"verdict": "unavailable", "because": str(error)}
     verdict, findings = judge_run(run, reference), run.findings
     assert findings is not None
-    layers = run.result["module_dtypes"]
+    layers = run.recorded["module_dtypes"]
     computes = {row["computes"] for row in layers.values() if row["kind"] in ("Linear", "Called")}
     return {
         "verdict": verdict.word, "cause": verdict.cause, "detail": verdict.detail, "because": verdict.because,

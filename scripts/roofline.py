@@ -94,7 +94,7 @@ def phase_rows(
     found = row("phase", label, "whole step", whole, work.step(mlp, precision), roof, precision)
     if in_one_piece(backend):
         return [found]
-    phase_ms = time_phases(stepper, stream, steps, clock, task)["phase_ms"]
+    phase_ms = time_phases(stepper, stream, steps, clock, task).phase_ms
     parts = {"forward": PHASES[:1], "backward": PHASES[1:2], "unscale to update": PHASES[2:]}
     times = {part: sum(phase_ms[phase] or 0.0 for phase in of) for part, of in parts.items()}
     counts = work.phases(mlp, precision)

@@ -35,23 +35,23 @@ def memory(runs: list[Run]) -> pd.DataFrame:
     """Returns the memory of each finished run in MB: the analytic model, the measured peak, and named workspaces."""
     rows = []
     for run in runs:
-        result = run.result
-        if result["status"] != "ok":
+        if run.result.status != "ok":
             continue
-        model = result["memory_model"]
+        result, used = run.finished, run.finished.memory
+        model = used.memory_model
         predicted = allocated_bytes(model) if model else None
         workspaces = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in model.get("workspace", {}).items())
         rows.append(
             {
-                "task": result["task"],
-                "backend": result["backend"],
-                "precision": result["precision"],
+                "task": result.task,
+                "backend": result.backend,
+                "precision": result.precision,
                 "model": predicted and predicted / 1e6,
-                "measured": result["peak_memory_bytes"] / 1e6,
-                "difference %": predicted and 100 * (result["peak_memory_bytes"] / predicted - 1),
-                "reserved": (result["memory_reserved_bytes"] or 0) / 1e6,
-                "graph pool": (result["graph_pool_bytes"] or 0) / 1e6,
-                "workspace": (result["workspace_bytes"] or 0) / 1e6,
+                "measured": used.peak_memory_bytes / 1e6,
+                "difference %": predicted and 100 * (used.peak_memory_bytes / predicted - 1),
+                "reserved": (used.memory_reserved_bytes or 0) / 1e6,
+                "graph pool": (used.graph_pool_bytes or 0) / 1e6,
+                "workspace": (used.workspace_bytes or 0) / 1e6,
                 "by name": workspaces or "-",
             }
         )

@@ -8,8 +8,7 @@ import torch
 from mpcompare.contract import PHASES, Stepper, Walk, take_step
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.optimizers import Sgd
-from mpcompare.tasks.rates import Rates
-from mpcompare.tasks.schedules import Constant
+from mpcompare.tasks.schedules import Constant, Rates
 
 
 class Phased:

@@ -4,15 +4,16 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.records import write_run
+from support.records import result_of, write_run
 
 from mpcompare import records
 from mpcompare.errors import InputError
+from mpcompare.fields import TYPES, Result
 from mpcompare.records import RunRecorder, write_atomically
-from mpcompare.report import runs
 from mpcompare.report.runs import find_runs, read_run
+from mpcompare.typed import required
 
-AT_START = {**dict.fromkeys(runs.AT_START), "status": "running", "backend": "amp", "config": {"task": {}}}
+AT_START = {**dict.fromkeys(required(Result)), "status": "running", "backend": "amp", "config": {"task": {}}}
 
 
 def row(step, loss=1.0):
@@ -42,16 +43,17 @@ def test_what_is_written_is_read_back(tmp_path):
     recorder = RunRecorder(tmp_path, AT_START)
     recorder.steps([row(1)])
     recorder.steps([row(2, math.inf), row(3, math.nan)])
-    recorder.add(status="failed", final_loss=math.nan, nested={"peak": [1, math.inf]})
+    trained = result_of(final_loss=math.nan).training
+    recorder.add(status="failed", nested={"peak": [1, math.inf]}, **vars(trained))
     run = read_run(tmp_path)
     assert list(run.steps) == list(records.STEP_FIELDS)
     assert run.steps["step"].tolist() == [1, 2, 3]
     assert run.steps["warmup"].tolist() == [True, False, False]
     assert run.steps["loss"][1] == math.inf
     assert math.isnan(run.steps["loss"][2])
-    assert run.result["status"] == "failed"
-    assert math.isnan(float(run.result["final_loss"]))
-    assert float(run.result["nested"]["peak"][1]) == math.inf
+    assert run.result.status == "failed"
+    assert math.isnan(run.result.training.final_loss)
+    assert json.loads((tmp_path / "result.json").read_text())["nested"] == {"peak": [1, "inf"]}
 
 
 def test_every_step_is_on_disk_before_the_next(tmp_path):
@@ -111,13 +113,13 @@ def test_runs_are_found_below_a_sweep_in_job_order(tmp_path):
     for job in (0, 1, 2, 10, 9):
         folder = tmp_path / "sweep" / f"{job}-amp-fp16"
         folder.mkdir(parents=True)
-        RunRecorder(folder, {**AT_START, "job": job})
-    assert [run.result["job"] for run in find_runs([tmp_path])] == [0, 1, 2, 9, 10]
+        RunRecorder(folder, {**AT_START, "seed": job})
+    assert [run.result.seed for run in find_runs([tmp_path])] == [0, 1, 2, 9, 10]
     assert [run.name for run in find_runs([tmp_path])][-1] == "10-amp-fp16"
     assert len(find_runs([tmp_path, tmp_path / "sweep" / "1-amp-fp16"])) == 5  # each once
 
 
-OK = json.dumps({**dict.fromkeys((*runs.AT_START, *runs.FINISHED)), "format_version": 2, "status": "ok"})
+OK = json.dumps({**dict.fromkeys(TYPES), "format_version": 2, "status": "ok"})
 
 
 @pytest.mark.parametrize("content", ["{", "", "[1, 2]", "null", '{"accuracy": 1}', '{"status": "ok"}', OK])
@@ -154,13 +156,13 @@ def test_only_what_still_runs_is_concluded(tmp_path):
     at_start = {**AT_START, "backend": "amp"}
     del at_start["status"]
     assert records.conclude(tmp_path / "new", at_start, "killed by SIGKILL")
-    assert read_run(tmp_path / "new").result["error"] == "killed by SIGKILL"
+    assert read_run(tmp_path / "new").result.error == "killed by SIGKILL"
     assert not records.conclude(tmp_path / "new", at_start, "something else")
     (tmp_path / "new2").mkdir()
-    RunRecorder(tmp_path / "new2", at_start).add(engine="native")
+    RunRecorder(tmp_path / "new2", at_start).add(**vars(result_of(engine="native").set_up))
     assert records.conclude(tmp_path / "new2", at_start, "interrupted")
     result = read_run(tmp_path / "new2").result
-    assert (result["status"], result["engine"]) == ("interrupted", "native")
+    assert (result.status, result.set_up.engine) == ("interrupted", "native")
 
 
 def test_no_runs_and_no_folder_are_named(tmp_path):

@@ -1,3 +1,4 @@
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 import pytest
@@ -10,6 +11,12 @@ class AtLeast(TypedDict):
     a: int
 
 
+@dataclass(frozen=True)
+class Part:
+    a: dict[str, int]
+    b: int | None = None
+
+
 class Table(AtLeast, total=False):
     b: list[float | None]
 
@@ -19,6 +26,7 @@ class Table(AtLeast, total=False):
     [
         (1, float), (1.5, float), ("nan", float), (0, int), (True, bool), ("", str), (None, int | None), ({}, Any),
         ({"x": {"y": 1}}, dict[str, dict[str, int]]), ({"a": 1, "c": ()}, Table), ({"a": 1, "b": [None, 2]}, Table),
+        ({"a": {}}, Part), ({"a": {"x": 1}, "b": 2, "c": ()}, Part), ([{"a": {}}], list[Part]),
     ],
 )  # fmt: skip
 def test_values_of_their_types_pass(value, expected):
@@ -40,6 +48,9 @@ def test_values_of_their_types_pass(value, expected):
         (5, Literal["clip", "step"], "it=5: expected a text"),
         ({"b": []}, Table, "it.a=: expected a whole number, there is none"),
         ({"a": 1, "b": [1, "x"]}, Table, "it.b[1]='x': expected a number"),
+        ({"b": 1}, Part, "it.a=: expected a table, there is none"),
+        ({"a": {}, "b": "x"}, Part, "it.b='x': expected a whole number"),
+        (5, Part | None, "it=5: expected a table"),
         ("x" * 99, int | None, f"it='{'x' * 59}...: expected a whole number"),
     ],
 )

@@ -104,7 +104,7 @@ def read(folder: Path) -> Compared:
 def _sentence(row: Row) -> Markup:
     """Returns what is said of a run: the verdict and its cause, or the reason why it did not finish."""
     if not row.entry.ok:
-        said = f"{row.result['status']}: {row.entry.error}"
+        said = f"{row.entry.run.result.status}: {row.entry.error}"
     elif row.verdict is None:
         said = str(Word.NOT_EXAMINED)
     else:

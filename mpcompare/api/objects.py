@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 from mpcompare.errors import InputError
+from mpcompare.foreign import spec_of
 
 Node = dict[str, Any]
 
@@ -81,15 +81,8 @@ def on_path(module: str) -> bool:
     """Returns whether a new process that has this one's ``sys.path`` finds the module where this one found it."""
     if module in sys.builtin_module_names:
         return True
-    path, found = None, None
-    for name in accumulate(module.split("."), "{}.{}".format):
-        specs = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        found = next(filter(None, specs), None)
-        if found is None:
-            return False
-        path = found.submodule_search_locations
-    loaded = getattr(sys.modules.get(module), "__file__", None)
-    return found is not None and found.origin == loaded
+    found = spec_of(module)
+    return found is not None and found.origin == getattr(sys.modules.get(module), "__file__", None)
 
 
 def plain(value: Any) -> bool:

@@ -28,22 +28,22 @@ def show_environment(version: str) -> None:
 
     cpu, device = torch.device("cpu"), select_device("auto")
     known = provenance(cpu)
-    _say("commit", known["commit"] or "not known")
-    _say("CPU", f"{known['device_name']}, {os.cpu_count()} cores, torch takes {known['threads']}")
+    _say("commit", known.commit or "not known")
+    _say("CPU", f"{known.device_name}, {os.cpu_count()} cores, torch takes {known.threads}")
     _say(
         "ISA",
         f"{torch.backends.cpu.get_cpu_capability()} in torch; of the CPU: {', '.join(_instructions()) or 'not known'}",
     )
     if device.type == "cuda":
         gpu = provenance(device)
-        _say("GPU", f"{gpu['device_name']}, CUDA {gpu['cuda']}, driver {gpu['driver'] or 'not known'}")
+        _say("GPU", f"{gpu.device_name}, CUDA {gpu.cuda}, driver {gpu.driver or 'not known'}")
     else:
         _say(
             "GPU", f"none, torch is built {f'with CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
         )
-    for name, value in known["flags"].items():
+    for name, value in known.flags.items():
         _say("flag", f"{name}={value}")
-    for name, value in known["environment"].items():
+    for name, value in known.environment.items():
         _say("variable", f"{name}={value}")
     for part, built in _native(device.type).items():
         _say("operators", f"{part}: {built}")

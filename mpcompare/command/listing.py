@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from mpcompare.command import entry_points
 from mpcompare.errors import InputError
+from mpcompare.foreign import spec_of
 from mpcompare.paths import CONF
 
 LONGEST = 100  # characters of a line beyond its first sentence
@@ -84,33 +84,15 @@ def comment_of(text: str) -> str:
 def docstring_of(target: str) -> str:
     """Returns the first sentences of a class's docstring; an empty string where its source is not found."""
     module, _, name = target.rpartition(".")
-    source = _source(module)
-    if source is None or source.suffix != ".py":
+    source = spec.origin if module and (spec := spec_of(module)) else None
+    if source is None or not source.endswith(".py"):
         return ""
     try:
-        body = ast.parse(source.read_bytes()).body
+        body = ast.parse(Path(source).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return ""
     found = next((ast.get_docstring(each) for each in body if getattr(each, "name", "") == name), None)  # type: ignore[arg-type]
     return _first(" ".join((found or "").split("\n\n")[0].split()))
-
-
-def _source(module: str) -> Path | None:
-    """Returns the file of a module. ``importlib.util.find_spec`` would import the packages around it."""
-    path, spec = None, None
-    for end in _ends(module):
-        finders = (each.find_spec(end, path) for each in sys.meta_path if hasattr(each, "find_spec"))
-        spec = next((found for found in finders if found), None)
-        if spec is None:
-            return None
-        path = spec.submodule_search_locations
-    return Path(spec.origin) if spec and spec.origin else None
-
-
-def _ends(module: str) -> Iterator[str]:
-    """Yields ``a``, ``a.b`` and ``a.b.c`` for ``a.b.c``."""
-    names = module.split(".") if module else []
-    return (".".join(names[: i + 1]) for i in range(len(names)))
 
 
 def _first(text: str) -> str:

@@ -15,7 +15,7 @@ from mpcompare.entrant.sample import Ended
 from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.state import Entrant, Pass
 from mpcompare.entrant.timing import Blocks, take_turns
-from mpcompare.fields import BlocksRecord, ComparedRecord, Distance, Timing
+from mpcompare.fields import BlocksRecord, ComparedRecord, Distance
 from mpcompare.instruments import meter
 from mpcompare.instruments.clock import percentiles, settle
 from mpcompare.verdict.examine import numerics
@@ -57,7 +57,7 @@ def _part(entrant: Entrant, blocks: Blocks) -> BlocksRecord:
         samples_per_s=task.batch_size / seconds,
         flops_per_step=flops,
         tflops=None if flops is None else flops / seconds / 1e12,
-        timing=Timing(**vars(blocks.finish)),  # type: ignore[typeddict-item]
+        timing=blocks.finish,
         timed_unfinished=blocks.unfinished,
     )
 
@@ -66,7 +66,7 @@ def _describe_training(entrant: Entrant) -> str:
     setup, rows = entrant.setup, entrant.trained.rows
     first, last = rows[0], rows[-1]
     return (
-        f"{setup.engine}, {setup.dataset.name}, {len(rows)} steps, loss {last['loss']:.4f}, "
+        f"{setup.record.engine}, {setup.dataset.name}, {len(rows)} steps, loss {last['loss']:.4f}, "
         f"first step {first['step_ms']:.4g} ms, last {last['step_ms']:.4g} ms"
     )
 
@@ -87,7 +87,7 @@ def _compared(
     expected = ended.sample.of(trained.backend, trained.backend.master_params())
     first, last = (abs(mine - its) for mine, its in zip(ended.losses, (losses[0], losses[-1]), strict=True))
     return ComparedRecord(
-        **part,
+        **vars(part),
         timed_loss=losses[-1],
         timed_loss_difference=max(first, last) if not math.isnan(first + last) else math.nan,
         timed_state={

@@ -60,7 +60,7 @@ def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, apart: Ap
         if stage != course.TIMING:  # the race says when that begins
             yield Progress(0, 1, "", stage)
         part = yield from take(entrant)
-        recorder.add(**part)
+        recorder.add(**(part if isinstance(part, dict) else vars(part)))
     recorder.add(status="ok")
     yield Progress(1, 1, "done")
 

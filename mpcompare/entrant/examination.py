@@ -61,7 +61,7 @@ def _foretold(entrant: Entrant, held: int) -> int | None:
     params = [p.nbytes for p in setup.model.parameters()]
     moments = [t.nbytes for kept in entrant.stepper.backend.state_dict()["optimizer"].values() for t in kept.values()]
     known = Held(held, sum(params), max(params), sum(moments), most - before)
-    precision, batch = PRECISIONS[setup.precision], next(setup.batches())
+    precision, batch = PRECISIONS[setup.record.precision], next(setup.batches())
     try:
         return foretold(known, setup.model, setup.task.loss_fn, batch, precision, entrant.apart is None)
     except Exception as error:  # a network may raise anything
@@ -104,7 +104,7 @@ def _subject(entrant: Entrant) -> Subject:
         make_backend=setup.make_backend,
         model=setup.model,
         scaling=setup.loss_scale,
-        precision=PRECISIONS[setup.precision],
+        precision=PRECISIONS[setup.record.precision],
         task=setup.task,
         batches=setup.batches,
         lent=setup.lent,

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +28,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import Scores, score
 from mpcompare.entrant.plan import Inference
 from mpcompare.entrant.setup import Setup
-from mpcompare.entrant.state import Entrant, Nothing, Pass
-from mpcompare.fields import InferenceFields, InferenceRecord
+from mpcompare.entrant.state import Entrant, Fields, Pass
 from mpcompare.instruments import fp32_products, meter
 from mpcompare.instruments.clock import Clock
 from mpcompare.precision import PRECISIONS, preferred
@@ -105,14 +104,13 @@ def ways(precision: str, device: torch.device) -> dict[str, Callable[[nn.Module]
     return makers
 
 
-def take(entrant: Entrant) -> Pass[InferenceRecord | Nothing]:
+def take(entrant: Entrant) -> Pass[Fields]:
     """Needs ``setup`` and ``trained``. Leaves nothing."""
     yield from ()
     plan, trained = entrant.plan.inference, entrant.trained
     if not plan.enabled:
         return {}
-    measured = measure_inference(entrant.setup, trained.state, trained.scores, plan, entrant.shared)
-    return InferenceRecord(inference=cast(InferenceFields, measured))
+    return {"inference": measure_inference(entrant.setup, trained.state, trained.scores, plan, entrant.shared)}
 
 
 def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inference, shared: Shared) -> dict[str, Any]:
@@ -134,7 +132,7 @@ def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inferenc
     batch_size = plan.batch_size or setup.task.micro_batch_size
     able: dict[str, Way] = {}
     rows: dict[str, Row] = {}
-    for name, make in ways(setup.precision, setup.device).items():
+    for name, make in ways(setup.record.precision, setup.device).items():
         try:
             way = make(network)
             rows[name] = dict(scores) if name == "fp32" else dict(_score(way, setup))

@@ -11,16 +11,16 @@ from mpcompare.entrant import going_on, resume
 from mpcompare.entrant.examined_memory import ExaminedMemory
 from mpcompare.entrant.setup import set_up
 from mpcompare.entrant.start import Start
-from mpcompare.entrant.state import Entrant, Nothing, Pass, Trained
+from mpcompare.entrant.state import Entrant, Fields, Pass, Trained
 from mpcompare.entrant.timing import fresh, try_block
-from mpcompare.fields import ProvenanceRecord, ResumedRecord, SetUpRecord
+from mpcompare.fields import ProvenanceRecord, SetUpRecord
 from mpcompare.instruments import machine
 from mpcompare.records import EXAMINED, WENT_ON, numbers
 
 log = logging.getLogger(__name__)
 
 
-def find_checkpoint(entrant: Entrant) -> Pass[Nothing]:
+def find_checkpoint(entrant: Entrant) -> Pass[Fields]:
     """Reads the checkpoint to continue from, before anything is made: a wrong one ends the run at once.
 
     Needs nothing. Leaves ``checkpoint`` and ``taken``.
@@ -41,19 +41,9 @@ def make_setup(entrant: Entrant) -> Pass[SetUpRecord]:
     yield from ()
     entrant.memory = ExaminedMemory(entrant.apart)
     setup = entrant.setup = set_up(entrant.plan, entrant.shared)
-    if setup.not_finite:  # what such data do is no fault of a backend
+    if setup.record.not_finite:  # what such data do is no fault of a backend
         entrant.plan = replace(entrant.plan, verdict=replace(entrant.plan.verdict, enabled=False))
-    return SetUpRecord(
-        precision=setup.precision,
-        engine=setup.engine,
-        loss_scale=setup.loss_scale.name,
-        construct_s=setup.construct_s,
-        dataset=setup.dataset.name,
-        dataset_reason=setup.dataset.reason,
-        dataset_fingerprint=setup.dataset_fingerprint,
-        initial_weights=setup.initial_weights,
-        not_finite=setup.not_finite,
-    )
+    return setup.record
 
 
 def record_machine(entrant: Entrant) -> Pass[ProvenanceRecord]:
@@ -65,7 +55,7 @@ def record_machine(entrant: Entrant) -> Pass[ProvenanceRecord]:
     return machine.provenance(entrant.setup.device)
 
 
-def find_start(entrant: Entrant) -> Pass[ResumedRecord | Nothing]:
+def find_start(entrant: Entrant) -> Pass[Fields]:
     """Finds where training begins: at the initial weights, or at a checkpoint of the same task.
 
     Needs ``checkpoint``, ``taken`` and ``setup``. Leaves ``start``. The part of a run that went on says in which folder
@@ -85,12 +75,12 @@ def find_start(entrant: Entrant) -> Pass[ResumedRecord | Nothing]:
     before = going_on.before(recorder, saved.step, moves) if goes_on else None
     entrant.start = Start(setup, checkpoint, before or going_on.NOTHING)
     if before is None:
-        return resume.describe(checkpoint, folder)
+        return {"resumed_from": resume.describe(checkpoint, folder)}
     log.info("taken as it is from %s" if entrant.taken else f"goes on after step {saved.step} of %s", folder)
     return {WENT_ON: {**recorder.result[WENT_ON], "step": None if entrant.taken else saved.step}}
 
 
-def take_as_it_is(entrant: Entrant) -> Pass[Nothing]:
+def take_as_it_is(entrant: Entrant) -> Pass[Fields]:
     """Takes a run that was trained and examined before its sweep was killed as it is: it is only timed.
 
     Needs ``start``, at the end of training. Leaves ``stepper`` and ``trained``, and ends ``apart``.
@@ -111,7 +101,7 @@ def take_as_it_is(entrant: Entrant) -> Pass[Nothing]:
     return {}
 
 
-def try_length(entrant: Entrant) -> Pass[Nothing]:
+def try_length(entrant: Entrant) -> Pass[Fields]:
     """Tries out how many steps a timed block has.
 
     Needs ``setup``, ``trained`` and ``stepper``. Leaves ``trial``.

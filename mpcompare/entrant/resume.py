@@ -18,7 +18,7 @@ from mpcompare.checkpoints import Checkpoint, load
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.setup import Setup
 from mpcompare.errors import InputError
-from mpcompare.fields import ResumedRecord, ResumeFields
+from mpcompare.fields import ResumeFields
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.records import finite, named_fields
 from mpcompare.tasks.fingerprint import fingerprint
@@ -33,13 +33,13 @@ def what_is_trained(plan: Plan, setup: Setup) -> dict[str, Any]:
     """Returns the task, data, seed and initial weights by the names of ``SAME``, and the backend that trains them."""
     return {
         "backend": plan.backend,
-        "precision": setup.precision,
+        "precision": setup.record.precision,
         "loss_scale": setup.loss_scale.name,
         "task": dict(plan.task_config),
         "seed": plan.seed,
         "schedule_updates": setup.task.schedule.length,  # a cosine is spread over all steps of a run
-        "dataset_fingerprint": setup.dataset_fingerprint,
-        "initial_weights": setup.initial_weights,
+        "dataset_fingerprint": setup.record.dataset_fingerprint,
+        "initial_weights": setup.record.initial_weights,
     }
 
 
@@ -113,14 +113,13 @@ def _fields(trained: Mapping[str, Any]) -> dict[str, Any]:
     return {field: v for key in SAME for field, v in named_fields(key, finite(trained.get(key))).items()}
 
 
-def describe(checkpoint: Checkpoint, folder: Path | None) -> ResumedRecord:
-    """Returns the part of the record of a run that continues from this checkpoint, which was found in ``folder``."""
+def describe(checkpoint: Checkpoint, folder: Path | None) -> ResumeFields:
+    """Returns what a record says of the checkpoint from which a run continues, which was found in ``folder``."""
     trained = checkpoint.what_is_trained
-    origin = ResumeFields(
+    return ResumeFields(
         path=str(folder),
         step=checkpoint.step,
         backend=trained.get("backend"),
         precision=trained.get("precision"),
         weights=fingerprint(checkpoint.state["params"]),
     )
-    return ResumedRecord(resumed_from=origin)

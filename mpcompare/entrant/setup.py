@@ -12,6 +12,7 @@ from torch import nn
 from mpcompare.contract import Backend, Batches, State, Stepper
 from mpcompare.entrant.plan import Plan
 from mpcompare.errors import InputError
+from mpcompare.fields import SetUpRecord
 from mpcompare.instruments import fp32_products, machine
 from mpcompare.instruments.clock import Clock, clock
 from mpcompare.loss_scale import LossScale
@@ -33,32 +34,22 @@ class Setup:
     """Everything that is made once.
 
     Attributes:
-        precision: resolved.
-        engine: the answer of the backend to what computes its products.
+        record: what ``result.json`` says of it.
         loss_scale: as training begins.
         model: the network with its initial weights, on the device.
         lent: the fingerprints of the network and of the first batch before any backend had them.
-        initial_weights: their hash.
         dataset: on the device.
-        dataset_fingerprint: hash of all its samples.
-        construct_s: seconds in which the first backend was made, with all that is built or compiled for it.
-        not_finite: where the data, or the first loss, hold no number that fp32 can train on; empty where they all do.
     """
 
     device: torch.device
-    precision: str
-    engine: str
+    record: SetUpRecord
     loss_scale: LossScale
     model: nn.Module
-    initial_weights: str
     lent: Lent
     task: Task
     make_backend: Callable[[nn.Module, LossScale], Backend]
     dataset: Dataset
-    dataset_fingerprint: str
-    construct_s: float
     clock: Clock
-    not_finite: str = ""
 
     def new_backend(self) -> Backend:
         """Returns a backend with the initial weights."""
@@ -117,21 +108,27 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
     infinite = infinite or first_loss(model, task, *next(batches(dataset, task.batch_size)))
     if infinite and not plan.train.not_finite:
         raise InputError("data", dataset.name, f"{infinite}; train.not_finite=true trains on it, without a verdict")
-    return Setup(
-        device=device,
+    record = SetUpRecord(
         precision=precision,
         engine=engine,
+        loss_scale=loss_scale.name,
+        construct_s=construct_s,
+        dataset=dataset.name,
+        dataset_reason=dataset.reason,
+        dataset_fingerprint=dataset_fingerprint,
+        initial_weights=initial_weights,
+        not_finite=infinite,
+    )
+    return Setup(
+        device=device,
+        record=record,
         loss_scale=loss_scale,
         model=model,
-        initial_weights=initial_weights,
         lent={**network, **of_batch(task.micro_batches(*next(batches(dataset, task.batch_size))))},
         task=task,
         make_backend=make_backend,
         dataset=dataset,
-        dataset_fingerprint=dataset_fingerprint,
-        construct_s=construct_s,
         clock=clock(device),
-        not_finite=infinite,
     )
 
 

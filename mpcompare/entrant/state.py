@@ -19,7 +19,7 @@ from mpcompare.verdict.findings import Moves
 
 Part = TypeVar("Part")
 Pass = Generator[Progress | Turn, Order | None, Part]  # returns its part of ``result.json``
-Nothing = dict[str, Any]  # the part of a pass that has none
+Fields = dict[str, Any]  # some by their names; none of a pass that records nothing
 
 
 @dataclass(frozen=True)

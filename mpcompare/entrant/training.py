@@ -33,9 +33,10 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
     if plan.verdict.enabled:
         stepper = Midway(stepper, setup.task.schedule, start.step, plan.train.last_step)
     entrant.stepper = stepper
-    digest = Digest(stepper.backend, torch_dtype(PRECISIONS[setup.precision].storage)) if plan.verdict.enabled else None
+    storage = PRECISIONS[setup.record.precision].storage
+    digest = Digest(stepper.backend, torch_dtype(storage)) if plan.verdict.enabled else None
     rows = Rows(recorder, setup.clock, setup.task.clip_norm, plan.train.warmup_steps, start.step, plan.seed, digest)
-    monitor = Monitor(setup.task, PRECISIONS[setup.precision].storage, setup.clock, plan.monitor.every)
+    monitor = Monitor(setup.task, storage, setup.clock, plan.monitor.every)
     evaluations = Evaluations(setup, recorder, plan.eval.every)
     saver = Saver(entrant.recorder, plan.train, what_is_trained(plan, setup), setup.device, start.before, digest)
     yield from train(stepper, start.batches(), rows, plan.train.last_step, monitor, evaluations, saver)

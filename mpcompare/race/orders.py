@@ -16,6 +16,8 @@ import math
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from mpcompare.fields import Timing
+
 
 @dataclass(frozen=True)
 class Train:
@@ -61,25 +63,8 @@ class Conclude:
 
 
 @dataclass(frozen=True)
-class Finish:
-    """Timing is over.
-
-    Attributes:
-        rounds: their number.
-        stopped: ``rel_ci`` (every interval is narrow enough) or ``budget`` (time ran out).
-        half_width: relative half width of the widest interval: of a ratio between two entrants; of the step time, if
-            there was one entrant.
-        seconds: duration of timing.
-        race: a name shared by those that took turns to the end; None for one alone.
-        compared: the round of the block that is compared with the examined backend's, drawn for each entrant.
-    """
-
-    rounds: int
-    stopped: str
-    half_width: float
-    seconds: float
-    race: str | None
-    compared: int
+class Finish(Timing):
+    """Timing is over."""
 
 
 Order = Train | Prepare | Time | Conclude | Finish

@@ -11,10 +11,11 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mpcompare.errors import check_number
+from mpcompare.fields import Timing
 from mpcompare.race.course import TIMING
 from mpcompare.race.orders import Conclude, Finish, Order, Prepare, Progress, Time, Train, Turn
 
@@ -160,7 +161,7 @@ def _time(
             finish = Finish(rounds, stopped, half_width, seconds, name if len(racing) > 1 else None, compared=0)
             break
     if racing:
-        display.line(describe_timing(asdict(finish)))
+        display.line(describe_timing(finish))
     return [(entrant, blocks[id(entrant)]) for entrant in racing], finish
 
 
@@ -194,10 +195,10 @@ def _show(
         display.progress(entrant.name, Progress(min(seconds, rules.budget_s), rules.budget_s, text, TIMING))
 
 
-def describe_timing(finish: dict[str, object]) -> str:
-    """Returns a :class:`Finish`, as a record holds it, in words."""
-    rounds, half_width = finish["rounds"], float(str(finish["half_width"]))
-    what = "every ratio of two runs" if finish["race"] else "the step time"
-    why = "narrow enough" if finish["stopped"] == "rel_ci" else "the time budget ended (measure.budget_s)"
+def describe_timing(timing: Timing) -> str:
+    """Returns the end of timing in words."""
+    rounds, half_width = timing.rounds, timing.half_width
+    what = "every ratio of two runs" if timing.race else "the step time"
+    why = "narrow enough" if timing.stopped == "rel_ci" else "the time budget ended (measure.budget_s)"
     known = f"{what} is known within {half_width:.1%} (95 %)" if half_width < math.inf else "too few for an interval"
     return f"{rounds} round{'s' if rounds != 1 else ''} of blocks, stopped because {why}: {known}"

@@ -43,8 +43,8 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         said.append((Name(entry.label), *does, reason))
     said += about(judged.get(Word.DIFFERS, [])[MOST:], " does not, either.", " do not, either.")
     gone = [entry for entry in comparison.entries if not entry.ok]
-    said += about([e for e in gone if e.run.result["status"] != UNREADABLE], " did not finish.")
-    said += about([e for e in gone if e.run.result["status"] == UNREADABLE], " cannot be read.")
+    said += about([e for e in gone if e.run.result.status != UNREADABLE], " did not finish.")
+    said += about([e for e in gone if e.run.result.status == UNREADABLE], " cannot be read.")
     for entry, verdict in of_word.get(Word.REFERENCE, []):
         if verdict.because:
             said.append((Name(entry.label), f" is a reference in doubt: {first_clause(verdict.because)}"))
@@ -62,7 +62,7 @@ def _right(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
             alike = [(e, v) for e, v in of_word[word] if (v.reference, v.cause) == (reference, cause)]
             counts = {len(verdict.checks) for _, verdict in alike}
             checks = f" ({'at least ' if len(counts) > 1 else ''}{min(counts)} checks)."
-            alike.sort(key=lambda each: float(each[0].run.result["step_ms_p50"]))  # not all may be named
+            alike.sort(key=lambda each: each[0].run.finished.blocks.step_ms_p50)  # not all may be named
             ((*pieces,),) = about([e for e, _ in alike], one, several)
             end = checks if word is Word.SAME else f" only as declared ({cause})."
             said.append((*pieces, Name(labels.get(reference or "", str(reference))), end))
@@ -76,7 +76,7 @@ def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
     others = [entry for entry in comparison.finished if not entry.is_baseline]
     if not others:
         entry = comparison.finished[0]
-        return [(Name(entry.label), f" takes {float(entry.run.result['step_ms_p50']):.4g} ms a step.")]
+        return [(Name(entry.label), f" takes {entry.run.finished.blocks.step_ms_p50:.4g} ms a step.")]
     known = sorted((e for e in others if not math.isnan(e.time_ratio.low)), key=lambda e: e.time_ratio.median)
     said: list[Sentence] = []
     if known and len(known) == len(others) and known[0].time_ratio.low > 1:
@@ -99,7 +99,7 @@ def _faster(comparison: Comparison, verdicts: Verdicts) -> list[Sentence]:
         [e for e in known if not e.side_by_side], " took no turns with the baseline: drift of the machine counts."
     )
     if unknown := [entry for entry in others if entry not in known]:
-        rounds = min(int(entry.run.result["timing"]["rounds"]) for entry in unknown)
+        rounds = min(entry.run.finished.blocks.timing.rounds for entry in unknown)
         blocks = f"{rounds} round{'' if rounds == 1 else 's'}, and {MIN_VALUES} are needed"
         said += about(unknown, f": too few blocks for a ratio ({blocks}).")
     return said
@@ -144,4 +144,4 @@ def _digits(ratio: float) -> str:
 
 
 def _megabytes(run: Run) -> str:
-    return f"{run.result['peak_memory_bytes'] / MB:.4g} MB"
+    return f"{run.finished.memory.peak_memory_bytes / MB:.4g} MB"

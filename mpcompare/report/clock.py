@@ -29,16 +29,16 @@ def out_of_turn(entry: Entry) -> float:
     all waits together: a median would not see what is done in every third one. The first wait lasts as long as others
     train, and is left out where there are more.
     """
-    if not entry.run.result["timing"]["race"]:
+    timing = entry.run.finished.blocks.timing
+    if not timing.race:
         return 0.0
     blocks = entry.run.blocks[1:] if len(entry.run.blocks) > 1 else entry.run.blocks
     used = blocks["cpu_s_between_turns"].sum()
     cores = float(used / blocks["s_between_turns"].sum())
     computed_s = (blocks["step_ms"] * blocks["steps"]).sum() / 1e3
-    known = float(str(entry.run.result["timing"]["half_width"]))
-    known = known if math.isfinite(known) else 0.0
+    known = timing.half_width if math.isfinite(timing.half_width) else 0.0
     ahead = used > max(max(OF_A_BLOCK, known) * computed_s, MESSAGES_S * len(blocks))
-    return cores if cores > max(OUT_OF_TURN, known * entry.run.result["threads"]) or ahead else 0.0
+    return cores if cores > max(OUT_OF_TURN, known * (entry.run.finished.machine.threads or 1)) or ahead else 0.0
 
 
 def doubts(entry: Entry) -> list[str]:
@@ -57,7 +57,7 @@ def _reading(entry: Entry) -> str:
     blocks = entry.run.blocks
     read_ms, block_ms = blocks["read_ms"], blocks["step_ms"] * blocks["steps"]
     long = (read_ms > np.maximum(OF_A_BLOCK * block_ms, READING_MS)).mean() > 0.5
-    if entry.run.result.get("device") != "cpu" or not long:
+    if entry.run.finished.machine.device != "cpu" or not long:
         return ""
     why = "its steps return before they are finished, or its weights are copied"
     share = (read_ms / block_ms).median()
@@ -70,14 +70,14 @@ def _phases(entry: Entry) -> str:
     They are one more block, so their sum is within Student's t of the others on a logarithmic scale, and the clock
     between them may cost something.
     """
-    result, blocks = entry.run.result, entry.run.blocks
-    sum_ms, times = result.get("phase_sum_ms"), np.log(blocks["step_ms"].to_numpy(dtype=float))
-    if sum_ms is None or len(times) < 2 or blocks["other_cores"].median() > OTHERS:
+    result, blocks = entry.run.finished, entry.run.blocks
+    sum_ms, times = result.phases.phase_sum_ms, np.log(blocks["step_ms"].to_numpy(dtype=float))
+    if len(times) < 2 or blocks["other_cores"].median() > OTHERS:
         return ""
     t = float(special.stdtrit(len(times) - 1, 1 - RARE / 2))
     reach = t * float(times.std(ddof=1)) * math.sqrt(1 + 1 / len(times)) + math.log1p(LAYOUT)
     away = math.log(sum_ms) - float(times.mean())
-    if -reach <= away <= reach + math.log1p(max(result["phase_overhead"], 0.0)):
+    if -reach <= away <= reach + math.log1p(max(result.phases.phase_overhead, 0.0)):
         return ""
-    block = f"a step in a block {result['step_ms_p50']:.4g} ms"
+    block = f"a step in a block {result.blocks.step_ms_p50:.4g} ms"
     return f"the phases of a step take {sum_ms:.4g} ms together, and {block}: one of the two is not right"

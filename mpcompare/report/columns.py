@@ -47,12 +47,12 @@ class Column(Generic[R]):
 
 
 def recorded(name: str, unit: str, meaning: str, **shown: Any) -> Column[Any]:
-    """Returns the column of a value that a record has under the same name, for rows that have a ``result``.
+    """Returns the column of a value that a record has under the same name, for rows that have a ``recorded``.
 
     Args:
         shown: the part of it that a console shows, as in :class:`Column`.
     """
-    return Column(name, unit, meaning, lambda row: row.result.get(name), **shown)
+    return Column(name, unit, meaning, lambda row: row.recorded.get(name), **shown)
 
 
 def number(spec: str, per: float = 1.0) -> Callable[[object, Any], str]:
@@ -76,7 +76,7 @@ def percentiles(name: str, meaning: str) -> Column[Any]:
         f"{name}_p20_p80",
         "ms",
         meaning,
-        lambda row: tuple(map(row.result.get, ends)),
+        lambda row: tuple(map(row.recorded.get, ends)),
         heading="p20 - p80",
         text=span(".4g"),
         in_files=False,

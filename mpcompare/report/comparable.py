@@ -45,12 +45,12 @@ def check_comparable(runs: Sequence[Run], allow: Sequence[str]) -> None:
     tasks: dict[object, dict[object, Run]] = {}  # one run of each sweep and each data, by its task
     for run in runs:
         if run.task_identity:
-            data = run.result["config"].get("data"), [run.task_identity.get(key) for key in OBSERVED]
+            data = run.result.config.get("data"), [run.task_identity.get(key) for key in OBSERVED]
             tasks.setdefault(_asked_for(run, allow), {}).setdefault((sweep(run), repr(data)), run)
     pairs = [pair for alike in tasks.values() for pair in combinations(alike.values(), 2)]
     for a, b in pairs:
         # data=mnist,digits in one sweep are two comparisons; data=auto that finds one here, the other there is a fault.
-        if a.result["config"].get("data") == b.result["config"].get("data") and (fields := differing(a, b, allow)):
+        if a.result.config.get("data") == b.result.config.get("data") and (fields := differing(a, b, allow)):
             raise _refusal(fields, a, b, allow)
     known = [run for alike in tasks.values() for run in alike.values()]
     connected = {sweep(run) for run in known[:1]}
@@ -78,12 +78,13 @@ def _refusal(fields: Sequence[str], a: Run, b: Run, allow: Sequence[str]) -> Inp
 
 def sweep(run: Run) -> str:
     """Returns a name that all runs of one sweep share; a single run is a sweep of its own."""
-    return run.result.get("sweep") or str(run.folder)
+    return run.result.sweep or str(run.folder)
 
 
 def facet(run: Run) -> dict[str, Any]:
     """Returns the place where the run was: device, host and threads. Empty where the run failed before it knew it."""
-    return {key: run.result[key] for key in MACHINE if key in run.result}
+    machine = run.result.machine
+    return {key: getattr(machine, key) for key in MACHINE} if machine else {}
 
 
 def differing(a: Run, b: Run, allow: Sequence[str] = ()) -> list[str]:
@@ -115,7 +116,7 @@ def group(runs: Sequence[Run], allow: Sequence[str]) -> list[list[Run]]:
     groups: dict[object, list[list[Run]]] = {}  # by their tasks
     # Runs that know where they ran come first: they know all of it. The others join by the fields that they know, the
     # runs of their own sweep before those of another, and one whose sweep is not known those of the folder it is in.
-    for run in sorted(runs, key=lambda run: (not run.task_identity, "device_name" not in run.result)):
+    for run in sorted(runs, key=lambda run: (not run.task_identity, run.result.machine is None)):
         alike = groups.setdefault(_asked_for(run, allow), [])
         among = alike if run.task_identity else [g for each in groups.values() for g in each]
         fitting = [g for g in among if not differing(g[0], run, allow) and _same_facet(g[0], run)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpcompare.phases import Phase
 from mpcompare.race.intervals import Interval, ratio, unpaired_ratio
 from mpcompare.records import MACHINE, PLANNED
 from mpcompare.report.comparable import (
@@ -24,9 +25,9 @@ from mpcompare.report.runs import Run
 from mpcompare.verdict.judge.trajectories import loss_difference
 
 
-def phases_of(runs: Iterable[Run]) -> list[str]:
+def phases_of(runs: Iterable[Run]) -> list[Phase]:
     """Returns the phases in which any of these finished runs works, in their order; the whole step comes last."""
-    times = sorted((run.result["phase_ms"] for run in runs), key=len, reverse=True)
+    times = sorted((run.finished.phases.phase_ms for run in runs), key=len, reverse=True)
     named = dict.fromkeys(phase for phase_ms in times for phase in phase_ms)
     return [phase for phase in named if any(phase_ms.get(phase) is not None for phase_ms in times)]
 
@@ -50,7 +51,7 @@ class Entry:
 
     @property
     def ok(self) -> bool:
-        return self.run.result["status"] == "ok"
+        return self.run.result.status == "ok"
 
     @property
     def is_baseline(self) -> bool:
@@ -61,16 +62,16 @@ class Entry:
         """The reason why the run did not finish, in one line; empty if it did."""
         if self.ok:
             return ""
-        if self.run.result["status"] == PLANNED:
+        if self.run.result.status == PLANNED:
             return "planned, and not run yet"
-        return self.run.result.get("error") or "ended without a word: killed, or still running"
+        return self.run.result.error or "ended without a word: killed, or still running"
 
     @property
     def side_by_side(self) -> bool:
         """Whether this run and its baseline took turns, so that their ratio is free of the machine's drift."""
         if self.baseline is None or self.is_baseline:
             return self.is_baseline
-        own, other = (run.result["timing"]["race"] for run in (self.run, self.baseline))
+        own, other = self.run.race, self.baseline.race
         return own is not None and own == other
 
     @cached_property
@@ -92,14 +93,15 @@ class Entry:
         """This run's measured peak memory over the baseline's; nan where there is none."""
         if not self.ok or self.baseline is None:
             return math.nan
-        own, other = (run.result["peak_memory_bytes"] for run in (self.run, self.baseline))
+        own, other = (run.finished.memory.peak_memory_bytes for run in (self.run, self.baseline))
         return own / other if other else math.nan
 
     @property
     def model_difference(self) -> float:
         """Measured peak memory over the analytic model's, less 1; nan where there is no model."""
-        model = self.run.result.get("peak_memory_bytes_analytic")
-        return self.run.result["peak_memory_bytes"] / model - 1 if self.ok and model else float("nan")
+        memory = self.run.result.memory
+        model = memory.peak_memory_bytes_analytic if memory else None
+        return memory.peak_memory_bytes / model - 1 if self.ok and memory and model else float("nan")
 
     @property
     def max_abs_loss_diff(self) -> float:
@@ -156,41 +158,40 @@ def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> li
 
 
 def _comparison(runs: Sequence[Run], title: str, baseline: str) -> Comparison:
-    finished = [run for run in runs if run.result["status"] == "ok"]
-    datasets = [f"data: {r['dataset']} ({r['dataset_reason']})" for r in (run.result for run in runs) if "dataset" in r]
+    finished = [run for run in runs if run.result.status == "ok"]
+    datasets = [f"data: {made.dataset} ({made.dataset_reason})" for run in runs if (made := run.result.set_up)]
     different = varied(runs)
     comparison = Comparison(
         title=title,
         dataset=_each(datasets) if "dataset_fingerprint" in different else (datasets or ["no data"])[0],
         not_the_same=f"NOT THE SAME: {', '.join(different)} (report.allow)" if different else "",
     )
-    preferred = [run for run in finished if run.result["backend"] == baseline] or finished[:1]
+    preferred = [run for run in finished if run.result.backend == baseline] or finished[:1]
     variants = _variants(runs)
     variant_of = {id(run): variant for run, variant in zip(runs, variants, strict=True)}
 
     def closest(run: Run) -> Run:
         """The baseline in the same precision before one of the same variant before one that took turns with the run."""
-        own = run.result
         return min(
             preferred,
             key=lambda b: (
-                b.result["precision"] != own["precision"],
+                b.result.precision != run.result.precision,
                 variant_of[id(b)] != variant_of[id(run)],
-                b.result["timing"]["race"] != own["timing"]["race"],
+                b.race != run.race,
             ),
         )
 
     variants = [" ".join(filter(None, both)) for both in zip(variants, _options(runs), strict=True)]
     variants = [" ".join(filter(None, both)) for both in zip(variants, _sweeps(runs, variants), strict=True)]
     for run, label, variant in zip(runs, _labels(runs, variants), variants, strict=True):
-        comparison.entries.append(Entry(run, label, variant, closest(run) if run.result["status"] == "ok" else None))
+        comparison.entries.append(Entry(run, label, variant, closest(run) if run.result.status == "ok" else None))
     return comparison
 
 
 def _titles(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Task, batch, seed and device; where several share these, also the fields that tell them apart; the threads and
     the host of each where not all ran on one machine."""
-    known = [[{**run.task_identity, **facet(run), "task": run.result["task"]} for run in runs] for runs in groups]
+    known = [[{**run.task_identity, **facet(run), "task": run.result.task} for run in runs] for runs in groups]
 
     def each(key: str) -> list[str]:
         return [_each(run[key] for run in runs if run.get(key) is not None) for runs in known]
@@ -228,7 +229,7 @@ def _variants(runs: Sequence[Run]) -> list[str]:
                 if key in (identity := run.task_identity):
                     value = identity[key][:8] if key in OBSERVED else identity[key]
                     own.append(f"{names[key]}={value}")
-    torch = [run.result.get("versions", {}).get("torch") for run in runs]
+    torch = [run.recorded.get("versions", {}).get("torch") for run in runs]
     if len({*torch} - {None}) > 1:
         for version, own in zip(torch, words, strict=True):
             own += [f"torch {version}"] if version else []
@@ -240,12 +241,13 @@ def _options(runs: Sequence[Run]) -> list[str]:
     differ; a value that most of them have goes without saying."""
 
     def options(run: Run) -> dict[str, Any]:
-        asked_for = run.result["config"].get("backend", {})
+        asked_for = run.result.config.get("backend", {})
         known = {key: v for key, v in asked_for.items() if key != "_target_" and "${" not in str(v)}
-        return {**known, **{key: run.result[key] for key in ("loss_scale",) if key in run.result}}
+        return {**known, **({"loss_scale": made.loss_scale} if (made := run.result.set_up) else {})}
 
     def words(run: Run) -> str:
-        alike = [r for r in runs if all(r.result.get(k) == run.result.get(k) for k in ("backend", "precision"))]
+        own = (run.result.backend, run.result.precision)
+        alike = [other for other in runs if (other.result.backend, other.result.precision) == own]
         each = {key: [str(options(r)[key]) for r in alike if key in options(r)] for key in options(run)}
         return " ".join(
             f"{key}={value}"
@@ -258,7 +260,7 @@ def _options(runs: Sequence[Run]) -> list[str]:
 
 def _sweeps(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
     """For each run the folder of its sweep, if runs of several sweeps would have one label without it."""
-    labels = [(run.result["backend"], run.result["precision"], v) for run, v in zip(runs, variants, strict=True)]
+    labels = [(run.result.backend, run.result.precision, v) for run, v in zip(runs, variants, strict=True)]
     folders = [run.name.rpartition("/")[0] for run in runs]
     apart = len(set(labels)) < len(runs) == len(set(zip(labels, folders, strict=True)))
     return [f"in {folder}" if apart else "" for folder in folders]
@@ -269,7 +271,7 @@ def _labels(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
     and in the end the folder."""
     keys = ["backend", "precision"]
     for more in ("engine", None):
-        words = [[str(run.result.get(key, "")) for key in keys] for run in runs]
+        words = [[str(run.recorded.get(key, "")) for key in keys] for run in runs]
         labels = [" ".join(filter(None, dict.fromkeys([*w, v]))) for w, v in zip(words, variants, strict=True)]
         if len(set(labels)) == len(labels) or more is None:
             break

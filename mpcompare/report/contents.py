@@ -46,7 +46,7 @@ class Report:
     def has_baseline(self) -> bool:
         """Whether any run, finished or not, is of the baseline's backend."""
         entries = (entry for comparison in self.comparisons for entry in comparison.entries)
-        return any(entry.run.result["backend"] == self.baseline for entry in entries)
+        return any(entry.run.result.backend == self.baseline for entry in entries)
 
     @property
     def complete(self) -> bool:

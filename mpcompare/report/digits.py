@@ -32,7 +32,7 @@ class Map:
 
     @property
     def precision(self) -> str:
-        return str(self.entry.run.result["precision"])
+        return self.entry.run.result.precision
 
     @property
     def when(self) -> str:
@@ -125,7 +125,7 @@ def lines(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     """Returns a line for each precision of 16 bits: the layer that loses the most digits, and those that should stay in
     fp32; or that nothing is known."""
     known = {each.precision: each for each in shown(comparison, verdicts)}
-    examined = [e.run.result["precision"] for e in comparison.finished if e.run.findings]
+    examined = [e.run.result.precision for e in comparison.finished if e.run.findings]
     asked = [p for p in dict.fromkeys(examined) if PRECISIONS[p].is_16_bit]
     unknown = "the digits that {} loses are not known: no run shows its layers"
     return [_line(known[p]) if p in known else unknown.format(p) for p in asked]
@@ -146,7 +146,7 @@ def _line(each: Map) -> str:
 
 def _network(entry: Entry) -> str:
     """Returns the class of the network where a task names one."""
-    model = entry.run.result["config"]["task"].get("model")
+    model = entry.run.result.config["task"].get("model")
     target = model.get("_target_") if isinstance(model, Mapping) else None
     return target.rpartition(".")[2] if isinstance(target, str) else "the network"
 

@@ -35,7 +35,7 @@ class DtypesRow:
 
 def layers_of(entry: Entry) -> Layers:
     """Returns the dtypes of each layer; empty where none were observed."""
-    return entry.run.result.get("module_dtypes") or {}
+    return entry.run.result.observed.module_dtypes if entry.run.result.observed else {}
 
 
 def observed(comparison: Comparison) -> list[Entry]:
@@ -99,7 +99,7 @@ def lines(comparison: Comparison) -> list[str]:
     texts = []
     for entry in observed(comparison):
         reference = by_run.get(id(entry.baseline))
-        if reference is None or reference.run.result["precision"] != entry.run.result["precision"]:
+        if reference is None or reference.run.result.precision != entry.run.result.precision:
             continue
         if text := differences(entry, reference):
             texts.append(f"{entry.label} compared with {reference.label}: {text}")

@@ -36,31 +36,31 @@ def first_verdicts(
         InputError: the runs are not comparable.
     """
     runs = {name: read_any(folder, name) for name, folder in folders.items()}
-    precisions = {runs[name].result["backend"]: runs[name].result["precision"] for name in trained}
+    precisions = {runs[name].result.backend: runs[name].result.precision for name in trained}
     known = [_as_finished(run) if name in trained else _resolved(run, precisions) for name, run in runs.items()]
     lines = {}
     for comparison in compare(known, baseline, allow):
         for name, verdict in judge_all(comparison).items():
             reference = runs[verdict.reference or name]
-            if verdict.word is not Word.NOT_EXAMINED and (not waiting or reference.result["backend"] == baseline):
+            if verdict.word is not Word.NOT_EXAMINED and (not waiting or reference.result.backend == baseline):
                 lines[name] = _line(comparison, name, verdict)
     return lines
 
 
 def _as_finished(run: Run) -> Run:
     """Returns a run of the race as it will be if it finishes."""
-    if run.result["status"] == UNREADABLE:
+    if run.result.status == UNREADABLE:
         return run
-    return replace(run, result={**run.result, "status": "ok", "timing": {"race": "this"}})
+    return replace(run, result=replace(run.result, status="ok"))
 
 
 def _resolved(run: Run, precisions: Mapping[str, str]) -> Run:
     """Returns a run that waits with the precision that ``auto`` is for another run of its backend, so that its label
     is the one that it will have."""
-    precision = run.result["precision"]
+    precision = run.result.precision
     if precision == "auto":
-        precision = precisions.get(run.result["backend"], precision)
-    return replace(run, result={**run.result, "precision": precision})
+        precision = precisions.get(run.result.backend, precision)
+    return replace(run, result=replace(run.result, precision=precision))
 
 
 def _line(comparison: Comparison, name: str, verdict: Verdict) -> str:

@@ -3,14 +3,14 @@
 ``inference.csv`` and the console show it. A way is a precision and how the network got there, as in ``autocast bf16``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpcompare.fields import WayFields
+from mpcompare.records import finite
 from mpcompare.report.columns import TEXT, Column, named, number, percentiles, recorded
 from mpcompare.report.comparison import Comparison, Entry
-
-Result = Mapping[str, Any]  # the numbers of one way, as in result.json
 
 
 @dataclass(frozen=True)
@@ -27,28 +27,38 @@ class InferenceRow:
     repeated: bool
 
     @property
-    def result(self) -> Result:
+    def result(self) -> WayFields:
         return ways(self.entry)[self.way]
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The result as it stands in ``result.json``."""
+        return finite(self.result)
 
     @property
     def time_ratio(self) -> float | None:
         """Latency of this way over the latency in fp32; None where either is missing."""
-        fp32, own = (result.get("latency_ms") for result in (ways(self.entry).get("fp32", {}), self.result))
-        return own / fp32 if fp32 and own else None
+        fp32, own = ways(self.entry).get("fp32"), self.result.latency_ms
+        return own / fp32.latency_ms if fp32 and fp32.latency_ms and own else None
 
     @property
     def way_in_words(self) -> str:
         """The way, and why it is unavailable if it is."""
-        return f"{self.way} (unavailable: {self.result['unavailable']})" if "unavailable" in self.result else self.way
+        return f"{self.way} (unavailable: {reason})" if (reason := self.result.unavailable) is not None else self.way
 
     def shows(self, column: "Column[InferenceRow]") -> bool:
         """Whether a table for readers shows the column: repeated costs stand in the rows of the earlier run alone."""
         return not self.repeated or column.name in SCORES
 
 
-def ways(entry: Entry) -> dict[str, Result]:
+def ways(entry: Entry) -> dict[str, WayFields]:
     """Returns the results by way; empty where none was tried."""
-    return (entry.run.result.get("inference") or {}).get("ways", {}) if entry.ok else {}
+    return entry.run.result.inference.ways if entry.ok and entry.run.result.inference else {}
+
+
+def batch_size(entry: Entry) -> int | None:
+    """Returns the number of samples in a batch of inference; None where no way was tried."""
+    return entry.run.result.inference.batch_size if entry.run.result.inference else None
 
 
 def measured(comparison: Comparison) -> list[Entry]:
@@ -71,7 +81,7 @@ def lines(comparison: Comparison) -> list[str]:
 
 def _repeated(entries: Sequence[Entry]) -> list[bool]:
     """Returns for each run whether its costs are those of an earlier one."""
-    costs = [[result.get("latency_ms") for result in ways(entry).values()] for entry in entries]
+    costs = [[result.latency_ms for result in ways(entry).values()] for entry in entries]
     return [latencies in costs[:place] for place, latencies in enumerate(costs)]
 
 
@@ -84,7 +94,7 @@ COLUMNS: tuple[Column[InferenceRow], ...] = (
         "batch_size",
         "1",
         "The number of samples in a batch.",
-        lambda row: row.entry.run.result["inference"]["batch_size"],
+        lambda row: batch_size(row.entry),
     ),
     recorded("test_accuracy", "1", "The accuracy on held-out samples.", heading="test acc.", text=number(".4f")),
     recorded("test_loss", "1", "The loss on held-out samples.", heading="test loss", text=number(".5f")),

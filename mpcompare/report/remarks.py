@@ -7,6 +7,7 @@ from mpcompare.race.turns import describe_timing
 from mpcompare.report.clock import OTHERS, doubts, out_of_turn
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
+from mpcompare.report.runs import Run
 from mpcompare.verdict.judge.word import Word
 
 TOLERANCE = 0.05  # a measured peak further than this from the analytic model is named
@@ -35,19 +36,19 @@ def unchecked(comparison: Comparison, verdicts: Verdicts) -> list[str]:
 def resumed(comparison: Comparison) -> list[str]:
     """Returns the checkpoints from which runs continued, one line for all runs from the same one, and the runs of a
     sweep that was killed with which others went on."""
-    checkpoints = {e.label: resumed_from(e.run.result) for e in comparison.entries}
+    checkpoints = {e.label: resumed_from(e.run) for e in comparison.entries}
     lines = _alike({label: f"resumed from {checkpoint}" for label, checkpoint in checkpoints.items() if checkpoint})
-    return lines + [f"{e.label}: {text}" for e in comparison.entries if (text := _went_on(e.run.result))]
+    return lines + [f"{e.label}: {text}" for e in comparison.entries if (text := _went_on(e.run))]
 
 
-def _went_on(result: Mapping[str, Any]) -> str:
+def _went_on(run: Run) -> str:
     """Returns ``went on after step 10 of multirun/killed/0-amp-auto``; empty where it has not."""
-    before = result.get("went_on")
-    if not before or result.get("resumed_from"):
+    before = run.result.went_on
+    if not before or run.result.resumed_from:
         return ""
-    how = "taken as it is from" if before["step"] is None else f"went on after step {before['step']} of"
-    elsewhere = {key: value for key, value in before.get("on", {}).items() if value != result.get(key)}
-    return f"{how} {before['path']}" + (f", which was on another machine ({_machine(elsewhere)})" if elsewhere else "")
+    how = "taken as it is from" if before.step is None else f"went on after step {before.step} of"
+    elsewhere = {key: value for key, value in before.on.items() if value != run.recorded.get(key)}
+    return f"{how} {before.path}" + (f", which was on another machine ({_machine(elsewhere)})" if elsewhere else "")
 
 
 def _machine(keys: Mapping[str, Any]) -> str:
@@ -55,12 +56,12 @@ def _machine(keys: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in keys.items())
 
 
-def resumed_from(result: Mapping[str, Any]) -> str:
+def resumed_from(run: Run) -> str:
     """Returns ``step 10 of amp bf16 (outputs/long)``; empty where training began at its beginning."""
-    if not (checkpoint := result.get("resumed_from")):
+    if not (checkpoint := run.result.resumed_from):
         return ""
-    backend = " ".join(dict.fromkeys(str(checkpoint[key]) for key in ("backend", "precision")))
-    return f"step {checkpoint['step']} of {backend} ({checkpoint['path']})"
+    backend = " ".join(dict.fromkeys((str(checkpoint.backend), str(checkpoint.precision))))
+    return f"step {checkpoint.step} of {backend} ({checkpoint.path})"
 
 
 def timing(comparison: Comparison) -> list[str]:
@@ -73,14 +74,14 @@ def timing(comparison: Comparison) -> list[str]:
     busy = {entry.label: out_of_turn(entry) for entry in finished}
     disturbed = {}
     for entry in finished:
-        rivals = (rival for rival in finished if rival is not entry and _race(rival) == _race(entry))
+        rivals = (rival for rival in finished if rival is not entry and rival.run.race == entry.run.race)
         others = entry.run.blocks["other_cores"].median() - sum(busy[rival.label] for rival in rivals)
         if others > OTHERS:
             disturbed[entry.label] = f"other programs kept {others:.1f} cores busy meanwhile"
     active = "cores busy in the turns of others (OpenMP does with OMP_WAIT_POLICY=active)"
     lines += _alike(disturbed)
     lines += _alike({label: f"kept {cores:.2g} {active}" for label, cores in busy.items() if cores})
-    stops = {entry.label: describe_timing(entry.run.result["timing"]) for entry in finished}
+    stops = {entry.label: describe_timing(entry.run.finished.blocks.timing) for entry in finished}
     alone = list(stops.values())[:1] if len(set(stops.values())) == 1 else _alike(stops)
     return [*lines, *_products(finished), *_environment(comparison), *alone]
 
@@ -97,8 +98,8 @@ def _products(entries: Sequence[Entry]) -> list[str]:
     """Returns a line for each run whose process computed fp32 products in another precision than was asked for."""
     lines = []
     for entry in entries:
-        flags = entry.run.result.get("flags") or {}
-        asked = {"none", "ieee", *(["tf32"] if entry.run.result["precision"] == "tf32" else [])}
+        flags = entry.run.finished.machine.flags
+        asked = {"none", "ieee", *(["tf32"] if entry.run.result.precision == "tf32" else [])}
         own = {name.removeprefix(FP32): value for name, value in flags.items() if name.startswith(FP32)}
         if other := {name: value for name, value in own.items() if value not in asked}:
             flagged = ", ".join(f"{name} in {value}" for name, value in other.items())
@@ -108,20 +109,15 @@ def _products(entries: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def _race(entry: Entry) -> str | None:
-    race: str | None = entry.run.result["timing"]["race"]
-    return race
-
-
-def environment(result: Mapping[str, Any]) -> str:
+def environment(run: Run) -> str:
     """Returns the variables of ``_SPEED`` that were set for a run, as ``NAME=VALUE NAME=VALUE``."""
-    variables: Mapping[str, str] = result.get("environment") or {}
+    variables = run.result.machine.environment if run.result.machine else {}
     return " ".join(f"{name}={value}" for name, value in variables.items() if name.startswith(_SPEED))
 
 
 def _environment(comparison: Comparison) -> list[str]:
     """Returns what the environment had set: one line where that is the same for all runs."""
-    known = {e.label: environment(e.run.result) for e in comparison.entries if "environment" in e.run.result}
+    known = {e.label: environment(e.run) for e in comparison.entries if e.run.result.machine}
     if len(set(known.values())) == 1:
         return [f"environment: {text}" for text in list(known.values())[:1] if text]
     return [f"{label}: environment: {text or 'nothing set'}" for label, text in known.items()]
@@ -132,10 +128,10 @@ def memory(entry: Entry) -> str:
     that is within ``TOLERANCE``."""
     if not abs(entry.model_difference) > TOLERANCE:
         return ""
-    result = entry.run.result
-    difference = result["peak_memory_bytes"] - result["peak_memory_bytes_analytic"]
+    used = entry.run.finished.memory
+    difference = used.peak_memory_bytes - (used.peak_memory_bytes_analytic or 0)
     share = abs(100 * entry.model_difference)
     side = "above" if difference > 0 else "below"
-    held = [f"{op} {size / 1e6:.1f} MB" for op, size in list((result.get("memory_by_op") or {}).items())[:3]]
+    held = [f"{op} {size / 1e6:.1f} MB" for op, size in list(used.memory_by_op.items())[:3]]
     text = f"{entry.label}: measured {abs(difference) / 1e6:.1f} MB ({share:.1f} %) {side} the model"
     return f"{text}; most of the peak: {', '.join(held)}" if held else text

@@ -80,7 +80,7 @@ def report(
     if (out / page.NAME).exists():
         print(f"Report: {out / page.NAME}")
     entries = (entry for comparison in contents.comparisons for entry in comparison.entries)
-    first = next(entry.run for entry in entries if entry.run.result["status"] != UNREADABLE)
+    first = next(entry.run for entry in entries if entry.run.result.status != UNREADABLE)
     strict = _configured(first).get("strict", False) if strict is None else strict
     return contents.complete and not failed and not (strict and contents.differs)
 
@@ -108,12 +108,12 @@ def contents_of(
     if formats is not None:
         check_formats(formats)
     runs = find_runs(folders)
-    configured = _configured(next(run for run in runs if run.result["status"] != UNREADABLE))
+    configured = _configured(next(run for run in runs if run.result.status != UNREADABLE))
     baseline = str(baseline or configured.get("baseline"))
     allow = configured.get("allow", []) if allow is None else allow
     formats = configured.get("formats", DEFAULT) if formats is None else formats
     check_formats(formats)
-    check_allowed(allow, [run.result["config"]["task"] for run in runs])
+    check_allowed(allow, [run.result.config["task"] for run in runs])
     comparisons = compare(runs, baseline, allow)
     verdicts = {name: v for comparison in comparisons for name, v in judge_all(comparison).items()}
     return Report(comparisons, verdicts, baseline, tuple(formats))
@@ -127,5 +127,5 @@ def _status(text: str) -> AbstractContextManager[object]:
 
 def _configured(run: Run) -> Mapping[str, Any]:
     """Returns the section ``report`` of a run's configuration, as far as it is one."""
-    section = run.result["config"].get("report")
+    section: Any = run.result.config.get("report")
     return section if is_of(section, AskedReport) else {}

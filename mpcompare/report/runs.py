@@ -10,10 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import cattrs
 import pandas as pd
+from cattrs.strategies import configure_union_passthrough
 
 from mpcompare.errors import InputError
-from mpcompare.fields import TYPES, Config, ConfigAtLeast, check_field
+from mpcompare.fields import PARTS, TYPES, ConfigAtLeast, Finished, Result, check_field
 from mpcompare.foreign import printable, read_bytes, read_json
 from mpcompare.records import (
     BLOCK_FIELDS,
@@ -25,10 +27,11 @@ from mpcompare.records import (
     STEP_FIELDS,
     STEPS,
     check_format,
+    finite,
     named_fields,
     numbers,
 )
-from mpcompare.typed import check_type, is_of
+from mpcompare.typed import check_type, is_of, required
 from mpcompare.verdict.findings import Findings, from_document
 
 OBSERVED = ("dataset_fingerprint", "initial_weights")  # keys of a result that belong to the identity of its task
@@ -51,7 +54,7 @@ class Run:
 
     folder: Path
     name: str
-    result: dict[str, Any]
+    result: Result
     steps: pd.DataFrame
     blocks: pd.DataFrame
     findings: Findings | None = None
@@ -60,28 +63,35 @@ class Run:
     @property
     def start(self) -> tuple[int, str] | None:
         """The step and the fingerprint of the weights at which training began; None for the initial weights."""
-        resumed: dict[str, Any] | None = self.result.get("resumed_from")
-        return (resumed["step"], resumed["weights"]) if resumed else None
+        resumed = self.result.resumed_from
+        return (resumed.step, resumed.weights) if resumed else None
+
+    @property
+    def finished(self) -> Finished:
+        """The result, for those who ask runs that finished alone."""
+        assert isinstance(self.result, Finished)
+        return self.result
+
+    @property
+    def race(self) -> str | None:
+        """The name of the race in which the run was timed; None where it was alone, or was not timed."""
+        return self.result.blocks.timing.race if self.result.blocks else None
+
+    @cached_property
+    def recorded(self) -> dict[str, Any]:
+        """The known fields of all parts by their names in ``result.json``, as they stand there."""
+        parts = (vars(part) for name in PARTS if (part := getattr(self.result, name)))
+        return finite({**vars(self.result), **{name: value for part in parts for name, value in part.items()}})
 
     @cached_property
     def task_identity(self) -> dict[str, Any]:
         """Every field of the task, such as ``task.optimizer.lr``, the seed, and ``OBSERVED``, unless the run failed
         before it knew them. Empty where the task itself is not known: of a record that cannot be read."""
-        config = self.result["config"]
+        config, made = self.result.config, self.result.set_up
         if not config["task"]:
             return {}
-        observed = {key: self.result[key] for key in OBSERVED if key in self.result}
-        return {**named_fields("task", config["task"]), "seed": config.get("seed", self.result["seed"]), **observed}
-
-
-# The keys that every result has from its start, and those of a finished one.
-AT_START = ("status", "backend", "precision", "task", "batch_size", "seed", "config")
-FINISHED = (
-    *("engine", "loss_scale", "dataset", "dataset_reason", "dataset_fingerprint", "initial_weights", "device_name"),
-    *("step_ms_p20", "step_ms_p50", "step_ms_p80", "final_loss", "test_accuracy", "skipped_steps"),
-    *("peak_memory_bytes", "peak_memory_bytes_analytic", "timing", "phase_ms", "phase_overhead"),
-    *("first_step_ms", "construct_s"),
-)
+        observed = {key: getattr(made, key) for key in OBSERVED} if made else {}
+        return {**named_fields("task", config["task"]), "seed": config.get("seed", self.result.seed), **observed}
 
 
 def read_run(folder: Path, name: str = "") -> Run:
@@ -89,7 +99,7 @@ def read_run(folder: Path, name: str = "") -> Run:
     try:
         if not (folder / RESULT).exists():
             raise ValueError(f"{RESULT} is missing")
-        result = _checked(read_json(folder / RESULT))
+        result = result_of(read_json(folder / RESULT))
         steps = _read(folder / STEPS, STEP_FIELDS, {"step": int, "warmup": bool, "skipped": bool, "clipped": bool})
         of_block = {"round": int, "steps": int, "throttle": str, "settled": bool, "finished": bool}
         blocks = _read(folder / BLOCKS, BLOCK_FIELDS, of_block)
@@ -103,37 +113,43 @@ def read_run(folder: Path, name: str = "") -> Run:
     return Run(folder, name or folder.name, result, steps, blocks, findings, evals)
 
 
-def _checked(result: Any) -> dict[str, Any]:
-    """Returns a result whose fields have their types. Of a run that did not finish, fields of other types are left out:
-    they may be what it failed of.
+_converter = cattrs.Converter(detailed_validation=False)  # of values that were checked; words are numbers again
+_converter.register_structure_hook(float, lambda value, _: float(value) if isinstance(value, str) else value)
+configure_union_passthrough(bool | str | None, _converter)
+_AT_START = required(Result)
+_FINISHED = [key for name in Finished.__annotations__ if name in PARTS for key in required(PARTS[name])]
+
+
+def result_of(document: Any) -> Result:
+    """Returns the result that a document holds. Of a run that did not finish, fields of other types are left out: they
+    may be what it failed of.
 
     Raises:
         ValueError: it is none, or one that finished has a field of another type.
     """
-    check_format(RESULT, result)
-    finished = result.get("status") == "ok"
-    for key in (*AT_START, *(FINISHED if finished else ())):
-        if key not in result:
+    check_format(RESULT, document)
+    finished = document.get("status") == "ok"
+    for key in (*_AT_START, *(_FINISHED if finished else ())):
+        if key not in document:
             raise ValueError(f"{RESULT} has no {key}")
-    for key in ("status", "backend"):
-        check_field(key, result[key])
-    check_type("config", result["config"], Config if finished else ConfigAtLeast)
-    if not finished:
-        return {key: value for key, value in result.items() if key in AT_START or is_of(value, TYPES.get(key, Any))}
-    for key, value in result.items():
-        check_field(key, value)
-    return result
+    for key in document if finished else ("status", "backend"):
+        check_field(key, document[key])
+    check_type("config", document["config"], ConfigAtLeast)
+    known = {key: v for key, v in document.items() if key in _AT_START or is_of(v, TYPES.get(key, Any))}
+    parts = {name: known if all(key in known for key in required(part)) else None for name, part in PARTS.items()}
+    return _converter.structure({**known, **parts}, Finished if finished else Result)
 
 
-def _check_whole(result: dict[str, Any], steps: pd.DataFrame, blocks: pd.DataFrame) -> None:
+def _check_whole(result: Result, steps: pd.DataFrame, blocks: pd.DataFrame) -> None:
     """Raises ValueError unless a run that finished has all rows of its steps and blocks."""
-    if result["status"] != "ok":
+    if not isinstance(result, Finished):
         return
-    train = result["config"]["train"]
-    first, total = steps_before(result) + 1, train["warmup_steps"] + train["steps"]
+    train = result.config["train"]
+    before = result.resumed_from.step if result.resumed_from else 0
+    first, total = before + 1, train["warmup_steps"] + train["steps"]
     if steps["step"].tolist() != list(range(first, total + 1)):
         raise ValueError(f"{STEPS} does not hold the steps {first} to {total}")
-    rounds = result["timing"]["rounds"]
+    rounds = result.blocks.timing.rounds
     if blocks["round"].tolist() != list(range(1, rounds + 1)):
         raise ValueError(f"{BLOCKS} does not hold the rounds 1 to {rounds}")
 
@@ -151,14 +167,9 @@ def read_any(folder: Path, name: str = "") -> Run:
         for key in (*known, "config", "sweep"):
             if key in found and is_of(found[key], TYPES[key]):
                 known[key] = found[key]
-    result = {"config": {"task": {}}, **known, "status": UNREADABLE, "error": reason}
+    result = Result(**{"config": {"task": {}}, **known}, status=UNREADABLE, error=reason)
     no_steps, no_blocks = (pd.DataFrame(columns=list(fields)) for fields in (STEP_FIELDS, BLOCK_FIELDS))
     return Run(folder, name or folder.name, result, no_steps, no_blocks)
-
-
-def steps_before(result: dict[str, Any]) -> int:
-    """Returns the number of steps before a run began: those of the checkpoint that it resumed from."""
-    return int((result.get("resumed_from") or {}).get("step", 0))
 
 
 def _read(path: Path, fields: Sequence[str], types: dict[str, type]) -> pd.DataFrame:
@@ -196,8 +207,8 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
         paths.update(dict.fromkeys(path.resolve() for path in here))
     common = Path(os.path.commonpath(list(paths)))
     runs = [read_any(path, printable(str(path.relative_to(common))).removeprefix(".")) for path in paths]
-    if all(run.result["status"] == UNREADABLE for run in runs):
-        raise InputError("folder", runs[0].folder, f"not a readable run ({runs[0].result['error']})")
+    if all(run.result.status == UNREADABLE for run in runs):
+        raise InputError("folder", runs[0].folder, f"not a readable run ({runs[0].result.error})")
     return runs
 
 

@@ -11,5 +11,5 @@ COLOURS = {"same": "#00664b", "differs": "#a83a00", "near": "#7a5200", "other": 
 def word(entry: Entry, verdict: Verdict | None) -> Word:
     """Returns the verdict on a run in a word or three."""
     if not entry.ok:
-        return Word.CANNOT_BE_READ if entry.run.result["status"] == UNREADABLE else Word.DID_NOT_FINISH
+        return Word.CANNOT_BE_READ if entry.run.result.status == UNREADABLE else Word.DID_NOT_FINISH
     return verdict.said if verdict else Word.NOT_EXAMINED

@@ -24,8 +24,8 @@ class Row:
     verdict: Verdict | None
 
     @property
-    def result(self) -> Mapping[str, Any]:
-        return self.entry.run.result
+    def recorded(self) -> Mapping[str, Any]:
+        return self.entry.run.recorded
 
 
 def rows_of(comparison: Comparison, verdicts: Verdicts) -> list[Row]:
@@ -34,7 +34,7 @@ def rows_of(comparison: Comparison, verdicts: Verdicts) -> list[Row]:
 
 def columns_of(row: Row) -> list[Column[Row]]:
     """Returns the columns of a run: all in ``COLUMNS``, and in their midst one for each of its own phases."""
-    return [*_BEFORE_PHASES, *map(_phase, row.result.get("phase_ms", {})), *_AFTER_PHASES]
+    return [*_BEFORE_PHASES, *map(_phase, row.recorded.get("phase_ms", {})), *_AFTER_PHASES]
 
 
 def shown(comparison: Comparison) -> list[tuple[str, Column[Row]]]:
@@ -50,7 +50,7 @@ def cell(column: Column[Row], row: Row) -> str:
     if row.entry.ok:
         return column.cell(row)
     if column.name == "verdict":
-        return str(row.result["status"])
+        return row.entry.run.result.status
     return column.cell(row) if column.name in NAMES else ""
 
 
@@ -64,7 +64,7 @@ def _phase(name: str) -> Column[Row]:
         f"{name.replace(' ', '_')}_ms",
         "ms",
         f"The median time of the phase {name!r} in a step; empty where it holds no work.",
-        lambda row: row.result["phase_ms"].get(name),
+        lambda row: row.recorded["phase_ms"].get(name),
     )
 
 
@@ -172,13 +172,13 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         "rounds",
         "1",
         "The number of rounds of timed blocks.",
-        lambda row: row.result.get("timing", {}).get("rounds"),
+        lambda row: row.recorded.get("timing", {}).get("rounds"),
     ),
     Column(
         "stopped",
         TEXT,
         "The reason why timing stopped: narrow intervals (rel_ci), or the end of its budget.",
-        lambda row: row.result.get("timing", {}).get("stopped"),
+        lambda row: row.recorded.get("timing", {}).get("stopped"),
     ),
 )
 _AFTER_PHASES: tuple[Column[Row], ...] = (
@@ -215,13 +215,13 @@ _AFTER_PHASES: tuple[Column[Row], ...] = (
         "environment",
         TEXT,
         "The environment variables that were set and make a program faster or slower.",
-        lambda row: environment(row.result) or None,
+        lambda row: environment(row.entry.run) or None,
     ),
     Column(
         "resumed_from",
         TEXT,
         "The checkpoint at which training began.",
-        lambda row: resumed_from(row.result) or None,
+        lambda row: resumed_from(row.entry.run) or None,
     ),
     Column(
         "not_the_same",

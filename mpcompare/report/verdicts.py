@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from mpcompare.records import numbers
 from mpcompare.report.comparable import differing
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.runs import Run
@@ -31,11 +30,11 @@ def _judged(run: Run, reference: Run) -> Verdict:
 
 
 def _reference(entry: Entry, finished: Sequence[Entry]) -> Run:
-    precision = entry.run.result["precision"]
-    if entry.baseline and entry.baseline.result["precision"] == precision:
+    precision = entry.run.result.precision
+    if entry.baseline and entry.baseline.result.precision == precision:
         return entry.baseline
-    alike = [other.run for other in finished if other.run.result["precision"] == precision]
-    return next((run for run in alike if run.result["backend"] == precision), alike[0])
+    alike = [other.run for other in finished if other.run.result.precision == precision]
+    return next((run for run in alike if run.result.backend == precision), alike[0])
 
 
 def judge_run(run: Run, reference: Run) -> Verdict:
@@ -52,44 +51,28 @@ def judge_run(run: Run, reference: Run) -> Verdict:
 def _why_not(run: Run, reference: Run) -> tuple[str, str]:
     """Returns what kept a run, or else its reference, from being examined, and a sentence on it; both are empty where
     nobody asked for it."""
-    if infinite := run.result.get("not_finite", ""):
-        return "data", infinite
+    if run.result.set_up and run.result.set_up.not_finite:
+        return "data", run.result.set_up.not_finite
     for which, each in {"": run, " of the reference": reference}.items():
-        if refused := each.result.get("examine_refused", ""):
-            return "memory", f"the examination{which} did not begin: {refused}"
-        if stopped := each.result.get("examine_stopped", ""):
-            return "examination", f"the examination{which} stopped: {stopped}"
+        if (taken := each.result.examined) and taken.examine_refused:
+            return "memory", f"the examination{which} did not begin: {taken.examine_refused}"
+        if taken and taken.examine_stopped:
+            return "examination", f"the examination{which} stopped: {taken.examine_stopped}"
     return "", ""
 
 
 def examined_of(run: Run) -> Examined | None:
     """Returns what the judge needs of a run; None where it was not examined."""
-    if run.findings is None:
-        return None
     result = run.result
+    if run.findings is None or result.training is None:
+        return None
     return Examined(
         name=run.name,
-        precision=result["precision"],
-        dtypes=result["dtypes"],
+        precision=result.precision,
+        dtypes=result.training.dtypes,
         findings=run.findings,
         steps=run.steps,
-        layers=result.get("module_dtypes") or {},
+        layers=result.observed.module_dtypes if result.observed else {},
         start=run.start,
-        timed=_timed(run),
-    )
-
-
-def _timed(run: Run) -> Timed | None:
-    """Returns the timed blocks of a run; None where its record does not hold them beside the examined backend's."""
-    result = run.result
-    if "timed_loss_difference" not in result:
-        return None
-    return Timed(
-        loss=float(result["timed_loss"]),  # inf and NaN are words in a record
-        loss_difference=float(result["timed_loss_difference"]),
-        state=numbers(result["timed_state"]),
-        steps=result["timed_steps"],
-        unfinished=result["timed_unfinished"],
-        blocks=run.blocks,
-        compared=result["timing"]["compared"],
+        timed=Timed(result.compared, run.blocks) if result.compared else None,
     )

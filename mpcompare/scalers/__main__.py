@@ -11,8 +11,7 @@ from rich.console import Console
 from mpcompare.errors import InputError, check_choice, check_number, check_whole, fails_on_input_errors
 from mpcompare.report.formats import add_out, check_figure, save_figure
 from mpcompare.scalers import overflows
-from mpcompare.scalers.overflows import OverflowStep, short
-from mpcompare.scalers.power import power
+from mpcompare.scalers.overflows import OverflowStep, power, short
 from mpcompare.streams import lasting
 
 WIDEST = 110  # characters: on a wider console a row's numbers would lie far from each other

@@ -11,8 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mpcompare.report.figures.kit import colour
 from mpcompare.scalers.overflows import OverflowStep
-from mpcompare.scalers.parting import parting
-from mpcompare.scalers.trace import Trace
+from mpcompare.scalers.trace import Trace, parting
 
 BEHIND, THRESHOLD = "0.75", "0.45"  # torch's line in the panels of the others; the thresholds
 

@@ -118,3 +118,9 @@ def _lines(option: str, file: Path) -> Sequence[str]:
         return file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(option, file, f"cannot read it ({getattr(error, 'strerror', None) or 'no text'})") from None
+
+
+def power(scale: float) -> str:
+    """Returns a scale as 2^16 if it is a power of two, else as a number."""
+    mantissa, exponent = math.frexp(scale)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{scale:.6g}"

@@ -1,4 +1,4 @@
-"""The policy of each library as a function of a state and an overflow, written after its source.
+"""The policy of each library as a function of a state and an overflow, written after its source; and what follows one.
 
 A policy here says what a library does with a loss scale when it is left alone: its defaults are those of the library.
 The tests compare each with the library's own code, step by step and bit for bit.
@@ -6,6 +6,7 @@ The tests compare each with the library's own code, step by step and bit for bit
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -133,3 +134,37 @@ def good_steps_to_grow(policy: ScalerPolicy) -> int:
     while state.scale <= policy.init_scale:
         state, steps = policy.next(state, overflow=False), steps + 1
     return steps
+
+
+class Scaler(Protocol):
+    """Takes steps whose gradients are finite or not. Each library's own code is one, and so is each policy.
+
+    Attributes:
+        scale: the loss scale of the next step.
+    """
+
+    @property
+    def scale(self) -> float: ...
+
+    def step(self, overflow: bool) -> bool:
+        """Takes a step whose gradients overflow, or not, and returns whether the step was skipped.
+
+        Raises:
+            ScalerStopped: the library ends training here.
+        """
+        ...
+
+
+class PolicyScaler:
+    """Follows a policy, and skips the steps that overflow."""
+
+    def __init__(self, policy: ScalerPolicy) -> None:
+        self.policy, self.state = policy, policy.start()
+
+    @property
+    def scale(self) -> float:
+        return self.state.scale
+
+    def step(self, overflow: bool) -> bool:
+        self.state = self.policy.next(self.state, overflow)
+        return overflow

@@ -7,6 +7,8 @@ from mpcompare.foreign import version
 from mpcompare.scalers import libraries
 from mpcompare.scalers.policies import (
     SMALLEST_NORMAL,
+    PolicyScaler,
+    Scaler,
     ScalerPolicy,
     as_in_deepspeed,
     as_in_flax,
@@ -14,7 +16,6 @@ from mpcompare.scalers.policies import (
     as_in_loss_scale_py,
     as_in_megatron,
 )
-from mpcompare.scalers.scaler import PolicyScaler, Scaler
 
 INSTALL = "pip install 'mpcompare[scalers]'"  # brings all of them
 

@@ -8,11 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpcompare.scalers.overflows import OverflowStep
-from mpcompare.scalers.parting import parting
-from mpcompare.scalers.power import power
+from mpcompare.scalers.overflows import OverflowStep, power
 from mpcompare.scalers.registry import INSTALL
-from mpcompare.scalers.trace import Trace
+from mpcompare.scalers.trace import Trace, parting
 
 ALL, MOST = 24, 40  # steps of which all are shown, and rows of which no more are shown
 

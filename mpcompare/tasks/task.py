@@ -17,8 +17,7 @@ from mpcompare.tasks.frozen import FORMATS, widen
 from mpcompare.tasks.groups import check_groups
 from mpcompare.tasks.losses import LOSSES, Loss
 from mpcompare.tasks.optimizers import Optimizer
-from mpcompare.tasks.rates import Rates
-from mpcompare.tasks.schedules import Constant, Schedule
+from mpcompare.tasks.schedules import Constant, Rates, Schedule
 
 Params = dict[str, Tensor]
 

@@ -1,6 +1,7 @@
 """A run that is trained and examined in this process, as its record would be read back."""
 
 import json
+import math
 from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ import pandas as pd
 from mpcompare.contract import Batches, Stepper
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import held_out_of
+from mpcompare.fields import ObservedRecord, Result, TrainingRecord
 from mpcompare.loss_scale import LossScale
 from mpcompare.precision import PRECISIONS
 from mpcompare.records import BLOCK_FIELDS, finite, numbers
@@ -58,7 +60,8 @@ def examined_run(
 
     lent = {**of_network(model), **of_batch(next(stream()))}
     stepper = Midway(Stepper(backend := candidate.make(model, scaling), task.new_rates()), task.schedule, 0, steps)
-    rows, digest = [], Digest(backend, torch_dtype(PRECISIONS[candidate.precision].storage))
+    rows: list[dict[str, Any]] = []
+    digest = Digest(backend, torch_dtype(PRECISIONS[candidate.precision].storage))
     for number, batch in enumerate(islice(stream(), steps), start=1):
         scale = float(backend.loss_scale())
         seed_step(number, seed)
@@ -73,10 +76,15 @@ def examined_run(
     findings = _result_of(examine(subject, stepper, rows, moved, noise, digest.moves()))
     findings = from_document(numbers(json.loads(json.dumps(finite(to_document(findings))))))
     layers = candidate.make(model, scaling).module_dtypes(*next(stream())[0])
-    result = {
-        "status": "ok", "backend": name, "precision": candidate.precision, "seed": seed, "dtypes": backend.dtypes(),
-        "module_dtypes": layers, "config": {"task": {}}, "task": "task", "batch_size": task.batch_size,
-    }  # fmt: skip
+    training = TrainingRecord(
+        first_step_ms=math.nan, skipped_steps=sum(row["skipped"] for row in rows), final_loss=rows[-1]["loss"],
+        final_loss_scale=float(backend.loss_scale()), engine=backend.engine, dtypes=backend.dtypes(),
+        rss_before_bytes=None, peak_rss_bytes=None, test_loss=None, test_accuracy=None,
+    )  # fmt: skip
+    result = Result(
+        status="ok", backend=name, precision=candidate.precision, task="task", batch_size=task.batch_size, seed=seed,
+        config={"task": {}}, training=training, observed=ObservedRecord(layers),
+    )  # fmt: skip
     return Run(Path(name), name, result, pd.DataFrame(rows), pd.DataFrame(columns=list(BLOCK_FIELDS)), findings)
 
 

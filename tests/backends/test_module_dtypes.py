@@ -4,6 +4,7 @@ import torch
 from support.backends import make_backend, take_step
 from support.marks import CUDA
 from support.networks import DroppingGpt
+from support.records import result_of
 from support.tasks import make_batch, make_task
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -207,8 +208,8 @@ def comparison():
     runs = [("amp", Amp), ("master_weights", MasterWeights), ("amp", Amp), ("fp32", Fp32), ("outside", None)]
     for name, backend in runs:
         precision = "fp32" if name == "fp32" else "bf16"
-        result = {"status": "ok", "backend": name, "precision": precision}
-        result["module_dtypes"] = {} if backend is None else seen(backend, GPT, precision)
+        layers = {} if backend is None else seen(backend, GPT, precision)
+        result = result_of(backend=name, precision=precision, module_dtypes=layers)
         run = Run(None, str(len(entries)), result, pd.DataFrame(), pd.DataFrame())
         entries.append(Entry(run, f"{name} {precision}", "", entries[0].run if entries else run))
     return Comparison("title", "data", entries=entries)
@@ -225,7 +226,7 @@ def test_the_console_names_what_differs_in_forward_from_a_baseline_in_the_same_p
 def test_the_table_holds_a_row_for_each_layer_and_run(comparison, tmp_path):
     data.dtypes_csv(Report([comparison], {}, "amp"), tmp_path)
     table = pd.read_csv(tmp_path / "dtypes.csv")
-    assert len(table) == 4 * len(comparison.entries[0].run.result["module_dtypes"])
+    assert len(table) == 4 * len(comparison.entries[0].run.result.observed.module_dtypes)
     found = table[(table["run"] == 1) & (table["layer"] == "blocks.0.up")].iloc[0]
     assert (found["label"], found["kind"], found["weight"]) == ("master_weights bf16", "Linear", "bf16")
 
@@ -252,7 +253,7 @@ def test_the_figure_says_every_dtype_and_pales_what_is_the_baselines(comparison)
 
 
 def test_records_without_dtypes_draw_nothing(tmp_path):
-    run = Run(None, "old", {"status": "ok", "backend": "amp", "precision": "bf16"}, pd.DataFrame(), pd.DataFrame())
+    run = Run(None, "old", result_of(), pd.DataFrame(), pd.DataFrame())
     comparison = Comparison("title", "data", entries=[Entry(run, "amp", "", run)])
     contents = Report([comparison], {}, "amp")
     data.dtypes_csv(contents, tmp_path)

@@ -109,13 +109,13 @@ def test_on_a_gpu_the_workspaces_of_products_join_the_model(monkeypatch):
         return measure_memory(setup)
 
     plain = found()
-    assert plain["memory_model"] == {**tensors, "workspace": {"cuBLAS": 64}}
-    assert plain["workspace_bytes"] == 64
-    assert plain["peak_memory_bytes_analytic"] == memory.allocated_bytes(tensors) + 64
+    assert plain.memory_model == {**tensors, "workspace": {"cuBLAS": 64}}
+    assert plain.workspace_bytes == 64
+    assert plain.peak_memory_bytes_analytic == memory.allocated_bytes(tensors) + 64
     backend.workspaces = lambda: {"cublasLt": 32}
     with_its_own = found()
-    assert with_its_own["memory_model"]["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
-    assert with_its_own["workspace_bytes"] == 96
+    assert with_its_own.memory_model["workspace"] == {"cuBLAS": 64, "cublasLt": 32}
+    assert with_its_own.workspace_bytes == 96
 
 
 def test_steps_are_on_disk_whenever_training_is_left(entrant, tmp_path):

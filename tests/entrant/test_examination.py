@@ -9,6 +9,7 @@ from support.records import write_run
 
 from mpcompare.entrant import examination
 from mpcompare.entrant.entrant import compete
+from mpcompare.fields import ExaminedRecord
 from mpcompare.race.orders import Train
 from mpcompare.records import NUMERICS, RunRecorder
 from mpcompare.report.runs import read_run
@@ -35,8 +36,9 @@ def test_the_run_goes_on_without_a_verdict(error, said, tmp_path, monkeypatch):
 
 
 def test_its_verdict_says_why(tmp_path):
-    write_run(tmp_path / "amp", "amp", examine_stopped="out of memory")
-    write_run(tmp_path / "mine", "mine", examine_stopped="")
+    for backend, stopped in (("amp", "out of memory"), ("mine", "")):
+        part = ExaminedRecord({}, 1.0, None, None, examine_refused="", examine_stopped=stopped)
+        write_run(tmp_path / backend, backend, **vars(part))
     amp, mine = read_run(tmp_path / "amp"), read_run(tmp_path / "mine")
     assert str(judge_run(amp, amp)) == str(judge_run(mine, amp)) == "not examined: examination"
     assert judge_run(amp, amp).because == "the examination stopped: out of memory"

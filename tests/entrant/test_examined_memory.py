@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.entrants import AT_START, PLAN, turn
 from support.plans import replan
+from support.records import result_of
 
 from mpcompare.entrant import examination, examined_memory
 from mpcompare.entrant.entrant import compete
@@ -37,7 +38,7 @@ def test_an_examination_that_would_not_fit_does_not_begin(tmp_path, monkeypatch)
     assert result["examine_foretold_bytes"] == 10**15
     assert result["examine_stopped"] == ""
     assert not (tmp_path / "numerics.json").exists()
-    run = SimpleNamespace(name="run", findings=None, result=result)
+    run = SimpleNamespace(name="run", findings=None, result=result_of(**result))
     verdict = judge_run(run, run)
     assert str(verdict) == "not examined: memory"
     assert "it needs 1e+06 GB more" in verdict.because

@@ -68,7 +68,7 @@ def left_after(whole, folder, step, result):
     for saved in (folder / CHECKPOINTS).iterdir():
         if int(saved.name[5:]) > step:
             shutil.rmtree(saved)
-    (folder / "result.json").write_text(json.dumps({**result, WENT_ON: {"path": "killed/0", "step": None}}))
+    (folder / "result.json").write_text(json.dumps({**result, WENT_ON: {"path": "killed/0", "step": None, "on": {}}}))
     return replan(PLAN, resume={"folder": folder, "goes_on": True})
 
 
@@ -80,7 +80,7 @@ def test_every_number_is_as_if_nobody_had_killed_it(whole, tmp_path):
         trained(left_after(whole, folder, step, {}), folder, goes_on=True).close()
         assert content(folder) == content(whole)
         result = json.loads((folder / "result.json").read_text())
-        assert result["went_on"] == {"path": "killed/0", "step": 9}
+        assert result["went_on"] == {"path": "killed/0", "step": 9, "on": {}}
         assert "resumed_from" not in result
         assert not (folder / "moves.json").exists()
 

@@ -36,6 +36,7 @@ from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.start import Start
 from mpcompare.errors import InputError
+from mpcompare.fields import SetUpRecord
 from mpcompare.instruments.clock import clock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from mpcompare.precision import PRECISIONS
@@ -104,9 +105,8 @@ def setup_of(name, precision, device, task, dataset, policy):
 
     model = task.new_model(0, device)
     return Setup(
-        device=device, precision=precision, engine="", loss_scale=policy, model=model, initial_weights="", lent={},
-        task=task, make_backend=make, dataset=dataset.to(device), dataset_fingerprint="", construct_s=0.0,
-        clock=clock(device),
+        device=device, record=SetUpRecord(precision, "", policy.name, 0.0, "", "", "", "", ""), loss_scale=policy,
+        model=model, lent={}, task=task, make_backend=make, dataset=dataset.to(device), clock=clock(device),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from mpcompare.entrant.phases import time_phases
 from mpcompare.entrant.sample import Lines
 from mpcompare.entrant.state import Trial
 from mpcompare.entrant.timing import time_block, try_block
+from mpcompare.fields import PhasesRecord
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.phases import WHOLE_STEP
 
@@ -75,13 +76,13 @@ def stepper(backend):
 def test_phases_of_a_step_are_timed_apart_and_their_clock_is_paid_for():
     clock = SaidClock()
     found = time_phases(stepper(Phases(clock)), BATCHES, 5, clock, TASK)
-    assert found["phase_ms"] == {"forward": 3, "backward": 6, "unscale": None, "clip": None, "step": 0, "update": 0}
-    assert found["phase_overhead"] == 0
+    assert found.phase_ms == {"forward": 3, "backward": 6, "unscale": None, "clip": None, "step": 0, "update": 0}
+    assert found.phase_overhead == 0
     clock = SaidClock(cost=0.1)  # seven marks a step, and the first of a block is no interval's
     found = time_phases(stepper(Phases(clock)), BATCHES, 5, clock, TASK)
-    assert found["phase_ms"]["forward"] == pytest.approx(3.1)
-    assert found["phase_overhead"] == pytest.approx((9 + 0.1 * 34 / 5) / (9 + 0.1 / 5) - 1)
-    assert found["phase_sum_ms"] == pytest.approx(9 + 0.1 * 34 / 5)
+    assert found.phase_ms["forward"] == pytest.approx(3.1)
+    assert found.phase_overhead == pytest.approx((9 + 0.1 * 34 / 5) / (9 + 0.1 / 5) - 1)
+    assert found.phase_sum_ms == pytest.approx(9 + 0.1 * 34 / 5)
 
 
 def test_a_step_that_is_one_piece_has_one_time():
@@ -94,11 +95,9 @@ def test_a_step_that_is_one_piece_has_one_time():
             return 0.0
 
     clock = SaidClock()
-    assert time_phases(stepper(Whole()), BATCHES, 5, clock, TASK) == {
-        "phase_ms": {WHOLE_STEP: 4},
-        "phase_overhead": 0,
-        "phase_sum_ms": 4,
-    }
+    assert time_phases(stepper(Whole()), BATCHES, 5, clock, TASK) == PhasesRecord(
+        phase_ms={WHOLE_STEP: 4}, phase_overhead=0, phase_sum_ms=4
+    )
 
 
 def test_a_block_takes_as_long_as_it_should():
@@ -173,4 +172,4 @@ def test_the_clock_of_a_cpu_is_the_walls():
 
     clock.now = 0.0
     found = time_phases(stepper(Sleeper(clock)), BATCHES, 2, clock, TASK)
-    assert found["phase_ms"]["forward"] >= 3 > found["phase_ms"]["step"]
+    assert found.phase_ms["forward"] >= 3 > found.phase_ms["step"]

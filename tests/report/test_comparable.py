@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from support.marks import slow_after
-from support.records import write_run
+from support.records import result_of, write_run
 
 from mpcompare.errors import InputError
 from mpcompare.report import comparable
@@ -126,7 +126,7 @@ def test_a_report_of_many_tasks_compares_each_run_with_those_of_its_task_only(tm
 
     def run(number):
         config = {"task": {"lr": number % 500, "hidden": [8]}, "data": {}}
-        result = {"config": config, "seed": 0, "sweep": str(number // 500), "device_name": "CPU", "host": "a"}
+        result = result_of(config=config, sweep=str(number // 500), device_name="CPU", host="a")
         return Run(tmp_path / str(number), str(number), result, nothing, nothing)
 
     runs = [run(number) for number in range(1000)]  # 500 tasks of two runs each

@@ -84,10 +84,10 @@ def two_sweeps(folder, here, there):
 def test_merged_sweeps_of_two_machines_are_facets_and_never_one_ratio(tmp_path, here, there, told_apart):
     two_sweeps(tmp_path, here, there)
     comparisons = compare(find_runs([tmp_path / "A", tmp_path / "B"]), "amp")
-    assert [{e.run.result["sweep"] for e in c.entries} for c in comparisons] == [{"A"}, {"A"}, {"B"}, {"B"}]
+    assert [{e.run.result.sweep for e in c.entries} for c in comparisons] == [{"A"}, {"A"}, {"B"}, {"B"}]
     for comparison in comparisons:
         assert [e.time_ratio.median for e in comparison.entries] == [1.0, 0.5]
-        assert len({e.run.result["batch_size"] for e in comparison.entries}) == 1
+        assert len({e.run.result.batch_size for e in comparison.entries}) == 1
         assert not comparison.not_the_same
     assert titles(comparisons) == [f"t, batch {size}, seed 0, {name}" for name in told_apart for size in (8, 16)]
 

@@ -184,12 +184,12 @@ def test_a_dollar_is_a_dollar_in_every_figure(three):
 def test_a_phase_that_no_step_has_costs_its_own_row(three):
     damaged, *_ = three.glob("*/result.json")
     damaged.write_text(damaged.read_text().replace('"forward"', '"foeward"'))
-    rows = [str(run.result.get("error")) for run in find_runs([three])]
+    rows = [run.result.error for run in find_runs([three])]
     assert sum("phase_ms, a key=foeward: expected one of forward, backward" in row for row in rows) == 1
 
 
 def test_a_figure_that_cannot_be_drawn_is_one_that_says_why(three, monkeypatch, caplog):
-    monkeypatch.setattr("mpcompare.report.figures.step_time.bars", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("mpcompare.report.figures.times.bars", lambda *_, **__: 1 / 0)
     assert report([three], three.parent / "report", "amp")
     assert "the figure step_time cannot be drawn (ZeroDivisionError: division by zero)" in caplog.text
     assert "the figure step_time cannot be drawn" in (three.parent / "report" / "index.html").read_text()

@@ -4,7 +4,9 @@ import csv
 from dataclasses import dataclass, field
 
 import pytest
+from support.records import result_of
 
+from mpcompare.fields import Result
 from mpcompare.report import digits
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
@@ -26,7 +28,7 @@ SQUARES = Digits("Norm", output=0.0001, gradient=0.0001, operator="square", larg
 @dataclass
 class Recorded:
     name: str
-    result: dict
+    result: Result
     findings: Findings
     steps: None = None
     start: dict = field(default_factory=dict)
@@ -34,11 +36,9 @@ class Recorded:
 
 def entry(backend, precision, computes="fp32", **steps):
     places = {place for found in steps.values() for place in found}
-    result = {
-        "status": "ok", "backend": backend, "precision": precision,
-        "config": {"task": {"model": {"_target_": "my_package.Net"}}},
-        "module_dtypes": {place: {"kind": "any", "computes": computes} for place in places},
-    }  # fmt: skip
+    layers = {place: {"kind": "any", "computes": computes} for place in places}
+    config = {"task": {"model": {"_target_": "my_package.Net"}}}
+    result = result_of(backend=backend, precision=precision, config=config, module_dtypes=layers)
     replays = {step: Layers(1.0, 1.0, 0.0, digits=found) for step, found in steps.items()}
     none = Drive()
     found = Findings(precision, Recipe(8), 1, {}, none, Gradients(1.0, 1.0, 0.0), replays=replays)
@@ -47,8 +47,8 @@ def entry(backend, precision, computes="fp32", **steps):
 
 def compared(*entries):
     comparison = Comparison("title", "data", entries=list(entries))
-    references = {e.run.result["precision"]: e.run.name for e in reversed(entries)}
-    verdicts = {e.run.name: Verdict(Word.SAME, reference=references[e.run.result["precision"]]) for e in entries}
+    references = {e.run.result.precision: e.run.name for e in reversed(entries)}
+    verdicts = {e.run.name: Verdict(Word.SAME, reference=references[e.run.result.precision]) for e in entries}
     return comparison, verdicts
 
 

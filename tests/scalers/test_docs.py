@@ -8,9 +8,8 @@ from rich.console import Console
 from support.scalers import by_policy
 
 from mpcompare.paths import CONF
-from mpcompare.scalers.overflows import of_pattern, of_thresholds
+from mpcompare.scalers.overflows import of_pattern, of_thresholds, power
 from mpcompare.scalers.policies import good_steps_to_grow
-from mpcompare.scalers.power import power
 from mpcompare.scalers.registry import LIBRARIES
 from mpcompare.scalers.table import show
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from mpcompare.scalers.overflows import FINITE, OVERFLOW, OverflowStep
-from mpcompare.scalers.policies import ScalerPolicy
+from mpcompare.scalers.policies import PolicyScaler, ScalerPolicy
 from mpcompare.scalers.registry import INSTALL, LIBRARIES
-from mpcompare.scalers.scaler import PolicyScaler
 from mpcompare.scalers.trace import TakenStep, take
 
 INIT_SCALES = (1.0, 2.0, 1000.1, 1024.0, 2.0**16, 2.0**32, 2.0**126, 2.0**127, 3e38)

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mpcompare.scalers.overflows import of_pattern
-from mpcompare.scalers.policies import LARGEST, good_steps_to_grow
+from mpcompare.scalers.policies import LARGEST, PolicyScaler, good_steps_to_grow
 from mpcompare.scalers.registry import LIBRARIES
-from mpcompare.scalers.scaler import PolicyScaler
 from mpcompare.scalers.trace import take
 
 

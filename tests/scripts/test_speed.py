@@ -11,6 +11,7 @@ import check_clock
 import docs_numbers
 import pandas as pd
 import pytest
+from support.records import result_of
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
@@ -54,7 +55,7 @@ def test_what_the_environment_had_set_is_told(tmp_path, capsys):
         console.write(Report([Comparison("title", "data", entries=list(entries))], {}, "amp"), tmp_path)
 
     def failed(name, environment):
-        result = {"status": "failed", "error": "no", "backend": name, "precision": "bf16", "environment": environment}
+        result = result_of("failed", error="no", backend=name, environment=environment)
         return Entry(Run(Path(name), name, result, pd.DataFrame(), pd.DataFrame()), name, "", None)
 
     tuned = {"MALLOC_TRIM_THRESHOLD_": "8", "CUDA_VERSION": "13.0", "KMP_INIT_AT_FORK": "FALSE", "OMP_NUM_THREADS": "2"}

@@ -1,9 +1,12 @@
 """Records of runs that were never taken, written by the code that writes records."""
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from mpcompare.fields import PARTS, Result
 from mpcompare.race.orders import Finish
 from mpcompare.records import EVAL_FIELDS, RunRecorder
 
@@ -14,6 +17,11 @@ MEASURED = {
     "workspace_bytes": 14_000_000, "batch_bytes": 200_000, "rss_before_bytes": 9_000_000, "peak_rss_bytes": 25_000_000,
     "memory_by_op": {"aten::mm": 1_200_000, "aten::add": 300_000},
 }  # fmt: skip
+UNKNOWN = (
+    *("host", "cpu_count", "platform", "python", "cuda", "driver", "commit", "rss_before_bytes", "peak_rss_bytes"),
+    *("test_loss", "flops_per_step", "tflops", "batch_bytes", "memory_reserved_bytes", "graph_pool_bytes"),
+    "workspace_bytes",
+)
 DONE = {"settled": True, "finished": True}
 WHOLE = {"phase_ms": {"whole step": 7.5}, "phase_overhead": 0.0}
 
@@ -49,10 +57,26 @@ def write_run(
     if status == "failed":
         recorder.add(status=status, error="precision=fp16: no")
     if status == "ok":
-        rounds = _write_blocks(recorder, more.pop("blocks", [step_ms] * 10), more)
+        blocks = more.pop("blocks", [step_ms] * 10)
+        rounds = _write_blocks(recorder, blocks, more)
         finish = Finish(rounds, stopped="rel_ci", half_width=0.0, seconds=1.0, race=more.pop("race", "r"), compared=1)
-        result = _result(step_ms, more.pop("torch", "2.15.0"))
+        result = _result(step_ms, more.pop("torch", "2.15.0")) | {"phase_sum_ms": statistics.median(blocks)}
         recorder.add(**{**result, "timing": vars(finish), "final_loss": losses[-1], **more}, status="ok")
+
+
+def result_of(status: str = "ok", **known: Any) -> Result:
+    """Returns a result that no file holds: its start, and each part of which a field is ``known``; what else belongs to
+    such a part is as usual."""
+    usual = {**_result(10.0, "2.15.0"), "module_dtypes": {}, "timing": None, "phase_sum_ms": 10.0, "final_loss": 1.0}
+    start = {"backend": "amp", "precision": "bf16", "task": "t", "batch_size": 8, "seed": 0, "config": {"task": {}}}
+    start |= {each.name: known[each.name] for each in fields(Result) if each.name in known}
+    every = {**usual, **start, **known}
+    parts = {
+        name: part(**{each.name: every.get(each.name) for each in fields(part)})
+        for name, part in PARTS.items()
+        if any(each.name in known and each.name not in start for each in fields(part))
+    }
+    return Result(status=status, **start, **parts)
 
 
 def _config(batch_size: int, steps: int, more: dict[str, Any]) -> dict[str, Any]:
@@ -93,8 +117,10 @@ def _result(step_ms: float, torch: str) -> dict[str, Any]:
     return {
         "phase_ms": {"forward": 4.0, "backward": 5.0, "unscale": None, "step": 1.0, "update": 0.0},
         "phase_overhead": 0.01, "first_step_ms": 50.0, "construct_s": 0.5, "engine": "torch",
-        "loss_scale": "NoLossScale", "dataset": "synthetic", "dataset_reason": "asked for", "dataset_fingerprint": "d",
-        "initial_weights": "w", "device_name": "cpu", "threads": 2, "versions": {"torch": torch},
+        "loss_scale": "NoLossScale", "not_finite": "", "dataset": "synthetic", "dataset_reason": "asked for",
+        "dataset_fingerprint": "d", "initial_weights": "w", "device": "cpu", "device_name": "cpu", "threads": 2,
+        "versions": {"torch": torch}, "flags": {}, "environment": {}, "final_loss_scale": 1.0, "dtypes": {},
+        **dict.fromkeys(UNKNOWN), "samples_per_s": 800.0, "timed_unfinished": 0, "memory_model": {}, "memory_by_op": {},
         "step_ms_p20": step_ms - 1, "step_ms_p50": step_ms, "step_ms_p80": step_ms + 1, "peak_memory_bytes": 2_000_000,
         "peak_memory_bytes_analytic": 1_900_000, "test_accuracy": 0.5, "skipped_steps": 1,
     }  # fmt: skip

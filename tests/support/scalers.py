@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from mpcompare.scalers.overflows import OverflowStep
+from mpcompare.scalers.policies import PolicyScaler
 from mpcompare.scalers.registry import LIBRARIES, Code
-from mpcompare.scalers.scaler import PolicyScaler
 from mpcompare.scalers.trace import Trace, take
 
 

@@ -119,10 +119,10 @@ def test_timed_blocks_of_a_right_backend_end_as_the_examined_one_does_bit_for_bi
     run = timed(Amp, replace(TASK, optimizer=optimizer))
     verdict, failed = judged(run)
     assert (verdict.word, failed) == ("reference", set())
-    result = run.result
-    assert set(result["timed_state"]) == {"weights", *kinds}
-    assert result["timed_loss_difference"] == 0
-    assert all(each["difference"] == 0 < each["moved"] for each in result["timed_state"].values())
+    compared = run.result.compared
+    assert set(compared.timed_state) == {"weights", *kinds}
+    assert compared.timed_loss_difference == 0
+    assert all(each.difference == 0 < each.moved for each in compared.timed_state.values())
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_block_of_those_that_make_the_median_is_compared(timed, honest):
     run = timed(HonestAtTimes)
     step_ms = run.blocks.set_index("round")["step_ms"]
     assert step_ms.drop(list(honest)).median() < min(step_ms[list(honest)])
-    assert run.result["timing"]["compared"] not in honest
+    assert run.result.blocks.timing.compared not in honest
     verdict, failed = judged(run)
     assert (verdict.word, verdict.cause) == ("differs", "timed steps")
     assert "weights after timed steps" in failed

@@ -103,8 +103,8 @@ def alike(entries: Sequence[Entry]) -> dict[str, Entry]:
 
 
 def _same(a: Entry, b: Entry) -> bool:
-    asked = all(a.run.result[key] == b.run.result[key] for key in ("backend", "precision"))
-    return asked and layers_of(a) == layers_of(b)
+    asked = ((each.run.result.backend, each.run.result.precision) for each in (a, b))
+    return len(set(asked)) == 1 and layers_of(a) == layers_of(b)
 
 
 def grouped(entries: Sequence[Entry]) -> list[tuple[list[str], str]]:

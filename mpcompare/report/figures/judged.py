@@ -42,7 +42,7 @@ class Judged:
 
     @property
     def precision(self) -> str:
-        return str(self.run.result["precision"])
+        return self.run.result.precision
 
     @property
     def is_reference(self) -> bool:

@@ -1,16 +1,16 @@
-"""The kit of all figures: a part for each comparison, one colour a run, and the styles of lines, marks and legends."""
+"""The kit of all figures: a part a comparison, one colour a run, styles of lines, marks and legends, and bars."""
 
 import logging
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from mpcompare.report.comparison import Comparison
+from mpcompare.report.comparison import Comparison, Entry
 
 # Okabe and Ito's palette, which colour-blind readers tell apart. A run also has dashes and a mark, so that no
 # two of 42 runs look alike.
@@ -20,6 +20,8 @@ MARKERS = "os^DvP"  # six, beside seven colours
 # Text on light and on dark colours. They are no greys: the page turns greys over in the dark.
 ON_LIGHT, ON_DARK = "#101011", "#fffffe"
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
+MANY = 8  # runs; of more each has less room
+Fill = Callable[[Axes, Sequence[Entry]], None]
 logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run announces a font cache
 
 
@@ -96,3 +98,41 @@ def positive(values: Iterable[float]) -> np.ndarray:
     """Returns the values that a log axis can show: those that are finite and above 0."""
     array = np.array(list(values), dtype=float)
     return array[np.isfinite(array) & (array > 0)]
+
+
+def bars(
+    comparisons: Sequence[Comparison], fill: Fill, inches: float = 0.5, many: float = 0.3, room: float = 1.75
+) -> Figure:
+    """Returns a figure with a panel for each comparison, the first run at the top.
+
+    Args:
+        fill: draws the bars of a panel's runs, the n-th of which is at height n.
+        inches: height of a run.
+        many: the same where there are more than MANY runs.
+        room: width of the panel, the longest bar being 1: the numbers stand beside the bars.
+    """
+    most = max(len(comparison.finished) for comparison in comparisons)
+    figure, parts = grid(comparisons, 1.3 + (inches if most <= MANY else many) * most)
+    for part, comparison in zip(parts, comparisons, strict=True):
+        axes, entries = part.subplots(), comparison.finished
+        fill(axes, entries)
+        axes.set_yticks(range(len(entries)), [entry.label for entry in entries])
+        axes.set_ylim(most - 0.4, -0.6)  # inverted; the same bar height in every panel
+        axes.set_xlim(0, room * axes.dataLim.xmax)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+    return figure
+
+
+def beside(axes: Axes, x: float, y: float, text: str) -> None:
+    """Writes ``text`` to the right of a bar that ends at ``x``."""
+    axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def one_legend(figure: Figure, order: Sequence[str], ncols: int) -> None:
+    """Draws one legend for all panels below them; labels that ``order`` does not name come last."""
+    pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in pairs}
+    labels = sorted(handles, key=lambda label: order.index(label) if label in order else len(order))
+    legend = [handles[label] for label in labels]
+    figure.legend(legend, labels, loc="outside lower center", ncols=min(ncols, len(labels)), fontsize=8)

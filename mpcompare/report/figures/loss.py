@@ -1,5 +1,6 @@
 """The figure of the loss: the curves of all runs, and their difference to the baseline's."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,12 @@ from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures import small_multiples
 from mpcompare.report.figures.kit import colour, dashed, grid, legend, marker
 from mpcompare.verdict.judge.trajectories import steps_of_both
+
+MANY = 20  # runs that one panel can show: colours and dashes tell no more apart, and each has a panel of its own
+IN_ROW, INCHES = 5, 1.25  # panels in a row, and the height of a row
+LONGEST = 26  # characters of a panel's title
 
 
 def loss(report: Report) -> Figure | None:
@@ -22,10 +26,10 @@ def loss(report: Report) -> Figure | None:
     if not report.finished:
         return None
     most = max(len(comparison.finished) for comparison in report.finished)
-    if most > small_multiples.MANY:
-        figure, parts = grid(report.finished, 0.6 + small_multiples.INCHES * small_multiples.rows_of(most), width=9)
+    if most > MANY:
+        figure, parts = grid(report.finished, 0.6 + INCHES * _rows_of(most), width=9)
         for part, comparison in zip(parts, report.finished, strict=True):
-            small_multiples.differences(part, comparison.finished)
+            _differences(part, comparison.finished)
         return figure
     classes = any(_has_accuracy(entry) for comparison in report.finished for entry in comparison.finished)
     figure, parts = grid(report.finished, 8.0 if classes else 6.1)
@@ -113,3 +117,34 @@ def _held_out(place: int) -> dict[str, Any]:
     """The style of evaluations: white squares, so that they are told from the training loss."""
     marks = {"marker": "s", "markersize": max(7 - place, 3), "markevery": 1, "markerfacecolor": "white", "zorder": 3}
     return {**dashed(place), "linewidth": 0.8, **marks}
+
+
+def _rows_of(runs: int) -> int:
+    """Returns the rows of panels that so many runs need."""
+    return math.ceil(runs / IN_ROW)
+
+
+def _differences(part: SubFigure, entries: Sequence[Entry]) -> None:
+    """Draws a panel for each run that is compared with a baseline: its difference to the baseline's loss on a log axis,
+    before those of all others in grey."""
+    compared = [entry for entry in entries if not entry.is_baseline and entry.baseline and len(entry.loss_diff)]
+    curves = [
+        (steps_of_both(entry.run, entry.baseline), np.where(entry.loss_diff > 0, entry.loss_diff, np.nan))
+        for entry in compared
+        if entry.baseline
+    ]
+    panels = [*part.subplots(max(_rows_of(len(compared)), 1), IN_ROW, sharex=True, sharey=True, squeeze=False).flat]
+    for axes, entry, (steps, difference) in zip(panels, compared, curves, strict=False):
+        for others in curves:
+            axes.plot(*others, color="0.85", linewidth=0.6)
+        axes.plot(steps, difference, color="#0072B2", linewidth=1.4)
+        lost = steps[~np.isfinite(entry.loss_diff)]
+        axes.plot(lost, np.ones(len(lost)), "^", color="#D55E00", transform=axes.get_xaxis_transform())
+        label = entry.label if len(entry.label) <= LONGEST else f"...{entry.label[3 - LONGEST :]}"
+        axes.set_title(label, fontsize=7)
+        axes.set_yscale("log")
+        axes.tick_params(labelsize=7)
+    for axes in panels[len(compared) :]:
+        axes.set_axis_off()
+    part.supylabel("|loss - baseline's|", fontsize=9)
+    part.supxlabel("step   (grey: the other runs; gap: no difference; triangle: a loss is inf or NaN)", fontsize=9)

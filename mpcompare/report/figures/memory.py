@@ -1,6 +1,6 @@
 """The figure of memory: the analytic model by kind of tensor beside what was measured."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,10 +8,11 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mpcompare.fields import Finished
 from mpcompare.report.columns import percent
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.bars import bars, beside, one_legend
+from mpcompare.report.figures.kit import bars, beside, one_legend
 from mpcompare.report.runs import Run
 
 # The kinds of the memory model, in its order; black and the hatched greys are left to what is measured.
@@ -52,8 +53,8 @@ def _operators(runs: Iterable[Run]) -> list[str]:
     """The operators that asked for most of what was live at the peaks of the runs without a model."""
     sizes: dict[str, int] = {}
     for run in runs:
-        if not run.result.get("memory_model"):
-            for name, size in list((run.result.get("memory_by_op") or {}).items())[:OPERATORS]:
+        if not run.finished.memory.memory_model:
+            for name, size in list(run.finished.memory.memory_by_op.items())[:OPERATORS]:
                 sizes[name] = sizes.get(name, 0) + size
     return sorted(sizes, key=lambda name: -sizes[name])
 
@@ -63,14 +64,14 @@ def _memory(axes: Axes, entries: Sequence[Entry], operators: Sequence[str]) -> N
     peak; the rise of the resident set."""
     far = FAR * max(map(_longest, entries))
     for place, entry in enumerate(entries):
-        result = entry.run.result
+        result = entry.run.finished
         if model := _by_kind(result):
             kinds = [(size, kind, {"color": KIND_COLOURS.get(kind, "0.6")}) for kind, size in model.items()]
             right = _stack(axes, place - 0.25, kinds)
             beside(axes, right, place - 0.25, f"{right:.4g} MB model")
         elif pieces := _by_operator(result, operators):
             beside(axes, _stack(axes, place - 0.25, pieces), place - 0.25, "by operator")
-        measured, workspace = result["peak_memory_bytes"] / 1e6, _outside(result)
+        measured, workspace = result.memory.peak_memory_bytes / 1e6, _outside(result)
         pieces = [(measured, ALLOCATED, {"color": "0.35"})]
         text = f"{measured:.4g} MB" + (f" ({percent(entry.model_difference)})" if model else "")
         if workspace:
@@ -87,21 +88,21 @@ def _memory(axes: Axes, entries: Sequence[Entry], operators: Sequence[str]) -> N
 
 def _longest(entry: Entry) -> float:
     """The MB at which the longest bar of a run ends."""
-    result = entry.run.result
-    return max(sum(_by_kind(result).values()), result["peak_memory_bytes"] / 1e6 + _outside(result))
+    result = entry.run.finished
+    return max(sum(_by_kind(result).values()), result.memory.peak_memory_bytes / 1e6 + _outside(result))
 
 
-def _by_kind(result: Mapping[str, Any]) -> dict[str, float]:
+def _by_kind(result: Finished) -> dict[str, float]:
     """The model in MB by kind; empty where there is none."""
-    return {kind: sum(tensors.values()) / 1e6 for kind, tensors in (result.get("memory_model") or {}).items()}
+    return {kind: sum(tensors.values()) / 1e6 for kind, tensors in result.memory.memory_model.items()}
 
 
-def _by_operator(result: Mapping[str, Any], operators: Sequence[str]) -> list[Piece]:
+def _by_operator(result: Finished, operators: Sequence[str]) -> list[Piece]:
     """The measured peak in MB: the batch, the largest by the operators that asked for them, the others in one piece."""
-    live = list((result.get("memory_by_op") or {}).items())
+    live = list(result.memory.memory_by_op.items())
     if not live:
         return []
-    pieces: list[Piece] = [((result.get("batch_bytes") or 0) / 1e6, "inputs", {"color": KIND_COLOURS["inputs"]})]
+    pieces: list[Piece] = [((result.memory.batch_bytes or 0) / 1e6, "inputs", {"color": KIND_COLOURS["inputs"]})]
     for name, size in live[:OPERATORS]:
         place = operators.index(name)
         colour = OPERATOR_COLOURS[place % len(OPERATOR_COLOURS)]
@@ -111,15 +112,16 @@ def _by_operator(result: Mapping[str, Any], operators: Sequence[str]) -> list[Pi
     return pieces
 
 
-def _outside(result: Mapping[str, Any]) -> float:
+def _outside(result: Finished) -> float:
     """The MB that products hold beside the allocator's: packing buffers on a CPU; a GPU's are the allocator's."""
-    return (result.get("workspace_bytes") or 0) / 1e6 if result.get("device") != "cuda" else 0.0
+    return (result.memory.workspace_bytes or 0) / 1e6 if result.machine.device != "cuda" else 0.0
 
 
-def _resident(result: Mapping[str, Any]) -> float | None:
+def _resident(result: Finished) -> float | None:
     """The MB by which training raised the resident set, and the batch, which was there before; None if unknown."""
-    before, peak, batch = (result.get(key) for key in ("rss_before_bytes", "peak_rss_bytes", "batch_bytes"))
-    if result.get("device") != "cpu" or before is None or peak is None or batch is None:
+    before, peak = result.training.rss_before_bytes, result.training.peak_rss_bytes
+    batch = result.memory.batch_bytes
+    if result.machine.device != "cpu" or before is None or peak is None or batch is None:
         return None  # on a GPU the process holds none of the tensors
     return (peak - before + batch) / 1e6
 

@@ -11,8 +11,7 @@ from mpcompare.report.figures.guarded import ReportFigure
 from mpcompare.report.figures.loss import loss
 from mpcompare.report.figures.memory import memory
 from mpcompare.report.figures.noise import noise
-from mpcompare.report.figures.phases import phases
-from mpcompare.report.figures.step_time import step_time
+from mpcompare.report.figures.times import phases, step_time
 from mpcompare.report.figures.training import training
 from mpcompare.report.figures.update_ratio import update_ratio
 

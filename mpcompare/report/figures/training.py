@@ -135,7 +135,7 @@ def _norm(axes: Axes, entries: Sequence[Placed]) -> None:
         finite = norm[np.isfinite(norm) & (norm > 0)]
         axes.plot(finite.index, finite, **_points(place, entry, norm))
         at_the_top(axes, norm.index[~np.isfinite(norm)], colour(place), 0.95)
-    limits = {entry.run.result["config"]["task"].get("clip_norm") for _, entry in entries} - {None}
+    limits = {entry.run.result.config["task"].get("clip_norm") for _, entry in entries} - {None}
     for limit in limits:
         axes.axhline(limit, color="0.2", linestyle="--", linewidth=1.2)
         axes.annotate("clipped to", (1, limit), (-4, 3), xycoords=axes.get_yaxis_transform(), fontsize=8,

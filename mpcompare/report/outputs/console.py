@@ -58,7 +58,7 @@ def _show(console: Console, comparison: Comparison, verdicts: Verdicts) -> None:
         _lines(console, inference.lines(comparison))
     for entry in comparison.entries:
         if not entry.ok:
-            console.print(Text(f"{entry.label}: {entry.run.result['status']}: {entry.error}", style="red"))
+            console.print(Text(f"{entry.label}: {entry.run.result.status}: {entry.error}", style="red"))
         elif text := remarks.memory(entry):
             console.print(Text(text, style="yellow"), soft_wrap=True)
     answered = Table.grid(padding=(0, 2, 0, 0))
@@ -94,18 +94,19 @@ def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
     heads = [("ms in phase", label), *((each, number) for each in (*phases, "clock's cost", "first step", "set-up s"))]
     rows = []
     for entry in comparison.finished:
-        times = entry.run.result["phase_ms"]
-        cells = ["-" if times.get(phase) is None else f"{float(times[phase]):.4g}" for phase in phases]
-        overhead, first, set_up = (entry.run.result[key] for key in ("phase_overhead", "first_step_ms", "construct_s"))
-        clock = "-" if WHOLE_STEP in times else f"{float(overhead):+.1%}"
-        rows.append([entry.label, *cells, clock, f"{float(first):.4g}", f"{float(set_up):.2g}"])
+        result = entry.run.finished
+        times = result.phases.phase_ms
+        cells = ["-" if (ms := times.get(phase)) is None else f"{ms:.4g}" for phase in phases]
+        clock = "-" if WHOLE_STEP in times else f"{result.phases.phase_overhead:+.1%}"
+        first, set_up = f"{result.training.first_step_ms:.4g}", f"{result.set_up.construct_s:.2g}"
+        rows.append([entry.label, *cells, clock, first, set_up])
     return tables(heads, rows, 1, width)
 
 
 def inference_tables(comparison: Comparison, width: int) -> Iterator[Table]:
     """A row for each way of each run. Costs that a race measured once stand in the rows of its first run only."""
     entries = inference.measured(comparison)
-    sizes = dict.fromkeys(str(entry.run.result["inference"]["batch_size"]) for entry in entries)
+    sizes = dict.fromkeys(str(inference.batch_size(entry)) for entry in entries)
     rows, labelled = [], None
     for row in inference.rows_of(comparison):
         cells = [column.cell(row) if row.shows(column) else "" for column in inference.SHOWN]

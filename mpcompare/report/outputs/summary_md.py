@@ -105,7 +105,7 @@ def _said(row: Row) -> tuple[str, str]:
     """Returns the verdict in words, and what follows the label of the run."""
     verdict = row.verdict
     if not row.entry.ok:
-        return escape(row.result["status"]), f": {escape(row.entry.error)}"
+        return escape(row.entry.run.result.status), f": {escape(row.entry.error)}"
     because = f": {escape(verdict.because, REASON)}" if verdict and verdict.because else ""
     if verdict is None or verdict.word is Word.NOT_EXAMINED:
         return "Not examined", because
@@ -145,12 +145,12 @@ def _measured(report: Report) -> list[str]:
     machines, timing = [], []
     for comparison in report.comparisons:
         number, entries = _number(report, comparison), comparison.finished or comparison.entries
-        result = entries[0].run.result
+        recorded = entries[0].run.recorded
         known = {
-            "device": result.get("device_name"),
-            "threads": result.get("threads"),
-            "torch": result.get("versions", {}).get("torch"),
-            "mpcompare": result.get("commit"),
+            "device": recorded.get("device_name"),
+            "threads": recorded.get("threads"),
+            "torch": recorded.get("versions", {}).get("torch"),
+            "mpcompare": recorded.get("commit"),
         }
         machine = ", ".join(f"{key} {value}" for key, value in known.items() if value)
         machines.append(f"- {number}Measured on {escape(machine or 'no device')}; {escape(comparison.dataset)}")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mpcompare.errors import InputError, check_whole
 from mpcompare.tasks.data.dataset import Dataset
-from mpcompare.tasks.data.folder import find_root
+from mpcompare.tasks.data.source import find_root
 
 PADDING, UNKNOWN = 0, 1  # the ids that are no word
 _ADDRESS = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from mpcompare.errors import InputError
 from mpcompare.tasks.data.dataset import Dataset
-from mpcompare.tasks.data.folder import find_root
 from mpcompare.tasks.data.generated import digits
-from mpcompare.tasks.data.source import Source, StandIn, take_or_stand_in
+from mpcompare.tasks.data.source import Source, StandIn, find_root, take_or_stand_in
 
 SOURCE = Source(
     name="MNIST",

@@ -14,8 +14,8 @@ import torch
 
 from mpcompare.errors import InputError, check_number
 from mpcompare.foreign import version
+from mpcompare.paths import data_root
 from mpcompare.tasks.data.dataset import Dataset
-from mpcompare.tasks.data.folder import find_root
 
 log = logging.getLogger(__name__)
 
@@ -163,3 +163,19 @@ def torchvision_mismatch(error: Exception) -> InputError:
         f"does not work with torch {torch.__version__} ({' '.join(str(error).split())}); "
         "install a matching pair: pip install --upgrade torch torchvision",
     )
+
+
+def find_root(root: object) -> tuple[str, Path]:
+    """Returns the folder as it was named, and its path; None stands for ``paths.data_root``.
+
+    Raises:
+        InputError: ``root`` is no name, or names a file.
+    """
+    if root is None:
+        root = data_root()
+    if not isinstance(root, str):
+        raise InputError("data.root", root, "expected the name of a folder")
+    folder = Path(root).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise InputError("data.root", root, "expected a folder, this is a file")
+    return root, folder

@@ -17,7 +17,7 @@ def checks(timed: Timed) -> Iterator[Check]:
         value, limit = apart
         yield Check("clock of timed blocks", value, limit, "clock", clock_because(timed.blocks))
     step_ms = timed.blocks.set_index("round")["step_ms"]
-    share = float(step_ms[timed.compared] / step_ms.median())
+    share = float(step_ms[timed.record.timing.compared] / step_ms.median())
     because = f"the block that was compared took {share:.2f} times the median of all blocks"
     yield Check("time of the compared block", share, 1.0, "timed steps", because)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from mpcompare.fields import ComparedRecord
 from mpcompare.precision import PRECISIONS
 
 if TYPE_CHECKING:  # what was found is of many checks, and each of them may look at all of it
@@ -61,23 +62,12 @@ class Timed:
     """The timed blocks of a run, one of them beside the one that the examined backend takes.
 
     Attributes:
-        loss: the examined backend's, in the last step.
-        loss_difference: the largest difference of a loss to the examined backend's in the same step.
-        state: of the weights, and of each other kind of tensors that a backend learns, ``difference`` (between the two
-            at the end), ``moved`` (from the start to the end) and ``norm``.
-        steps: the number of steps of the block.
-        unfinished: the number of blocks whose weights went on changing after the clock had stopped.
+        record: what ``result.json`` says of them.
         blocks: the rows of ``blocks.csv``.
-        compared: the round of the block that was compared.
     """
 
-    loss: float
-    loss_difference: float
-    state: Mapping[str, Mapping[str, float]]
-    steps: int
-    unfinished: int
+    record: ComparedRecord
     blocks: "pd.DataFrame"
-    compared: int
 
 
 @dataclass(frozen=True)

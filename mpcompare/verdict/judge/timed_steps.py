@@ -25,15 +25,15 @@ def checks(case: Case) -> Iterator[Check]:
     run, timed = case.run, case.run.timed
     if timed is None:
         return
-    because = f"weights went on changing after the clock had stopped, in {timed.unfinished} timed blocks"
-    yield Check("weights after the clock stopped", timed.unfinished, 0, "unfinished steps", because)
+    because = f"weights went on changing after the clock had stopped, in {timed.record.timed_unfinished} timed blocks"
+    yield Check("weights after the clock stopped", timed.record.timed_unfinished, 0, "unfinished steps", because)
     yield from block_clock.checks(timed)
     if run.findings.promises.rounding == "stochastic":
         return
-    if math.isfinite(timed.loss):
-        difference = timed.loss_difference
+    loss, difference = timed.record.timed_loss, timed.record.timed_loss_difference
+    if math.isfinite(loss):
         because = f"the loss of a timed step is {difference:.1e} away from what the examined backend gives there"
-        yield Check("loss of timed steps", difference, reordered_loss(run, timed.loss), "timed steps", because)
+        yield Check("loss of timed steps", difference, reordered_loss(run, loss), "timed steps", because)
     if common_steps(case.reference) == len(case.reference.steps):
         yield from _states(case, timed)
 
@@ -46,11 +46,11 @@ def _states(case: Case, timed: Timed) -> Iterator[Check]:
     grow over a block, and whatever saves time is coarser. What each step rounds adds up like the root of their number.
     """
     part = update_part(case.run, max(case.run.unit_roundoff, PRECISIONS["tf32"].unit_roundoff))
-    for kind, apart in timed.state.items():
-        difference, moved = apart["difference"], apart["moved"]
+    for kind, apart in timed.record.timed_state.items():
+        difference, moved = apart.difference, apart.moved
         if not math.isfinite(moved):
             continue
         because = f"{kind} after a timed block: {difference:.1e} away from those of the examined backend"
         because += f" after the same steps, which moved by {moved:.1e}"
-        limit = part * moved + math.sqrt(timed.steps) * (FP32 + stored_coarsely(case.run)) * apart["norm"]
+        limit = part * moved + math.sqrt(timed.record.timed_steps) * (FP32 + stored_coarsely(case.run)) * apart.norm
         yield Check(f"{kind} after timed steps", difference, limit, "timed steps", because)

@@ -4,6 +4,7 @@ import math
 
 import pandas as pd
 import pytest
+from support.records import result_of
 
 from mpcompare.records import MONITORED
 from mpcompare.report.comparison import Comparison, Entry
@@ -20,7 +21,7 @@ def comparison(*runs, clip_norm=None):
     entries = []
     for place, columns in enumerate(runs):
         steps = pd.DataFrame({"step": [1, 2, 3, 4], **PLAIN, **columns})
-        result = {"status": "ok", "config": {"task": {"clip_norm": clip_norm}}}
+        result = result_of(config={"task": {"clip_norm": clip_norm}})
         run = Run(None, str(place), result, steps, pd.DataFrame())
         entries.append(Entry(run, f"run {place}", "", None))
     return Comparison("title", "data", entries=entries)

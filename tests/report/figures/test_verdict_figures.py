@@ -318,7 +318,7 @@ def test_only_figures_with_something_to_show_are_drawn(runs):
 
     bare = replace(runs["amp-bf16"], findings=None)
     assert drawn({bare.name: bare}) == set()
-    failed = replace(bare, name="x", result={**bare.result, "status": "failed"}, steps=pd.DataFrame())
+    failed = replace(bare, name="x", result=replace(bare.result, status="failed"), steps=pd.DataFrame())
     assert drawn({failed.name: failed}) == set()
     alone = runs["amp-bf16"]
     assert drawn({alone.name: alone, "x": failed}) == {*NAMES} - {"exponents"}  # bf16 has the range of fp32

@@ -73,7 +73,7 @@ def check(name="loss over the run", value=0.8, limit=1.0, kind="run", cause="a c
 def rendered(folder, checks=(), files=()):
     """Returns the page of the runs in a folder; ``mine`` has these checks, and differs if one fails."""
     comparisons = compare(find_runs([folder]), "amp", ["task"])
-    names = {e.run.result["backend"]: e.run.name for comparison in comparisons for e in comparison.entries if e.ok}
+    names = {e.run.result.backend: e.run.name for comparison in comparisons for e in comparison.entries if e.ok}
     failed = next((c for c in checks if not c.passed), None)
     verdict = ("differs", failed.cause, failed.because) if failed else ("same", "", "")
     verdicts = {name: Verdict(Word.REFERENCE, reference=names["amp"]) for name in names.values()}

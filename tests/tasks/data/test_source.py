@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from mpcompare.tasks.data import cifar10, mnist
-from mpcompare.tasks.data.folder import find_root
+from mpcompare.tasks.data.source import find_root
 
 SOURCES = pytest.mark.parametrize("source", [mnist.SOURCE, cifar10.SOURCE], ids=["mnist", "cifar10"])
 

@@ -1,13 +1,16 @@
 """Timed blocks, as their records tell of them."""
 
+import math
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 from support.judging import dataset_of, examined
+from support.records import result_of
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
+from mpcompare.fields import Distance, Timing
 from mpcompare.promises import Promises
 from mpcompare.report.verdicts import judge_run
 from mpcompare.tasks.optimizers import Adam
@@ -15,7 +18,7 @@ from mpcompare.tasks.optimizers import Adam
 TASK = make_task(in_features=30, hidden=[24], batch_size=64, samples=640)
 BLOCK = {
     "timed_loss": 1.0, "timed_loss_difference": 0.0, "timed_state": {}, "timed_steps": 100, "timed_unfinished": 0,
-    "timing": {"race": "r", "compared": 1},
+    "timing": Timing(1, "rel_ci", 0.0, 1.0, "r", compared=1),
 }  # fmt: skip
 BLOCKS = pd.DataFrame([{"round": 1, "steps": 1, "step_ms": 1.0, "seen_s": 1e-3, "longest_s": 1e-3, "messages_s": 0.0}])
 CLOCK = ["weights after the clock stopped", "time of the compared block"]
@@ -33,12 +36,14 @@ def run():
 def checks(run, **timed):
     """Returns the checks of timed steps of a run with this record, by their names."""
     blocks = run.blocks if len(run.blocks) else BLOCKS
-    verdict = judge_run(recorded := replace(run, result={**run.result, **BLOCK, **timed}, blocks=blocks), recorded)
+    compared = result_of(**{**BLOCK, **timed}).compared
+    recorded = replace(run, result=replace(run.result, compared=compared), blocks=blocks)
+    verdict = judge_run(recorded, recorded)
     return {check.name: check for check in verdict.checks if check.kind == "timed steps"}
 
 
 def apart(difference, moved=1.0, norm=10.0):
-    return {"timed_state": {"weights": {"difference": difference, "moved": moved, "norm": norm}}}
+    return {"timed_state": {"weights": Distance(difference, moved, norm)}}
 
 
 def test_weights_are_as_far_apart_as_roundings_of_their_updates_may_move_them(run):
@@ -81,7 +86,7 @@ def clocked(run, own_ms, seen_ms, late_ms=0.0, messages_ms=0.0, compared=1):
         for number, ms in enumerate(own_ms, start=1)
     ]
     timed = replace(run, blocks=pd.DataFrame(rows))
-    return checks(timed, timing={"race": "r", "compared": compared})
+    return checks(timed, timing=replace(BLOCK["timing"], compared=compared))
 
 
 def test_the_clock_of_a_process_is_held_against_that_of_the_race(run):
@@ -121,6 +126,6 @@ def test_nothing_is_said_where_two_correct_runs_may_part(run):
     noise = [replace(again, losses=[2 * loss for loss in again.losses]) for again in run.findings.noise]
     parted = replace(run, findings=replace(run.findings, noise=noise))
     assert "weights after timed steps" not in checks(parted, **apart(9.0))
-    assert "weights after timed steps" not in checks(run, **apart("nan", moved="nan"))
-    assert checks(run, **apart("nan"))["weights after timed steps"].passed is False
-    assert "loss of timed steps" not in checks(run, timed_loss="nan", timed_loss_difference="nan")
+    assert "weights after timed steps" not in checks(run, **apart(math.nan, moved=math.nan))
+    assert checks(run, **apart(math.nan))["weights after timed steps"].passed is False
+    assert "loss of timed steps" not in checks(run, timed_loss=math.nan, timed_loss_difference=math.nan)

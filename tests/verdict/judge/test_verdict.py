@@ -50,7 +50,7 @@ def test_what_was_not_examined_or_not_the_same_task_is_not_judged():
     run = examined("scratch", Scratch, task, dataset, "bf16", steps=2)
     assert str(judge_run(replace(run, findings=None), amp)) == "not examined"
     one, other = (
-        replace(each, result={**each.result, "config": {"task": {"optimizer": {"lr": lr}}}})
+        replace(each, result=replace(each.result, config={"task": {"optimizer": {"lr": lr}}}))
         for each, lr in ((amp, 0.2), (run, 0.1))
     )
     assert str(judge_run(other, one)) == "not comparable: task.optimizer.lr"

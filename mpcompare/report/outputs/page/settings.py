@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpcompare.records import named_fields
+from mpcompare.records import finite, named_fields
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.dtypes import ROLES, differing, layers_of, observed
 from mpcompare.report.figures.dtypes import alike, grouped
@@ -59,7 +59,7 @@ class Dtypes:
 
 def configurations(comparison: Comparison) -> Settings:
     """Returns every field of the configurations."""
-    return _settings(comparison.entries, lambda entry: _fields(entry.run.result["config"]))
+    return _settings(comparison.entries, lambda entry: _fields(entry.run.result.config))
 
 
 def measured(comparison: Comparison) -> Settings:
@@ -71,9 +71,10 @@ def versions(comparison: Comparison) -> Settings:
     """Returns the versions of the programs and the commit."""
 
     def of(entry: Entry) -> Values:
-        result = entry.run.result
-        known = {key: result.get(key) for key in ("commit", "python", "platform", "cuda", "driver")}
-        return {**(result.get("versions") or {}), **{key: value for key, value in known.items() if value}}
+        if (machine := entry.run.result.machine) is None:
+            return {}
+        known = {key: getattr(machine, key) for key in ("commit", "python", "platform", "cuda", "driver")}
+        return {**machine.versions, **{key: value for key, value in known.items() if value}}
 
     return _settings(comparison.entries, of)
 
@@ -119,26 +120,25 @@ def _text(value: object) -> str:
 
 
 def _measured(entry: Entry) -> Values:
-    result, blocks = entry.run.result, entry.run.blocks
-    timing = result["timing"]
+    machine, timing, blocks = entry.run.finished.machine, entry.run.finished.blocks.timing, entry.run.blocks
     clock = blocks["clock_mhz"].dropna()
     throttled = sorted(set(blocks["throttle"].dropna()))
     return {
-        "device": result.get("device_name"),
-        "host": result.get("host"),
-        "cores": result.get("cpu_count"),
-        "threads": result.get("threads"),
-        "rounds of blocks": timing["rounds"],
+        "device": machine.device_name,
+        "host": machine.host,
+        "cores": machine.cpu_count,
+        "threads": machine.threads,
+        "rounds of blocks": timing.rounds,
         "steps in a block": int(blocks["steps"].median()) if len(blocks) else 0,
-        "seconds of timing": timing.get("seconds"),
-        "timing stopped because of": timing.get("stopped"),
-        "half width of the interval": timing.get("half_width"),
+        "seconds of timing": timing.seconds,
+        "timing stopped because of": timing.stopped,
+        "half width of the interval": finite(timing.half_width),
         "cores that other programs kept busy, median": blocks["other_cores"].median(),
         "cores that other programs kept busy, most": blocks["other_cores"].max(),
         "own cores busy between turns, median": blocks["cores_between_turns"].median(),
         "clock in MHz": f"{clock.min():g} to {clock.max():g}" if len(clock) else "not known",
         "throttled": ", ".join(throttled) or "no",
         "blocks that began on a settled machine": f"{int(blocks['settled'].sum())} of {len(blocks)}",
-        **{f"flag {name}": value for name, value in (result.get("flags") or {}).items()},
-        **{f"environment {name}": value for name, value in (result.get("environment") or {}).items()},
+        **{f"flag {name}": value for name, value in machine.flags.items()},
+        **{f"environment {name}": value for name, value in machine.environment.items()},
     }

@@ -55,7 +55,7 @@ def answers(comparison: Comparison, verdicts: Verdicts) -> list[VerdictWords]:
 
 def _answer(entry: Entry, verdict: Verdict | None, labels: dict[str, str]) -> VerdictWords:
     if not entry.ok or verdict is None:
-        return VerdictWords(entry.label, word_of(entry, verdict), f": {entry.run.result['status']}: {entry.error}")
+        return VerdictWords(entry.label, word_of(entry, verdict), f": {entry.run.result.status}: {entry.error}")
     other = labels.get(verdict.reference or "", verdict.reference or "")
     checked = CheckedRun(entry, verdict, bars(entry.run.name, verdict.checks))
     failed, count = checked.first_failed, len(checked.bars)

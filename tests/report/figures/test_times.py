@@ -5,7 +5,7 @@ from support.records import WHOLE, write_run
 from mpcompare.phases import PHASES, WHOLE_STEP
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.phases import COLOURS, phases
+from mpcompare.report.figures.times import COLOURS, phases
 from mpcompare.report.runs import find_runs
 
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from support.scalers import by_policy
 
-from mpcompare.scalers.overflows import of_pattern, of_thresholds
-from mpcompare.scalers.parting import parting
+from mpcompare.scalers.overflows import of_pattern, of_thresholds, power
 from mpcompare.scalers.policies import LARGEST
-from mpcompare.scalers.power import power
+from mpcompare.scalers.trace import parting
 
 
 def parted(name, steps, **options):

@@ -135,6 +135,10 @@ class Forced(torch.autograd.Function):
             for place, (x, recorded) in enumerate(zip(xs, call.inputs, strict=False)):
                 if is_real(recorded) and is_real(x):
                     replay.tell(Point("input", name, number, place), recorded, x, recorded.dtype)
+            if name in replay.known:
+                replay.known.forward(name)
+                ctx.results = [_End(None, y.shape) for y in call.outputs]
+                return tuple(replay.operand(_as(y, replay.dtype)) for y in call.outputs)
             ctx.values, ctx.params = layer.operands(call, replay)
             if not any(call.passes):  # positions and masks are no quantities that a precision rounds
                 replay.passing("constant")
@@ -194,6 +198,10 @@ class Forced(torch.autograd.Function):
             replay.whose("backward", f"before {ctx.at.name}")
             given = {id(end.place): g for end, g in zip(ends, grads, strict=True)}
             return (None,) * 2 + tuple(given.get(id(value)) for value in ctx.values)
+        if ctx.at.name in replay.known:
+            passed = replay.known.backward(ctx.at.name)
+            replay.tell(Point("back", ctx.at.name, ctx.at.number), passed, passed, torch.float32)
+            return (None,) * 2 + tuple(passed if is_real(v) else None for v in call.inputs)
         numbers = [v for v in ctx.values if is_real(v)]
         params = [p for p in ctx.params.values() if p.requires_grad]
         wanted = numbers + params

@@ -98,11 +98,16 @@ class Errors:
             z = self.output.pop((point.call, point.place))
             self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / self.micro_batches)
 
-    def sample(self, roundings: Roundings, point: Point, exact: Tensor) -> None:
-        """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored."""
+    def sample(self, roundings: Roundings, point: Point, exact: Tensor | None = None) -> None:
+        """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored.
+
+        Args:
+            exact: as the operations of a sample make it; None: they round it once.
+        """
         if point not in self.exact:
             return
-        some, right = self.some[point].taken(exact.detach()), self.exact[point]
+        right = self.exact[point]
+        some = roundings.round_(right.clone()) if exact is None else self.some[point].taken(exact.detach())
         moved = some.double() - right
         # Gradients are summed before they are stored. What an operator selected, and what no operand of 16 bits
         # moves, is rounded as it is stored. In fp32 the replay moves that a little, too.

@@ -26,6 +26,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, is_torchs
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
+from mpcompare.verdict.examine.forced.known import Known
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
@@ -54,6 +55,7 @@ class Replay:
             work between layers, empty where that layer is not known yet; or no part, and the layer that begins.
         summed: is given what several uses of a copy of a parameter add up to, use by use, and returns what is kept.
         found: is given the gradient of each parameter, once all of it is there: nobody keeps it here.
+        known: the layers that are not computed again.
     """
 
     network: nn.Module
@@ -71,6 +73,7 @@ class Replay:
     whose: Callable[[str, str], None] = lambda part, place: None
     summed: Callable[[Tensor], Tensor] = lambda part: part
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
+    known: Known | tuple[()] = ()
 
     def run(self) -> float | None:
         """Returns the loss. It is None where nobody can tell which rows of the batches the network was called with: the

@@ -8,6 +8,7 @@ a large tensor tell how large these are.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
+from mpcompare.verdict.examine.forced.known import Known
 from mpcompare.verdict.examine.forced.places import FP32, Errors
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record
@@ -60,11 +62,16 @@ class Recorded:
 def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     """Returns the errors of a recorded step at all places of all layers, and of its gradients."""
     errors = Errors(len(recorded.batches))
-    ranges = Ranges(precision, recorded.scale)
+    ranges, roundings = Ranges(precision, recorded.scale), Roundings(precision, recorded.scale)
+    dtype, u = torch.float32 if precision.is_16_bit else torch.float64, precision.unit_roundoff
+    sample = partial(errors.sample, roundings)
+    known = Known(recorded.network, recorded.record, dtype, ranges.results, sample, roundings.round_)
 
     def compare_exact(point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         errors.compare(point, seen, exact, dtype)
         ranges.count(point, exact)
+        if point.kind == "back":
+            known.keep(point, exact)
 
     gradients: dict[str, GradientError | None] = {}
     gradient = torch_dtype(precision.storage)
@@ -83,8 +90,7 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     for name, b in _statistics(replay):
         if name in recorded.buffers:
             errors.compare(Point("buffer", name), recorded.buffers[name], b, recorded.buffers[name].dtype)
-    roundings, u = Roundings(precision, recorded.scale), precision.unit_roundoff
-    dtype = torch.float32 if precision.is_16_bit else torch.float64
+    known.drop_sums(replay.sums.sources)
     for roundings.sample in range(MOST):
         if roundings.sample == SAMPLES and not errors.blind():
             break
@@ -95,7 +101,7 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         again = _replay(recorded, dtype, compare, roundings.passing)
         # The first call of a checkpoint has no gradients. It is rounded as the second, or a layer's call is not found.
         again.operand, again.itemsize = roundings.quantity, gradient.itemsize
-        again.summed = roundings.round_
+        again.summed, again.known = roundings.round_, known
         again.stored = lambda value: roundings.round_(value.clone())
         again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
         with roundings, in_operations(recorded.network):

@@ -8,7 +8,7 @@ from torch import nn
 
 from mpcompare.backends.amp import Amp
 from mpcompare.verdict.examine.forced import step as forced_step
-from mpcompare.verdict.examine.forced.known import Known
+from mpcompare.verdict.examine.forced.known import KnownLayers
 
 
 class Products(nn.Module):
@@ -45,10 +45,10 @@ def known(monkeypatch):
     made = []
 
     def make(*args):
-        made.append(Known(*args))
+        made.append(KnownLayers(*args))
         return made[-1]
 
-    monkeypatch.setattr(forced_step, "Known", make)
+    monkeypatch.setattr(forced_step, "KnownLayers", make)
     return made
 
 
@@ -63,7 +63,7 @@ def test_samples_of_known_products_are_as_those_that_are_computed(precision, kno
     monkeypatch.setattr(forced_step, "MOST", 64)
     found = replayed(Products, precision)
     assert set(known[0].params) == {"conv", "grouped", "hidden", "last"}
-    monkeypatch.setattr(Known, "__contains__", lambda self, layer: False)
+    monkeypatch.setattr(KnownLayers, "__contains__", lambda self, layer: False)
     computed = replayed(Products, precision)
     assert found.places.keys() == computed.places.keys()
     for at, place in found.places.items():

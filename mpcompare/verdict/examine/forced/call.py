@@ -89,9 +89,12 @@ class ForcedLayer:
 
     def dtype(self, call: Call, replay: Any) -> torch.dtype:
         """Returns the dtype in which a call is computed: that of the replay, but for torch's products of 16-bit
-        numbers. Those are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's own."""
-        products = isinstance(self.module, PRODUCTS) and is_torchs(self.module) and self._half(call) is not None
-        return torch.float32 if products else replay.dtype
+        numbers. Those are exact in fp32, and their sums are off by about 2^-24 of their terms, as the backend's own.
+        So is an activation of 16-bit numbers."""
+        products = isinstance(self.module, PRODUCTS) and self._half(call) is not None
+        numbers = [t.dtype in HALF for t in (*call.inputs, *call.outputs) if is_real(t)]
+        activation = type(self.module).__module__ == nn.GELU.__module__ and not call.held and all(numbers)
+        return torch.float32 if (products or activation) and is_torchs(self.module) else replay.dtype
 
     def has_copy(self, call: Call, name: str) -> bool:
         """Returns whether all uses of a parameter may have one copy of it in 16 bits: autocast makes that for products,
@@ -137,7 +140,6 @@ class Forced(torch.autograd.Function):
                     replay.tell(Point("input", name, number, place), recorded, x, recorded.dtype)
             if name in replay.known:
                 replay.known.forward(name)
-                ctx.results = [_End(None, y.shape) for y in call.outputs]
                 return tuple(replay.operand(_as(y, replay.dtype)) for y in call.outputs)
             ctx.values, ctx.params = layer.operands(call, replay)
             if not any(call.passes):  # positions and masks are no quantities that a precision rounds
@@ -172,6 +174,8 @@ class Forced(torch.autograd.Function):
         replay, call, layer = ctx.at.replay, ctx.at.call, ctx.at.layer
         replay.whose("", ctx.at.name)
         exact = [None if g is None else replay._unscaled(g) for g in arriving]
+        if ctx.at.name in replay.known:
+            return (None,) * 2 + replay.known.backward(ctx.at, exact[0])
         if layer is None:
             replay.passing("backward")
             replay.sums.end_copies()
@@ -198,10 +202,6 @@ class Forced(torch.autograd.Function):
             replay.whose("backward", f"before {ctx.at.name}")
             given = {id(end.place): g for end, g in zip(ends, grads, strict=True)}
             return (None,) * 2 + tuple(given.get(id(value)) for value in ctx.values)
-        if ctx.at.name in replay.known:
-            passed = replay.known.backward(ctx.at.name)
-            replay.tell(Point("back", ctx.at.name, ctx.at.number), passed, passed, torch.float32)
-            return (None,) * 2 + tuple(passed if is_real(v) else None for v in call.inputs)
         numbers = [v for v in ctx.values if is_real(v)]
         params = [p for p in ctx.params.values() if p.requires_grad]
         wanted = numbers + params

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.stored import Stored
-from mpcompare.verdict.examine.forced.call import PRODUCTS, Point, is_torchs
-from mpcompare.verdict.examine.forced.record import Record
+from mpcompare.verdict.examine.forced.call import PRODUCTS, At, Point, is_torchs
+from mpcompare.verdict.examine.forced.record import Record, is_real
 
 
 @dataclass
-class Known:
+class KnownLayers:
     """What layers of products pass down in the exact replay, and the parameters whose gradients they make.
 
     Attributes:
@@ -69,9 +69,14 @@ class Known:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             self.sample(Point("output", layer))
 
-    def backward(self, layer: str) -> Tensor:
-        """Takes samples of the gradients of a layer's parameters, and returns what it passes down."""
+    def backward(self, at: At, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Takes samples of the gradient that arrives at a layer, and of those of its parameters, and returns what it
+        passes down to each input."""
+        right = torch.zeros_like(at.call.outputs[0]) if arriving is None else arriving
+        at.replay.tell(Point("gradient", at.name), right, right, right.dtype)
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            for name in self.params[layer]:
+            for name in self.params[at.name]:
                 self.sample(Point("parameter", name))
-            return self.rounded(self._back[layer].clone())
+            passed = self.rounded(self._back[at.name].clone())
+        at.replay.tell(Point("back", at.name), passed, passed, passed.dtype)
+        return tuple(passed if is_real(value) else None for value in at.call.inputs)

@@ -26,11 +26,12 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, is_torchs
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
-from mpcompare.verdict.examine.forced.known import Known
+from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
 from mpcompare.verdict.examine.forced.weights import Weights
+from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.examine.oracle import shares_of
 
 
@@ -73,7 +74,7 @@ class Replay:
     whose: Callable[[str, str], None] = lambda part, place: None
     summed: Callable[[Tensor], Tensor] = lambda part: part
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
-    known: Known | tuple[()] = ()
+    known: KnownLayers | tuple[()] = ()
 
     def run(self) -> float | None:
         """Returns the loss. It is None where nobody can tell which rows of the batches the network was called with: the
@@ -277,7 +278,7 @@ class Replay:
     def _next(self, name: str, arriving: list[Any]) -> tuple[int, Call | None]:
         """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers."""
         with _disable_current_modes():
-            mark = sum(float(t.detach().double().sum()) for t in arriving if is_real(t))
+            mark = sum(float(spread(t).double().sum()) for t in arriving if is_real(t))
         marks = self.arrived.setdefault(name, [])
         if in_backward() and mark in marks:
             number = marks.index(mark)

@@ -363,15 +363,14 @@ class AdamReplay:
         m, M, v = (mean / c for mean, c in zip(means, (c1, c1, c2), strict=False))
         root, d = v.sqrt(), self.denominator(v, c2)
         rounded = t - self.loaded.get(name, 0)
-        roundings = (4 * rounded + 8) * self.coarse.arithmetic + rounded * self.coarse.moments
-        of_m, of_v = torch.full_like(d, roundings), torch.full_like(d, roundings)
+        of_m = (4 * rounded + 8) * self.coarse.arithmetic + rounded * self.coarse.moments
+        of_v: float | Tensor = of_m
         if self.at_once and rounded == 1:
             share = (1 - beta2) * grad.square() / means[2].clamp(min=1e-300)
             of_m += _of_constant(beta1, t) + _of_one_minus(beta1)
-            of_v += _of_constant(beta2, t) / 2 + share * _of_one_minus(beta2) / 2
+            of_v = of_v + _of_constant(beta2, t) / 2 + share * _of_one_minus(beta2) / 2
         else:
-            of_m += (t + 1) * max(1 / c1, 0.5 / c2)
-            of_v = of_m
+            of_m = of_v = of_m + (t + 1) * max(1 / c1, 0.5 / c2)
         change = -lr * m / d
         S = ((means[3] / c2).sqrt() if coupled else root) + 2.0**-39 / c2**0.5
         smallest = d - torch.minimum(2.0**-24 * of_v * S, root)

@@ -28,11 +28,10 @@ class Some:
 
     Attributes:
         at: their places in the tensor as one row; None where these are all its elements.
-        weight, root: how many elements each stands for, and its root.
+        root: of the number of elements that each stands for.
     """
 
     at: Tensor | None = None
-    weight: Tensor | None = None
     root: Tensor | None = None
 
     @classmethod
@@ -52,9 +51,9 @@ class Some:
         left = torch.ones(len(row), dtype=torch.bool, device=row.device)
         left[largest] = False
         others = evenly[left[evenly]]
-        weight = torch.ones(len(largest) + len(others), dtype=torch.float64, device=row.device)
-        weight[len(largest) :] = (len(row) - len(largest)) / max(len(others), 1)
-        return cls(torch.cat([largest, others]), weight, weight.sqrt())
+        root = torch.ones(len(largest) + len(others), dtype=torch.float64, device=row.device)
+        root[len(largest) :] = math.sqrt((len(row) - len(largest)) / max(len(others), 1))
+        return cls(torch.cat([largest, others]), root)
 
     def taken(self, tensor: Tensor) -> Tensor:
         """Returns a copy of these elements, in one row."""
@@ -66,7 +65,7 @@ class Some:
 
     def count(self, which: Tensor) -> float:
         """Returns of how many elements of the tensor something is true."""
-        return float(which.sum() if self.weight is None else self.weight[which].sum())
+        return float(which.sum() if self.root is None else self.root[which].square().sum())
 
 
 class Errors:

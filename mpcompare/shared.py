@@ -74,7 +74,7 @@ class Shared:
         return _map(file)
 
     def aside(self, value: T) -> Callable[[], T]:
-        """Puts a copy of a value aside that is not needed for a while; returns what gives it back, any number of times.
+        """Puts a copy of a value aside that is not needed for a while; returns what gives a new copy of it each time.
 
         The copy lies in a file, which is gone with what is returned. Its tensors are in memory while somebody has them.
         Small ones are copied in memory, and so are those of another device, and all where no file can be written.
@@ -85,7 +85,7 @@ class Shared:
                 file = path.open("rb")  # it has no name from here on
                 return lambda: _map(Path(f"/proc/self/fd/{file.fileno()}"))
         copied = copy.deepcopy(value)
-        return lambda: copied
+        return lambda: copy.deepcopy(copied)
 
     def _warn(self, name: str, error: Exception) -> None:
         if not self._warned:

@@ -348,33 +348,32 @@ class AdamReplay:
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         (beta1, beta2), decay = self.optimizer.betas, self.optimizer.weight_decay
-        grad, size = _decayed(grad, weight, 0.0 if self.decoupled else decay)
-        new = (grad, size, grad.square(), size.square())
+        coupled = not self.decoupled and decay > 0  # else the size is |g|, and S^2 is v
+        grad, size = _decayed(grad, weight, decay if coupled else 0.0)
+        new = (grad, size, grad.square(), size.square())[: 3 + coupled]
         kept = self._means(name) if name in self.means else (torch.zeros_like(grad),) * 4
-        means = tuple(
+        means = [
             beta * old + (1 - beta) * value
-            for beta, old, value in zip((beta1, beta1, beta2, beta2), kept, new, strict=True)
-        )
+            for beta, old, value in zip((beta1, beta1, beta2, beta2), kept, new, strict=False)
+        ]
         t = self.updates.get(name, 0) + 1
-        self.means[name] = torch.stack(means[:3] if self.decoupled or not decay else means)  # the size is |g| there
-        self.updates[name] = t
+        self.means[name], self.updates[name] = torch.stack(means), t
 
         c1, c2 = self.corrections(t)
-        m, M, v, S2 = (mean / c for mean, c in zip(means, (c1, c1, c2, c2), strict=True))
-        d = self.denominator(v, c2)
+        m, M, v = (mean / c for mean, c in zip(means, (c1, c1, c2), strict=False))
+        root, d = v.sqrt(), self.denominator(v, c2)
         rounded = t - self.loaded.get(name, 0)
-        roundings = (4 * rounded + 8) * self.coarse.arithmetic + rounded * self.coarse.moments
-        of_m, of_v = torch.full_like(d, roundings), torch.full_like(d, roundings)
+        of_m = (4 * rounded + 8) * self.coarse.arithmetic + rounded * self.coarse.moments
+        of_v: float | Tensor = of_m
         if self.at_once and rounded == 1:
             share = (1 - beta2) * grad.square() / means[2].clamp(min=1e-300)
             of_m += _of_constant(beta1, t) + _of_one_minus(beta1)
-            of_v += _of_constant(beta2, t) / 2 + share * _of_one_minus(beta2) / 2
+            of_v = of_v + _of_constant(beta2, t) / 2 + share * _of_one_minus(beta2) / 2
         else:
-            of_m += (t + 1) * max(1 / c1, 0.5 / c2)
-            of_v = of_m
+            of_m = of_v = of_m + (t + 1) * max(1 / c1, 0.5 / c2)
         change = -lr * m / d
-        S = S2.sqrt() + 2.0**-39 / c2**0.5
-        smallest = d - torch.minimum(2.0**-24 * of_v * S, v.sqrt())
+        S = ((means[3] / c2).sqrt() if coupled else root) + 2.0**-39 / c2**0.5
+        smallest = d - torch.minimum(2.0**-24 * of_v * S, root)
         magnitude = lr * (of_m * (M + 2.0**-102 / c1) + of_v * m.abs() * S / d) / smallest
         if self.decoupled and decay:
             change = change - lr * decay * weight

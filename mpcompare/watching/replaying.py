@@ -40,12 +40,11 @@ class FromTheRoot(Replay):
             self.own[name] = gradient_error(self.kernels[name], gradient)
         super().whole(name, gradient)
 
-    def dtype_of_products(self, layer: nn.Module, half: torch.dtype) -> torch.dtype:
-        """Returns the format of 16 bits where the replay tells how large roundings are, and torch sums in that format:
-        on a CPU it adds up in fp16 what a convolution passes down from each place of its kernel."""
-        is_sample = self.dtype is torch.float32
-        sums = half is torch.float16 and isinstance(layer, nn.modules.conv._ConvNd) and self.zero.device.type == "cpu"
-        return half if is_sample and sums else super().dtype_of_products(layer, half)
+    def sums_in(self, half: torch.dtype, layer: nn.Module) -> bool:
+        """Returns whether torch sums in a format of 16 bits: on a CPU it adds up in fp16 what a convolution passes down
+        from each place of its kernel."""
+        on_cpu = self.zero.device.type == "cpu"
+        return on_cpu and half is torch.float16 and isinstance(layer, nn.modules.conv._ConvNd)
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns 1: the loss scale is on the tape."""

@@ -125,10 +125,10 @@ def _update_error(
             replay.remember(f"{name} {number}", loaded, change.remembered.updates, change.remembered.at_once)
         # An optimizer works element by element, so that a chunk is to its replay a tensor of its own.
         s, m = replay.step(f"{name} {number}", g.double(), w, change.lr)
-        changed = new - w
+        changed, moved = new - w, w + s
         excess = max(excess, update_error(w, new, s, m, coarse=coarse))
         if coarse > 1:
-            beyond, expected = far_from(w + s, new)
+            beyond, expected = far_from(moved, new)
             far, should_far = far + beyond, should_far + expected
         product += torch.dot(changed, s).item()
         norm2 += torch.dot(s, s).item()
@@ -136,8 +136,8 @@ def _update_error(
         if zeros_of(changed):
             stay = (changed == 0) & (s != 0)
             lost += int(stay.sum())
-            left += int((stay & ((w + s).to(short_dtype).double() != w)).sum())
-        if zeros_of(rounded := (w + s).float().sub_(stored)):
+            left += int((stay & (moved.to(short_dtype).double() != w)).sum())
+        if zeros_of(rounded := moved.float().sub_(stored)):
             lost_in_fp32 += int(((rounded == 0) & (s != 0)).sum())
     for tensor in kept.values():
         heap.forget(tensor)

@@ -130,9 +130,9 @@ def _replay(held: Held, made: Activations, precision: Precision, micro_batches: 
     """The network at sharp weights; a backend with these, and their gradients; the record of its step; and what a
     replay makes, exact or rounded: a part is freed until backward, and malloc keeps its pages. Of one layer at a time
     the parameters and their gradient in float64, and a gradient that was freed, of which malloc keeps the pages; and
-    the operands and results of the largest call."""
+    the operands and results of the largest call. What products pass down lies in a file where it is much."""
     exact = DOUBLE * (made.outputs + made.between + made.largest + made.columns)
-    made_there = max(exact, _sampled(made, _of_samples(precision)))
+    made_there = max(exact, _sampled(made, _of_samples(precision))) + min(made.inputs, LARGE)
     return 3 * held.params + _record(made, precision, micro_batches) + made_there + 3 * DOUBLE * held.largest
 
 

@@ -25,6 +25,8 @@ def written(subject: Subject, batch: Batches, late: Attempts) -> list[str] | Non
 def patches_torch(subject: Subject, batch: Batches) -> bool:
     """Returns whether an exact step of a few rows has other gradients in this process than in one in which no backend
     has been, if there is such a process."""
+    if subject.exactly.apart is None:
+        return False
     ground = subject.ground(batch)
     there = subject.exactly.once(f"few-rows-{subject.precision.name}", ground, _few_rows, subject.precision)
     here = _few_rows(ground, subject.precision)

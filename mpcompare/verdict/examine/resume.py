@@ -27,7 +27,7 @@ class _Taken:
     """Two steps of a backend.
 
     Attributes:
-        given, state: make what it had between them, each a copy that is its own.
+        state: makes what it had between them, a new copy each time.
         params: between them.
         step: loss and gradients of the second.
         loss_scale: after it.
@@ -36,7 +36,6 @@ class _Taken:
         lr: the learning rate of the second.
     """
 
-    given: Callable[[], State]
     state: Callable[[], State]
     params: Stored
     step: Exact
@@ -61,7 +60,7 @@ def resume(subject: Subject, batches: Sequence[Batches]) -> Reload:
         scaling = scaling.starting_at(4 * scaling.scale)
     heap.trim()
     loaded = subject.make_backend(subject.model, scaling)
-    loaded.load_state_dict(first.given())
+    loaded.load_state_dict(first.state())
     lost = lost_entries({**first.state(), "params": first.params}, loaded.state_dict())
     begin, walk = start_of(loaded, first.lr, first.updates, 1), Walk(loaded, batches[1], first.lr)
     loss, grads = gradients_of(walk, kept=subject.task.clip_norm is not None)
@@ -84,15 +83,14 @@ def _two_steps(subject: Subject, scaling: LossScale, batches: Sequence[Batches])
     seed_step(EXAMINED)
     Stepper(backend, rates).step(batches[0])
     updates, lr = int(not backend.skipped), float(rates.now)
-    state = backend.state_dict()
-    given, kept = subject.shared.aside(state), subject.shared.aside(state)
+    state = subject.shared.aside(backend.state_dict())
     params = Stored(backend.master_params())
     walk = Walk(backend, batches[1], lr)
     loss, grads = gradients_of(walk)
     step = Exact(loss, Stored(grads), {}, 0.0)
     walk.finish()
     ends = Stored({**backend.master_params(), **backend.buffers()})
-    return _Taken(given, kept, params, step, float(backend.loss_scale()), ends, updates, lr)
+    return _Taken(state, params, step, float(backend.loss_scale()), ends, updates, lr)
 
 
 def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:

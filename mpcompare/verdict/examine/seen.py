@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from mpcompare.verdict.examine import numerics
@@ -100,8 +101,8 @@ class Seen:
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:
-    """Returns whether all numbers of all tensors are finite."""
-    return all(bool(t.isfinite().all()) for t in tensors.values())
+    """Returns whether all numbers of all tensors are finite: the smallest and the largest, which are NaN if any is."""
+    return all(bool(torch.stack(t.aminmax()).isfinite().all()) for t in tensors.values() if t.numel())
 
 
 def moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:

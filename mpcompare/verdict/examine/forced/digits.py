@@ -4,7 +4,7 @@ Each number is of one layer with the operands that the step had there, so that n
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -28,6 +28,7 @@ class Ranges(TorchDispatchMode):
     fp32.
 
     Attributes:
+        results: by part of the step and layer the number of results that a precision rounds.
         beyond: by layer, or ``before LAYER``, the first operator with a result beyond fp16, the largest number in that
             result, and whether the operator is one of backward; None where there is none.
         overflow, underflow: by layer the largest share of its output, or of the gradient that arrives there, that is
@@ -36,9 +37,10 @@ class Ranges(TorchDispatchMode):
 
     def __init__(self, precision: Precision, scale: float) -> None:
         super().__init__()
-        self.u, self.on, self.narrow = precision.unit_roundoff, precision.is_16_bit, precision.storage == FP16
+        self.u, self.narrow = precision.unit_roundoff, precision.storage == FP16
         self.scale = scale
         self.part, self.place = "", ""
+        self.results: Counter[tuple[str, str]] = Counter()
         self.beyond: dict[str, tuple[str, float, bool] | None] = {}
         self.overflow: dict[str, float] = defaultdict(float)
         self.underflow: dict[str, float] = defaultdict(float)
@@ -51,8 +53,9 @@ class Ranges(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.on and self.part:
+        if self.part:
             for value in computed(func, result):
+                self.results[self.part, self.place] += 1
                 top = _largest(value) if self.narrow else 0.0
                 beyond = top > FP16.maximum
                 self._put(self.place, (_operator(func, args), top, self.part == "backward") if beyond else None)

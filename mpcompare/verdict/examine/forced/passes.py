@@ -21,6 +21,7 @@ from mpcompare.verdict.examine.drive import RETRIES, own_factor, said_norm
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
+from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.verdict.examine.sharp import sharp_weights
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.judge.layers import Layers
@@ -53,7 +54,7 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
     """
     if step.record.hidden:
         raise NotReplayedError(step.record.hidden)
-    if not step.record.calls or not step.grads or not all(bool(g.isfinite().all()) for g in step.grads.values()):
+    if not step.record.calls or not step.grads or not all_finite(step.grads):
         return None
     task = promised_task(subject.task, promises_of(backend))
     factor = own_factor(said_norm(backend), task) if in_one_piece else 1.0

@@ -4,7 +4,7 @@ Roundings are known from samples, and their norms from some elements of each ten
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,11 +28,11 @@ class Some:
 
     Attributes:
         at: their places in the tensor as one row; None where these are all its elements.
-        weight: how many elements each stands for.
+        root: of the number of elements that each stands for.
     """
 
     at: Tensor | None = None
-    weight: Tensor | None = None
+    root: Tensor | None = None
 
     @classmethod
     def of(cls, tensor: Tensor, most: int) -> "Some":
@@ -41,17 +41,19 @@ class Some:
             return cls()
         row = tensor.flatten()
         evenly = torch.arange(0, len(row), stride_of(tensor, most // 2), device=row.device)
-        sizes = row[evenly].abs().sort(descending=True).values
+        sizes = row[evenly].abs()
         # About half of them are above this number, as those at even distances tell. That costs no sort of the tensor.
-        beyond = sizes[len(sizes) * len(sizes) // len(row)]
+        beyond = sizes.kthvalue(len(sizes) - len(sizes) * len(sizes) // len(row)).values
         pieces = [(each.abs() > beyond).nonzero().flatten() + CHUNK * at for at, (each,) in enumerate(chunks(row))]
         largest = torch.cat(pieces)
         if len(largest) > most // 2:
             largest = largest[row[largest].abs().topk(most // 2).indices]
-        others = evenly[~torch.isin(evenly, largest)]
-        weight = torch.ones(len(largest) + len(others), dtype=torch.float64, device=row.device)
-        weight[len(largest) :] = (len(row) - len(largest)) / max(len(others), 1)
-        return cls(torch.cat([largest, others]), weight)
+        left = torch.ones(len(row), dtype=torch.bool, device=row.device)
+        left[largest] = False
+        others = evenly[left[evenly]]
+        root = torch.ones(len(largest) + len(others), dtype=torch.float64, device=row.device)
+        root[len(largest) :] = math.sqrt((len(row) - len(largest)) / max(len(others), 1))
+        return cls(torch.cat([largest, others]), root)
 
     def taken(self, tensor: Tensor) -> Tensor:
         """Returns a copy of these elements, in one row."""
@@ -59,11 +61,11 @@ class Some:
 
     def weighed(self, values: Tensor) -> Tensor:
         """Returns values of these elements, such that the norm of the row is about the norm of the whole tensor."""
-        return values if self.weight is None else values * self.weight.sqrt()
+        return values if self.root is None else values * self.root
 
     def count(self, which: Tensor) -> float:
         """Returns of how many elements of the tensor something is true."""
-        return float(which.sum() if self.weight is None else self.weight[which].sum())
+        return float(which.sum() if self.root is None else self.root[which].square().sum())
 
 
 class Errors:
@@ -77,6 +79,7 @@ class Errors:
         self.terms: dict[Point, float] = {}
         self.zeros: dict[Point, float] = {}  # elements that became 0, of all samples
         self.some: dict[Point, Some] = {}
+        self.known: dict[Point, RoundingError] = {}  # but for their terms
         self.loss_noise = 0.0
         self.output: dict[tuple[int, int], Tensor] = {}  # by call and place
 
@@ -98,11 +101,16 @@ class Errors:
             z = self.output.pop((point.call, point.place))
             self.loss_noise += FP32 * float((z * exact).norm() + z.abs().max() / self.micro_batches)
 
-    def sample(self, roundings: Roundings, point: Point, exact: Tensor) -> None:
-        """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored."""
+    def sample(self, roundings: Roundings, point: Point, exact: Tensor | None = None) -> None:
+        """Writes down how far the exact tensor is moved by roundings; it is rounded once more as it is stored.
+
+        Args:
+            exact: as the operations of a sample make it; None: they round it once.
+        """
         if point not in self.exact:
             return
-        some, right = self.some[point].taken(exact.detach()), self.exact[point]
+        right = self.exact[point]
+        some = roundings.round_(right.clone()) if exact is None else self.some[point].taken(exact.detach())
         moved = some.double() - right
         # Gradients are summed before they are stored. What an operator selected, and what no operand of 16 bits
         # moves, is rounded as it is stored. In fp32 the replay moves that a little, too.
@@ -135,9 +143,15 @@ class Errors:
 
     def rounding(self, point: Point) -> RoundingError:
         """Returns the error that roundings make at a point, from the samples."""
+        known, number = self.known.get(point), len(self.samples.get(point, ()))
+        if known is None or known.samples != number:
+            known = self.known[point] = self._rounding(point)
+        return replace(known, terms=self.terms.get(point, 0.0))
+
+    def _rounding(self, point: Point) -> RoundingError:
         vectors, some, exact = self.samples.get(point, []), self.some[point], self.exact[point].double()
         if not vectors:
-            return RoundingError(0.0, 1.0, 1, 0.0, self.terms.get(point, 0.0))
+            return RoundingError(0.0, 1.0, 1, 0.0)
         stacked = torch.stack(vectors)
         square = float(stacked.square().sum()) / len(vectors)
         pairs = max(math.comb(len(vectors), 2), 1)  # a sample may choose another path, as experts do, and miss a layer
@@ -146,6 +160,5 @@ class Errors:
         norm = float(weighed.norm())
         along = float((stacked @ weighed).square().mean().sqrt()) / norm if norm else 0.0
         dimensions = max(square**2 / products, 1.0) if products else 1.0
-        terms = self.terms.get(point, 0.0)
         zeros = self.zeros[point] / len(vectors) / max(some.count(exact != 0), 1)
-        return RoundingError(math.sqrt(square), dimensions, len(vectors), along, terms, zeros)
+        return RoundingError(math.sqrt(square), dimensions, len(vectors), along, zeros=zeros)

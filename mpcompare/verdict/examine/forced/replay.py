@@ -26,10 +26,12 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, is_torchs
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
+from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
 from mpcompare.verdict.examine.forced.weights import Weights
+from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.examine.oracle import shares_of
 
 
@@ -54,6 +56,7 @@ class Replay:
             work between layers, empty where that layer is not known yet; or no part, and the layer that begins.
         summed: is given what several uses of a copy of a parameter add up to, use by use, and returns what is kept.
         found: is given the gradient of each parameter, once all of it is there: nobody keeps it here.
+        known: the layers that are not computed again.
     """
 
     network: nn.Module
@@ -71,6 +74,7 @@ class Replay:
     whose: Callable[[str, str], None] = lambda part, place: None
     summed: Callable[[Tensor], Tensor] = lambda part: part
     found: Callable[[str, Tensor], None] = lambda name, gradient: None
+    known: KnownLayers | tuple[()] = ()
 
     def run(self) -> float | None:
         """Returns the loss. It is None where nobody can tell which rows of the batches the network was called with: the
@@ -172,9 +176,9 @@ class Replay:
             return self.factors[-1]
         return factor_of(recorded, exact, self.factors)
 
-    def dtype_of_products(self, layer: nn.Module, half: torch.dtype) -> torch.dtype:
-        """Returns the dtype in which a layer of torch multiplies numbers that are exact in ``half``."""
-        return torch.float32
+    def sums_in(self, half: torch.dtype, layer: nn.Module) -> bool:
+        """Returns whether a layer of torch sums in ``half``, which roundings of results would not show."""
+        return False
 
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""
@@ -278,7 +282,7 @@ class Replay:
     def _next(self, name: str, arriving: list[Any]) -> tuple[int, Call | None]:
         """Returns the number of this call and its record. A checkpoint repeats a call with the same numbers."""
         with _disable_current_modes():
-            mark = sum(float(t.detach().double().sum()) for t in arriving if is_real(t))
+            mark = sum(float(spread(t).double().sum()) for t in arriving if is_real(t))
         marks = self.arrived.setdefault(name, [])
         if in_backward() and mark in marks:
             number = marks.index(mark)

@@ -8,6 +8,7 @@ a large tensor tell how large these are.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
+from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record
@@ -60,11 +62,15 @@ class Recorded:
 def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     """Returns the errors of a recorded step at all places of all layers, and of its gradients."""
     errors = Errors(len(recorded.batches))
-    ranges = Ranges(precision, recorded.scale)
+    ranges, roundings = Ranges(precision, recorded.scale), Roundings(precision, recorded.scale)
+    dtype, u = torch.float32 if precision.is_16_bit else torch.float64, precision.unit_roundoff
+    sample = partial(errors.sample, roundings)
 
     def compare_exact(point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         errors.compare(point, seen, exact, dtype)
         ranges.count(point, exact)
+        if point.kind == "back":
+            known.keep(point, exact)
 
     gradients: dict[str, GradientError | None] = {}
     gradient = torch_dtype(precision.storage)
@@ -75,6 +81,9 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
         gradients.update(gradient_errors(recorded.grads, {name: exact}))
 
     replay = _replay(recorded, torch.float64, compare_exact)
+    known = KnownLayers(
+        recorded.network, recorded.record, dtype, ranges.results, sample, roundings.round_, replay.sums_in
+    )
     replay.whose, replay.kept, replay.found = ranges.whose, recorded.scale, compare_gradient
     with ranges:
         exact_loss = replay.run()
@@ -83,25 +92,9 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     for name, b in _statistics(replay):
         if name in recorded.buffers:
             errors.compare(Point("buffer", name), recorded.buffers[name], b, recorded.buffers[name].dtype)
-    roundings, u = Roundings(precision, recorded.scale), precision.unit_roundoff
-    dtype = torch.float32 if precision.is_16_bit else torch.float64
-    for roundings.sample in range(MOST):
-        if roundings.sample == SAMPLES and not errors.blind():
-            break
-
-        def compare(point: Point, _: Tensor, exact: Tensor, __: torch.dtype) -> None:
-            errors.sample(roundings, point, exact)
-
-        again = _replay(recorded, dtype, compare, roundings.passing)
-        # The first call of a checkpoint has no gradients. It is rounded as the second, or a layer's call is not found.
-        again.operand, again.itemsize = roundings.quantity, gradient.itemsize
-        again.summed = roundings.round_
-        again.stored = lambda value: roundings.round_(value.clone())
-        again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
-        with roundings, in_operations(recorded.network):
-            again.run()
-        for name, b in _statistics(again):
-            errors.sample(roundings, Point("buffer", name), b)
+    known.drop_sums(replay.sums.sources)
+    heap.trim()  # the samples have tensors of other sizes, and all of them alike
+    _take_samples(recorded, errors, roundings, known, gradient.itemsize)
     _sum_terms(recorded, errors, roundings, dtype, gradient.itemsize)
     points = [point for point in errors.errors if point.kind not in ("parameter", "back")]
     norms = {point: norm for point, (_, norm, _) in errors.errors.items()}
@@ -119,6 +112,27 @@ def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     )
 
 
+def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, itemsize: int) -> None:
+    """Finds how large roundings are at each point, by replays of which each result is rounded."""
+    for roundings.sample in range(MOST):
+        if roundings.sample == SAMPLES and not errors.blind():
+            break
+
+        def compare(point: Point, _: Tensor, exact: Tensor, __: torch.dtype) -> None:
+            errors.sample(roundings, point, exact)
+
+        again = _replay(recorded, known.dtype, compare, roundings.passing)
+        # The first call of a checkpoint has no gradients. It is rounded as the second, or a layer's call is not found.
+        again.operand, again.itemsize = roundings.quantity, itemsize
+        again.summed, again.known = roundings.round_, known
+        again.stored = lambda value: roundings.round_(value.clone())
+        again.found = lambda name, g: errors.sample(roundings, Point("parameter", name), g)
+        with roundings, in_operations(recorded.network):
+            again.run()
+        for name, b in _statistics(again):
+            errors.sample(roundings, Point("buffer", name), b)
+
+
 def _sum_terms(recorded: Recorded, errors: Errors, roundings: Roundings, dtype: torch.dtype, itemsize: int) -> None:
     """Finds the size of what is summed at each point, by a replay of which each operand is rounded."""
     u = roundings.u
@@ -134,7 +148,6 @@ def _sum_terms(recorded: Recorded, errors: Errors, roundings: Roundings, dtype: 
 
 
 def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any = lambda _: None) -> Replay:
-    heap.trim()  # each replay begins without the holes of the last one
     network = in_dtype(recorded.network, dtype)
     batches, loss_fn = recorded.batches, recorded.loss_fn
     return recorded.replays(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)

@@ -1,0 +1,86 @@
+"""Linear layers and convolutions, which no sample of roundings computes again.
+
+A forced layer has the same operands in each replay. In these layers nothing is rounded but what they return: an output,
+the gradients of their parameters, and what they pass down. So each result in a sample is the exact one, rounded once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mpcompare.stored import Stored
+from mpcompare.verdict.examine.forced.call import PRODUCTS, At, Point, is_torchs
+from mpcompare.verdict.examine.forced.record import Record, is_real
+
+
+@dataclass
+class KnownLayers:
+    """What layers of products pass down in the exact replay, and the parameters whose gradients they make.
+
+    Attributes:
+        network, record: those of the exact replay.
+        dtype: that of the samples.
+        results: by part of the step and layer the number of results in the exact replay that a precision rounds.
+        sample: is given each point of such a layer whose result in a sample is the exact one, rounded once.
+        rounded: rounds a tensor in place, and returns it.
+        sums_in: whether a layer's sums are in a format of 16 bits, so that more is rounded than what it returns.
+    """
+
+    network: nn.Module
+    record: Record
+    dtype: torch.dtype
+    results: Mapping[tuple[str, str], int]
+    sample: Callable[[Point], None]
+    rounded: Callable[[Tensor], Tensor]
+    sums_in: Callable[[torch.dtype, nn.Module], bool]
+    params: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._names = {id(p): name for name, p in self.network.named_parameters()}
+        self._back = Stored()
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self.params
+
+    def keep(self, point: Point, back: Tensor) -> None:
+        """Keeps what a layer passes down in the exact replay, if each of its results is that of one operator."""
+        module, calls = self.network.get_submodule(point.layer), self.record.calls[point.layer]
+        if not (isinstance(module, PRODUCTS) and is_torchs(module) and len(calls) == 1) or calls[0].rectified:
+            return
+        if self.sums_in(calls[0].outputs[0].dtype, module):
+            return
+        trained = [self._names[id(p)] for p in module.parameters() if p.requires_grad]
+        rounded = [self.results.get((part, point.layer)) for part in ("forward", "backward")]
+        if rounded == [1, 1 + len(trained)]:
+            self.params[point.layer] = trained
+            self._back[point.layer] = back.to(self.dtype)
+
+    def drop_sums(self, sources: Mapping[str, set[str]]) -> None:
+        """Drops the layers with a parameter whose gradient is a sum.
+
+        Args:
+            sources: by parameter the layers that its gradient comes from.
+        """
+        for layer, names in list(self.params.items()):
+            if any(sources[name] != {layer} for name in names):
+                del self.params[layer]
+
+    def forward(self, layer: str) -> None:
+        """Takes a sample of the output of a layer."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            self.sample(Point("output", layer))
+
+    def backward(self, at: At, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Takes samples of the gradient that arrives at a layer, and of those of its parameters, and returns what it
+        passes down to each input."""
+        right = torch.zeros_like(at.call.outputs[0]) if arriving is None else arriving
+        at.replay.tell(Point("gradient", at.name), right, right, right.dtype)
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            for name in self.params[at.name]:
+                self.sample(Point("parameter", name))
+            passed = self.rounded(self._back[at.name].clone())
+        at.replay.tell(Point("back", at.name), passed, passed, passed.dtype)
+        return tuple(passed if is_real(value) else None for value in at.call.inputs)

@@ -49,7 +49,7 @@ def run(
     is_planned = drive is not None and (folder / RESULT).exists()
     recorder = RunRecorder(folder, record_at_start(cfg) if at_start is None else dict(at_start), is_planned)
     try:
-        from mpcompare.command.ground import ground_apart
+        from mpcompare.command.clean import process_of_job
         from mpcompare.entrant.entrant import compete
         from mpcompare.shared import Shared
 
@@ -58,7 +58,7 @@ def run(
             raise InputError("resume", cfg.resume, expected)
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
         alone_here = compiled() if drive is None else nullcontext()
-        with interruptible(), alone_here, ground_apart(cfg) if fresh else nullcontext() as apart:
+        with interruptible(), alone_here, process_of_job(cfg) if fresh else nullcontext() as apart:
             plan = plan_of(cfg, goes_on=WENT_ON in recorder.result)
             with closing(compete(plan, recorder, Shared(shared), apart)) as turns:
                 (drive or partial(alone, rules=plan.measure, stages=stages_of(cfg, plan.backend, 1)))(turns)

@@ -20,18 +20,18 @@ from mpcompare import records
 from mpcompare.command import race_file
 from mpcompare.command.belongings import Belongings, belongings
 from mpcompare.command.first_verdicts import FirstVerdicts
+from mpcompare.command.forks import fork_server
 from mpcompare.command.going_on import finished, ready, take_over
 from mpcompare.command.job import run
 from mpcompare.command.lock import locked
-from mpcompare.command.nursery import nursery
 from mpcompare.command.plan import rules_of
 from mpcompare.command.process import GRACE_S, Process
 from mpcompare.command.stages import stages_of
 from mpcompare.command.sweep import Job, races_of
 from mpcompare.errors import check_number
 from mpcompare.interrupt import interruptible, uninterrupted
-from mpcompare.race.course import Course, RaceStage
 from mpcompare.race.progress import Board
+from mpcompare.race.timetable import RaceStage, Timetable
 from mpcompare.race.turns import race
 
 log = logging.getLogger(__name__)
@@ -78,17 +78,17 @@ def run_races(races: Races, hydra: HydraContext) -> None:
     if not left:
         return
     of_job = {job.name: _stages(job, len(jobs)) for jobs in left.values() for job in jobs}
-    course = Course(of_job, time.monotonic())
+    timetable = Timetable(of_job, time.monotonic())
     fork = not any(job.hydra["job"]["env_set"] for jobs in left.values() for job in jobs)
     log.info("Importing torch, which takes some seconds")
-    with belongings() as own, nursery(fork) as processes:
+    with belongings() as own, fork_server(fork) as processes:
         for number, (path, jobs) in enumerate(left.items(), start=1):
             which = f"race {number} of {len(left)}" if len(left) > 1 else ""
-            board = Board([job.name for job in jobs], course, before=which, after="then the report")
+            board = Board([job.name for job in jobs], timetable, before=which, after="then the report")
             with locked(path):
                 if finished(jobs):  # by another process meanwhile
                     for job in jobs:
-                        course.end_turn(job.name, gone=True, now=time.monotonic())
+                        timetable.end_turn(job.name, gone=True, now=time.monotonic())
                     continue
                 ready(jobs)
                 log.info(f"Race {number} of {len(left)}: {len(jobs)} taking turns")

@@ -13,7 +13,7 @@ from hydra.types import HydraContext
 from mpcompare import records
 from mpcompare.command import entrant_main
 from mpcompare.command.belongings import Belongings
-from mpcompare.command.nursery import server_has_died, start
+from mpcompare.command.forks import server_has_died, start
 from mpcompare.command.sweep import Job
 from mpcompare.errors import InputError
 from mpcompare.race.orders import Order, Progress, Train, Turn

@@ -5,7 +5,7 @@ import math
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpcompare.race.course import RaceStage, stages
+from mpcompare.race.timetable import RaceStage, stages
 
 
 def stages_of(cfg: DictConfig, chosen: str, entrants: int) -> tuple[RaceStage, ...]:

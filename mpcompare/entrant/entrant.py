@@ -18,46 +18,46 @@ A run that was trained and examined in a sweep that was killed has one pass for 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mpcompare.apart import Apart
+from mpcompare.clean_process import CleanProcess
 from mpcompare.entrant import blocks, examination, inference, memory, passes, phases, training
 from mpcompare.entrant.plan import Plan
 from mpcompare.entrant.state import Entrant, Pass
-from mpcompare.race import course
+from mpcompare.race import timetable
 from mpcompare.race.orders import Progress, Turn, Turns
 from mpcompare.records import RunRecorder
 from mpcompare.shared import ALONE, Shared
 
-# Each with the stage (race/course.py) of which it is a part.
+# Each with the stage (race/timetable.py) of which it is a part.
 Passes = tuple[tuple[str, Callable[[Entrant], Pass[Any]]], ...]
 MADE: Passes = (
-    (course.SET_UP, passes.find_checkpoint),
-    (course.SET_UP, passes.make_setup),
-    (course.SET_UP, passes.record_machine),
-    (course.SET_UP, passes.find_start),
+    (timetable.SET_UP, passes.find_checkpoint),
+    (timetable.SET_UP, passes.make_setup),
+    (timetable.SET_UP, passes.record_machine),
+    (timetable.SET_UP, passes.find_start),
 )
 TRAINED: Passes = (
-    (course.TRAINING, training.take),
-    (course.TRAINING, passes.try_length),
-    (course.EXAMINATION, examination.take),
+    (timetable.TRAINING, training.take),
+    (timetable.TRAINING, passes.try_length),
+    (timetable.EXAMINATION, examination.take),
 )
 TAKEN: Passes = (
-    (course.TRAINING, passes.take_as_it_is),
-    (course.TRAINING, passes.try_length),
+    (timetable.TRAINING, passes.take_as_it_is),
+    (timetable.TRAINING, passes.try_length),
 )
 MEASURED: Passes = (
-    (course.TIMING, blocks.take),
-    (course.PHASES, phases.take),
-    (course.MEMORY, memory.take),
-    (course.INFERENCE, inference.take),
+    (timetable.TIMING, blocks.take),
+    (timetable.PHASES, phases.take),
+    (timetable.MEMORY, memory.take),
+    (timetable.INFERENCE, inference.take),
 )
 
 
-def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, apart: Apart | None = None) -> Turns:
+def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, clean: CleanProcess | None = None) -> Turns:
     """Takes all passes of one run, turn by turn (``race``). Each pass is recorded before the next one begins."""
     yield Turn()  # what is slow to import is imported
-    entrant = Entrant(plan, recorder, shared, apart)
+    entrant = Entrant(plan, recorder, shared, clean)
     for stage, take in _passes(entrant):
-        if stage != course.TIMING:  # the race says when that begins
+        if stage != timetable.TIMING:  # the race says when that begins
             yield Progress(0, 1, "", stage)
         part = yield from take(entrant)
         recorder.add(**(part if isinstance(part, dict) else vars(part)))

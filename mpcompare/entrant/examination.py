@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def take(entrant: Entrant) -> Pass[ObservedRecord]:
     """Needs ``setup``, ``start``, ``trained``, ``memory`` and ``stepper``, which it frees where it does not examine it.
-    Ends ``apart``, and leaves nothing."""
+    Ends ``clean``, and leaves nothing."""
     setup, enabled, stopped = entrant.setup, entrant.plan.verdict.enabled, ""
     held = entrant.memory.begin()
     needed = _foretold(entrant, held) if enabled and held is not None else None
@@ -32,8 +32,8 @@ def take(entrant: Entrant) -> Pass[ObservedRecord]:
         if enabled and not refused:
             stopped = yield from _examine(entrant)
         peak = entrant.memory.peak()
-        if entrant.apart is not None:
-            entrant.apart.close()
+        if entrant.clean is not None:
+            entrant.clean.close()
         if not enabled:
             del entrant.stepper
         seconds = time.monotonic() - began
@@ -63,7 +63,7 @@ def _foretold(entrant: Entrant, held: int) -> int | None:
     known = Held(held, sum(params), max(params), sum(moments), most - before)
     precision, batch = PRECISIONS[setup.record.precision], next(setup.batches())
     try:
-        return foretold(known, setup.model, setup.task.loss_fn, batch, precision, entrant.apart is None)
+        return foretold(known, setup.model, setup.task.loss_fn, batch, precision, entrant.clean is None)
     except Exception as error:  # a network may raise anything
         log.warning(f"the memory of the examination is not foretold ({first_line(error)})")
         return None
@@ -111,6 +111,6 @@ def _subject(entrant: Entrant) -> Subject:
         start=entrant.start.origin,
         held_out=held_out_of(setup.model, setup.dataset, setup.task, steps),
         shared=entrant.shared,
-        apart=entrant.apart,
+        clean=entrant.clean,
         seed=entrant.plan.seed,
     )

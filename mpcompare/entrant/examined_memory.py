@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from mpcompare.apart import Apart
+from mpcompare.clean_process import CleanProcess
 from mpcompare.instruments import meter
 
 
 class ExaminedMemory:
     """Both processes, from before they had tensors on."""
 
-    def __init__(self, apart: Apart | None) -> None:
-        self.pid = None if apart is None else apart.pid
+    def __init__(self, clean: CleanProcess | None) -> None:
+        self.pid = None if clean is None else clean.pid
         self.own, self.aparts = meter.rss_bytes(), self._apart(meter.rss_bytes)
         self.rest: int | None = None
 

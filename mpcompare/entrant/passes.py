@@ -39,7 +39,7 @@ def make_setup(entrant: Entrant) -> Pass[SetUpRecord]:
     Needs nothing. Leaves ``memory`` and ``setup``; nothing is examined where its data are not finite.
     """
     yield from ()
-    entrant.memory = ExaminedMemory(entrant.apart)
+    entrant.memory = ExaminedMemory(entrant.clean)
     setup = entrant.setup = set_up(entrant.plan, entrant.shared)
     if setup.record.not_finite:  # what such data do is no fault of a backend
         entrant.plan = replace(entrant.plan, verdict=replace(entrant.plan.verdict, enabled=False))
@@ -83,13 +83,13 @@ def find_start(entrant: Entrant) -> Pass[Fields]:
 def take_as_it_is(entrant: Entrant) -> Pass[Fields]:
     """Takes a run that was trained and examined before its sweep was killed as it is: it is only timed.
 
-    Needs ``start``, at the end of training. Leaves ``stepper`` and ``trained``, and ends ``apart``.
+    Needs ``start``, at the end of training. Leaves ``stepper`` and ``trained``, and ends ``clean``.
     """
     yield from ()
     start, result = entrant.start, numbers(entrant.recorder.result)
     assert start.checkpoint is not None
-    if entrant.apart is not None:
-        entrant.apart.close()
+    if entrant.clean is not None:
+        entrant.clean.close()
     entrant.stepper = start.new_stepper()
     entrant.trained = Trained(
         rows=start.before.rows,

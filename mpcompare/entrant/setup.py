@@ -24,7 +24,7 @@ from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.frozen import as_made
 from mpcompare.tasks.task import Task, params_of
 from mpcompare.tasks.trial import first_loss, fitted, try_out
-from mpcompare.verdict.examine.ground import Lent, of_batch, of_network
+from mpcompare.verdict.examine.exact_values import Lent, of_batch, of_network
 
 Stream = Iterator[Batches]
 

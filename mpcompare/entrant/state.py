@@ -4,8 +4,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from mpcompare.apart import Apart
 from mpcompare.checkpoints import Checkpoint
+from mpcompare.clean_process import CleanProcess
 from mpcompare.contract import State, Stepper
 from mpcompare.entrant.evaluation import Scores
 from mpcompare.entrant.examined_memory import ExaminedMemory
@@ -67,10 +67,10 @@ class Entrant:
 
     Attributes:
         shared: values that the entrants of a race compute once: the data set, the float64 oracle.
-        apart: a process in which no backend has been, for the oracle; None: there is none.
+        clean: a process in which no backend has been, for the oracle; None: there is none.
         checkpoint: the one that training continues from, as it was saved; None: training begins anew.
         taken: whether the run was trained and examined before, and that is taken as it is.
-        memory: of this process and ``apart``, from before ``setup`` on.
+        memory: of this process and ``clean``, from before ``setup`` on.
         setup: everything that is made once.
         start: the point where training begins.
         stepper: the backend that was trained, and is never loaded. One that is examined takes a timed block in the end,
@@ -82,7 +82,7 @@ class Entrant:
     plan: Plan
     recorder: RunRecorder
     shared: Shared
-    apart: Apart | None
+    clean: CleanProcess | None
     checkpoint: Checkpoint | None = field(init=False)
     taken: bool = field(init=False)
     memory: ExaminedMemory = field(init=False)

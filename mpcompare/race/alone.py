@@ -3,15 +3,15 @@
 import time
 from collections.abc import Sequence
 
-from mpcompare.race.course import Course, RaceStage
 from mpcompare.race.orders import Order, Progress, Turn, Turns
 from mpcompare.race.progress import Board
+from mpcompare.race.timetable import RaceStage, Timetable
 from mpcompare.race.turns import Display, Rules, race
 
 
 def alone(turns: Turns, rules: Rules, stages: Sequence[RaceStage]) -> None:
     """Runs one entrant in this process, with a progress bar where there is a terminal."""
-    with Board([_Local.name], Course({_Local.name: stages}, time.monotonic()), lines=False) as board:
+    with Board([_Local.name], Timetable({_Local.name: stages}, time.monotonic()), lines=False) as board:
         race([_Local(turns, board)], rules, board)
 
 

@@ -76,7 +76,7 @@ class Progress:
 
     Attributes:
         done, total: the part of the stage that is done, and all of it.
-        stage: the stage of the entrant (``race/course.py``); empty: the one that it is in already.
+        stage: the stage of the entrant (``race/timetable.py``); empty: the one that it is in already.
     """
 
     done: float

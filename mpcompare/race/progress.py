@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mpcompare.foreign import printable
-from mpcompare.race.course import EXAMINATION, NOISE, SET_UP, TRAINING, Course
 from mpcompare.race.orders import Progress
+from mpcompare.race.timetable import EXAMINATION, NOISE, SET_UP, TRAINING, Timetable
 
 LINE_EVERY_S = 10  # where there is no terminal
 DRAW_EVERY_S = 0.1
@@ -38,16 +38,16 @@ class Board:
 
     Args:
         names: of the entrants.
-        course: theirs, and that of all other races of the sweep.
+        timetable: theirs, and that of all other races of the sweep.
         lines: whether lines are shown where there is no terminal.
         before, after: what is said before and after the time that is left.
     """
 
     def __init__(
-        self, names: Sequence[str], course: Course, lines: bool = True, before: str = "", after: str = ""
+        self, names: Sequence[str], timetable: Timetable, lines: bool = True, before: str = "", after: str = ""
     ) -> None:
         self.console = rich.console.Console(stderr=True)
-        self.names, self.course, self.before, self.after = names, course, before, after
+        self.names, self.timetable, self.before, self.after = names, timetable, before, after
         self.lines = lines or self.console.is_terminal
         self.live = Live(
             console=self.console,
@@ -75,7 +75,7 @@ class Board:
     def progress(self, name: str, progress: Progress) -> None:
         """Moves on; draws at most ten times a second, or writes a line now and then."""
         now = time.monotonic()
-        self.course.go(name, progress.stage, progress.done, progress.total, now)
+        self.timetable.go(name, progress.stage, progress.done, progress.total, now)
         is_new = progress.stage not in ("", self.stage)
         if (doing := (progress.stage or self.stage, progress.text)) != (self.stage, self.text):
             self.since = now
@@ -87,7 +87,7 @@ class Board:
 
     def end_turn(self, name: str, gone: bool) -> None:
         """The turn of an entrant is over; one that is ``gone`` takes no other."""
-        self.course.end_turn(name, gone, time.monotonic())
+        self.timetable.end_turn(name, gone, time.monotonic())
 
     def say(self, name: str, text: str, is_error: bool) -> None:
         """Writes a line of one entrant's. One that another has said already (the data set, say) is not repeated unless
@@ -131,7 +131,7 @@ class Board:
     def _shown(self, name: str) -> dict[str, set[str]]:
         """Returns the marks of each stage that is shown, with those of the stages that are part of it."""
         shown: dict[str, set[str]] = {}
-        for stage, mark in self.course.marks(name):
+        for stage, mark in self.timetable.marks(name):
             shown.setdefault(HIDDEN.get(stage, stage), set()).add(mark)
         return shown
 
@@ -142,7 +142,7 @@ class Board:
 
     def _bar(self, now: float) -> Table:
         table = Table.grid(padding=(0, 1))
-        left, taken = self.course.remaining(now), now - self.course.began
+        left, taken = self.timetable.remaining(now), now - self.timetable.began
         if left is not None and not left.is_least:
             self.share = max(self.share, taken / max(taken + left.seconds, 1e-9))  # it never goes back
         text = self._time_left(now, "time left not known yet")
@@ -150,7 +150,7 @@ class Board:
         return table
 
     def _time_left(self, now: float, unknown: str = "") -> str:
-        left = self.course.remaining(now)
+        left = self.timetable.remaining(now)
         return ", ".join(filter(None, (self.before, unknown if left is None else str(left), self.after)))
 
     def _doing(self) -> str:

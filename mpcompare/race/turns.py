@@ -16,8 +16,8 @@ from typing import Protocol
 
 from mpcompare.errors import check_number
 from mpcompare.fields import Timing
-from mpcompare.race.course import TIMING
 from mpcompare.race.orders import Conclude, Finish, Order, Prepare, Progress, Time, Train, Turn
+from mpcompare.race.timetable import TIMING
 
 
 @dataclass(frozen=True)

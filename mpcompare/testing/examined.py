@@ -22,8 +22,8 @@ from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.task import params_of
 from mpcompare.testing.candidate import Candidate
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.exact_values import of_batch, of_network
 from mpcompare.verdict.examine.examine import examine
-from mpcompare.verdict.examine.ground import of_batch, of_network
 from mpcompare.verdict.examine.midway import Midway
 from mpcompare.verdict.examine.moves import Digest
 from mpcompare.verdict.examine.subject import Subject

@@ -15,7 +15,7 @@ from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, largest, update_errors
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
-from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
+from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
 from mpcompare.verdict.examine.rule import digits
 from mpcompare.verdict.examine.seen import Seen
@@ -79,7 +79,7 @@ def replayed(look: Look, seen: Sum) -> Replayed:
             seen.record, network, _no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make
         )
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), without_autocast():
-            layers = beside_the_replay(step, precision)
+            layers = compared_with_the_replay(step, precision)
     except NotReplayedError as error:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)
     except Exception as error:  # whatever somebody's own network does in float64

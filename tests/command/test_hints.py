@@ -48,7 +48,7 @@ def test_an_option_is_one_line_with_what_is_like_it(cli, override, hint):
 
 @pytest.mark.parametrize("words", [["precision=fp17"], ["-m", "precision=fp16,fp17"], ["task=module"]])
 def test_it_is_refused_before_torch_is_imported(cli, monkeypatch, tmp_path, words):
-    for name in ("mpcompare.entrant.plan", "mpcompare.entrant.entrant", "mpcompare.command.ground", "torch"):
+    for name in ("mpcompare.entrant.plan", "mpcompare.entrant.entrant", "mpcompare.command.clean", "torch"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it would raise
     ended = cli(*words)
     assert ended.code == 2

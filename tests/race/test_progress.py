@@ -6,9 +6,9 @@ import sys
 import pytest
 import rich.console
 
-from mpcompare.race import course, progress
-from mpcompare.race.course import Course, stages
+from mpcompare.race import progress, timetable
 from mpcompare.race.orders import Progress
+from mpcompare.race.timetable import Timetable, stages
 
 NAMES = ("0-amp", "1-fp32")
 
@@ -30,7 +30,7 @@ def screen(monkeypatch, now):
         console = rich.console.Console(file=out, force_terminal=terminal, width=width, color_system=None)
         monkeypatch.setattr(progress.rich.console, "Console", lambda **_: console)
         each = stages(train_steps=10, noise_runs=1, timing_s=10, block_s=0.5, inference_s=None)
-        return progress.Board(NAMES, Course(dict.fromkeys(NAMES, each), began=100.0), **kwargs), out
+        return progress.Board(NAMES, Timetable(dict.fromkeys(NAMES, each), began=100.0), **kwargs), out
 
     return make
 
@@ -42,13 +42,13 @@ def last_drawn(out):
 
 def through_training(board, now, name):
     """Takes an entrant through ten steps of a second each and an examination of 2 s."""
-    board.progress(name, Progress(0, 1, "", course.SET_UP))
-    board.progress(name, Progress(0, 10, "first step", course.TRAINING))
+    board.progress(name, Progress(0, 1, "", timetable.SET_UP))
+    board.progress(name, Progress(0, 10, "first step", timetable.TRAINING))
     now[0] += 10
     board.progress(name, Progress(10, 10, "10/10  loss 2.1"))
-    board.progress(name, Progress(0, 1, "a backend that is loaded", course.EXAMINATION))
+    board.progress(name, Progress(0, 1, "a backend that is loaded", timetable.EXAMINATION))
     now[0] += 2
-    board.progress(name, Progress(0, 1, "run 1 of 1", course.NOISE))
+    board.progress(name, Progress(0, 1, "run 1 of 1", timetable.NOISE))
     now[0] += 10
     board.end_turn(name, gone=False)
 
@@ -59,8 +59,8 @@ def test_a_terminal_shows_the_stages_of_each_and_the_time_that_is_left(screen, n
         assert last_drawn(out)[2].endswith("time left not known yet, then the report")
         through_training(board, now, "0-amp")
         board.line("0-amp: trained")
-        board.progress("1-fp32", Progress(0, 1, "", course.SET_UP))
-        board.progress("1-fp32", Progress(0, 10, "first step", course.TRAINING))
+        board.progress("1-fp32", Progress(0, 1, "", timetable.SET_UP))
+        board.progress("1-fp32", Progress(0, 10, "first step", timetable.TRAINING))
         now[0] += 5
         board.progress("1-fp32", Progress(5, 10, "5/10  loss 2.1"))
         shown = last_drawn(out)
@@ -86,7 +86,7 @@ def test_a_long_name_is_cut_before_the_stages_are(screen, monkeypatch):
 def test_one_that_is_gone_is_seen_to_be(screen, now):
     board, out = screen(terminal=True)
     with board:
-        board.progress("0-amp", Progress(0, 10, "first step", course.TRAINING))
+        board.progress("0-amp", Progress(0, 10, "first step", timetable.TRAINING))
         board.end_turn("0-amp", gone=True)
         board.line("0-amp: killed")
         assert last_drawn(out)[0].rstrip() == "0-amp  ✗ training ✗ examination ✗ timing ✗ phases ✗ memory"
@@ -97,7 +97,7 @@ def test_without_one_there_are_plain_lines_now_and_then(screen, now):
     with board:
         for second in range(25):
             now[0] = 100.0 + second
-            board.progress("0-amp", Progress(second, 25, f"step {second}", course.TRAINING))
+            board.progress("0-amp", Progress(second, 25, f"step {second}", timetable.TRAINING))
     assert out.getvalue().splitlines() == [
         "0-amp: training: step 11; at least 70 s left, then the report",
         "0-amp: training: step 22; at least 70 s left, then the report",
@@ -110,7 +110,7 @@ def test_plain_lines_say_the_time_that_is_left_once_it_is_known(screen, now):
         through_training(board, now, "0-amp")
         board.line("0-amp: trained")
         now[0] += 1
-        board.progress("1-fp32", Progress(0, 10, "first step", course.TRAINING))
+        board.progress("1-fp32", Progress(0, 10, "first step", timetable.TRAINING))
         now[0] += 11
         board.progress("1-fp32", Progress(10, 10, "10/10"))
     assert out.getvalue().splitlines() == [
@@ -141,7 +141,7 @@ def test_logs_to_a_terminal_are_written_above_what_is_drawn_there(screen, monkey
 def test_a_run_alone_is_silent_without_a_terminal(screen):
     board, out = screen(terminal=False, lines=False)
     with board:
-        board.progress("0-amp", Progress(1, 2, "step", course.TRAINING))
+        board.progress("0-amp", Progress(1, 2, "step", timetable.TRAINING))
         board.line("trained")
     assert out.getvalue() == ""
 

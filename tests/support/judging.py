@@ -36,7 +36,7 @@ def examined(
     return examined_run(name, candidate, seed=seed, scaling=policy, **more)
 
 
-def beside_amp(backend: Any, task: Task, dataset: Dataset, precision: str, steps: int) -> Verdict:
+def compared_with_amp(backend: Any, task: Task, dataset: Dataset, precision: str, steps: int) -> Verdict:
     """Returns the verdict on a backend, beside ``amp`` with two runs that find its noise."""
     amp = examined("amp", BACKENDS["amp"], task, dataset, precision, steps=steps, noise=2)
     return judge_run(examined("run", backend, task, dataset, precision, steps=steps), amp)

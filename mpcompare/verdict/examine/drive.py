@@ -26,7 +26,7 @@ from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered, gradient_errors, micro_batches
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
-from mpcompare.verdict.examine.masks import beside_the_oracle
+from mpcompare.verdict.examine.masks import forward_as_the_oracle
 from mpcompare.verdict.examine.new_step import new_step
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.rule import UpdateRule, digits, early
@@ -68,8 +68,8 @@ def rows_of(tensors: Mapping[str, Tensor]) -> Params:
     return {name: t.detach().contiguous() for name, t in tensors.items()}
 
 
-def beside(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
-    """Returns loss and gradients beside the oracle's; ``grads`` is empty where none are shown."""
+def compared(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
+    """Returns loss and gradients compared with the oracle's; ``grads`` is empty where none are shown."""
     of_batches = {name: g for name, g in grads.items() if any(name in share for share in exact.shares)}
     sketches = numerics.sketch(of_batches)
     return Gradients(
@@ -184,7 +184,7 @@ class Driver:
         before, scale = Stored(backend.master_params()), float(backend.loss_scale())
         buffers = Stored(backend.buffers())
         walk = Walk(backend, batch, lr)
-        draws_alike = beside_the_oracle(self.exact, walk)
+        draws_alike = forward_as_the_oracle(self.exact, walk)
         walk.through("unscale")
         loss, grads = float(walk.loss), Stored(backend.grads())
         several = task.accumulate > 1 and not walk.in_one_piece
@@ -232,7 +232,7 @@ class Driver:
         grads = taken.grads if taken.draws_alike else {}  # those of other masks are no errors
         if taken.in_one_piece and (factor := own_factor(taken.norm, self.rule.task)) < 1:
             grads = {name: g / factor for name, g in grads.items()}
-        found = self._beside(taken, grads, self.exact)
+        found = self._compared(taken, grads, self.exact)
         shown = effective_precision(self.subject, self.start, grads, found.gradients) if grads else None
         return replace(found, effective_precision=shown), buffers
 
@@ -244,7 +244,7 @@ class Driver:
         if self.first_finite is not None:
             taken, batch = self.first_finite
             again = self._again(taken, batch)
-            finite = self._beside(taken, taken.grads if taken.draws_alike else {}, again)
+            finite = self._compared(taken, taken.grads if taken.draws_alike else {}, again)
         if self.first_buffers is not None:  # forward does not depend on the loss scale; here nothing overflows
             taken, _ = self.first_buffers
             if again is None or self.first_finite is None or self.first_finite[0] is not taken:
@@ -253,9 +253,9 @@ class Driver:
             buffers = self._buffers(again.buffers)
         return finite, buffers
 
-    def _beside(self, taken: Seen, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
+    def _compared(self, taken: Seen, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
         scale = promised_scaling(self.subject.scaling, self.rule.promises).scale
-        return replace(beside(taken.loss, grads, exact), subnormal=self.exact.subnormal(scale))
+        return replace(compared(taken.loss, grads, exact), subnormal=self.exact.subnormal(scale))
 
     def _again(self, taken: Seen, batch: Batches) -> Exact:
         """Returns a step as a new backend takes it."""

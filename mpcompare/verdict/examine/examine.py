@@ -13,17 +13,17 @@ from typing import Any
 from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.instruments import heap
 from mpcompare.precision import Precision
-from mpcompare.race.course import NOISE
 from mpcompare.race.orders import Progress
+from mpcompare.race.timetable import NOISE
 from mpcompare.tasks.task import Task, with_values
 from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
+from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.exponents import exponents_of
 from mpcompare.verdict.examine.first import first
 from mpcompare.verdict.examine.forced.passes import layers_at_sharp_weights, layers_at_the_start
-from mpcompare.verdict.examine.ground import Ground
 from mpcompare.verdict.examine.last import last
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
@@ -151,12 +151,14 @@ def _noise_runs(
 def _rounding(subject: Subject, batch: Batches) -> dict[str, RoundingError]:
     """Returns what one rounding of each result does to the first step; all entrants of a race share it."""
     precision = subject.precision
-    values = subject.exactly.once(f"rounding-{precision.name}", subject.ground(batch), _rounding_values, precision)
+    values = subject.exact_values.once(
+        f"rounding-{precision.name}", subject.problem(batch), _rounding_values, precision
+    )
     return {name: RoundingError(**error) for name, error in values.items()}
 
 
-def _rounding_values(ground: Ground, precision: Precision) -> dict[str, dict[str, float]]:
-    errors = rounding_errors(ground.network, ground.loss_fn, ground.batch, precision)
+def _rounding_values(problem: Problem, precision: Precision) -> dict[str, dict[str, float]]:
+    errors = rounding_errors(problem.network, problem.loss_fn, problem.batch, precision)
     return {name: vars(error) for name, error in errors.items()}
 
 

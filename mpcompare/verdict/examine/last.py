@@ -12,7 +12,7 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import step_errors
-from mpcompare.verdict.examine.drive import beside
+from mpcompare.verdict.examine.drive import compared
 from mpcompare.verdict.examine.forced.passes import layers_of, recorded_layers
 from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
@@ -49,7 +49,7 @@ def last(
         with recorded_layers(backend, batch) as record:
             clips = promised_task(subject.task, promises_of(backend)).clip_norm is not None
             loss, grads = gradients_of(walk, kept=clips)
-        gradients, buffers = beside(loss, grads, new), new.buffers
+        gradients, buffers = compared(loss, grads, new), new.buffers
         del new  # before the replays
         step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
         layers = late.take("layers after training", lambda: layers_of(subject, backend, step, walk.in_one_piece), None)

@@ -4,7 +4,7 @@ there changes both alike."""
 from mpcompare.contract import Batches
 from mpcompare.precision import Precision
 from mpcompare.verdict.examine.attempts import Attempts
-from mpcompare.verdict.examine.ground import Ground, of_batch, of_network
+from mpcompare.verdict.examine.exact_values import Problem, of_batch, of_network
 from mpcompare.verdict.examine.numerics import sketch
 from mpcompare.verdict.examine.oracle import exact_step
 from mpcompare.verdict.examine.subject import Subject
@@ -25,17 +25,17 @@ def written(subject: Subject, batch: Batches, late: Attempts) -> list[str] | Non
 def patches_torch(subject: Subject, batch: Batches) -> bool:
     """Returns whether an exact step of a few rows has other gradients in this process than in one in which no backend
     has been, if there is such a process."""
-    if subject.exactly.apart is None:
+    if subject.exact_values.clean is None:
         return False
-    ground = subject.ground(batch)
-    there = subject.exactly.once(f"few-rows-{subject.precision.name}", ground, _few_rows, subject.precision)
-    here = _few_rows(ground, subject.precision)
+    problem = subject.problem(batch)
+    there = subject.exact_values.once(f"few-rows-{subject.precision.name}", problem, _few_rows, subject.precision)
+    here = _few_rows(problem, subject.precision)
     pairs = [(a, b) for name, values in there.items() for a, b in zip(values, here[name], strict=True)]
     return bool(sum((a - b) ** 2 for a, b in pairs) > FAR**2 * sum(a**2 for a, _ in pairs))
 
 
-def _few_rows(ground: Ground, precision: Precision) -> dict[str, list[float]]:
+def _few_rows(problem: Problem, precision: Precision) -> dict[str, list[float]]:
     """Returns the gradients of a few rows as sketches."""
-    x, y = ground.batch[0]
-    step = exact_step(ground.network, ground.loss_fn, [(x[:ROWS], y[:ROWS])], precision)
+    x, y = problem.batch[0]
+    step = exact_step(problem.network, problem.loss_fn, [(x[:ROWS], y[:ROWS])], precision)
     return {"loss": [step.loss], **sketch(step.grads)}

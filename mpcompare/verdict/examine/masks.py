@@ -27,7 +27,7 @@ MEAN, EXACT, OWN = range(1, 9), range(9, 17), range(17, 19)
 ROWS = 8  # of a batch, which tell whether the network draws anything
 
 
-def beside_the_oracle(exact: Exact, walk: Walk) -> bool:
+def forward_as_the_oracle(exact: Exact, walk: Walk) -> bool:
     """Takes a step up to the end of its first forward pass. Returns whether it drew the oracle's random numbers; where
     the oracle drew none, it did."""
     device = next(iter(walk.backend.master_params().values())).device

@@ -11,8 +11,8 @@ from mpcompare.contract import State, Stepper
 from mpcompare.dtypes import torch_dtype
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import LossScale
-from mpcompare.race.course import NOISE
 from mpcompare.race.orders import Progress
+from mpcompare.race.timetable import NOISE
 from mpcompare.stored import Stored
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import seed_step, state

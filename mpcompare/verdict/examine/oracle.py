@@ -21,7 +21,7 @@ from mpcompare.tasks.draws import EXAMINED, masks_are_shared, seed_step, state
 from mpcompare.tasks.losses import Loss, shares
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.ground import Ground
+from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.mapped import Mapped
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.widened import widened
@@ -90,13 +90,13 @@ def oracle(subject: Subject, batch: Batches, precision: Precision, dtype: torch.
         dtype: fp32 where a rough answer is enough.
     """
     name = f"oracle-{precision.name}-{dtype_name(dtype)}"
-    values = subject.exactly.once(name, subject.ground(batch), _exact_values, precision, dtype)
+    values = subject.exact_values.once(name, subject.problem(batch), _exact_values, precision, dtype)
     return Exact(**{**values, "grads": Mapped(values["grads"])})
 
 
-def _exact_values(ground: Ground, precision: Precision, dtype: torch.dtype) -> dict[str, Any]:
+def _exact_values(problem: Problem, precision: Precision, dtype: torch.dtype) -> dict[str, Any]:
     count = precision.is_16_bit and dtype is torch.float64  # the exponents of others are not asked for
-    return vars(exact_step(ground.network, ground.loss_fn, ground.batch, precision, count=count, dtype=dtype))
+    return vars(exact_step(problem.network, problem.loss_fn, problem.batch, precision, count=count, dtype=dtype))
 
 
 def exact_step(

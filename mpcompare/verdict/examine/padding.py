@@ -18,7 +18,7 @@ from mpcompare.tasks.batch import each
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, buffers_of, params_of, with_values
-from mpcompare.verdict.examine.ground import Ground
+from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.padding import Padding
 
@@ -33,7 +33,7 @@ def padding(subject: Subject, backend: Any, batch: Batches) -> Padding | None:
     Args:
         backend: one that nobody needs any more; it loads these weights.
     """
-    exact = subject.exactly.once("padding", subject.ground(batch), _exact_values)
+    exact = subject.exact_values.once("padding", subject.problem(batch), _exact_values)
     if not exact:
         return None
     _let_be_zero(subject, backend)
@@ -53,13 +53,13 @@ def _let_be_zero(subject: Subject, backend: Any) -> None:
     backend.load_state_dict({**state, **values, "optimizer": {}, "loss_scale": scale})
 
 
-def _exact_values(ground: Ground) -> dict[str, Any]:
+def _exact_values(problem: Problem) -> dict[str, Any]:
     """Returns the loss of a few rows in fp32, and the names of the gradients that are finite; nothing where the network
     cannot be called with such numbers."""
-    network = with_values(ground.network, _zeros(ground.network), {})
-    x, y = ground.batch[0]
+    network = with_values(problem.network, _zeros(problem.network), {})
+    x, y = problem.batch[0]
     try:
-        loss = _loss(network, ground.loss_fn, _zero(x[:ROWS]), y[:ROWS])
+        loss = _loss(network, problem.loss_fn, _zero(x[:ROWS]), y[:ROWS])
     except (ArithmeticError, ValueError, LookupError, RuntimeError):
         return {}
     if not math.isfinite(loss):

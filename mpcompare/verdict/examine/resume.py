@@ -12,7 +12,7 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.drive import beside
+from mpcompare.verdict.examine.drive import compared
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.new_step import gradients_of
 from mpcompare.verdict.examine.oracle import Exact
@@ -64,7 +64,7 @@ def resume(subject: Subject, batches: Sequence[Batches]) -> Reload:
     lost = lost_entries({**first.state(), "params": first.params}, loaded.state_dict())
     begin, walk = start_of(loaded, first.lr, first.updates, 1), Walk(loaded, batches[1], first.lr)
     loss, grads = gradients_of(walk, kept=subject.task.clip_norm is not None)
-    gradients = beside(loss, grads, first.step)
+    gradients = compared(loss, grads, first.step)
     without = idle(subject.model, subject.task.loss_fn, batches[1], grads, first.params)
     update = trained_update(subject, walk, begin, grads, without)
     return Reload(

@@ -18,7 +18,7 @@ from mpcompare.precision import Precision
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.frozen import dtypes_of
 from mpcompare.tasks.task import Params, params_of
-from mpcompare.verdict.examine.ground import Ground
+from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.subject import Subject
 
 SPREAD, OF_LOGITS = 3.0, 8.0  # standard deviations of the outputs of layers of products, and of the last one
@@ -29,12 +29,12 @@ RECURRENT = {"weight_hh": 1.0}  # and 2 of all other weights of layers that are 
 def sharp_weights(subject: Subject, batch: Batches) -> Params:
     """Returns these weights; ``batch`` is the first one."""
     name, precision = f"sharp-{subject.precision.name}", subject.precision
-    weights: Params = subject.exactly.once(name, subject.ground(batch), _sharp_weights, precision)
+    weights: Params = subject.exact_values.once(name, subject.problem(batch), _sharp_weights, precision)
     return weights
 
 
-def _sharp_weights(ground: Ground, precision: Precision) -> Params:
-    return sharpened(ground.network, ground.batch[0][0], precision)
+def _sharp_weights(problem: Problem, precision: Precision) -> Params:
+    return sharpened(problem.network, problem.batch[0][0], precision)
 
 
 def sharpened(network: nn.Module, x: Tensor, precision: Precision) -> Params:

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from torch import nn
 
-from mpcompare.apart import Apart
 from mpcompare.checkpoints import Checkpoint
+from mpcompare.clean_process import CleanProcess
 from mpcompare.contract import Backend, Batches
 from mpcompare.loss_scale import LossScale, load_state
 from mpcompare.precision import Precision
@@ -18,7 +18,7 @@ from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.tasks.groups import by_names
 from mpcompare.tasks.task import Params, Task
-from mpcompare.verdict.examine.ground import Exactly, Ground, Lent
+from mpcompare.verdict.examine.exact_values import ExactValues, Lent, Problem
 from mpcompare.verdict.judge.held_out import HeldOut
 
 
@@ -37,7 +37,7 @@ class Subject:
         start: the checkpoint where training continued; None: it began at the initial weights.
         held_out: evaluates a network with these parameters and buffers on held-out samples; None where there are none.
         shared: values of the whole race: the oracle of the first step is the same for all entrants.
-        apart: a process in which no backend has been, where these are computed; None: they are computed here.
+        clean: a process in which no backend has been, where these are computed; None: they are computed here.
         seed: that of the run, on which the random numbers of its training steps depend.
     """
 
@@ -51,7 +51,7 @@ class Subject:
     start: Checkpoint | None = None
     held_out: Callable[[Params, Params], HeldOut] | None = None
     shared: Shared = ALONE
-    apart: Apart | None = None
+    clean: CleanProcess | None = None
     seed: int = 0
 
     def held_out_by(self, backend: Backend) -> HeldOut | None:
@@ -69,13 +69,13 @@ class Subject:
         return with_shared_masks(self.model)
 
     @cached_property
-    def exactly(self) -> Exactly:
+    def exact_values(self) -> ExactValues:
         """The exact values of the first batch at the initial weights, which all entrants share."""
-        return Exactly(self.shared, self.apart, self.lent)
+        return ExactValues(self.shared, self.clean, self.lent)
 
-    def ground(self, batch: Batches) -> Ground:
-        """Returns the ground of these values; ``batch`` is the first one."""
-        return Ground(self.examined, self.task.loss_fn, batch)
+    def problem(self, batch: Batches) -> Problem:
+        """Returns the problem of these values; ``batch`` is the first one."""
+        return Problem(self.examined, self.task.loss_fn, batch)
 
     def scaling_at_start(self, promises: Promises = NOTHING) -> LossScale:
         """Returns the loss scale before the first step of training, of a backend that promises this."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.judging import beside_amp, dataset_of, examined
+from support.judging import compared_with_amp, dataset_of, examined
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
@@ -40,7 +40,7 @@ class SaysSo(NoisyByItself):
 
 
 def judged(backend):
-    return beside_amp(backend, TASK, DATA, "bf16", steps=3)
+    return compared_with_amp(backend, TASK, DATA, "bf16", steps=3)
 
 
 @pytest.mark.slow

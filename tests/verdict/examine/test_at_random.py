@@ -3,7 +3,7 @@
 import pytest
 import torch
 from planted.real.wholly import stochastically_rounded, truncated
-from support.judging import beside_amp, dataset_of
+from support.judging import compared_with_amp, dataset_of
 from support.tasks import make_task
 
 from mpcompare.backends.peers.bf16_weights import Bf16Weights
@@ -39,7 +39,7 @@ class CutOff(AtRandom):
 
 
 def judged(backend):
-    return beside_amp(backend, TASK, dataset_of(TASK), "bf16", steps=3)
+    return compared_with_amp(backend, TASK, dataset_of(TASK), "bf16", steps=3)
 
 
 def test_rounding_at_random_is_seen():

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from support.tasks import make_batch, make_task
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.examine.ground import Ground
+from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.lent import _few_rows, patches_torch
 
 TASK = make_task()
@@ -17,10 +17,10 @@ BF16 = PRECISIONS["bf16"]
 def subject():
     """Returns a subject whose clean process has computed its values already."""
     device = torch.device("cpu")
-    ground = Ground(TASK.new_model(0, device), TASK.loss_fn, [make_batch(TASK, device)])
-    values = _few_rows(ground, BF16)
-    exactly = SimpleNamespace(once=lambda name, *_: values, apart="another process")
-    return SimpleNamespace(ground=lambda batch: ground, exactly=exactly, precision=BF16)
+    problem = Problem(TASK.new_model(0, device), TASK.loss_fn, [make_batch(TASK, device)])
+    values = _few_rows(problem, BF16)
+    exact_values = SimpleNamespace(once=lambda name, *_: values, clean="another process")
+    return SimpleNamespace(problem=lambda batch: problem, exact_values=exact_values, precision=BF16)
 
 
 def test_a_function_of_torch_that_was_replaced_is_found(monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.judging import beside_amp
+from support.judging import compared_with_amp
 from support.marks import slow_after
 from torch import nn
 
@@ -90,7 +90,7 @@ class Mispaired(Amp):
 @pytest.mark.parametrize(("backend", "word", "cause"), [(Backward, "same", ""), (Mispaired, "differs", "loss")])
 def test_rows_in_another_order_under_dropout(backend, word, cause):
     task = Task(Dropping, "cross_entropy", Sgd(lr=0.1), 32, 32 * 6)
-    verdict = beside_amp(backend, task, digits(0, task.samples), "bf16", steps=4)
+    verdict = compared_with_amp(backend, task, digits(0, task.samples), "bf16", steps=4)
     assert (verdict.word, verdict.cause) == (word, cause)
     assert "training (it draws other random numbers, such as masks of dropout)" in verdict.unchecked
 
@@ -146,6 +146,6 @@ class FirstHalf(MeanOfHalves):
 @pytest.mark.parametrize("network", slow_after(1, [Normed, Wide]))
 def test_a_batch_in_parts_has_the_loss_of_the_batch(network, backend, word, cause):
     task = Task(network, "cross_entropy", Sgd(lr=0.1), 32, 32 * 6)
-    verdict = beside_amp(backend, task, digits(0, task.samples), "bf16", steps=4)
+    verdict = compared_with_amp(backend, task, digits(0, task.samples), "bf16", steps=4)
     assert verdict.word == word, verdict.because
     assert not cause or verdict.cause == cause

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from support.backends import BACKENDS
 from support.correct import ExplicitCasts
-from support.judging import beside_amp, dataset_of
+from support.judging import compared_with_amp, dataset_of
 from support.tasks import make_task
 from torch import nn
 
@@ -37,7 +37,7 @@ class PutsBack(Amp):
 
 
 def judged(backend):
-    return beside_amp(backend, NORMED, DATA, "fp16", steps=3)
+    return compared_with_amp(backend, NORMED, DATA, "fp16", steps=3)
 
 
 def test_statistics_that_a_skip_puts_back_are_named():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from planted import layers
-from support.judging import beside_amp, dataset_of
+from support.judging import compared_with_amp, dataset_of
 from support.tasks import make_task
 from torch import nn
 
@@ -64,7 +64,7 @@ class BiasInFp32(Patched):
 
 
 def judged(backend):
-    return beside_amp(backend, TASK, DATA, "bf16", steps=3)
+    return compared_with_amp(backend, TASK, DATA, "bf16", steps=3)
 
 
 @pytest.mark.slow

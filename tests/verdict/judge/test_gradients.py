@@ -7,7 +7,7 @@ import torch
 from planted.real.wholly import truncated
 from scipy import special
 from support.backends import BACKENDS
-from support.judging import beside_amp, dataset_of, examined
+from support.judging import compared_with_amp, dataset_of, examined
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
@@ -41,7 +41,7 @@ class CutOff(Shortened):
 
 
 def judged(backend):
-    return beside_amp(backend, TASK, DATA, "bf16", steps=4)
+    return compared_with_amp(backend, TASK, DATA, "bf16", steps=4)
 
 
 @pytest.mark.slow

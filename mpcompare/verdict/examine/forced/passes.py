@@ -20,7 +20,7 @@ from mpcompare.tasks.task import sharing_parameters, with_values
 from mpcompare.verdict.examine.drive import RETRIES, own_factor, said_norm
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
-from mpcompare.verdict.examine.forced.step import Recorded, beside_the_replay
+from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.verdict.examine.sharp import sharp_weights
 from mpcompare.verdict.examine.subject import Subject, promised_task
@@ -61,7 +61,7 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
     if factor != 1:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
     heap.trim()  # a replay has tensors of other sizes
-    return beside_the_replay(step, subject.precision)
+    return compared_with_the_replay(step, subject.precision)
 
 
 def shows_layers(backend: Any) -> bool:

@@ -59,7 +59,7 @@ class Recorded:
     replays: Callable[..., Replay] = Replay
 
 
-def beside_the_replay(recorded: Recorded, precision: Precision) -> Layers:
+def compared_with_the_replay(recorded: Recorded, precision: Precision) -> Layers:
     """Returns the errors of a recorded step at all places of all layers, and of its gradients."""
     errors = Errors(len(recorded.batches))
     ranges, roundings = Ranges(precision, recorded.scale), Roundings(precision, recorded.scale)

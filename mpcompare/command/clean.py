@@ -1,4 +1,5 @@
-"""The process that computes what all entrants are held beside, made before the backend's module is imported."""
+"""The clean process of a job, which computes what all entrants are compared with. It is made before the backend's
+module is imported."""
 
 import logging
 from collections.abc import Iterator
@@ -7,34 +8,34 @@ from functools import partial
 
 from omegaconf import DictConfig
 
-from mpcompare.apart import Apart
+from mpcompare.clean_process import CleanProcess
 from mpcompare.command.nodes import task_of
 from mpcompare.contract import Batches
 from mpcompare.instruments import fp32_products, heap, machine, memory_limit
 from mpcompare.shared import save
 from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.tasks.trial import fitted
-from mpcompare.verdict.examine.ground import Ground, of_network
+from mpcompare.verdict.examine.exact_values import Problem, of_network
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def ground_apart(cfg: DictConfig) -> Iterator[Apart | None]:
+def process_of_job(cfg: DictConfig) -> Iterator[CleanProcess | None]:
     """Starts the process of one job; yields None where the job is not examined, or no process can be started."""
-    apart = None
+    clean = None
     try:
         if cfg.verdict.get("enabled") is True:
             import torch._dynamo  # noqa: F401 - torch's optimizers import it in their first step: here once for both
 
-            apart = Apart(partial(make_ground, cfg), save, within=_with_memory)
+            clean = CleanProcess(partial(make_problem, cfg), save, within=_with_memory)
     except OSError as error:
         log.warning(f"the oracle is computed in the process of the backend ({error})")
     try:
-        yield apart
+        yield clean
     finally:
-        if apart is not None:
-            apart.close()
+        if clean is not None:
+            clean.close()
 
 
 @contextmanager
@@ -43,8 +44,8 @@ def _with_memory() -> Iterator[None]:
         yield
 
 
-def make_ground(cfg: DictConfig, batch: Batches) -> tuple[Ground, str]:
-    """Returns the ground of the job's exact values, and the fingerprint of its network."""
+def make_problem(cfg: DictConfig, batch: Batches) -> tuple[Problem, str]:
+    """Returns the problem of the job's exact values, and the fingerprint of its network."""
     if cfg.train.deterministic:  # it takes a second to import
         machine.set_deterministic(True)
     fp32_products.set_tf32(False)
@@ -54,4 +55,4 @@ def make_ground(cfg: DictConfig, batch: Batches) -> tuple[Ground, str]:
         model = task.new_model(cfg.seed, device)
     on_device = [(x.to(device), y.to(device)) for x, y in batch]
     task = fitted(model, task, *on_device[0])
-    return Ground(with_shared_masks(model), task.loss_fn, on_device), of_network(model)["network"]
+    return Problem(with_shared_masks(model), task.loss_fn, on_device), of_network(model)["network"]

@@ -1,4 +1,4 @@
-"""The ground of all exact values: a network, a loss and a batch, in which no backend has a say."""
+"""The exact values of a problem: of a network, a loss and a batch, in which no backend has a say."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from mpcompare.apart import Apart, ApartError
+from mpcompare.clean_process import CleanProcess, CleanProcessError
 from mpcompare.contract import Batches
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.fingerprint import fingerprint
@@ -21,7 +21,7 @@ Lent = Mapping[str, str]  # by name a fingerprint of what is lent to backends
 
 
 @dataclass(frozen=True)
-class Ground:
+class Problem:
     """Everything that exact values follow from.
 
     Attributes:
@@ -34,47 +34,47 @@ class Ground:
     batch: Batches
 
 
-class Exactly:
-    """Values of a ground, which all entrants of a race share: computed where no backend has been, if there is such a
+class ExactValues:
+    """Values of a problem, which all entrants of a race share: computed where no backend has been, if there is such a
     process, else here."""
 
-    def __init__(self, shared: Shared, apart: Apart | None, lent: Lent) -> None:
+    def __init__(self, shared: Shared, clean: CleanProcess | None, lent: Lent) -> None:
         """
         Args:
             lent: the fingerprint of the network as it was before any backend was made, or nothing.
         """
-        self.shared, self.apart, self.lent = shared, apart, lent
+        self.shared, self.clean, self.lent = shared, clean, lent
         self._is_made = False
 
-    def once(self, name: str, ground: Ground, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns ``function(ground, *arguments)``, which is what ``shared.once`` can share, under a name; the ground
+    def once(self, name: str, problem: Problem, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns ``function(problem, *arguments)``, which is what ``shared.once`` can share, under a name; the problem
         is the same in every call."""
-        if self.apart is not None:
-            apart = self.apart
+        if self.clean is not None:
+            clean = self.clean
 
             def write(file: Path) -> None:
-                self._make(apart, ground.batch)
-                apart.save(file, function, arguments)
+                self._make(clean, problem.batch)
+                clean.save(file, function, arguments)
 
             try:
                 return self.shared.once_written(name, write)
-            except (ApartError, OSError) as error:
+            except (CleanProcessError, OSError) as error:
                 log.warning(f"{name} and the like are computed in the process of the backend ({error})")
-                self.apart = None
-        return self.shared.once(name, lambda: function(ground, *arguments))
+                self.clean = None
+        return self.shared.once(name, lambda: function(problem, *arguments))
 
-    def _make(self, apart: Apart, batch: Batches) -> None:
-        """Makes the ground there.
+    def _make(self, clean: CleanProcess, batch: Batches) -> None:
+        """Makes the problem there.
 
         Raises:
-            ApartError: it is another one; nobody else shall have values of ours then.
+            CleanProcessError: it is another one; nobody else shall have values of ours then.
         """
         if self._is_made:
             return
-        network = apart.make([(x.detach().cpu().clone(), y.detach().cpu().clone()) for x, y in batch])
+        network = clean.make([(x.detach().cpu().clone(), y.detach().cpu().clone()) for x, y in batch])
         if self.lent.get("network", network) != network:
             self.shared = ALONE
-            raise ApartError("the network has other initial weights there")
+            raise CleanProcessError("the network has other initial weights there")
         self._is_made = True
 
 

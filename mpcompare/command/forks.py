@@ -26,7 +26,7 @@ PRELOAD = ["mpcompare.command.preload"]
 
 
 @contextmanager
-def nursery(fork: bool = True) -> Iterator[context.BaseContext]:
+def fork_server(fork: bool = True) -> Iterator[context.BaseContext]:
     """Makes processes in which ``HELD_BACK`` are blocked at first, with the environment that the launcher has now.
 
     Args:
@@ -51,7 +51,7 @@ def nursery(fork: bool = True) -> Iterator[context.BaseContext]:
 
 
 def start(new: process.BaseProcess) -> None:
-    """Starts a process of a :func:`nursery`."""
+    """Starts a process of a :func:`fork_server`."""
     with _held_back():  # a fork has the server's mask, a new program the launcher's
         new.start()
 

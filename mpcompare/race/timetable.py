@@ -1,4 +1,4 @@
-"""The course of a sweep: the stages of its entrants, those that are done, and about how long the others take.
+"""The timetable of a sweep: the stages of its entrants, those that are done, and about how long the others take.
 
 set-up        the network, the data, the backend with all that is built for it; mostly shared, so it is not foreseen
 training      its steps
@@ -65,7 +65,7 @@ def stages(
 
 @dataclass
 class _Way:
-    """An entrant on its course.
+    """An entrant on its way through its stages.
 
     Attributes:
         place: the index of its stage; -1 before the first.
@@ -102,7 +102,7 @@ class _Way:
         return 0 if self.place < 0 else self.place + (self.since is None)
 
 
-class Course:
+class Timetable:
     """The stages of all entrants of a sweep.
 
     Args:

@@ -1,7 +1,7 @@
-"""A process in which no backend has been. It is made before a backend's module is imported, so whatever that module, or
-the backend, changes in torch for a whole process changes nothing there.
+"""A clean process: one in which no backend has been. It is made before a backend's module is imported, so whatever that
+module, or the backend, changes in torch for a whole process changes nothing there.
 
-What all entrants of a race are held beside is computed in it. On Linux it is a fork, which takes milliseconds and
+What all entrants of a race are compared with is computed in it. On Linux it is a fork, which takes milliseconds and
 shares its libraries; elsewhere it is a new process, which imports them meanwhile.
 """
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 
-class ApartError(Exception):
+class CleanProcessError(Exception):
     """The process could not do it; the message is the reason."""
 
 
-class Apart:
+class CleanProcess:
     """Such a process.
 
     It makes one thing, what its functions are given first, and saves what they return. It makes the thing anew for each
@@ -58,7 +58,7 @@ class Apart:
         """Lets it make the thing from these arguments; returns the answer.
 
         Raises:
-            ApartError: it cannot.
+            CleanProcessError: it cannot.
         """
         return self._ask(None, None, arguments)
 
@@ -66,7 +66,7 @@ class Apart:
         """Lets it save ``function(thing, *arguments)``.
 
         Raises:
-            ApartError: it cannot.
+            CleanProcessError: it cannot.
         """
         self._ask(file, function, arguments)
 
@@ -82,11 +82,11 @@ class Apart:
             done, answer = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, OSError) as error:  # it is gone
             self._process.join()
-            raise ApartError(f"its process ended with exit code {self._process.exitcode}") from error
+            raise CleanProcessError(f"its process ended with exit code {self._process.exitcode}") from error
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ApartError(f"it cannot be told what to do ({error})") from error
+            raise CleanProcessError(f"it cannot be told what to do ({error})") from error
         if not done:
-            raise ApartError(answer)
+            raise CleanProcessError(answer)
         return answer
 
 

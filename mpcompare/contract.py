@@ -112,7 +112,7 @@ class Backend(Protocol):
             far and without zeros. On a GPU it is part of the allocator's peak, on a CPU it lies outside of it. Empty
             where left out.
         promises: a :class:`mpcompare.promises.Promises`, the differences from ``amp`` that the backend declares for its
-            precision and task. The verdict holds it beside them, and beside ``amp`` in all else. None where left out.
+            precision and task. The verdict compares it with them, and with ``amp`` in all else. None where left out.
         called_module: the torch module that a step calls, with the names of ``model``. Hooks on its layers let the
             verdict see what each layer is given and what it returns. None where left out, as by a step that is compiled
             or captured, whose layers call no hooks.

@@ -1,7 +1,7 @@
 """Promises: the differences from ``amp`` that a backend declares, so that the verdict can tell them from mistakes.
 
-A promise excuses nothing by itself. The examination holds a backend beside what it promises, the judge asks whether the
-promise is seen to be kept, and every other difference is still one.
+A promise excuses nothing by itself. The examination compares a backend with what it promises, the judge asks whether
+the promise is seen to be kept, and every other difference is still one.
 """
 
 from collections.abc import Mapping

@@ -97,7 +97,7 @@ def _kahan() -> list[Line]:
 
 
 def _to_nearest() -> list[Line]:
-    """Returns the lines that both are held beside."""
+    """Returns the lines that both are compared with."""
     nearest = in_formats(_of(added_to_nearest, UPDATES))
     return [
         Line(

@@ -1,7 +1,7 @@
 """The first verdicts of a race: its runs have been examined, and are not timed yet.
 
 The judge is the same, and so is the reference. Only the timed steps are missing, so that a verdict may still become
-``differs: timed steps``; and the report judges beside another run if the reference does not finish.
+``differs: timed steps``; and the report judges by another run if the reference does not finish.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -45,7 +45,7 @@ def examined_run(
     Args:
         name: the name of the run and of its backend.
         candidate: the backend, its task and precision.
-        noise: the number of runs that find the noise: two for one that others are judged beside.
+        noise: the number of runs that find the noise: two for one that others are compared with.
         seed: that of the initial weights.
         scaling: the loss scale; None: that of ``loss_scale=auto``.
 

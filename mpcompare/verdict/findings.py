@@ -70,14 +70,14 @@ class Findings:
         first: from the initial weights.
         rounding: the error that one rounding of each result of the whole network makes in gradients and buffers of the
             first step; empty where a forced replay sees each layer by itself.
-        last: the step after training beside a new backend with the same weights.
+        last: the step after training, compared with a new backend with the same weights.
         overflow: with a loss scale that is too large; None without loss scaling.
         infinite: a step with an infinite input; None with loss scaling, where it is one of the pass ``overflow``.
-        replays: steps beside their forced replays, by name: ``first``, ``sharp`` (at weights at which nothing is nearly
-            linear), ``last`` (the step after training); empty where the backend does not show its layers.
+        replays: steps compared with their forced replays, by name: ``first``, ``sharp`` (at weights at which nothing is
+            nearly linear), ``last`` (the step after training); empty where the backend does not show its layers.
         moved: the change of each parameter over training, as a sketch.
         buffers: those that training moved, as it left them.
-        last_buffers: after the step that follows, beside those of a new backend that takes it, too.
+        last_buffers: after the step that follows, compared with those of a new backend that takes it, too.
         noise: training again; empty where the noise was not measured.
         lent: ``network``, ``batch`` and ``torch``, as far as the backend changed them; None where nobody looked.
         exponents: numbers by their exponents, of the first step and after training (``first``, ``last``); empty where

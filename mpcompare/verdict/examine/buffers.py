@@ -25,7 +25,7 @@ def buffers_of_backend(subject: Subject, backend: Any) -> Buffers:
 
 
 def step_errors(found: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Errors:
-    """Returns the error of each buffer after a step, beside that of a new backend which took the step from the same
+    """Returns the error of each buffer after a step, compared with a new backend that took the step from the same
     weights and buffers."""
     return gradient_errors(found, {name: b.detach().double() for name, b in new.items()})
 

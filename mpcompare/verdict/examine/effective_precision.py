@@ -21,7 +21,7 @@ def effective_precision(subject: Subject, batch: Batches, grads: Mapping[str, Te
     within one rounding of it: below a unit next to 0 that turned on or off any may be.
 
     Args:
-        errors: those of the gradients beside the oracle of the precision asked for.
+        errors: those of the gradients compared with the oracle of the precision asked for.
     """
     asked = subject.precision
     error = _largest(errors)

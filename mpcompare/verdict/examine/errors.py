@@ -1,4 +1,4 @@
-"""Tensors beside exact ones: the errors of gradients, updates and clipped gradients, with what tells their reason."""
+"""Errors of gradients, updates and clipped gradients, compared with exact ones, and what tells their reason."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def gradient_errors(grads: Mapping[str, Tensor], exact: Mapping[str, Tensor]) ->
 
 
 def gradient_error(grad: Tensor, exact: Tensor) -> GradientError:
-    """Returns the error of one gradient, any shape and dtype, beside ``exact``, float64 of the same shape."""
+    """Returns the error of one gradient, any shape and dtype, compared with ``exact``, float64 of the same shape."""
     product = norm2 = error2 = largest = 0.0
     zeros = nonzeros = 0
     for g, true in chunks(grad, exact):

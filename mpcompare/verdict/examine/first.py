@@ -1,4 +1,4 @@
-"""The pass ``first``: a new backend from the initial weights, beside the float64 oracle and fp32 arithmetic."""
+"""The pass ``first``: a new backend from the initial weights, compared with the float64 oracle and fp32 arithmetic."""
 
 from collections.abc import Sequence
 

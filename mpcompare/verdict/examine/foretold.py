@@ -63,7 +63,7 @@ class Activations:
         rows: of the micro-batch.
         inputs, outputs: of all calls of layers (modules without modules in them).
         largest: the inputs and outputs of the largest call.
-        between: what backward needs beside parameters and the inputs of the layer that keeps them.
+        between: what backward needs besides parameters and the inputs of the layer that keeps them.
         columns: the most that a convolution makes of its input in float64 on a CPU: each number once for each element
             of the kernel.
         points: the numbers, and no bytes, that a replay keeps of inputs, outputs, and the gradients of both.

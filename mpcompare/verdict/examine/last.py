@@ -1,5 +1,5 @@
-"""The pass ``last``: the trained backend's next step, beside that of a new backend with the same weights, and its
-update beside the optimizer's from the same state."""
+"""The pass ``last``: the trained backend's next step, compared with the step of a new backend at the same weights, and
+its update, compared with the optimizer's from the same state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

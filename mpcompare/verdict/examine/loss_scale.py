@@ -1,4 +1,4 @@
-"""The loss scale of every training step, beside the one that its policy gives."""
+"""The loss scale of every training step, compared with the one that its policy gives."""
 
 import copy
 from collections.abc import Mapping, Sequence

@@ -79,7 +79,7 @@ def middle(schedule: Schedule, begun: int, last_step: int) -> int | None:
 
 
 def midway(subject: Subject, stepper: Stepper) -> Drive | None:
-    """Returns the update that was kept beside the optimizer's; None where there is none that can be followed.
+    """Returns the update that was kept compared with the optimizer's; None where there is none that can be followed.
 
     Args:
         stepper: that of training.

@@ -1,5 +1,5 @@
-"""The pass ``resume``: a backend that loaded the state of another, beside that other, and its next update beside the
-optimizer's from that state."""
+"""The pass ``resume``: a backend that loaded the state of another is compared with that other, and its next update
+with the optimizer's from that state."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -92,8 +92,8 @@ def start_of(
 def trained_update(
     subject: Subject, walk: Walk, start: BeforeStep, grads: Params, idle: frozenset[str] = frozenset()
 ) -> TrainedUpdate | None:
-    """Takes a step to its end, and returns its update beside the optimizer's. None where there is none, because the
-    step is skipped, and where it cannot be followed, because no gradients are shown or the optimizer remembers
+    """Takes a step to its end, and returns its update compared with the optimizer's. None where there is none, because
+    the step is skipped, and where it cannot be followed, because no gradients are shown or the optimizer remembers
     something else.
 
     Args:
@@ -131,8 +131,8 @@ def remembers_all(subject: Subject, start: BeforeStep) -> bool:
 def replayed(
     subject: Subject, backend: Any, start: BeforeStep, seen: Seen, kinds: Mapping[str, Params]
 ) -> tuple[Drive, dict[str, dict[str, float]]]:
-    """Returns the update beside the replay's, and by kind and tensor the largest error over its bound of what the
-    optimizer remembers after it.
+    """Returns the update compared with the replay's. And by kind and tensor, of what the optimizer remembers after it,
+    the largest error over its bound.
 
     Args:
         kinds: the optimizer's tensors after the step; empty where only the update is asked for.

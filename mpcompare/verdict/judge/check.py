@@ -59,7 +59,7 @@ def listed(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Timed:
-    """The timed blocks of a run, one of them beside the one that the examined backend takes.
+    """The timed blocks of a run, one of them compared with the one that the examined backend takes.
 
     Attributes:
         record: what ``result.json`` says of them.
@@ -102,12 +102,12 @@ class Examined:
 
 @dataclass(frozen=True)
 class Case:
-    """A run beside its reference, which may be the run itself."""
+    """A run compared with its reference, which may be the run itself."""
 
     run: Examined
     reference: Examined
 
     @property
     def is_reference(self) -> bool:
-        """Whether the run is the reference itself, so that the checks beside another run do not apply."""
+        """Whether the run is the reference itself, so that checks that compare two runs do not apply."""
         return self.run is self.reference

@@ -8,7 +8,7 @@ from mpcompare.verdict.judge.errors import Errors
 
 @dataclass(frozen=True)
 class Gradients:
-    """Loss and gradients of one step beside exact ones.
+    """Loss and gradients of one step compared with exact ones.
 
     Attributes:
         loss: as the backend says.
@@ -33,7 +33,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class UpdateError:
-    """The change of a tensor beside the one that fp32 arithmetic makes of the gradients that the backend shows.
+    """The change of a tensor compared with the one that fp32 arithmetic makes of the gradients that the backend shows.
 
     Attributes:
         excess: the largest error over its bound.
@@ -150,7 +150,7 @@ class Drive:
         clips: theirs, where the task clips.
         next_scale: after the last step.
         finite: the first step of the first batch whose gradients are finite; None where none is.
-        buffers: after the first step, skipped or not, beside the oracle's; empty where there are none.
+        buffers: after the first step, skipped or not, compared with the oracle's; empty where there are none.
         known_mistakes: by how updates are made, in words that go on after "made"; empty where they are right.
         digits: by kind of the optimizer's tensors, the share of numbers that have no more digits than a 16-bit format;
             empty where the updates are right, unless the backend promises moments of such a format.

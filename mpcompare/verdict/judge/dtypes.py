@@ -142,8 +142,8 @@ def _layers(run: Examined, formats: list[str]) -> Check:
 
 
 def _elsewhere(run: Examined, formats: list[str], effective: str) -> str:
-    """Returns the precision asked for beside the one in which the run computes; empty where they are not known to
-    differ."""
+    """Returns a sentence with the precision asked for and the one in which the run computes; empty where they are not
+    known to differ."""
     if formats and PRECISIONS[run.precision].storage.name not in formats:
         return _asked(run, formats)
     return _asked(run, [effective]) if effective != run.precision else ""

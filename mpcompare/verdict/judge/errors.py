@@ -74,8 +74,8 @@ class RoundingError:
 
 @dataclass(frozen=True)
 class PlaceError:
-    """The error at one place of a layer beside the forced replay: of what arrives there, of its output, or of the
-    gradient that arrives at its output.
+    """The error at one place of a layer compared with the forced replay: of what arrives there, of its output, or of
+    the gradient that arrives at its output.
 
     Attributes:
         error: ``||recorded - exact||`` (Frobenius).

@@ -66,7 +66,7 @@ def gradient_checks(
 ) -> Iterator[Check]:
     """Yields the checks of the gradients and the loss of one pass.
 
-    The loss is one number, which may be right by luck: 4 standard deviations beside K times the reference's error.
+    The loss is one number, which may be right by luck: 4 standard deviations plus K times the reference's error.
 
     Args:
         passes: the run's and its reference's.

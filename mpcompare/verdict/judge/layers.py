@@ -30,10 +30,10 @@ KINDS = ("input", "output", "gradient", "buffer")
 
 @dataclass(frozen=True)
 class Layers(Gradients):
-    """A step beside its forced replay, which goes on at each layer from what the backend had there.
+    """A step compared with its forced replay, which goes on at each layer from what the backend had there.
 
     Attributes:
-        gradients: of the parameters, beside those that follow from the recorded operands.
+        gradients: of the parameters, compared with those that follow from the recorded operands.
         places: by ``input LAYER``, ``output LAYER``, ``gradient LAYER`` and ``buffer BUFFER`` the error there; of
             several calls that of the furthest one.
         rounding: the error that one rounding of each result makes in each gradient.

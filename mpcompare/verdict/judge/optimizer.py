@@ -16,7 +16,7 @@ LAST = "last"  # the pass in which the trained backend takes its next step
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields each update beside the optimizer's in fp32, in units of what its roundings allow."""
+    """Yields each update compared with the optimizer's in fp32, in units of what its roundings allow."""
     yield from of_passes(case.run, case.run.findings.drives)
 
 

@@ -22,7 +22,7 @@ from mpcompare.verdict.judge.trained import TrainedUpdate
 
 @dataclass(frozen=True)
 class Reload:
-    """A backend that loaded the state of another, beside that other, one step later.
+    """A backend that loaded the state of another, compared with that other, one step later.
 
     Attributes:
         step: loss and gradients of the backend that loaded, compared with the gradients of the backend that saved.

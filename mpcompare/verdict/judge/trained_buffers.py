@@ -20,9 +20,12 @@ from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_facto
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields checks of the buffers that training moves: in the step after training beside a new backend; then at its
-    end beside the reference, whole numbers exactly, and others together, where runs do not part. In fp32 these are not
-    compared, as weights are not (run.py). Of the reference, too, whether they are numbers at all."""
+    """Yields checks of the buffers that training moves.
+
+    In the step after training they are compared with a new backend's. At the end of training they are compared with the
+    reference's: whole numbers exactly, and others together, where runs do not part. In fp32 these are not compared, as
+    weights are not (run.py). Of the reference, too, is asked whether they are numbers at all.
+    """
     yield from _numbers(case)
     if case.is_reference:
         return

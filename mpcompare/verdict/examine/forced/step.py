@@ -1,4 +1,4 @@
-"""A recorded step beside its forced replay: the error at each place of each layer, and what roundings alone make there.
+"""A recorded step compared with its forced replay: the error at each place of each layer, and what roundings make.
 
 The replay is taken once in float64, whose differences from the record are the errors. It is taken some more times with
 each result rounded: their differences from the first replay are the errors that a right step may have. Some elements of

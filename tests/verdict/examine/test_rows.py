@@ -139,8 +139,8 @@ class FirstHalf(MeanOfHalves):
     [
         (MeanOfHalves, "same", ""),
         (SumOfMeans, "differs", "gradient scaled"),
-        (MeanOfMeans, "differs", "loss"),
-        (FirstHalf, "differs", ""),
+        pytest.param(MeanOfMeans, "differs", "loss", marks=pytest.mark.slow),
+        pytest.param(FirstHalf, "differs", "", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("network", slow_after(1, [Normed, Wide]))

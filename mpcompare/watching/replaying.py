@@ -40,11 +40,12 @@ class FromTheRoot(Replay):
             self.own[name] = gradient_error(self.kernels[name], gradient)
         super().whole(name, gradient)
 
-    def sums_in(self, half: torch.dtype, layer: nn.Module) -> bool:
+    @staticmethod
+    def sums_in(half: torch.dtype, layer: nn.Module) -> bool:
         """Returns whether torch sums in a format of 16 bits: on a CPU it adds up in fp16 what a convolution passes down
         from each place of its kernel."""
-        on_cpu = self.zero.device.type == "cpu"
-        return on_cpu and half is torch.float16 and isinstance(layer, nn.modules.conv._ConvNd)
+        is_convolution = isinstance(layer, nn.modules.conv._ConvNd)
+        return is_convolution and half is torch.float16 and layer.weight.device.type == "cpu"
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns 1: the loss scale is on the tape."""

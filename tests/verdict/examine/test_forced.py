@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mpcompare.backends.amp import Amp
 from mpcompare.contract import Walk
+from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.draws import seed_step
 from mpcompare.tasks.images import MnistCnn
 from mpcompare.tasks.text import CharGpt, CharLstm
@@ -23,6 +25,7 @@ from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.random_numbers import Fed, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, recorded
 from mpcompare.verdict.examine.forced.replay import Replay
+from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
 from mpcompare.verdict.judge.layers import doubt
@@ -407,6 +410,28 @@ class AddsInPlace(nn.Module):
 
     def forward(self, x):
         return x.add_(1)
+
+
+def test_a_replay_is_freed_when_it_is_over():
+    """It would hold float64 copies of parameters until somebody looks for cycles of objects."""
+    network, x, y = nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 3)), torch.randn(6, 8), torch.arange(6) % 3
+    with recorded(network) as record:
+        F.cross_entropy(network(x), y).backward()
+    grads = {name: p.grad for name, p in network.named_parameters()}
+    made = []
+
+    def make(*args):
+        replay = Replay(*args)
+        made.append(weakref.ref(replay))
+        return replay
+
+    step = Recorded(record, network, F.cross_entropy, [(x, y)], 0.0, grads, 1.0, {}, replays=make)
+    gc.disable()
+    try:
+        compared_with_the_replay(step, PRECISIONS["bf16"])
+        assert [replay() for replay in made] == [None] * len(made) != []
+    finally:
+        gc.enable()
 
 
 def test_between_forward_and_backward_a_replay_holds_what_its_layers_saved_and_no_more():

@@ -230,7 +230,7 @@ class Forced(torch.autograd.Function):
                 if isinstance(layer.module, STAY_IN_FP32) and call.held.get(name) is torch.float32:
                     terms = sum(end.shape.numel() for end in ends) / max(p.numel(), 1)
                     layer.note_in_fp32(name, full, terms, replay)
-            replay.sums.counted(full)
+            replay.hand_on(replay.sums.counted(full))
         ctx.results = ctx.values = ctx.params = None
         replay.whose("backward", f"before {ctx.at.name}")
         return (None,) * 2 + back

@@ -7,7 +7,6 @@ gradient of the copy is their sum, in its format. All else is summed in fp32.
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -15,7 +14,7 @@ from mpcompare.tasks.task import Params
 
 
 class GradientSums:
-    """The gradients as far as they are there. Each is handed on once it is whole: nobody keeps it here.
+    """The gradients as far as they are there. Each is returned once it is whole: nobody keeps it here.
 
     Attributes:
         sources: by parameter the layers that its gradient comes from.
@@ -26,7 +25,6 @@ class GradientSums:
         calls: Counter[str],
         between: Container[str],
         summed: Callable[[Tensor], Tensor],
-        found: Callable[[str, Tensor], None],
     ) -> None:
         """Begins a step.
 
@@ -34,9 +32,8 @@ class GradientSums:
             calls: by parameter the number of calls of its layers.
             between: the parameters that the work between layers uses, too.
             summed: is given what the uses of a copy add up to, use by use, and returns what is kept.
-            found: is given each gradient.
         """
-        self._left, self._between, self._summed, self._found = calls, between, summed, found
+        self._left, self._between, self._summed = calls, between, summed
         self.sources: dict[str, set[str]] = {}
         self._grads: Params = {}
         self._copies: Params = {}  # the gradients of the copies of the micro-batch that is under way
@@ -57,20 +54,16 @@ class GradientSums:
                 grad = self._copies.pop(name)
                 self._grads[name] = self._grads[name] + grad if name in self._grads else grad
 
-    def counted(self, name: str) -> None:
-        """Counts a call of a layer with this parameter whose backward is over. After the last one the gradient is
-        whole, unless the work between layers has a part in it."""
+    def counted(self, name: str) -> Params:
+        """Counts a call of a layer with this parameter whose backward is over. Returns the gradient after the last one,
+        when it is whole, unless the work between layers has a part in it."""
         self._left[name] -= 1
-        if not self._left[name] and name not in self._between:
-            self._hand_on([name])
+        return self._whole([name]) if not self._left[name] and name not in self._between else {}
 
-    def end(self) -> None:
-        """Hands on what is left, when the step is over."""
-        self._hand_on([*self._grads, *(name for name in self._copies if name not in self._grads)])
+    def end(self) -> Params:
+        """Returns what is left, when the step is over."""
+        return self._whole([*self._grads, *(name for name in self._copies if name not in self._grads)])
 
-    def _hand_on(self, names: list[str]) -> None:
+    def _whole(self, names: list[str]) -> Params:
         self.end_copies(names)
-        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
-            for name in names:
-                if name in self._grads:
-                    self._found(name, self._grads.pop(name))
+        return {name: self._grads.pop(name) for name in names if name in self._grads}

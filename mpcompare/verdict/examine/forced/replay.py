@@ -84,7 +84,7 @@ class Replay:
             NotReplayedError: the network draws random numbers that the step did not draw.
         """
         self.weights = Weights(self.network, self.dtype)
-        self.sums = GradientSums(self._calls_of_parameters(), self.weights.between, self.summed, self.whole)
+        self.sums = GradientSums(self._calls_of_parameters(), self.weights.between, self.summed)
         self.arrived: dict[str, list[float]] = {}
         self.in_fp32: dict[str, float] = {}  # by shift of a norm or embedding held in fp32, the terms of its sum
         self.gains: set[str] = set()  # of norms held in fp32
@@ -107,7 +107,7 @@ class Replay:
         for name, leaf in self.weights.between.items():
             if leaf.grad is not None:
                 self.sums.add(name, self._unscaled(leaf.grad), "")
-        self.sums.end()
+        self.hand_on(self.sums.end())
         return loss
 
     def take(self, calls: list[Call]) -> float | None:
@@ -176,7 +176,8 @@ class Replay:
             return self.factors[-1]
         return factor_of(recorded, exact, self.factors)
 
-    def sums_in(self, half: torch.dtype, layer: nn.Module) -> bool:
+    @staticmethod
+    def sums_in(half: torch.dtype, layer: nn.Module) -> bool:
         """Returns whether a layer of torch sums in ``half``, which roundings of results would not show."""
         return False
 
@@ -199,6 +200,12 @@ class Replay:
             return self._unscaled(cast)
         with _disable_current_modes():
             return cast.div_(self.kept)
+
+    def hand_on(self, gradients: Params) -> None:
+        """Hands on gradients that are whole, and lets go of each."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+            while gradients:
+                self.whole(*gradients.popitem())
 
     def whole(self, name: str, gradient: Tensor) -> None:
         """Is given the gradient of each parameter, once all of it is there."""

@@ -18,7 +18,7 @@ class InputError(ValueError):
     """A value, file or tool that the user can change. The message is one line and complete without a traceback."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
-        said = one_line(str(value))
+        said = str(value)
         said = said if len(said) <= SHOWN else f"{said[:SHOWN]}..."
         super().__init__(one_line(f"{field}={said}: {expected}"))
 

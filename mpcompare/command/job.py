@@ -58,9 +58,9 @@ def run(
             raise InputError("resume", cfg.resume, expected)
         recorder.result["config"] = OmegaConf.to_container(cfg, resolve=True)
         alone_here = compiled() if drive is None else nullcontext()
-        with interruptible(), alone_here, process_of_job(cfg) if fresh else nullcontext() as apart:
+        with interruptible(), alone_here, process_of_job(cfg) if fresh else nullcontext() as clean:
             plan = plan_of(cfg, goes_on=WENT_ON in recorder.result)
-            with closing(compete(plan, recorder, Shared(shared), apart)) as turns:
+            with closing(compete(plan, recorder, Shared(shared), clean)) as turns:
                 (drive or partial(alone, rules=plan.measure, stages=stages_of(cfg, plan.backend, 1)))(turns)
     except KeyboardInterrupt:
         with uninterrupted():

@@ -11,7 +11,7 @@ class ExaminedMemory:
 
     def __init__(self, clean: CleanProcess | None) -> None:
         self.pid = None if clean is None else clean.pid
-        self.own, self.aparts = meter.rss_bytes(), self._apart(meter.rss_bytes)
+        self.own, self.of_clean = meter.rss_bytes(), self._of_clean(meter.rss_bytes)
         self.rest: int | None = None
 
     def begin(self) -> int | None:
@@ -26,10 +26,10 @@ class ExaminedMemory:
         own = meter.peak_rss_bytes()
         if self.rest is None or self.own is None or own is None:
             return None
-        now, peak = self._apart(meter.rss_bytes), self._apart(meter.peak_rss_bytes)
-        if self.aparts is None or now is None or peak is None:
+        now, peak = self._of_clean(meter.rss_bytes), self._of_clean(meter.peak_rss_bytes)
+        if self.of_clean is None or now is None or peak is None:
             return max(own - self.own, 0)  # a process that gives memory back meanwhile may end with less
-        return max(own + now - self.own - self.aparts, self.rest + peak - self.own - self.aparts, 0)
+        return max(own + now - self.own - self.of_clean, self.rest + peak - self.own - self.of_clean, 0)
 
-    def _apart(self, measure: Callable[[int | None], int | None]) -> int | None:
+    def _of_clean(self, measure: Callable[[int | None], int | None]) -> int | None:
         return None if self.pid is None else measure(self.pid)

@@ -1,9 +1,8 @@
 """Defects of gradients, layer by layer, and of the formats in which a network is kept."""
 
-import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -11,13 +10,11 @@ from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
-from mpcompare.verdict.examine.layers import owners
 from mpcompare.verdict.examine.oracle import MULTIPLY
-from mpcompare.verdict.findings import Findings, Recipe
+from mpcompare.verdict.findings import Recipe
 from mpcompare.verdict.judge import layers as of_layers
-from mpcompare.verdict.judge.check import Case, Examined, listed
-from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.watching.defect import Defect, failed, names_of
+from mpcompare.verdict.judge.check import Case, listed
+from mpcompare.watching.defect import Defect, as_examined, failed
 from mpcompare.watching.examining import Replayed, longest_sum
 from mpcompare.watching.handing_on import SHORT
 from mpcompare.watching.looking import Look
@@ -27,6 +24,7 @@ BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
 def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
+    """Yields sums that begin or end where they should not, and gradients beyond the roundings of their layer."""
     seen: list[Sum] = []
     for number, taken in enumerate(look.taken, start=1):
         if taken.sum is None or any(taken.sum is each for each in seen):
@@ -54,7 +52,7 @@ def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
             where = f"in update {number}"
             case = _case(look, taken.sum, replay)
             checks = of_layers.of_step(case, replay.layers, replay.reference, where, first_is_right=False)
-            found = list(failed(checks, names_of(look)))
+            found = list(failed(checks, look))
             if found:
                 yield from _summed(taken, torch_dtype(PRECISIONS[replay.precision].storage), number)
             yield from found
@@ -108,17 +106,11 @@ def _recomputed(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
 
 
 def _case(look: Look, seen: Sum, replay: Replayed) -> Case:
+    """Returns a sum of gradients as a case for the judge, whose reference is exact."""
     order = [name for name in replay.dtypes for _ in seen.record.calls[name]]
-    findings = Findings(
-        precision=replay.precision,
-        recipe=Recipe(batch_size=_rows(seen), accumulate=len(seen.roots)),
-        longest_sum=longest_sum(look.network, seen),
-        layers=owners(look.network, order, {}),
-        first=Drive(),
-        last=Gradients(math.nan, math.nan, math.nan),
-    )
-    run = Examined("the loop", replay.precision, {}, findings, pd.DataFrame())
-    return Case(run, Examined("exact", replay.precision, {}, findings, pd.DataFrame()))
+    recipe = Recipe(batch_size=_rows(seen), accumulate=len(seen.roots))
+    run = as_examined(look, replay.precision, recipe, longest_sum(look.network, seen), order)
+    return Case(run, replace(run, name="exact"))
 
 
 def _rows(seen: Sum) -> int:

@@ -16,6 +16,7 @@ LOST = 0.5  # the share of squares of gradients that are 0 from which a tensor d
 
 
 def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
+    """Yields what is wrong in one step: in the gradients that it is given, and in the weights and buffers after it."""
     where = f"in step {number}"
     if (taken.scaled or taken.scale != 1) and not taken.skipped and not taken.finite:
         because = f"step {number} is taken with gradients that hold inf or NaN: the scaler "
@@ -81,6 +82,7 @@ def _lost_squares(number: int, taken: Taken) -> Iterator[Defect]:
 
 
 def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
+    """Yields gradients that were lost, rounded, or scaled between backward and the step."""
     found = handed_on(taken)
     where = f"in step {number}"
     lost = [n for n in taken.raw if n not in taken.given]
@@ -128,6 +130,7 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
 
 
 def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
+    """Yields steps that use the gradients of the step before, and those of a network left in evaluation mode."""
     last: dict[str, Taken] = {}
     trained: bool | None = None
     for number, step in enumerate(taken, start=1):

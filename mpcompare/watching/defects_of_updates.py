@@ -1,18 +1,16 @@
 """Defects of updates, compared with the rule of their optimizer, and of the loss scale, compared with its policy."""
 
 import copy
-import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-import pandas as pd
 import torch
 
 from mpcompare.verdict.examine.layers import owners
-from mpcompare.verdict.findings import Findings, Recipe
+from mpcompare.verdict.findings import Recipe
 from mpcompare.verdict.judge import optimizer as of_optimizer
-from mpcompare.verdict.judge.check import Examined, listed
-from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.watching.defect import Defect, failed, names_of
+from mpcompare.verdict.judge.check import listed
+from mpcompare.watching.defect import Defect, as_examined, failed
 from mpcompare.watching.examining import Updates
 from mpcompare.watching.looking import Look
 
@@ -20,19 +18,13 @@ LOST = 0.5  # the share of updates that are rounded away from which a tensor doe
 
 
 def of_updates(look: Look, updates: Mapping[str, Updates]) -> Iterator[Defect]:
-    precision = "bf16"
+    """Yields updates, and what an optimizer remembers after them, that are not those of its rule."""
     for name, update in updates.items():
         short = any(e.short > LOST for each in update.drive.updates for e in each.values())
-        findings = Findings(
-            precision if short else "fp32", Recipe(1), 1, owners(look.network, [], {}),
-            Drive(), Gradients(math.nan, math.nan, math.nan),
-        )  # fmt: skip
-        run = Examined("the loop", findings.precision, {}, findings, pd.DataFrame())
+        run = as_examined(look, "bf16" if short else "fp32", Recipe(1))
         kept = [{n: e for n, e in each.items() if look.params[n].dtype.itemsize > 2} for each in update.drive.updates]
-        drive = copy.copy(update.drive)
-        object.__setattr__(drive, "updates", kept)
         where = name if len(updates) > 1 else "the loop"
-        yield from failed(of_optimizer.of_passes(run, {where: drive}), names_of(look))
+        yield from failed(of_optimizer.of_passes(run, {where: replace(update.drive, updates=kept)}), look)
         yield from _moments(update)
         yield from _rule(look, name, update)
         yield from _lost(look, update)
@@ -77,6 +69,7 @@ def _lost(look: Look, update: Updates) -> Iterator[Defect]:
 
 
 def of_loss_scale(look: Look) -> Iterator[Defect]:
+    """Yields the first loss scale that is not the one of its policy."""
     policy = copy.deepcopy(look.steps.policy)
     if policy is None:
         return

@@ -63,7 +63,6 @@ class FromTheRoot(Replay):
             begun = [event for event in self.events if isinstance(event, Called)]
             for begin, call in zip(begun, calls, strict=True):
                 self._backward(call, self._called(begin, call))
-                self.whose("", "")
             return None
         for event in self.events:
             if isinstance(event, Called):

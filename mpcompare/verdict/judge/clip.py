@@ -17,7 +17,8 @@ ROUNDINGS = 8.0  # a norm: each square, the sums of the tensors', two roots, and
 
 
 def checks(case: Case) -> Iterator[Check]:
-    """Yields norm and factors of every update, compared with those of the gradients that the backend shows."""
+    """Yields checks of the norm and the factors of each clipped update. The shown gradients tell which norm, and which
+    factors, are right."""
     for where, drive in case.run.findings.drives.items():
         yield from of_pass(case.run, where, drive)
 

@@ -18,7 +18,7 @@ from mpcompare.verdict.examine.forced.record import Record, is_real
 
 @dataclass
 class KnownLayers:
-    """What layers of products pass down in the exact replay, and the parameters whose gradients they make.
+    """The layers of products that no sample computes, with what they pass down in the exact replay.
 
     Attributes:
         network, record: those of the exact replay.
@@ -27,6 +27,7 @@ class KnownLayers:
         sample: is given each point of such a layer whose result in a sample is the exact one, rounded once.
         rounded: rounds a tensor in place, and returns it.
         sums_in: whether a layer's sums are in a format of 16 bits, so that more is rounded than what it returns.
+        params: by layer the parameters whose gradients it makes.
     """
 
     network: nn.Module

@@ -132,7 +132,6 @@ class Replay:
         ):
             for call, output in zip(calls, outputs, strict=True):
                 self._backward(call, output)
-                self.whose("", "")
             return None
         targets = [y for _, y in self.batches]
         whole = torch.cat(outputs)[torch.cat(rows).argsort()].split([len(y) for y in targets])
@@ -168,6 +167,7 @@ class Replay:
         ends = [(y, g.to(self.dtype) / self.scale * self.kept) for y, g in pairs if g is not None and y.requires_grad]
         if ends:
             torch.autograd.backward([y for y, _ in ends], [g for _, g in ends])
+        self.whose("", "")
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns the factor of the gradients that were recorded at the output of the network. Parts of one batch have

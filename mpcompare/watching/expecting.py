@@ -17,6 +17,7 @@ KEPT_APART = (
     "order",
     "gradient_norms",
 )  # of one look, and no property of the loop
+NOT_SEEN = "not known: no layer was seen"
 NOT_BOUND = "not known: a norm was taken, and no gradient was clipped to it"
 
 

@@ -7,7 +7,7 @@ import torch
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.watching.examining import Replayed, Updates
-from mpcompare.watching.expecting import NOT_BOUND
+from mpcompare.watching.expecting import NOT_BOUND, NOT_SEEN
 from mpcompare.watching.handing_on import handed_on, rounded
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
@@ -30,7 +30,7 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
         return facts
     seen = _sums(look.taken)
     known = [sums[id(s)] for s in seen if id(s) in sums]
-    facts["precision"] = _one([r.precision for r in known if r.dtypes])
+    facts["precision"] = _one([r.precision for r in known if r.dtypes]) or NOT_SEEN
     facts["autocast"] = _one([s.autocast or "none" for s in seen])
     dtypes: dict[str, str] = {}
     for replay in known:

@@ -6,7 +6,7 @@ nobody, and loops clear their gradients before, between and after.
 
 import sys
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
-from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, is_real
+from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, autocast_dtype, is_real
 from mpcompare.verdict.examine.numerics import same_bits, spread
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
@@ -90,7 +90,7 @@ class Sums:
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
         modes = {name: each.training for name, each in self.network.named_modules()}
-        return Called([], torch.get_rng_state(), buffers, modes, first, foreign, self.moves)
+        return Called([], torch.get_rng_state(), buffers, modes, first, foreign, self.moves, autocast_dtype())
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
@@ -247,7 +247,7 @@ class Sums:
             hidden=self._hidden or record.hidden or ("" if used else "no call of the network was seen"),
             training=self._training,
             owned=self.attached.owned() - others,
-            autocast=_autocast(record),
+            autocast=_autocast(record, [event for event in events if isinstance(event, Called)]),
         )
         self._dropped = self._given_up = 0
         return self._closed
@@ -289,7 +289,8 @@ def _used(called: Called) -> bool:
     return call is not None and any(g is not None for g in call.gradients)
 
 
-def _autocast(record: Record) -> str:
-    """Returns the dtype of autocast in the layers, whose network may enter it itself; empty where there was none."""
-    layers = [call for name, calls in record.calls.items() if name != OUTPUT for call in calls]
-    return next((dtype_name(call.autocast) for call in layers if call.autocast is not None), "")
+def _autocast(record: Record, network: Sequence[Called]) -> str:
+    """Returns the dtype of autocast, which a network may enter itself; empty where there was none."""
+    layers = [call.autocast for name, calls in record.calls.items() if name != OUTPUT for call in calls]
+    outside = [called.autocast for called in network]
+    return next((dtype_name(dtype) for dtype in layers + outside if dtype is not None), "")

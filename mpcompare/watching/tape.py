@@ -35,7 +35,8 @@ class Own:
 @dataclass(eq=False)
 class Called:
     """A call of the network: the slots of its outputs, and the state of the generator, the buffers and the mode of each
-    module when it began. ``moves`` counts how often the loop had moved the weights without a step."""
+    module and the dtype of autocast when it began. ``moves`` counts how often the loop had moved the weights without a
+    step."""
 
     slots: list[Slot | None]
     generator: Tensor
@@ -44,6 +45,7 @@ class Called:
     first: dict[str, int]  # by layer the number of calls before it, and after it
     foreign: bool = False  # whether its inputs require gradients
     moves: int = 0
+    autocast: torch.dtype | None = None
     last: dict[str, int] = field(default_factory=dict)
     output: Any = None  # the record of the call
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs

@@ -304,6 +304,15 @@ def test_autocast_within_the_network_and_clipped_values():
     assert (causes(seen), seen.not_examined, seen.facts["autocast"]) == ([], [], "bf16")
 
 
+def test_a_compiled_network_shows_its_autocast_and_not_the_precision_of_its_layers():
+    seen = replace(TINY, make=lambda: torch.compile(two_layers(), backend="eager")).run(mpcompare.watch)
+    assert causes(seen) == []
+    assert "layers within compiled modules" in seen.not_examined
+    seen.raise_if_wrong(expect={"autocast": "bf16"})
+    with pytest.raises(WrongTraining, match="precision is not known: no layer was seen, expected bf16"):
+        seen.raise_if_wrong(expect={"precision": "bf16"})
+
+
 def test_clipping_before_unscaling():
     def clip(model):
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)

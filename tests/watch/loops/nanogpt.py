@@ -96,7 +96,10 @@ class NanoGPTOnACpu(NanoGPT):
 
 @published
 class NanoGPTCompiled(NanoGPT):
-    """nanoGPT with ``compile=True``, by the backend of torch that compiles no code, and without dropout."""
+    """nanoGPT with ``compile=True``, by the backend of torch that compiles no code, and without dropout.
+
+    The layers within a compiled module are not seen, nor is their precision.
+    """
 
     name = "nanoGPT, compiled"
     precisions = ("bf16",)
@@ -111,3 +114,7 @@ class NanoGPTCompiled(NanoGPT):
     def trained(self) -> nn.Module:
         model: nn.Module = self.model._orig_mod
         return model
+
+    @classmethod
+    def meant(cls, precision: str) -> dict[str, Any]:
+        return {"autocast": precision, "clip_norm": cls.clip_norm}

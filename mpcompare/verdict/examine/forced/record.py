@@ -190,7 +190,7 @@ class Recorder:
         marks = {(id(t), t._version) for t in given if isinstance(t, Tensor) and not t.is_inference()}
         call = Call([self._kept(value) for value in given], held=held, tracked=tracked, marks=marks)
         call.arguments = tree_flatten((args, kwargs))[1]
-        call.autocast = _autocast()
+        call.autocast = autocast_dtype()
         call.without = not torch.is_grad_enabled() and not in_backward() and _without_gradient()
         call.trained = frozenset(name for name, p in own.items() if p.requires_grad)
         self.open.append(call)
@@ -251,7 +251,8 @@ class Recorder:
         return again
 
 
-def _autocast() -> torch.dtype | None:
+def autocast_dtype() -> torch.dtype | None:
+    """Returns the dtype of the autocast that is entered; None where there is none."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return torch.get_autocast_dtype(kinds[0]) if kinds else None
 

@@ -97,7 +97,7 @@ class Look(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        busy = self._inside or self.steps.step or torch._C._current_graph_task_id() != -1
+        busy = self._inside or self.steps.step or self.guard.calls or torch._C._current_graph_task_id() != -1
         end = None if busy or not self._on else self.guard(self._begins, func, args, kwargs)
         result = func(*args, **kwargs)
         if end is not None:

@@ -1,45 +1,69 @@
 """Copies of tensors in a file without a name, which is mapped into memory: the system may write them out.
 
 A watched step keeps what each layer was given and returned until the block ends. That is several times as large as the
-training itself, so it must not be memory that only swapping frees.
+training itself, so it must not be memory that only swapping frees. The copies are written to the file, and not to the
+map: a map takes a page fault for each of its pages, and a copy takes twice as long.
 """
 
 import mmap
+import os
 import tempfile
-from typing import IO
+import weakref
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+from mpcompare.verdict.examine.numerics import same_bits, spread
 
 SMALL = 1 << 16  # bytes of a tensor that is copied in memory
 PIECE = 1 << 26  # bytes by which the file grows
 
 
 class Spool:
-    """Makes copies. What they share is freed with the last one of them."""
+    """Makes copies. What they share is freed with the last one of them.
+
+    What one layer returns, the next is often given. A tensor that still has the bits of its last copy gets that copy.
+    """
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._map: mmap.mmap | None = None
         self._used = self._size = 0
+        self._last: dict[tuple[int, torch.Size, tuple[int, ...]], weakref.ref[Tensor]] = {}  # by place and layout
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Returns a copy, row by row if it lies in the file."""
         with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
-            tensor = tensor.detach()
+            tensor = tensor.detach().resolve_conj().resolve_neg()
             if tensor.nbytes < SMALL or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
                 return tensor.clone()
-            copied = self._take(tensor.nbytes, tensor.dtype, tensor.numel()).view(tensor.shape)
-            return copied.copy_(tensor)
+            place = tensor.data_ptr(), tensor.shape, tensor.stride()
+            copied = self._last[place]() if place in self._last else None
+            if copied is None or not same_bits(tensor, copied):
+                copied = self._write(tensor.contiguous())
+                self._last[place] = weakref.ref(copied)
+            return copied
 
-    def _take(self, wanted: int, dtype: torch.dtype, count: int) -> Tensor:
+    def some(self, tensor: Tensor) -> Tensor:
+        """Returns a copy of some elements, in one row."""
+        return self.copy(spread(tensor))
+
+    def _write(self, tensor: Tensor) -> Tensor:
+        wanted = tensor.nbytes
         if self._map is None or self._used + wanted > len(self._map):
             self._grow(max(PIECE, -(-wanted // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY))
         assert self._map is not None
-        taken = torch.frombuffer(self._map, dtype=dtype, count=count, offset=self._used)
+        assert self._file is not None
+        numbers: Any = tensor.view(-1).view(torch.uint8).numpy()
+        left, place = memoryview(numbers), self._size - len(self._map) + self._used
+        while left:  # one call writes 2 GiB at most
+            written = os.pwrite(self._file.fileno(), left, place)
+            left, place = left[written:], place + written
+        copied = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=self._used)
         self._used += -(-wanted // 64) * 64
-        return taken
+        return copied.view(tensor.shape)
 
     def _grow(self, size: int) -> None:
         if self._file is None:

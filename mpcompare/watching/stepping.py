@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import LossScale
-from mpcompare.verdict.examine.numerics import spread, total_norm
+from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching import scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
@@ -66,8 +67,8 @@ class Steps:
         if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a fused one unscales by itself
             by, taken.unscaled = 1.0 / float(scale), True
         found = {n: p.grad for n, p in self._owned(name) if p.grad is not None}
-        taken.given = {n: spread(g) * by for n, g in found.items()}
-        taken.finite = all(bool(g.isfinite().all()) for g in found.values())
+        taken.given = {n: self.sums.spool.copy(spread(g) * by) for n, g in found.items()}
+        taken.finite = all_finite(found)
         taken.by_scaler = self._by_scaler
         self.step = taken
 
@@ -83,15 +84,15 @@ class Steps:
         scale = scalers.scale_of(self.scaler) if self.scaler is not None else 1.0
         by_hand = total is not None and scale != 1 and any(factor == scale for factor, _ in total.factors())
         grads = {n: g for n, g in total.grads.items() if n in settings} if total else {}
+        some = self.sums.spool.some
         return Taken(
             optimizer=name,
             sum=total,
             settings=settings,
-            raw={n: spread(g) for n, g in grads.items()},
-            norms={n: total_norm({n: g}, 2.0) for n, g in grads.items()},
+            raw={n: some(g) for n, g in grads.items()},
             called={n: self.sums.called[n] for n, _ in owned if n in self.sums.called},
-            before={n: spread(p) for n, p in owned},
-            state={n: _state(optimizer, p) for n, p in owned},
+            before={n: some(p) for n, p in owned},
+            state={n: self._state(optimizer, p) for n, p in owned},
             scale=scale,
             scaled=by_hand or (total is not None and total.scaled),
             unscaled=self.unscaled,
@@ -115,11 +116,19 @@ class Steps:
 
     def _finish(self, taken: Taken) -> None:
         optimizer, owned = self.attached.optimizers[taken.optimizer], self._owned(taken.optimizer)
-        taken.after = {n: spread(p) for n, p in owned}
-        taken.state_after = {n: _state(optimizer, p) for n, p in owned}
+        taken.after = {n: self.sums.spool.some(p) for n, p in owned}
+        taken.state_after = {n: self._state(optimizer, p) for n, p in owned}
         self.sums.stepped(taken.skipped)
         self.taken.append(taken)
         self._done()
+
+    def _state(self, optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Any]:
+        """Returns what an optimizer remembers of a parameter: some elements of each tensor of its shape."""
+        return {
+            kind: self.sums.spool.some(v) if isinstance(v, Tensor) and v.shape == p.shape and v.dim() else _number(v)
+            for kind, v in optimizer.state.get(p, {}).items()
+            if isinstance(v, (Tensor, int, float))
+        }
 
     # The scaler
 
@@ -170,15 +179,6 @@ class Steps:
 
     def _updated(self, scaler: Any, scale: float, inf: bool, given: bool) -> None:
         self.scales.append(ScaleChange(scale, scalers.scale_of(scaler), inf, given))
-
-
-def _state(optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Any]:
-    """Returns what an optimizer remembers of a parameter: some elements of each tensor of its shape."""
-    return {
-        kind: spread(v) if isinstance(v, Tensor) and v.shape == p.shape and v.dim() else _number(v)
-        for kind, v in optimizer.state.get(p, {}).items()
-        if isinstance(v, (Tensor, int, float))
-    }
 
 
 def _number(value: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
+from mpcompare.verdict.examine.numerics import total_norm
 from mpcompare.watching.tape import Event, Op, Root
 
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
@@ -87,7 +89,6 @@ class Taken:
         sum: of the gradients; None where there was no backward since the last step.
         settings: of each parameter its group's.
         raw, given: the gradients as backward left them, and as the optimizer got them.
-        norms: by parameter the norm of all of a raw gradient.
         finite: whether the gradients were that the optimizer got.
         called: the weights in forward.
         before, after: the weights before the step and after it.
@@ -108,7 +109,6 @@ class Taken:
     settings: Mapping[str, dict[str, Any]]
     raw: Params = field(default_factory=dict)
     given: Params = field(default_factory=dict)
-    norms: dict[str, float] = field(default_factory=dict)
     finite: bool = True
     called: Params = field(default_factory=dict)
     before: Params = field(default_factory=dict)
@@ -125,3 +125,9 @@ class Taken:
     dtypes: dict[str, str] = field(default_factory=dict)
     closures: int = 0
     in_backward: bool = False
+
+    @cached_property
+    def norms(self) -> dict[str, float]:
+        """By parameter the norm of all of a raw gradient."""
+        grads = self.sum.grads if self.sum else {}
+        return {n: total_norm({n: g}, 2.0) for n, g in grads.items() if n in self.settings}

@@ -6,7 +6,7 @@ nobody, and loops clear their gradients before, between and after.
 
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, autocast_dtype, is_real
-from mpcompare.verdict.examine.numerics import same_bits, spread
+from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import Spool
@@ -51,7 +51,7 @@ class Sums:
         self.params = dict(network.named_parameters())
         self.spool = Spool()
         self.recorder = Recorder(self.spool.copy, guard)
-        self.noted = _Noted(self.recorder.record.drawn, guard)
+        self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)
         self.tape = Tape(self.names, self.spool.copy)
         self.order: list[tuple[str, str]] = []
         self.asked: tuple[float, float] | None = None
@@ -79,7 +79,7 @@ class Sums:
     def call(self, module: nn.Module, given: Any) -> Called:
         """Begins a call of the network."""
         self.recorder.open, self.recorder.whole = [], []  # those of a call that stopped with an error
-        now = {name: spread(p) for name, p in self.params.items()}
+        now = {name: self.spool.some(p) for name, p in self.params.items()}
         moved = self.weights is not None and not all(same_bits(p, now[name]) for name, p in self._latest.items())
         if self.weights is None or moved:
             self.called = {} if moved else now  # a loop may move them to and fro, as sharpness-aware minimization does
@@ -274,8 +274,8 @@ def _asked() -> tuple[float, float] | None:
 
 
 class _Noted(Noted):
-    def __init__(self, drawn: Drawn, guard: Guard) -> None:
-        super().__init__(drawn)
+    def __init__(self, drawn: Drawn, copy: Callable[[Tensor], Tensor], guard: Guard) -> None:
+        super().__init__(drawn, copy)
         self.guard = guard
 
     def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: Any) -> list[Any]:

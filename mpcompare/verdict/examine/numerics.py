@@ -24,7 +24,7 @@ def chunks(*tensors: Tensor, size: int = CHUNK) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(t.reshape(-1).split(size) for t in tensors), strict=True)
 
 
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}  # by their bytes
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -69,11 +69,25 @@ class _AtRandom(TorchDispatchMode):
         raise NotImplementedError
 
 
+def copied(value: Tensor) -> Tensor:
+    """Returns a copy, without its gradient."""
+    return value.detach().clone()
+
+
 class Noted(_AtRandom):
-    """Writes down the numbers of each random operation."""
+    """Writes down the numbers of each random operation: of a dropout its mask, of another all that it returns.
+
+    Attributes:
+        copy: makes the copies that are kept.
+    """
+
+    def __init__(self, drawn: Drawn, copy: Callable[[Tensor], Tensor] = copied) -> None:
+        super().__init__(drawn)
+        self.copy = copy
 
     def drew(self, key: Key, func: Any, args: Any, numbers: list[Any], generator: _Generator) -> list[Any]:
-        self.drawn[key] = [t.detach().clone() for t in numbers if isinstance(t, Tensor)], generator.get()
+        kept = numbers[1:] if func is _DROPOUT else numbers
+        self.drawn[key] = [self.copy(t) for t in kept if isinstance(t, Tensor)], generator.get()
         return numbers
 
 
@@ -99,7 +113,7 @@ class Fed(_AtRandom):
         generator.set(after)  # a number of another dtype may take another number of draws
         if func is _DROPOUT:  # its result is the input, masked
             x, p = args[0], args[1]
-            return [x * noted[1].to(x.dtype) / (1 - p), noted[1]]
+            return [x * noted[0].to(x.dtype) / (1 - p), noted[0]]
         for value, number in zip(numbers, noted, strict=True):
             value.copy_(number)
         return [self.operand(v) if n.dtype.itemsize == 2 else v for v, n in zip(numbers, noted, strict=True)]

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
 from mpcompare.operands import Products
-from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted
+from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
 
 OUTPUT = "(output)"
 
@@ -143,10 +143,6 @@ def _nothing(*given: Any) -> None:
     return None
 
 
-def _copy(value: Tensor) -> Tensor:
-    return value.detach().clone()
-
-
 def _plainly(method: Callable[..., Any], *given: Any) -> Any:
     return method(*given)
 
@@ -160,7 +156,7 @@ class Recorder:
         guard: calls a method with its arguments; each hook goes through it.
     """
 
-    def __init__(self, copy: Callable[[Tensor], Tensor] = _copy, guard: Callable[..., Any] = _plainly) -> None:
+    def __init__(self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = _plainly) -> None:
         self.record, self.copy, self.guard = Record(), copy, guard
         self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
         self.whole: list[Call] = []  # the calls of the network that are under way
@@ -215,10 +211,10 @@ class Recorder:
         """Keeps the outputs of a call, and returns them. Of several each is a copy, since one may be made of another
         within the layer: what arrives at the copy comes from outside."""
         values, call.spec = tree_flatten(result)
+        call.outputs = [self._kept(value) for value in values]
         if sum(map(is_real, values)) > 1:
             values = [v.clone() if is_real(v) else v for v in values]
             result = tree_unflatten(values, call.spec)
-        call.outputs = [self._kept(value) for value in values]
         call.gradients = [None] * len(values)
         call.passes = [is_real(value) and value.requires_grad for value in values]
         if in_backward():

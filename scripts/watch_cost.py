@@ -3,7 +3,7 @@
     python scripts/watch_cost.py                     # pairs of a plain and a watched process, in turns
 
 Prints the time of a step and the peak of the memory that is not backed by a file, plain and watched, their ratios, and
-the time of what is compared when the block ends. It needs transformers.
+the time of what is compared when the block ends; adds them to a table with ``--csv``. It needs transformers.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import pandas as pd
 
 
 def memory() -> int:
@@ -71,6 +73,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--examine", action="store_true", help="compare what was seen, too, once")
+    parser.add_argument("--csv", type=Path, help="a table that gets one more row")
+    parser.add_argument("--memory", default="as it was", help="the state of the memory, in words, for the row")
     parser.add_argument("--child", choices=["plain", "watched", "examined"])
     args = parser.parse_args()
     if args.child:
@@ -90,8 +94,17 @@ def main() -> None:
     gib = {kind: peak / 2**30 for kind, peak in peaks.items()}
     print(f"a step: {times['plain']:.2f} s, watched {times['watched']:.2f} s, {ratio['step']:.2f} times")
     print(f"memory: {gib['plain']:.2f} GiB, watched {gib['watched']:.2f} GiB, {ratio['memory']:.2f} times")
+    last = found["watched"][-1]
+    if args.csv:
+        row: dict[str, Any] = {
+            "tokens in a step": f"{args.rows} x {args.tokens}", "memory": args.memory,
+            "plain (s)": round(times["plain"], 2), "watched (s)": round(times["watched"], 2),
+            "times": round(ratio["step"], 2), "plain (GiB)": round(gib["plain"], 2),
+            "watched (GiB)": round(gib["watched"], 2), "times the memory": round(ratio["memory"], 2),
+            "compared (s)": round(last["examined"]) if args.examine else None,
+        }  # fmt: skip
+        pd.DataFrame([row]).to_csv(args.csv, mode="a", header=not args.csv.exists(), index=False)
     if args.examine:
-        last = found["watched"][-1]
         print(f"compared at the end: {last['examined']:.0f} s\n{last['said']}")
 
 

@@ -90,7 +90,7 @@ def _groups(ours: list[Mapping[str, Any]], reference: list[Mapping[str, Any]]) -
 
 def _steps(ours: Any, reference: Any) -> list[str]:
     """Returns what is different in the first weights and in the exact gradients of each update."""
-    looks = [one.looks[0] for one in (ours, reference)]
+    looks = [one.look for one in (ours, reference)]
     first = [look.taken[0].sum.weights for look in looks]
     if first[0].keys() != first[1].keys():
         return [f"the parameters have other names: {listed(sorted(first[0].keys() ^ first[1].keys()))}"]

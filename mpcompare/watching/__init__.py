@@ -15,7 +15,7 @@ def watch(model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int
         seen.raise_if_wrong(expect={"clip_norm": 1.0, "precision": "bf16"})
 
     Nothing that the loop computes is changed. After ``steps`` updates the hooks are gone; what was seen is compared
-    when the block ends.
+    before the next look, or when the block ends.
 
     Args:
         model: the module that the loop trains, or a wrapper of it.

@@ -1,6 +1,6 @@
 """Copies of tensors in a file without a name, which is mapped into memory: the system may write them out.
 
-A watched step keeps what each layer was given and returned until the block ends. That is several times as large as the
+A watched step keeps what each layer was given and returned until it is compared. That is several times as large as the
 training itself, so it must not be memory that only swapping frees. The copies are written to the file, and not to the
 map: a map takes a page fault for each of its pages, and a copy takes twice as long.
 """

@@ -30,9 +30,11 @@ class Watch:
     """A loop that was seen: ``with mpcompare.watch(model, optimizer) as seen``.
 
     Attributes:
-        facts: the card, fact by name; empty until the block ends.
-        defects: what no intention makes right.
+        facts: the card of the last look, fact by name; empty until what it saw was compared.
+        defects: what no intention makes right, in any look.
         not_examined: what could not be seen, in words.
+        look: the last one.
+        replays: of the sums of gradients that it saw.
     """
 
     def __init__(self, model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int | None = None) -> None:
@@ -45,10 +47,10 @@ class Watch:
         self.facts: dict[str, Any] = {}
         self.defects: list[Defect] = []
         self.not_examined: list[str] = []
-        self.looks: list[Look] = []
+        self.look: Look | None = None
         self.replays: list[Replayed] = []
         self.entered = False
-        self._look: Look | None = None
+        self._looks = self._compared = False  # whether it looks at the moment, and has compared the last look
         self._count = 0
         self._counting = Guard()
         self._handles: list[Any] = []
@@ -70,32 +72,43 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         _watched.discard(self.attached.network)
-        if self._look is not None:
-            self._look.stop()
-            self._look = None
-        examining = Guard()
-        examining(self._examine)
-        if examining.error:  # what was found until then is no card of all
-            self.facts = {}
-        errors = [*(look.guard.error for look in self.looks), self._counting.error, examining.error]
-        self.not_examined += [each for each in dict.fromkeys(errors) if each]
+        if self.look is not None and self._looks:
+            self.look.stop()
+            self._looks = False
+        self._compare()
+        self._note(self._counting.error)
         if error is not None:
             self.not_examined.append(f"what came after the loop stopped with {type(error).__name__}")
 
     def _begin(self) -> None:
-        self._look = Look(self.attached, self._taken)
-        self.looks.append(self._look)
-        self._look.start()
+        """Begins to look. What the look before saw is compared first, and freed: it is as large as its activations."""
+        self._compare()
+        self.look, self._looks, self._compared = Look(self.attached, self._taken), True, False
+        self.look.start()
+
+    def _compare(self) -> None:
+        """Compares what the last look saw."""
+        if self.look is None or self._compared:
+            return
+        self._compared = True
+        examining = Guard()
+        examining(self._examine, self.look)
+        if examining.error:  # what was found until then is no card of all
+            self.facts = {}
+        self._note(self.look.guard.error)
+        self._note(examining.error)
+
+    def _note(self, *said: str) -> None:
+        self.not_examined += [each for each in said if each and each not in self.not_examined]
 
     def _before(self, name: str, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        look = self._look
+        look = self.look if self._looks else None
         return look.guard(look.steps.before, name, args, kwargs) if look is not None else None
 
     def _after(self, name: str, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Looks at an update. Counts those of the first optimizer, and begins to look, and again."""
-        look = self._look
-        if look is not None:
-            look.guard(look.steps.after, name)
+        if self.look is not None and self._looks:
+            self.look.guard(self.look.steps.after, name)
         if name == next(iter(self.attached.optimizers)):
             self._counting(self._counted)
 
@@ -103,38 +116,37 @@ class Watch:
         self._count += 1
         since = self._count - self.after
         again = since == 0 or (self.every is not None and since > 0 and since % self.every == 0)
-        if again and self._look is None:
+        if again and not self._looks:
             self._begin()
 
     def _taken(self) -> None:
         """Ends to look when enough updates were seen; a scaler may still set its scale after the last one."""
-        look = self._look
-        if look is None:
+        look = self.look
+        if look is None or not self._looks:
             return
         updates = [t for t in look.taken if not t.skipped]
         enough = len(updates) >= self.steps * len(self.attached.optimizers)
         if enough or len(look.taken) >= 8 * self.steps + 40:
             look.stop()
-            self._look = None
+            self._looks = False
 
-    def _examine(self) -> None:
-        """Makes the card and the list of defects."""
-        for look in self.looks:
-            sums: dict[int, Replayed] = {}
-            for step in look.taken:
-                if step.sum is not None and id(step.sum) not in sums and not step.skipped:
-                    sums[id(step.sum)] = replayed(look, step.sum)
-            updates: dict[str, Updates] = {}
-            for name in self.attached.optimizers:
-                taken = [t for t in look.taken if t.optimizer == name]
-                if taken:
-                    precision = next((r.precision for r in sums.values()), "fp32")
-                    updates[name] = compared(look, name, taken, precision, [t.scale for t in taken])
-            facts = facts_of(look, sums, updates)
-            self.facts = facts if facts["updates"] or not self.facts else self.facts
-            self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
-            self._say(look, sums, updates)
-            self.replays += sums.values()
+    def _examine(self, look: Look) -> None:
+        """Makes the card, and adds to the list of defects."""
+        sums: dict[int, Replayed] = {}
+        for step in look.taken:
+            if step.sum is not None and id(step.sum) not in sums and not step.skipped:
+                sums[id(step.sum)] = replayed(look, step.sum)
+        updates: dict[str, Updates] = {}
+        for name in self.attached.optimizers:
+            taken = [t for t in look.taken if t.optimizer == name]
+            if taken:
+                precision = next((r.precision for r in sums.values()), "fp32")
+                updates[name] = compared(look, name, taken, precision, [t.scale for t in taken])
+        facts = facts_of(look, sums, updates)
+        self.facts = facts if facts["updates"] or not self.facts else self.facts
+        self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
+        self._say(look, sums, updates)
+        self.replays = list(sums.values())
 
     def _say(self, look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> None:
         numbers: dict[tuple[str, str], list[str]] = {}
@@ -154,7 +166,7 @@ class Watch:
             said.append("updates of an optimizer that calls its closure several times")
         if any(t.in_backward for t in look.taken):
             said.append("gradients of an optimizer that takes its steps within backward")
-        self.not_examined += [each for each in said if each not in self.not_examined]
+        self._note(*said)
 
     @property
     def verdict(self) -> str:

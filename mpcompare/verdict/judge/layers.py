@@ -114,7 +114,7 @@ def of_step(
         if buffer.startswith("buffer "):  # which a promise may let be kept in fewer digits
             limits[buffer] += stored_coarsely(case.run) * place.norm
     failed = [at for at, place in run.places.items() if not place.error <= limits[at]]
-    excess = {at: run.places[at].error / max(limits[at], 1e-300) for at in failed}
+    excess = {at: _excess(run.places[at], others.get(at)) for at in failed}
     cause, because = _explained(case, run, excess, where)
     for kind in KINDS:
         at = [at for at in run.places if at.startswith(f"{kind} ")]
@@ -170,6 +170,11 @@ def _begins_as_high(case: Case) -> bool:
     return all(own.loss_scale >= other.loss_scale for own, other in zip(*begins, strict=False))
 
 
+def _excess(place: PlaceError, reference: PlaceError | None) -> float:
+    own = error_like(reference, place) if reference else 0.0
+    return min(place.far, place.error / own) if own else place.far
+
+
 def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str) -> tuple[str, str]:
     """Returns the cause and its sentence, from the first place that is wrong; both are empty where none is.
 
@@ -177,8 +182,8 @@ def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str)
     operations than the layer's own may round a little more.
 
     Args:
-        excess: of each place that is wrong the error over its limit, in the order of the step: forward, backward, and
-            then buffers.
+        excess: of each place that is wrong its error over the larger of one rounding and the reference's own error, in
+            the order of the step: forward, backward, and then buffers. Limits are wider where samples say less.
     """
     if not excess:
         return "", ""

@@ -18,7 +18,7 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
 from mpcompare.verdict.examine.rule import digits
-from mpcompare.verdict.examine.seen import Seen
+from mpcompare.verdict.examine.seen import Seen, all_finite
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
@@ -56,7 +56,7 @@ def replayed(look: Look, seen: Sum) -> Replayed:
     precision = _precision(dtypes.values())
     if seen.hidden:
         return Replayed(precision.name, None, seen.hidden, dtypes=dtypes)
-    if not all(bool(g.isfinite().all()) for g in seen.grads.values()):
+    if not all_finite(seen.grads):
         return Replayed(precision.name, None, "its gradients hold inf or NaN", dtypes=dtypes)
     hidden = next((root.hidden for root in seen.roots if root.hidden), "")
     apart = {name for root in seen.roots for name in root.uses}

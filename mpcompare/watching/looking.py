@@ -30,6 +30,7 @@ class Look(TorchFunctionMode):
         sums: of the gradients.
         steps: of the optimizers; ``taken`` in their order.
         guard: calls each part of the look.
+        on: whether it is under way.
     """
 
     def __init__(self, attached: Attached, done: Callable[[], None]) -> None:
@@ -40,7 +41,7 @@ class Look(TorchFunctionMode):
         self.steps = Steps(attached, self.sums, self.guard, done)
         self.params, self.taken = self.sums.params, self.steps.taken
         self._handles: list[RemovableHandle] = []
-        self._on = self._entered = self._left = False
+        self.on = self._entered = self._left = False
         self._inside = 0  # calls of the network under way
         self._called: Called | None = None
 
@@ -53,14 +54,14 @@ class Look(TorchFunctionMode):
             self._handles += self.sums.recorder.attach(self.network)
         self._handles.append(outer.register_forward_hook(after, with_kwargs=True, always_call=True))
         scalers.look(self.steps)
-        self._on = self._entered = True
+        self.on = self._entered = True
         self.sums.noted.__enter__()
         self.__enter__()
 
     def stop(self) -> None:
         """Takes them off. The modes are left where nobody has entered another one since; else they do nothing."""
-        if self._on:
-            self._on = False
+        if self.on:
+            self.on = False
             for handle in self._handles:
                 handle.remove()
             scalers.look_away(self.steps)
@@ -98,7 +99,7 @@ class Look(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         busy = self._inside or self.steps.step or self.guard.calls or torch._C._current_graph_task_id() != -1
-        end = None if busy or not self._on else self.guard(self._begins, func, args, kwargs)
+        end = None if busy or not self.on else self.guard(self._begins, func, args, kwargs)
         result = func(*args, **kwargs)
         if end is not None:
             self.guard(end, result)

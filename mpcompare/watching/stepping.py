@@ -83,15 +83,12 @@ class Steps:
             settings |= {self.sums.names[id(p)]: shared for p in group["params"] if id(p) in self.sums.names}
         scale = scalers.scale_of(self.scaler) if self.scaler is not None else 1.0
         by_hand = total is not None and scale != 1 and any(factor == scale for factor, _ in total.factors())
-        grads = {n: g for n, g in total.grads.items() if n in settings} if total else {}
-        some = self.sums.spool.some
         return Taken(
             optimizer=name,
             sum=total,
             settings=settings,
-            raw={n: some(g) for n, g in grads.items()},
             called={n: self.sums.called[n] for n, _ in owned if n in self.sums.called},
-            before={n: some(p) for n, p in owned},
+            before={n: self.sums.spool.some(p) for n, p in owned},
             state={n: self._state(optimizer, p) for n, p in owned},
             scale=scale,
             scaled=by_hand or (total is not None and total.scaled),

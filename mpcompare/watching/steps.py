@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
-from mpcompare.verdict.examine.numerics import total_norm
+from mpcompare.verdict.examine.numerics import spread, total_norm
 from mpcompare.watching.tape import Event, Op, Root
 
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
@@ -88,7 +88,7 @@ class Taken:
         optimizer: its name.
         sum: of the gradients; None where there was no backward since the last step.
         settings: of each parameter its group's.
-        raw, given: the gradients as backward left them, and as the optimizer got them.
+        given: the gradients as the optimizer got them.
         finite: whether the gradients were that the optimizer got.
         called: the weights in forward.
         before, after: the weights before the step and after it.
@@ -107,7 +107,6 @@ class Taken:
     optimizer: str
     sum: Sum | None
     settings: Mapping[str, dict[str, Any]]
-    raw: Params = field(default_factory=dict)
     given: Params = field(default_factory=dict)
     finite: bool = True
     called: Params = field(default_factory=dict)
@@ -127,7 +126,14 @@ class Taken:
     in_backward: bool = False
 
     @cached_property
+    def raw(self) -> Params:
+        """The gradients as backward left them, some elements of each."""
+        return {n: spread(g) for n, g in self._grads()}
+
+    @cached_property
     def norms(self) -> dict[str, float]:
         """By parameter the norm of all of a raw gradient."""
-        grads = self.sum.grads if self.sum else {}
-        return {n: total_norm({n: g}, 2.0) for n, g in grads.items() if n in self.settings}
+        return {n: total_norm({n: g}, 2.0) for n, g in self._grads()}
+
+    def _grads(self) -> list[tuple[str, Tensor]]:
+        return [(n, g) for n, g in self.sum.grads.items() if n in self.settings] if self.sum else []

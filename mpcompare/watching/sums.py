@@ -18,6 +18,7 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, autocast_dtype, is_real
 from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import Spool
@@ -144,7 +145,7 @@ class Sums:
             meant = any(called.moves < self.moves for called in used) or any(called.foreign for called in self._calls())
             if self.used < self._backwards - 1 and used and not meant:
                 roots = sum(isinstance(event, Root) for event in self.tape.events)
-                if all(bool(g.isfinite().all()) for g in self._left.values()):
+                if all_finite(self._left):
                     self._dropped += roots
                 else:
                     self._given_up += roots

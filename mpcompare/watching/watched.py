@@ -50,7 +50,6 @@ class Watch:
         self.look: Look | None = None
         self.replays: list[Replayed] = []
         self.entered = False
-        self._looks = self._compared = False  # whether it looks at the moment, and has compared the last look
         self._count = 0
         self._counting = Guard()
         self._handles: list[Any] = []
@@ -72,9 +71,8 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         _watched.discard(self.attached.network)
-        if self.look is not None and self._looks:
-            self.look.stop()
-            self._looks = False
+        if self._looking is not None:
+            self._looking.stop()
         self._compare()
         self._note(self._counting.error)
         if error is not None:
@@ -83,14 +81,18 @@ class Watch:
     def _begin(self) -> None:
         """Begins to look. What the look before saw is compared first, and freed: it is as large as its activations."""
         self._compare()
-        self.look, self._looks, self._compared = Look(self.attached, self._taken), True, False
+        self.look = Look(self.attached, self._taken)
         self.look.start()
+
+    @property
+    def _looking(self) -> Look | None:
+        """The look that is under way."""
+        return self.look if self.look is not None and self.look.on else None
 
     def _compare(self) -> None:
         """Compares what the last look saw."""
-        if self.look is None or self._compared:
+        if self.look is None:
             return
-        self._compared = True
         examining = Guard()
         examining(self._examine, self.look)
         if examining.error:  # what was found until then is no card of all
@@ -102,13 +104,14 @@ class Watch:
         self.not_examined += [each for each in said if each and each not in self.not_examined]
 
     def _before(self, name: str, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        look = self.look if self._looks else None
+        look = self._looking
         return look.guard(look.steps.before, name, args, kwargs) if look is not None else None
 
     def _after(self, name: str, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Looks at an update. Counts those of the first optimizer, and begins to look, and again."""
-        if self.look is not None and self._looks:
-            self.look.guard(self.look.steps.after, name)
+        look = self._looking
+        if look is not None:
+            look.guard(look.steps.after, name)
         if name == next(iter(self.attached.optimizers)):
             self._counting(self._counted)
 
@@ -116,19 +119,18 @@ class Watch:
         self._count += 1
         since = self._count - self.after
         again = since == 0 or (self.every is not None and since > 0 and since % self.every == 0)
-        if again and not self._looks:
+        if again and self._looking is None:
             self._begin()
 
     def _taken(self) -> None:
         """Ends to look when enough updates were seen; a scaler may still set its scale after the last one."""
-        look = self.look
-        if look is None or not self._looks:
+        look = self._looking
+        if look is None:
             return
         updates = [t for t in look.taken if not t.skipped]
         enough = len(updates) >= self.steps * len(self.attached.optimizers)
         if enough or len(look.taken) >= 8 * self.steps + 40:
             look.stop()
-            self._looks = False
 
     def _examine(self, look: Look) -> None:
         """Makes the card, and adds to the list of defects."""

@@ -15,11 +15,9 @@ from mpcompare.verdict.judge.check import Examined, listed
 from mpcompare.verdict.judge.clip import clip_mistake, scales
 from mpcompare.verdict.judge.drive import Drive, Gradients
 from mpcompare.verdict.judge.errors import GradientError
-from mpcompare.verdict.judge.limits import K
 from mpcompare.verdict.judge.owner import Layer
 
 LOST = 0.001  # the share of zeros that are no chance
-APART = K**2  # of two errors over their limits, either of which may be K times as wide as it need be
 
 
 @dataclass(frozen=True)

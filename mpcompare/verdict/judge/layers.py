@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.buffers import cause_of
-from mpcompare.verdict.judge.causes import APART, LOST, Pass, underflows
+from mpcompare.verdict.judge.causes import LOST, Pass, underflows
 from mpcompare.verdict.judge.check import Case, Check, Examined
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
@@ -26,6 +26,7 @@ from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings
 OUTPUT = "(output)"  # the output of the network, above which there is the loss
 WHERE = {"first": "in the first step", "sharp": "at sharp weights", "last": "after training"}
 KINDS = ("input", "output", "gradient", "buffer")
+APART = K**2  # of two errors over their measures, either of which may be K times as wide as it need be
 
 
 @dataclass(frozen=True)

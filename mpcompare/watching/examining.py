@@ -24,10 +24,10 @@ from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.watching.kernels import Kernels, of_kernels
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import FromTheRoot, as_it_was, without_autocast
+from mpcompare.watching.replaying import FromTheRoot, NotInFloat64Error, as_it_was, without_autocast
 from mpcompare.watching.rules import COARSE, Rule, remembered, rules_of
 from mpcompare.watching.steps import Sum, Taken
-from mpcompare.watching.tape import Op
+from mpcompare.watching.tape import Op, Root
 
 
 @dataclass
@@ -59,13 +59,15 @@ def replayed(look: Look, seen: Sum) -> Replayed:
     if not all_finite(seen.grads):
         return Replayed(precision.name, None, "its gradients hold inf or NaN", dtypes=dtypes)
     hidden = next((root.hidden for root in seen.roots if root.hidden), "")
-    apart = {name for root in seen.roots for name in root.uses}
+    apart = {name for root in seen.roots if root.hidden for name in root.uses}
     made: list[FromTheRoot] = []
+    derivatives = look.derivatives
     kernels = Kernels()
 
     def make(*args: Any) -> FromTheRoot:
         replay = FromTheRoot(*args)
         replay.events, replay.kernels = tuple(seen.tape), {} if made else kernels.grads
+        replay.derivatives, replay.finds_out = derivatives, not made
         made.append(replay)
         return replay
 
@@ -82,6 +84,9 @@ def replayed(look: Look, seen: Sum) -> Replayed:
             layers = compared_with_the_replay(step, precision)
     except NotReplayedError as error:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)
+    except NotInFloat64Error as error:
+        tape = [replace(event, hidden=str(error)) if isinstance(event, Root) else event for event in seen.tape]
+        return replayed(look, replace(seen, tape=tape))
     except Exception as error:  # whatever somebody's own network does in float64
         return Replayed(precision.name, None, f"its replay stopped with {first_line(error)}", dtypes=dtypes)
     if apart:

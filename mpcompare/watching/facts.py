@@ -41,6 +41,7 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     facts["training_mode"] = _one([s.training for s in seen])
     facts |= _sums_of(seen, known)
     facts["loss_in_16_bits"] = sorted({each for s in seen for each in _loss_in_16_bits(s)})
+    facts["own_backward"] = look.derivatives.said()
     facts |= _clipping(taken)
     facts["order"] = _order(taken)
     facts |= _scaling(look)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.hooks import RemovableHandle
 
 from mpcompare.verdict.examine.forced.record import Hook
-from mpcompare.watching import scalers
+from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.stepping import Steps
@@ -29,6 +29,7 @@ class Look(TorchFunctionMode):
     Attributes:
         sums: of the gradients.
         steps: of the optimizers; ``taken`` in their order.
+        derivatives: of the user's own functions, which the replays of its sums find out.
         guard: calls each part of the look.
         on: whether it is under way.
     """
@@ -40,6 +41,7 @@ class Look(TorchFunctionMode):
         self.sums = Sums(attached, self.guard)
         self.steps = Steps(attached, self.sums, self.guard, done)
         self.params, self.taken = self.sums.params, self.steps.taken
+        self.derivatives = own_functions.Derivatives()
         self._handles: list[RemovableHandle] = []
         self.on = self._entered = self._left = False
         self._inside = 0  # calls of the network under way
@@ -52,6 +54,7 @@ class Look(TorchFunctionMode):
         self._handles = [outer.register_forward_pre_hook(before, with_kwargs=True, prepend=True)]
         if not self.attached.compiled:
             self._handles += self.sums.recorder.attach(self.network)
+            own_functions.listen(self._told)
         self._handles.append(outer.register_forward_hook(after, with_kwargs=True, always_call=True))
         scalers.look(self.steps)
         self.on = self._entered = True
@@ -65,6 +68,7 @@ class Look(TorchFunctionMode):
             for handle in self._handles:
                 handle.remove()
             scalers.look_away(self.steps)
+            own_functions.leave(self._told)
             self.sums.forget()
         if self._entered and self._is_on_top():
             self._entered = False
@@ -98,12 +102,17 @@ class Look(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        busy = self._inside or self.steps.step or self.guard.calls or torch._C._current_graph_task_id() != -1
-        end = None if busy or not self.on else self.guard(self._begins, func, args, kwargs)
+        end = None if own_functions.is_called() else self._told(func, args, kwargs)
         result = func(*args, **kwargs)
         if end is not None:
-            self.guard(end, result)
+            end(result)
         return result
+
+    def _told(self, func: Any, args: Any, kwargs: Any) -> Callable[[Any], None] | None:
+        """Is told of a function before it is called; returns what is to be told of its result."""
+        busy = self._inside or self.steps.step or self.guard.calls or torch._C._current_graph_task_id() != -1
+        end = None if busy or not self.on else self.guard(self._begins, func, args, kwargs)
+        return partial(self.guard, end) if end is not None else None
 
     def _begins(self, func: Any, args: Any, kwargs: Any) -> Callable[[Any], None] | None:
         """Is told of a function that is called next, and returns what is to be told of its result."""

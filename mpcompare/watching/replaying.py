@@ -15,6 +15,7 @@ from mpcompare.verdict.examine.forced.call import HALF
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.judge.errors import GradientError
+from mpcompare.watching.own_functions import Derivatives, OwnFunction
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import CASTS, Called, Event, Op, Own, Root, Slot
 
@@ -25,6 +26,7 @@ class FromTheRoot(Replay):
 
     Attributes:
         events: those of the tape.
+        derivatives: of the user's own functions; ``finds_out`` is whether this replay finds out which are wrong.
         kernels: by parameter the gradients that torch's own norms make of the recorded operands.
         shares: found when it has run: of each loss that a root is made of, the derivative of the root by it; None is
             the loss that the network takes itself.
@@ -32,6 +34,8 @@ class FromTheRoot(Replay):
     """
 
     events: tuple[Event, ...] = ()
+    derivatives: Derivatives = field(default_factory=Derivatives)
+    finds_out: bool = False
     kernels: Mapping[str, Tensor] = field(default_factory=dict)
 
     def whole(self, name: str, gradient: Tensor) -> None:
@@ -52,6 +56,11 @@ class FromTheRoot(Replay):
         return 1.0
 
     def take(self, calls: list[Call]) -> float | None:
+        """Plays the tape, with the derivatives of the user's own functions."""
+        with self.derivatives.taken(self, self.finds_out):
+            return self._take(calls)
+
+    def _take(self, calls: list[Call]) -> float | None:
         """Plays the tape. Where the loss is hidden, it passes back the gradients that arrived at the outputs of the
         network."""
         values: dict[int, Tensor] = {}
@@ -113,12 +122,29 @@ class FromTheRoot(Replay):
             torch.set_rng_state(op.generator)
         leaves = [self._leaf(leaf, values) for leaf in op.leaves]
         args, kwargs = tree_unflatten(leaves, op.spec)
-        result = args[0].to(self.dtype) if op.func in CASTS else op.func(*args, **kwargs)
+        if isinstance(op.func, OwnFunction):
+            result = self._own(op.func, args, kwargs)
+        else:
+            result = args[0].to(self.dtype) if op.func in CASTS else op.func(*args, **kwargs)
         found = tree_flatten(result)[0]
         for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
             if slot is not None:
                 half = dtype in HALF and op.writes is None
                 values[slot.number] = _Stored.apply(value, self) if half else value
+
+    def _own(self, function: OwnFunction, args: Any, kwargs: Any) -> Any:
+        """Calls a function of the user's own, which may round each of its results as a layer does."""
+        self.passing("forward")
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            raise NotInFloat64Error(function.__name__) from error
+        self.passing("loss")
+        for value in tree_flatten(result)[0]:
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                value.grad_fn.register_prehook(lambda _: self.passing("backward"))
+                value.grad_fn.register_hook(lambda _, __: self.passing("loss"))
+        return result
 
     def _leaf(self, leaf: Any, values: dict[int, Tensor]) -> Any:
         if isinstance(leaf, Slot):
@@ -134,6 +160,10 @@ class FromTheRoot(Replay):
 
     def _constant(self, value: Tensor) -> Tensor:
         return value.to(self.dtype) if is_real(value) else value
+
+
+class NotInFloat64Error(Exception):
+    """A function of the user's own cannot be called with numbers in float64; its name."""
 
 
 class _Stored(torch.autograd.Function):

@@ -98,7 +98,7 @@ class Root:
         gradients: that it was given.
         loss, line: its loss, and the line of the user's code.
         hidden: what the loss depends on that no function of torch made; empty where all was seen.
-        uses: of a loss that is hidden, the parameters that it depends on by another way than through the network.
+        uses: the parameters that the loss depends on by another way than through the network.
     """
 
     slots: list[Slot]
@@ -200,7 +200,7 @@ class Tape:
         why = hidden[0] if hidden else "" if len(known) == len(slots) else "a tensor that no function made"
         loss = float(sum(float(t.detach().double()) for t in tensors)) if all(t.numel() == 1 for t in tensors) else 0.0
         kept = [None if g is None else self.copy(g) for g in gradients]
-        return Root(known, kept, loss, line, why, self._used_by(tensors) if why else frozenset())
+        return Root(known, kept, loss, line, why, self._used_by(tensors))
 
     def _used_by(self, ends: Sequence[Tensor]) -> frozenset[str]:
         """Returns the names of the parameters that some tensors depend on above the outputs of the network."""

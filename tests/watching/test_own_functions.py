@@ -1,0 +1,239 @@
+"""Backward methods of the user's own, compared with the derivative of their forward methods."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mpcompare
+from mpcompare.watching.watched import Watch
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+class TenPercentLess(Square):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return 1.8 * ctx.saved_tensors[0] * grad
+
+
+class InTwoMethods(torch.autograd.Function):
+    """The same mistake, in a function whose context is set up by a method of its own."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return 1.8 * ctx.saved_tensors[0] * grad
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (8 * x).round() / 8
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+class ThroughTheClamp(StraightThrough):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clamp(-0.1, 0.1)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return -grad
+
+
+class PartlyDetached(torch.autograd.Function):
+    """What torch differentiates of its forward method is no derivative of it; its backward method is right."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x + x.detach() ** 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return (1 + 2 * ctx.saved_tensors[0]) * grad
+
+
+class WithoutGrad(Square):
+    """No operation of its forward method can be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return x * x
+
+
+class Noisy(torch.autograd.Function):
+    """Draws random numbers, the same ones whenever it is called again from one state of the generator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        noise = torch.rand_like(x)
+        ctx.save_for_backward(x, noise)
+        return x * x * noise
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        x, noise = ctx.saved_tensors
+        return 2 * x * noise * grad
+
+
+class SumOfSquares(torch.autograd.Function):
+    """A loss: the mean of squares of differences, times a factor that its gradient may not have."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, target: Tensor, factor: float, given: float) -> Tensor:
+        ctx.save_for_backward(output, target)
+        ctx.factor = given
+        return factor * ((output.float() - target) ** 2).mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        output, target = ctx.saved_tensors
+        difference = 2 * (output.float() - target) / target.numel()
+        return (ctx.factor * difference * grad).to(output.dtype), None, None, None
+
+
+class OfFloatsOnly(SumOfSquares):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, target: Tensor, factor: float, given: float) -> Tensor:
+        if output.dtype is torch.float64:
+            raise RuntimeError("no kernel for double")
+        ctx.save_for_backward(output, target)
+        ctx.factor = given
+        return factor * ((output.float() - target) ** 2).mean()
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(16, 16), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function.apply(self.linear(x))
+
+
+def trained(function: Any = None, loss: Any = F.mse_loss, watch: bool = True) -> tuple[Watch | None, nn.Module]:
+    torch.manual_seed(0)
+    layer = nn.Identity() if function is None else Calls(function)
+    network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), layer, nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    seen = mpcompare.watch(network, optimizer, steps=2) if watch else None
+    if seen is not None:
+        seen.__enter__()
+    for _ in range(2):
+        x, y = torch.randn(32, 8), torch.randn(32, 4)
+        with torch.autocast("cpu", torch.bfloat16):
+            output = network(x)
+        optimizer.zero_grad()
+        loss(output.float() if loss is F.mse_loss else output, y).backward()
+        optimizer.step()
+    if seen is not None:
+        seen.__exit__(None, None, None)
+    return seen, network
+
+
+@pytest.mark.parametrize("function", [TenPercentLess, InTwoMethods])
+def test_a_wrong_backward_method_is_a_wrong_gradient_of_the_layer_before(function: Any) -> None:
+    seen, _ = trained(function)
+    assert seen is not None
+    assert {(d.cause, d.place) for d in seen.defects} == {("input gradient", "2.linear")}
+    assert "10 % off" in seen.defects[0].sentence
+    assert seen.facts["own_backward"] == {function.__name__: 0.1}
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (Square, 0.0),
+        (Noisy, 0.0),
+        (StraightThrough, "believed"),
+        (ThroughTheClamp, "believed"),
+        (Reversed, "believed"),
+        (PartlyDetached, "believed"),
+        (WithoutGrad, "believed"),
+    ],
+)
+def test_a_backward_method_that_is_right_or_meant_so_is_no_defect(function: Any, said: Any) -> None:
+    seen, _ = trained(function)
+    assert seen is not None
+    assert seen.verdict == "no defect"
+    assert seen.facts["own_backward"] == {function.__name__: said}
+    assert seen.not_examined == []
+
+
+def test_a_loss_is_replayed_with_the_derivative_of_its_own_forward_method() -> None:
+    right, _ = trained(loss=lambda output, y: SumOfSquares.apply(output, y, 3.0, 3.0))
+    assert right is not None
+    assert (right.verdict, right.not_examined) == ("no defect", [])
+    wrong, _ = trained(loss=lambda output, y: SumOfSquares.apply(output, y, 3.0, 2.0))
+    assert wrong is not None
+    assert {d.cause for d in wrong.defects} == {"loss"}
+    assert "33 % off" in wrong.defects[0].sentence
+    assert wrong.facts["own_backward"] == {"SumOfSquares": 0.33}
+
+
+def test_a_loss_that_computes_no_float64_is_believed() -> None:
+    seen, _ = trained(loss=lambda output, y: OfFloatsOnly.apply(output, y, 3.0, 2.0))
+    assert seen is not None
+    assert seen.verdict == "no defect"
+    assert seen.not_examined == [
+        "the loss of update 1, 2 (it depends on OfFloatsOnly, of which no function of torch was seen)"
+    ]
+
+
+def test_a_watch_leaves_functions_and_bits_as_they_are() -> None:
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = SumOfSquares.apply(output, y, 3.0, 3.0)
+        return total
+
+    apply = torch.autograd.Function.__dict__["apply"]
+    _, watched = trained(TenPercentLess, loss)
+    assert torch.autograd.Function.__dict__["apply"] is apply
+    _, alone = trained(TenPercentLess, loss, watch=False)
+    assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_with_such_a_function_is_computed_as_without_a_watch() -> None:
+    @torch.compile
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = 2 * SumOfSquares.apply(output, y, 3.0, 3.0)
+        return total
+
+    seen, watched = trained(loss=loss)
+    assert seen is not None
+    assert seen.verdict == "no defect"
+    torch._dynamo.reset()
+    _, alone = trained(loss=loss, watch=False)
+    assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters(), strict=True))

@@ -175,6 +175,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
             continue
         found: dict[str, UpdateError] = {}
         kept: Moments = {}
+        unknown |= {n: f"the rows of the sparse gradient of {n} are added one by one" for n in step.row_by_row}
         for names in _groups(step):
             rules = _rules(optimizer, step, names)
             if not rules:
@@ -214,7 +215,7 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
 def _groups(step: Taken) -> list[list[str]]:
     """Returns the parameters that have a gradient, group by group."""
     groups: dict[int, list[str]] = {}
-    for name in step.given:
+    for name in [n for n in step.given if n not in step.row_by_row]:
         groups.setdefault(id(step.settings[name]), []).append(name)
     return list(groups.values())
 

@@ -187,6 +187,8 @@ def as_it_was(network: nn.Module, at: Sum) -> nn.Module:
     copied = copy_of(network, {id(p): nn.Parameter(at.weights[n], trained[n]) for n, p in params.items()})
     set_modes(copied, at.modes)
     for module in copied.modules():
+        if hasattr(module, "sparse"):
+            module.sparse = False  # type: ignore[assignment] # the gradient of an embedding; its numbers are the same
         own = vars(module).get("forward")
         if (own is not None and hasattr(own, "__wrapped__")) or "_original_forward" in vars(module):
             module.__dict__.pop("forward", None)  # such as one that enters autocast

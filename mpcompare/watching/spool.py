@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mpcompare.verdict.examine.numerics import same_bits, spread
+from mpcompare.verdict.examine.numerics import numbers, same_bits, spread
 
 SMALL = 1 << 16  # bytes of a tensor that is copied in memory
 PIECE = 1 << 26  # bytes by which the file grows
@@ -48,7 +48,7 @@ class Spool:
 
     def some(self, tensor: Tensor) -> Tensor:
         """Returns a copy of some elements, in one row."""
-        return self.copy(spread(tensor))
+        return self.copy(spread(numbers(tensor)))
 
     def _write(self, tensor: Tensor) -> Tensor:
         wanted = tensor.nbytes

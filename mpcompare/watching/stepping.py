@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import LossScale
-from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.numerics import numbers, spread
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching import scalers
 from mpcompare.watching.attach import Attached
@@ -67,8 +67,9 @@ class Steps:
         if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a fused one unscales by itself
             by, taken.unscaled = 1.0 / float(scale), True
         found = {n: p.grad for n, p in self._owned(name) if p.grad is not None}
-        taken.given = {n: self.sums.spool.copy(spread(g) * by) for n, g in found.items()}
+        taken.given = {n: self.sums.spool.copy(spread(numbers(g)) * by) for n, g in found.items()}
         taken.finite = all_finite(found)
+        taken.row_by_row = frozenset(n for n, g in found.items() if g.is_sparse and not g.is_coalesced())
         taken.by_scaler = self._by_scaler
         self.step = taken
 

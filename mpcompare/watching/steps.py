@@ -100,6 +100,7 @@ class Taken:
         order: the parts of the step: what was done, and the line.
         asked: the norm, and its type, to which ``clip_grad_norm_`` was asked to clip; None where nobody asked.
         dtypes: of the parameters.
+        row_by_row: the parameters whose gradient is sparse, and has several parts of a row, which are added one by one.
         closures: how often the optimizer called its closure again.
         in_backward: whether a hook of backward took the step, when the gradient of a parameter was there.
     """
@@ -122,6 +123,7 @@ class Taken:
     order: list[tuple[str, str]] = field(default_factory=list)
     asked: tuple[float, float] | None = None
     dtypes: dict[str, str] = field(default_factory=dict)
+    row_by_row: frozenset[str] = frozenset()
     closures: int = 0
     in_backward: bool = False
 

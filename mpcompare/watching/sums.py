@@ -17,7 +17,7 @@ from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, autocast_dtype, is_real
-from mpcompare.verdict.examine.numerics import same_bits
+from mpcompare.verdict.examine.numerics import numbers, same_bits
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
@@ -127,7 +127,7 @@ class Sums:
         self.tape.events.append(root)
         grads = {name: self.params[name].grad for name in self.attached.owned()}
         self._left = {name: g for name, g in grads.items() if g is not None}
-        self.places = {g.data_ptr(): name for name, g in self._left.items()}
+        self.places = {place: name for name, g in self._left.items() if (place := _place(g))}
         self._kept, self.order, self.asked = None, [("backward", root.line)], None
 
     def _begin(self) -> None:
@@ -136,7 +136,7 @@ class Sums:
         self._closed = None
         owned = self.attached.owned()  # an optimizer clears its own gradients
         trained = [name for name, p in self.params.items() if p.requires_grad and name in owned]
-        empty = {n for n in trained if (g := self.params[n].grad) is None or not bool(g.any())}
+        empty = {n for n in trained if not _is_there(self.params[n].grad)}
         kept = [n for n in trained if n not in empty]
         if not kept:
             self._stale = []
@@ -194,7 +194,7 @@ class Sums:
         else:
             return
         targets = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
-        if any(isinstance(t, Tensor) and t.data_ptr() in self.places for t in targets):
+        if any(isinstance(t, Tensor) and _place(t) in self.places for t in targets):
             if part == "norm":
                 self.asked = _asked() or self.asked
             else:
@@ -204,12 +204,12 @@ class Sums:
                 self.order.append(entry)
 
     def _begun(self) -> bool:
-        return any(p.grad is not None and bool(p.grad.any()) for p in self.params.values())
+        return any(_is_there(p.grad) for p in self.params.values())
 
     def keep(self) -> None:
         """Keeps the gradients as backward left them; called before anything changes them."""
         if self._kept is None:
-            self._kept = {name: self.spool.copy(g) for name, g in self._left.items()}
+            self._kept = {name: self.spool.copy(numbers(g)) for name, g in self._left.items()}
 
     def close(self, names: Collection[str]) -> Sum | None:
         """Returns the sum that is there; None where no backward came since the last step that closed one.
@@ -262,6 +262,16 @@ class Sums:
     def forget(self) -> None:
         """Lets go of everything that only the next step would need."""
         self._left, self.places, self.called, self.weights, self._kept, self._closed = {}, {}, {}, None, None, None
+
+
+def _is_there(grad: Tensor | None) -> bool:
+    """Returns whether a gradient has any number but 0."""
+    return grad is not None and bool(numbers(grad).any())
+
+
+def _place(tensor: Tensor) -> int:
+    """Returns where the numbers of a tensor are in memory; 0 where there are none."""
+    return (tensor if tensor.layout is torch.strided else tensor._values()).data_ptr()
 
 
 def _asked() -> tuple[float, float] | None:

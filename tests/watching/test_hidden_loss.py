@@ -1,5 +1,5 @@
-"""``mpcompare.watch`` on losses in a function of autograd: where it cannot be seen, the layers are examined, and the loss
-is said not to be."""
+"""``mpcompare.watch`` on losses in a function of autograd. Where it cannot be seen, the layers are examined, and the
+loss is said not to be."""
 
 import pytest
 import torch

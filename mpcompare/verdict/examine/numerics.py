@@ -83,6 +83,13 @@ def exponents(values: Tensor) -> Tensor:
     return count
 
 
+def numbers(tensor: Tensor) -> Tensor:
+    """Returns the real numbers of a tensor: of a sparse one the zeros, too, and of a complex one both parts of each."""
+    tensor = tensor.detach()
+    dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+
+
 SPREAD = CHUNK
 
 

@@ -102,7 +102,8 @@ class Seen:
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:
     """Returns whether all numbers of all tensors are finite: the smallest and the largest, which are NaN if any is."""
-    return all(bool(torch.stack(t.aminmax()).isfinite().all()) for t in tensors.values() if t.numel())
+    each = [numerics.numbers(t) for t in tensors.values() if t.numel()]
+    return all(bool(torch.stack(t.aminmax()).isfinite().all()) for t in each)
 
 
 def moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:

@@ -30,8 +30,8 @@ from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, in_backward, is_real
 from mpcompare.verdict.examine.forced.rows import as_given, rows_of
-from mpcompare.verdict.examine.forced.weights import Weights
-from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.forced.weights import Weights, as_complex
+from mpcompare.verdict.examine.numerics import numbers, spread
 from mpcompare.verdict.examine.oracle import shares_of
 
 
@@ -195,7 +195,7 @@ class Replay:
 
     def in_full(self, grad: Tensor) -> Tensor:
         """Returns a gradient in the dtype of the replay, without that part; there is one copy of it at most."""
-        cast = grad.to(self.dtype)
+        cast = grad.to(as_complex(self.dtype, grad))
         if self.kept == 1 or cast is grad:  # two parameters may have one gradient
             return self._unscaled(cast)
         with _disable_current_modes():
@@ -205,7 +205,8 @@ class Replay:
         """Hands on gradients that are whole, and lets go of each."""
         with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
             while gradients:
-                self.whole(*gradients.popitem())
+                name, gradient = gradients.popitem()
+                self.whole(name, numbers(gradient))
 
     def whole(self, name: str, gradient: Tensor) -> None:
         """Is given the gradient of each parameter, once all of it is there."""

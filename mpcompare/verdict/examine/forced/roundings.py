@@ -121,6 +121,9 @@ class Roundings(TorchDispatchMode):
         equal numbers, such as those of an image's background, have equal errors, and these add up."""
         if not value.numel():
             return value
+        if value.is_complex():
+            self.round_(torch.view_as_real(value))
+            return value
         in_row = value.is_contiguous()
         target = value.view(-1) if in_row else value.flatten()
         factor = 2 ** self._at_random(target)

@@ -45,7 +45,8 @@ class Weights(TorchFunctionMode):
         """Returns a new tensor of a parameter's numbers, as they are in the dtype ``held``, in ``dtype``; None: in that
         of the replay."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            return self.numbers(p, held).to(dtype or self.dtype, copy=True)
+            own = self.numbers(p, held)
+            return own.to(as_complex(dtype or self.dtype, own), copy=True)
 
     def numbers(self, p: Tensor, held: torch.dtype | None = None) -> Tensor:
         """Returns a parameter's numbers, as they are in the dtype ``held``, in any dtype."""
@@ -73,6 +74,11 @@ class Weights(TorchFunctionMode):
         if any(isinstance(v, nn.Parameter) for v in tree_leaves((args, kwargs))):
             args, kwargs = tree_map_only(nn.Parameter, self.taken, (args, kwargs))
         return call_widened(func, args, kwargs, self.dtype)
+
+
+def as_complex(dtype: torch.dtype, numbers: Tensor) -> torch.dtype:
+    """Returns the dtype that numbers take where the others take ``dtype``."""
+    return dtype.to_complex() if numbers.is_complex() else dtype
 
 
 def in_dtype(network: nn.Module, dtype: torch.dtype) -> nn.Module:

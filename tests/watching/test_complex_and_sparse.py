@@ -1,0 +1,105 @@
+"""A watch on parameters of complex numbers, and on sparse gradients."""
+
+import pytest
+import torch
+from support.watched_loops import Loop
+from torch import Tensor, nn
+
+import mpcompare
+
+
+class Spectral(nn.Module):
+    """A layer of a Fourier neural operator (Li et al., ICLR 2021), in one dimension: x [B, 16]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(1 + 0.3 * torch.randn(9, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x.float()) * self.weight, n=16)
+
+
+class Around(nn.Module):
+    """The same with a layer of its own, so that its weight is used between layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.weight = nn.Linear(16, 16), nn.Parameter(1 + 0.3 * torch.randn(9, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(torch.fft.irfft(torch.fft.rfft(x.float()) * self.weight, n=16))
+        return result
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.linear = nn.Embedding(32, 16, sparse=True), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(self.words(x).mean(1).tanh())
+        return result
+
+
+def sgd(params: object) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)  # type: ignore[arg-type]
+
+
+def complex_loop(layer: type[nn.Module], dtype: torch.dtype, adam: bool) -> Loop:
+    made = Loop(
+        make=lambda: nn.Sequential(nn.Linear(16, 16), layer(), nn.GELU(), nn.Linear(16, 10)),
+        batch=lambda: (torch.randn(32, 16), torch.randint(10, (32,))),
+        dtype=dtype,
+    )
+    if not adam:
+        made.optimizer = sgd
+    return made
+
+
+@pytest.mark.parametrize("layer", [Spectral, Around])
+@pytest.mark.parametrize(
+    ("dtype", "adam"), [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)]
+)  # a GradScaler on a CPU takes no complex gradients
+def test_complex_parameters_are_examined(layer: type[nn.Module], dtype: torch.dtype, adam: bool) -> None:
+    loop = complex_loop(layer, dtype, adam)
+    seen = loop.run(mpcompare.watch)
+    assert (seen.defects, seen.not_examined) == ([], []), str(seen)
+    assert seen.facts["optimizer"] == {"optimizer": "AdamW" if adam else "SGD"}
+    bits = loop.weights()
+    loop.run()
+    assert all(torch.equal(a, b) for a, b in zip(bits, loop.weights(), strict=True))
+
+
+@pytest.mark.parametrize("layer", [Spectral, Around])
+@pytest.mark.parametrize("wrong", [lambda g: g / 2, torch.conj_physical])
+def test_a_wrong_complex_gradient_is_seen(layer: type[nn.Module], wrong: object) -> None:
+    loop = complex_loop(layer, torch.bfloat16, True)
+    make = loop.make
+
+    def spoilt() -> nn.Module:
+        model = make()
+        model[1].weight.register_hook(wrong)  # type: ignore[index, union-attr, arg-type]
+        return model
+
+    loop.make = spoilt
+    seen = loop.run(mpcompare.watch)
+    assert {defect.place for defect in seen.defects} == {"1.weight"}, str(seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_sparse_gradients_are_examined(dtype: torch.dtype, clip: float | None) -> None:
+    seen = Loop(make=Words, optimizer=sgd, dtype=dtype, clip=clip).run(mpcompare.watch)
+    assert seen.defects == [], str(seen)
+    assert seen.not_examined == ["updates (the rows of the sparse gradient of words.weight are added one by one)"]
+
+
+@pytest.mark.parametrize("name", ["words", "linear"])
+def test_a_wrong_gradient_is_seen_where_one_is_sparse(name: str) -> None:
+    def make() -> nn.Module:
+        model = Words()
+        model.get_submodule(name).weight.register_hook(lambda g: 0.5 * g)  # type: ignore[union-attr, operator]
+        return model
+
+    seen = Loop(make=make, optimizer=sgd, clip=None).run(mpcompare.watch)
+    assert {defect.place for defect in seen.defects} == {f"{name}.weight"}, str(seen)

@@ -17,6 +17,7 @@ from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.stepping import Steps
+from mpcompare.watching.steps import Sum
 from mpcompare.watching.sums import CLIPPING, Sums
 from mpcompare.watching.tape import Called
 
@@ -74,6 +75,10 @@ class Look(TorchFunctionMode):
             self._entered = False
             self.__exit__(None, None, None)
             self.sums.noted.__exit__(None, None, None)
+
+    def used(self) -> list[Sum]:
+        """Returns the sums of gradients that updates were made with, in their order."""
+        return list({id(t.sum): t.sum for t in self.taken if t.sum is not None and not t.skipped}.values())
 
     def _is_on_top(self) -> bool:
         stack = _get_current_function_mode_stack()

@@ -50,7 +50,7 @@ class Watch:
         self.look: Look | None = None
         self.replays: list[Replayed] = []
         self.entered = False
-        self._count = 0
+        self._count = self._compared = 0
         self._counting = Guard()
         self._handles: list[Any] = []
 
@@ -134,10 +134,12 @@ class Watch:
 
     def _examine(self, look: Look) -> None:
         """Makes the card, and adds to the list of defects."""
-        sums: dict[int, Replayed] = {}
-        for step in look.taken:
-            if step.sum is not None and id(step.sum) not in sums and not step.skipped:
-                sums[id(step.sum)] = replayed(look, step.sum)
+        seen = look.used()
+        if self._compared and len(seen) > 1:  # a replay takes as long as many steps: each look after the first has one
+            seen = [seen[self._compared % len(seen)]]
+            self._note("the layers of other updates than one in each look after the first")
+        self._compared += 1
+        sums = {id(each): replayed(look, each) for each in seen}
         updates: dict[str, Updates] = {}
         for name in self.attached.optimizers:
             taken = [t for t in look.taken if t.optimizer == name]
@@ -152,8 +154,10 @@ class Watch:
 
     def _say(self, look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> None:
         numbers: dict[tuple[str, str], list[str]] = {}
-        for number, replay in enumerate(sums.values(), start=1):
+        order = [id(each) for each in look.used()]
+        for which, replay in sums.items():
             if replay.why:
+                number = order.index(which) + 1
                 what = "the loss of update {}" if replay.layers else "the gradients of update {}, layer by layer"
                 numbers.setdefault((what, replay.why), []).append(str(number))
         said = [f"{what.format(', '.join(each))} ({why})" for (what, why), each in numbers.items()]

@@ -4,7 +4,7 @@ import copy
 import pickle
 import weakref
 from dataclasses import replace
-from itertools import cycle
+from itertools import count, cycle
 
 import pytest
 import torch
@@ -537,6 +537,30 @@ def test_after_and_every():
     seen = replace(BF16, updates=7, after_step=note).run(watch)
     assert (len(looks), looks[0]()) == (2, None)  # what the first look kept was freed
     assert (seen.facts["updates"], seen.defects) == (1, [])
+
+
+@pytest.mark.slow
+def test_looks_after_the_first_replay_one_update_by_turns():
+    spoilt = count()
+
+    def halve(model):
+        if next(spoilt) >= 6:  # from update 4 on: there are two micro-batches
+            model[2].weight.grad.mul_(0.5)
+
+    watches = []
+
+    def watch(*given):
+        watches.append(mpcompare.watch(*given, steps=2, after=1, every=3))
+        return watches[0]
+
+    replayed = []
+    loop = replace(BF16, updates=8, after_backward=halve)
+    loop.after_step = lambda _: replayed.append(len(watches[0].replays))
+    seen = loop.run(watch)
+    assert replayed == [0, 0, 0, 2, 2, 2, 1, 1]
+    assert {defect.place for defect in seen.defects} == {"2.weight"}
+    assert seen.not_examined == ["the layers of other updates than one in each look after the first"]
+    assert (seen.facts["updates"], seen.facts["micro_batches"]) == (1, 2)
 
 
 @pytest.mark.slow

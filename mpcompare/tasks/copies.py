@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -18,7 +18,9 @@ def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
     Args:
         kept: by ``id`` of an object within the network what the copy has in its place.
     """
-    known = dict(kept or {})
+    held = [v for m in network.modules() for v in (*vars(m).values(), *m._buffers.values())]
+    results = [v for v in held if isinstance(v, Tensor) and not v.is_leaf]  # such as the state that a layer left
+    known = {id(v): v.detach() for v in results} | dict(kept or {})
     made = copy.deepcopy(network, known)
     for module in made.modules():
         for name, value in vars(module).items():

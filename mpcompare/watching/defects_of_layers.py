@@ -130,7 +130,7 @@ def of_formats(look: Look) -> Iterator[Defect]:
         short = [
             n
             for n, t in own
-            if t.is_floating_point() and t.dtype.itemsize == 2 and (t.requires_grad or n.startswith("running"))
+            if t.is_floating_point() and t.dtype.itemsize == 2 and (_is_trained(t) or n.startswith("running"))
         ]
         if not short:
             continue
@@ -143,3 +143,8 @@ def of_formats(look: Look) -> Iterator[Defect]:
             else "no master weights"
         )
         yield Defect(cause, name, because)
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    """Returns whether a tensor is trained: a buffer may be a result of the network, which requires a gradient, too."""
+    return tensor.requires_grad and tensor.is_leaf

@@ -164,3 +164,52 @@ def test_a_right_loop_has_no_defect(loop, not_examined):
         assert seen.defects == []
         assert seen.facts["updates"] >= UPDATES
         assert all(any(why in said for why in not_examined) for said in seen.not_examined), seen.not_examined
+
+
+class Remembers(nn.Module):
+    """Keeps its last result, with its graph, as an attribute and as a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.state = nn.Linear(20, 20), None
+        self.register_buffer("last", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        result = self.linear(x)
+        self.state, self.last = result, result.sum()
+        return result
+
+
+class PassesNone(torch.autograd.Function):
+    """Uses its second argument for nothing that a gradient goes through."""
+
+    @staticmethod
+    def forward(ctx, x, other):
+        return x + other.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Second(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, 20), nn.Linear(20, 20)
+
+    def forward(self, x):
+        return PassesNone.apply(self.first(x), self.second(x))
+
+
+@pytest.mark.parametrize("layer", [Remembers, Second])
+def test_results_that_a_network_keeps_and_gradients_that_are_none(layer):
+    torch.manual_seed(0)
+    model = nn.Sequential(layer(), nn.GELU(), nn.Linear(20, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            loss = loss_of(model)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert (seen.verdict, seen.not_examined) == ("no defect", []), str(seen)

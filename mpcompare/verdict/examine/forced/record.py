@@ -229,7 +229,9 @@ class Recorder:
     def _kept(self, value: Any) -> Any:
         return self.copy(value) if isinstance(value, Tensor) else value
 
-    def _put(self, name: str, gradients: list[Tensor | None], place: int, gradient: Tensor) -> None:
+    def _put(self, name: str, gradients: list[Tensor | None], place: int, gradient: Tensor | None) -> None:
+        if gradient is None:  # a function of the network's own may pass none
+            return
         if self.whole:
             self.record.hidden = f"the network asks for a gradient at {name or 'its output'} while it is called"
         elif gradients[place] is not None and not self.record.hidden:

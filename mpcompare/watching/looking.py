@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from mpcompare.verdict.examine.forced.record import Hook
 from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
+from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.stepping import Steps
 from mpcompare.watching.steps import Sum
@@ -42,7 +43,7 @@ class Look(TorchFunctionMode):
         self.sums = Sums(attached, self.guard)
         self.steps = Steps(attached, self.sums, self.guard, done)
         self.params, self.taken = self.sums.params, self.steps.taken
-        self.derivatives = own_functions.Derivatives()
+        self.derivatives = Derivatives()
         self._handles: list[RemovableHandle] = []
         self.on = self._entered = self._left = False
         self._inside = 0  # calls of the network under way

@@ -1,34 +1,18 @@
-"""Functions with a backward method of their own: ``torch.autograd.Function`` of the user's own.
+"""Functions of the user's own, ``torch.autograd.Function``, as functions of torch that a tape can hold.
 
-A function of torch is called again in float64, and so is its derivative. The backward method of somebody's own function
-is only what its author took for the derivative. Torch can differentiate the operations of the forward method, too.
-Where the two differ, a finite difference of the forward method decides which of them is right.
-
-Some functions are meant to pass another gradient than their derivative. So a backward method is believed where the
-derivative is 0 (straight through a rounding), and where the function returns what it is given (a reversed gradient).
+Torch tells nobody of their calls, so ``Function.apply`` is replaced while somebody listens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, FunctionCtx
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.autograd.function import Function
 from torch.utils._pytree import tree_leaves
-
-from mpcompare.verdict.examine.forced.record import is_real
-from mpcompare.verdict.examine.forced.replay import Replay
-from mpcompare.verdict.examine.numerics import same_bits
 
 _APPLY = Function.__dict__["apply"]
 PLAIN = (Tensor, torch.dtype, torch.device, int, float, bool, str, type(None))  # what a tape can hand on once more
-STEP = 1e-4  # of a finite difference, by the size of the arguments: an error of about 1e-8 in float64
-SAME = 2.0**-12  # derivatives that are no further apart, as a part of them: half a unit of the last digit of fp16
-AGREES = 0.1  # a finite difference is nearer than that to one of two derivatives, by their distance
 Told = Callable[..., Callable[[Any], None] | None]
 _told: list[Told] = []
 _inside = [0]
@@ -70,7 +54,7 @@ def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
     ends = [told(OwnFunction(kind), args, kwargs) for told in _told] if plain else []
     _inside[0] += 1
     try:
-        result = _called(kind, *args, **kwargs)
+        result = called(kind, *args, **kwargs)
     finally:
         _inside[0] -= 1
     for end in ends:
@@ -79,160 +63,11 @@ def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-def _called(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
+def called(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function, and tells nobody."""
     return _APPLY.__get__(None, kind)(*args, **kwargs)
 
 
 def is_own(kind: type[Function]) -> bool:
     """Returns whether a function is the user's, and neither torch's nor ours."""
     return kind.__module__.partition(".")[0] not in ("torch", "mpcompare")
-
-
-class Derivatives:
-    """What is known of the user's own functions.
-
-    Attributes:
-        off: by name how far a backward method is from the derivative of its forward method, as a part of it.
-        believed: the names of those that are believed.
-    """
-
-    def __init__(self) -> None:
-        self.off: dict[str, float] = {}
-        self.believed: set[str] = set()
-        self._wrong: set[type[Function]] = set()
-
-    @contextmanager
-    def taken(self, replay: Replay, finds_out: bool) -> Iterator[None]:
-        """The derivative of forward methods is taken while it is entered, where backward methods are wrong.
-
-        Args:
-            replay: that is under way. A function that calls some of its layers is believed: nobody may call them twice.
-            finds_out: whether it is found out which are wrong, in float64.
-        """
-
-        def derived(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
-            before, generator = sum(map(len, replay.arrived.values())), torch.get_rng_state()
-            args = tuple(map(replay.weights.taken, args))
-            result = _called(kind, *args, **kwargs)
-            if is_own(kind):
-                found = tree_leaves(result)
-                node = next((t.grad_fn for t in found if isinstance(t, Tensor) and t.grad_fn is not None), None)
-                if node is not None and getattr(node, "_forward_cls", None) is kind:
-                    if sum(map(len, replay.arrived.values())) != before or kwargs:
-                        self.believed.add(kind.__name__)
-                    elif finds_out or kind in self._wrong:
-                        node.register_hook(
-                            partial(self._derived, _Forward(kind, args, generator, replay.weights), finds_out)
-                        )
-            return result
-
-        outer = Function.__dict__["apply"]
-        Function.apply = classmethod(derived)
-        try:
-            yield
-        finally:
-            Function.apply = outer
-
-    def _derived(
-        self, forward: "_Forward", finds_out: bool, own: Sequence[Tensor | None], arrived: Sequence[Tensor | None]
-    ) -> tuple[Tensor | None, ...] | None:
-        """Returns what the function should pass down, given what it does and the gradients that arrived at its results;
-        None where that is believed."""
-        derived, name = forward.derivative(arrived), forward.kind.__name__
-        if derived is None or len(derived) != len(own):
-            self.believed.add(name)
-            return None
-        pairs = list(zip(own, derived, strict=True))
-        right = [g if g is None or d is None else torch.where(d != 0, d, g) for g, d in pairs]
-        if finds_out:
-            with _disable_current_modes():
-                apart = [None if r is None or g is None else r - g for r, g in zip(right, own, strict=True)]
-                distance, size = _norm(apart), _norm(right)
-                if distance > SAME * size and not self._confirms(forward, arrived, right, apart):
-                    self.believed.add(name)
-                    return None
-                self.off[name] = max(self.off.get(name, 0.0), distance / size if size else 0.0)
-                if any(g is not None and (d is None or bool(((d == 0) & (g != 0)).any())) for g, d in pairs):
-                    self.believed.add(name)
-            if distance > SAME * size:
-                self._wrong.add(forward.kind)
-        return tuple(right)
-
-    def said(self) -> dict[str, Any]:
-        """Returns by name how far each is off, in two digits, or that it is believed."""
-        off = {name: round(far, 2) for name, far in self.off.items()}
-        return off | {name: "believed" for name in self.believed if not off.get(name)}
-
-    @staticmethod
-    def _confirms(forward: "_Forward", arrived: Any, right: Sequence[Tensor | None], apart: Any) -> bool:
-        """Returns whether a finite difference along what they are apart is what the derivative says, and not what the
-        backward method says."""
-        return abs(forward.slope(arrived, apart) - _dot(right, apart)) <= AGREES * _dot(apart, apart)
-
-
-class _Forward:
-    """A call of the forward method, outside its function."""
-
-    def __init__(self, kind: type[Function], args: Any, generator: Tensor, widened: TorchFunctionMode) -> None:
-        self.kind, self.generator, self.widened = kind, generator, widened
-        self.args = [a.detach() if isinstance(a, Tensor) else a for a in args]
-        self.trained = [isinstance(a, Tensor) and a.requires_grad for a in args]
-
-    def derivative(self, arrived: Sequence[Tensor | None]) -> list[Tensor | None] | None:
-        """Returns by tensor among the arguments the derivative; None of a function that has none, or that returns what
-        it is given."""
-        args = [a.clone().requires_grad_() if t else a for a, t in zip(self.args, self.trained, strict=True)]
-        try:
-            with torch.enable_grad():
-                results = self(args)
-            given = [a for a in self.args if is_real(a)]
-            if any(is_real(r) and same_bits(r, a) for r in results for a in given if r.shape == a.shape):
-                return None
-            ends = [(r, g) for r, g in zip(results, arrived, strict=True) if g is not None and r.requires_grad]
-            leaves = [a for a, t in zip(args, self.trained, strict=True) if t]
-            found = iter(torch.autograd.grad([r for r, _ in ends], leaves, [g for _, g in ends], allow_unused=True))
-        except Exception:  # whatever somebody's own code does outside its function: its backward method is believed
-            return None
-        return [next(found) if t else None for a, t in zip(self.args, self.trained, strict=True) if is_tensor(a)]
-
-    def slope(self, arrived: Sequence[Tensor | None], along: Sequence[Tensor | None]) -> float:
-        """Returns a finite difference of the function, weighted by the gradients that arrived, along a direction."""
-        size = _norm([a for a, t in zip(self.args, self.trained, strict=True) if t])
-        step = STEP * (size or 1.0) / _norm(along)
-        sides = []
-        for sign in (step, -step):
-            ways = iter(along)
-            args = [a if not is_tensor(a) else _moved(a, next(ways), sign) for a in self.args]
-            with torch.no_grad():
-                sides.append(_dot(self(args), arrived))
-        return (sides[0] - sides[1]) / (2 * step)
-
-    def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
-        context: Any = FunctionCtx()
-        context.needs_input_grad = tuple(self.trained)
-        given = () if self.kind.setup_context is not Function.setup_context else (context,)
-        after = torch.get_rng_state()
-        torch.set_rng_state(self.generator)
-        try:
-            with self.widened:  # autograd calls hooks outside of all modes
-                result = self.kind.forward(*given, *args)
-        finally:
-            torch.set_rng_state(after)
-        return result if isinstance(result, tuple) else (result,)
-
-
-def is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
-def _moved(tensor: Tensor, along: Tensor | None, step: float) -> Tensor:
-    return tensor.clone() if along is None else tensor + step * along
-
-
-def _dot(some: Sequence[Any], others: Sequence[Any]) -> float:
-    pairs = [(a, b) for a, b in zip(some, others, strict=True) if a is not None and b is not None]
-    return float(sum(float((a.double() * b.double()).sum()) for a, b in pairs))
-
-
-def _norm(tensors: Sequence[Tensor | None]) -> float:
-    return _dot(tensors, tensors) ** 0.5

@@ -15,7 +15,8 @@ from mpcompare.verdict.examine.forced.call import HALF
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.judge.errors import GradientError
-from mpcompare.watching.own_functions import Derivatives, OwnFunction
+from mpcompare.watching.derivatives import Derivatives
+from mpcompare.watching.own_functions import OwnFunction
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import CASTS, Called, Event, Op, Own, Root, Slot
 

@@ -5,12 +5,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpcompare.pitfalls.grid import stored
-from mpcompare.pitfalls.pitfall import Line, Pitfall, in_formats, number
+from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
 
 BIG, SMALL = 300.0, 1e-4
 
 
-def _mean_of_squares() -> list[Line]:
+@pitfall(
+    "Does a mean of squares fit?",
+    "Square and average in fp32 and round after the root, in RMSNorm and in an MSE alike.",
+    "Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467",
+)
+def mean_of_squares() -> list[Line]:
     def mean(value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((4096,), value, dtype=dtype).square().mean()
 
@@ -43,7 +48,12 @@ def _mean_of_squares() -> list[Line]:
     ]
 
 
-def _norm() -> list[Line]:
+@pitfall(
+    "Does a gradient's norm of 300 fit?",
+    "Take norms in fp32, of unscaled gradients, as torch.nn.utils.clip_grad_norm_ does of fp32 ones.",
+    "docs.pytorch.org, notes on numerical accuracy: extremal values",
+)
+def norm() -> list[Line]:
     def gradient(dtype: torch.dtype) -> Tensor:
         return torch.full((9,), 100.0, dtype=dtype)
 
@@ -72,7 +82,12 @@ def _norm() -> list[Line]:
     ]
 
 
-def _layer_norm() -> list[Line]:
+@pitfall(
+    "Does a layer norm in fp16 hold?",
+    "Use torch's layer_norm, which autocast runs in fp32, or compute the statistics in fp32.",
+    "Ba et al., Layer Normalization, arXiv 1607.06450; docs.pytorch.org, torch.amp: ops that autocast to float32",
+)
+def layer_norm() -> list[Line]:
     def by_hand(x: Tensor, eps: float) -> Tensor:
         centred = x - x.mean()
         return centred / (centred.square().mean() + stored(eps, x.dtype)).sqrt()
@@ -99,26 +114,3 @@ def _layer_norm() -> list[Line]:
             f"This eps is {number(eps['fp16'])} in fp16, so that 0 is divided by {number(eps['fp16'])}.",
         ),
     ]
-
-
-MEAN_OF_SQUARES = Pitfall(
-    "mean_of_squares",
-    "Does a mean of squares fit?",
-    _mean_of_squares,
-    "Square and average in fp32 and round after the root, in RMSNorm and in an MSE alike.",
-    "Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467",
-)
-NORM = Pitfall(
-    "norm",
-    "Does a gradient's norm of 300 fit?",
-    _norm,
-    "Take norms in fp32, of unscaled gradients, as torch.nn.utils.clip_grad_norm_ does of fp32 ones.",
-    "docs.pytorch.org, notes on numerical accuracy: extremal values",
-)
-LAYER_NORM = Pitfall(
-    "layer_norm",
-    "Does a layer norm in fp16 hold?",
-    _layer_norm,
-    "Use torch's layer_norm, which autocast runs in fp32, or compute the statistics in fp32.",
-    "Ba et al., Layer Normalization, arXiv 1607.06450; docs.pytorch.org, torch.amp: ops that autocast to float32",
-)

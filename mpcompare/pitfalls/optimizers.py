@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.pitfalls.grid import gap, next_below, smallest, stored
-from mpcompare.pitfalls.pitfall import Line, Pitfall, in_formats, number
+from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
 
 ADAM = "Kingma and Ba, Adam, arXiv 1412.6980"
 EPS, BETA2, STEPS = 1e-8, 0.999, 10_000
@@ -18,7 +18,12 @@ def _after_a_step(gradient: float, dtype: torch.dtype, fused: bool = False) -> T
     return weight.detach()
 
 
-def _adam_eps() -> list[Line]:
+@pitfall(
+    "Does Adam's eps = 1e-8 protect?",
+    "Keep moments and master weights in fp32, and compute the step in fp32.",
+    f"{ADAM}; docs.pytorch.org, torch.optim.Adam",
+)
+def adam_eps() -> list[Line]:
     eps = in_formats(lambda dtype: stored(EPS, dtype))
     square = in_formats(lambda dtype: stored(1e-5, dtype).square())
     half = smallest(torch.float16) / 2
@@ -47,7 +52,12 @@ def _adam_eps() -> list[Line]:
     ]
 
 
-def _beta2() -> list[Line]:
+@pitfall(
+    "Does beta2 = 0.999 forget?",
+    "Keep the second moment in fp32, or round it stochastically.",
+    ADAM,
+)
+def beta2() -> list[Line]:
     def decayed(dtype: torch.dtype) -> Tensor:
         v = stored(1.0, dtype)
         for _ in range(STEPS):
@@ -79,7 +89,12 @@ def counted(dtype: torch.dtype) -> Tensor:
     return counter
 
 
-def _step_counter() -> list[Line]:
+@pitfall(
+    "How far does a step counter go?",
+    "Count in an integer or in fp32, as torch.optim does, and cast no counter to 16 bits.",
+    f"{ADAM}, section 3: bias correction",
+)
+def step_counter() -> list[Line]:
     steps = in_formats(counted)
     gaps = {name: gap(steps[name], dtype) for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))}
     return [
@@ -96,26 +111,3 @@ def _step_counter() -> list[Line]:
             f"{number(1 - BETA2**STEPS)}.",
         ),
     ]
-
-
-ADAM_EPS = Pitfall(
-    "adam_eps",
-    "Does Adam's eps = 1e-8 protect?",
-    _adam_eps,
-    "Keep moments and master weights in fp32, and compute the step in fp32.",
-    f"{ADAM}; docs.pytorch.org, torch.optim.Adam",
-)
-BETA2_IN_BF16 = Pitfall(
-    "beta2",
-    "Does beta2 = 0.999 forget?",
-    _beta2,
-    "Keep the second moment in fp32, or round it stochastically.",
-    ADAM,
-)
-STEP_COUNTER = Pitfall(
-    "step_counter",
-    "How far does a step counter go?",
-    _step_counter,
-    "Count in an integer or in fp32, as torch.optim does, and cast no counter to 16 bits.",
-    f"{ADAM}, section 3: bias correction",
-)

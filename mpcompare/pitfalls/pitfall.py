@@ -45,6 +45,11 @@ class Pitfall:
     source: str
 
 
+def pitfall(question: str, instead: str, source: str) -> Callable[[Callable[[], list[Line]]], Pitfall]:
+    """Makes a pitfall of a function that computes its lines, under the name of that function."""
+    return lambda lines: Pitfall(lines.__name__, question, lines, instead, source)
+
+
 def in_formats(compute: Callable[[torch.dtype], SupportsFloat]) -> dict[str, float]:
     """Returns the result of ``compute(dtype)`` by the name of each of the three formats."""
     return {format.name: float(compute(torch_dtype(format))) for format in COMPARED}

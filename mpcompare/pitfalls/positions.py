@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.pitfalls.grid import gap, stored
-from mpcompare.pitfalls.pitfall import COMPARED, Line, Pitfall, in_formats, number
+from mpcompare.pitfalls.pitfall import COMPARED, Line, in_formats, number, pitfall
 
 LENGTH, POSITION = 4096, 1001
 
@@ -14,7 +14,12 @@ def first_missing(dtype: torch.dtype) -> int:
     return next(2**k + 1 for k in range(64) if gap(2.0**k, dtype) > 1)
 
 
-def _positions() -> list[Line]:
+@pitfall(
+    "Are positions above 256 kept?",
+    "Keep positions as integers, compute angles in fp32, and round cosine and sine at the end.",
+    "Wang et al., When Precision Meets Position, arXiv 2411.13476; Su et al., RoFormer, arXiv 2104.09864",
+)
+def positions() -> list[Line]:
     digits = ", ".join(f"{format.name} has {format.mantissa_bits + 1}" for format in COMPARED)
     stored_position = in_formats(lambda dtype: stored(POSITION, dtype))
 
@@ -45,12 +50,3 @@ def _positions() -> list[Line]:
             f"{number(float(angle(torch.float64)))}.",
         ),
     ]
-
-
-POSITIONS = Pitfall(
-    "positions",
-    "Are positions above 256 kept?",
-    _positions,
-    "Keep positions as integers, compute angles in fp32, and round cosine and sine at the end.",
-    "Wang et al., When Precision Meets Position, arXiv 2411.13476; Su et al., RoFormer, arXiv 2104.09864",
-)

@@ -5,14 +5,19 @@ from torch import Tensor
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.pitfalls.grid import gap, next_above, next_below, smallest, stored
-from mpcompare.pitfalls.pitfall import Line, Pitfall, in_formats, number
+from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
 
 MICIKEVICIUS = "Micikevicius et al., Mixed Precision Training, arXiv 1710.03740"
 SCALE = DynamicLossScale().scale
 UPDATE, UPDATES = 1e-4, 1000
 
 
-def _underflow() -> list[Line]:
+@pitfall(
+    "What is below 2^-24?",
+    "Scale the loss, so that gradients are stored where fp16 has numbers, or store them in bf16.",
+    MICIKEVICIUS,
+)
+def underflow() -> list[Line]:
     least = smallest(torch.float16)
     half = in_formats(lambda dtype: stored(least / 2, dtype))
     between = in_formats(lambda dtype: stored(1.4 * least, dtype))
@@ -44,7 +49,12 @@ def _underflow() -> list[Line]:
     ]
 
 
-def _overflow() -> list[Line]:
+@pitfall(
+    "What is above 65504?",
+    "Keep sums, losses and norms in fp32, and skip a step whose gradients hold inf.",
+    f"{MICIKEVICIUS}; docs.pytorch.org, notes on numerical accuracy",
+)
+def overflow() -> list[Line]:
     largest = torch.finfo(torch.float16).max
     last_gap = largest - next_below(largest, torch.float16)
     total = in_formats(lambda dtype: torch.full((1000,), 100.0, dtype=dtype).sum())
@@ -70,7 +80,12 @@ def _overflow() -> list[Line]:
     ]
 
 
-def _lost_update() -> list[Line]:
+@pitfall(
+    "Does a small update arrive?",
+    "Update fp32 master weights, and round copies of them for forward and backward.",
+    MICIKEVICIUS,
+)
+def lost_update() -> list[Line]:
     def updated(dtype: torch.dtype) -> Tensor:
         weight, update = stored(1.0, dtype), stored(UPDATE, dtype)
         for _ in range(UPDATES):
@@ -102,26 +117,3 @@ def _lost_update() -> list[Line]:
             f"The master reaches {number(float(updated(torch.float32)))}, and is rounded once.",
         ),
     ]
-
-
-UNDERFLOW = Pitfall(
-    "underflow",
-    "What is below 2^-24?",
-    _underflow,
-    "Scale the loss, so that gradients are stored where fp16 has numbers, or store them in bf16.",
-    MICIKEVICIUS,
-)
-OVERFLOW = Pitfall(
-    "overflow",
-    "What is above 65504?",
-    _overflow,
-    "Keep sums, losses and norms in fp32, and skip a step whose gradients hold inf.",
-    f"{MICIKEVICIUS}; docs.pytorch.org, notes on numerical accuracy",
-)
-LOST_UPDATE = Pitfall(
-    "lost_update",
-    "Does a small update arrive?",
-    _lost_update,
-    "Update fp32 master weights, and round copies of them for forward and backward.",
-    MICIKEVICIUS,
-)

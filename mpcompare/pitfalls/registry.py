@@ -2,32 +2,20 @@
 
 from collections.abc import Mapping
 
-from mpcompare.pitfalls.norms import LAYER_NORM, MEAN_OF_SQUARES, NORM
-from mpcompare.pitfalls.optimizers import ADAM_EPS, BETA2_IN_BF16, STEP_COUNTER
+from mpcompare.pitfalls.norms import layer_norm, mean_of_squares, norm
+from mpcompare.pitfalls.optimizers import adam_eps, beta2, step_counter
 from mpcompare.pitfalls.pitfall import Pitfall
-from mpcompare.pitfalls.positions import POSITIONS
-from mpcompare.pitfalls.range import LOST_UPDATE, OVERFLOW, UNDERFLOW
-from mpcompare.pitfalls.rescue import KAHAN, STOCHASTIC_ROUNDING
-from mpcompare.pitfalls.softmax import SOFTMAX
-from mpcompare.pitfalls.sums import SUMS
+from mpcompare.pitfalls.positions import positions
+from mpcompare.pitfalls.range import lost_update, overflow, underflow
+from mpcompare.pitfalls.rescue import kahan, stochastic_rounding
+from mpcompare.pitfalls.softmax import softmax
+from mpcompare.pitfalls.sums import sums
 
 # Pitfalls by name, in the order in which they are shown.
 PITFALLS: Mapping[str, Pitfall] = {
     each.name: each
     for each in (
-        UNDERFLOW,
-        OVERFLOW,
-        LOST_UPDATE,
-        SUMS,
-        MEAN_OF_SQUARES,
-        NORM,
-        SOFTMAX,
-        LAYER_NORM,
-        ADAM_EPS,
-        BETA2_IN_BF16,
-        STEP_COUNTER,
-        POSITIONS,
-        STOCHASTIC_ROUNDING,
-        KAHAN,
+        *(underflow, overflow, lost_update, sums, mean_of_squares, norm, softmax, layer_norm, adam_eps, beta2),
+        *(step_counter, positions, stochastic_rounding, kahan),
     )
 }

@@ -1,14 +1,15 @@
 """Two ways to add small numbers in 16 bits after all: stochastic rounding, and Kahan's compensated sum."""
 
 import math
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mpcompare.pitfalls.grid import gap, stored
-from mpcompare.pitfalls.pitfall import Line, Pitfall, in_formats, number
+from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
 
+ZAMIRAI = "Zamirai et al., Revisiting BFloat16 Training, arXiv 2010.06192"
 WEIGHTS = 1000  # that are updated side by side with stochastic rounding
 # Start, addend, additions: an update of weights, and the sum of the pitfall "sums".
 UPDATES, SUM = (1.0, 1e-4, 1000), (0.0, 0.1, 10_000)
@@ -58,7 +59,12 @@ def added_to_nearest(start: float, addend: float, additions: int, dtype: torch.d
     return total
 
 
-def _stochastic_rounding() -> list[Line]:
+@pitfall(
+    "Does rounding at random help?",
+    "Use it where there is no memory for fp32 weights; a weight is right on average only.",
+    f"Gupta et al., arXiv 1502.02551; {ZAMIRAI}",
+)
+def stochastic_rounding() -> list[Line]:
     updated = {dtype: added_stochastically(*UPDATES, dtype).double() for dtype in (torch.float16, torch.bfloat16)}
     spread = {dtype: number(float(weights.std())) for dtype, weights in updated.items()}
     return [
@@ -78,13 +84,18 @@ def _stochastic_rounding() -> list[Line]:
     ]
 
 
-def _kahan() -> list[Line]:
-    total, addend = in_formats(_of(added_with_kahan, SUM)), float(stored(SUM[1], torch.bfloat16))
+@pitfall(
+    "Does a compensated sum help?",
+    "Use it where all computing is in 16 bits: weight and lost part are 16 bits each, as large as an fp32 weight.",
+    f"Kahan, Comm. ACM 8(1), 1965; {ZAMIRAI}",
+)
+def kahan() -> list[Line]:
+    total, addend = in_formats(partial(added_with_kahan, *SUM)), float(stored(SUM[1], torch.bfloat16))
     return [
         *_to_nearest(),
         Line(
             "1 + 1,000 times 1e-4, with Kahan",
-            in_formats(_of(added_with_kahan, UPDATES)),
+            in_formats(partial(added_with_kahan, *UPDATES)),
             "The part that an addition loses is kept in a second number, until it is enough to move the sum.",
         ),
         Line(
@@ -98,7 +109,7 @@ def _kahan() -> list[Line]:
 
 def _to_nearest() -> list[Line]:
     """Returns the lines that both are compared with."""
-    nearest = in_formats(_of(added_to_nearest, UPDATES))
+    nearest = in_formats(partial(added_to_nearest, *UPDATES))
     return [
         Line(
             "1 + 1,000 times 1e-4, to nearest",
@@ -107,24 +118,3 @@ def _to_nearest() -> list[Line]:
             "bf16: an update is less than half a gap.",
         )
     ]
-
-
-def _of(add: Callable[..., Tensor], numbers: tuple[float, float, int]) -> Callable[[torch.dtype], Tensor]:
-    return lambda dtype: add(*numbers, dtype)
-
-
-ZAMIRAI = "Zamirai et al., Revisiting BFloat16 Training, arXiv 2010.06192"
-STOCHASTIC_ROUNDING = Pitfall(
-    "stochastic_rounding",
-    "Does rounding at random help?",
-    _stochastic_rounding,
-    "Use it where there is no memory for fp32 weights; a weight is right on average only.",
-    f"Gupta et al., arXiv 1502.02551; {ZAMIRAI}",
-)
-KAHAN = Pitfall(
-    "kahan",
-    "Does a compensated sum help?",
-    _kahan,
-    "Use it where all computing is in 16 bits: weight and lost part are 16 bits each, as large as an fp32 weight.",
-    f"Kahan, Comm. ACM 8(1), 1965; {ZAMIRAI}",
-)

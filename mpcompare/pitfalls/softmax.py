@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpcompare.pitfalls.grid import smallest
-from mpcompare.pitfalls.pitfall import Line, Pitfall, in_formats, number
+from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
 
 LOGIT, APART, CLASSES = 12.0, 20.0, 70_000
 
@@ -15,7 +15,12 @@ def _naive(logits: Tensor) -> Tensor:
     return exponentials / exponentials.sum()
 
 
-def _softmax() -> list[Line]:
+@pitfall(
+    "Does a softmax in fp16 hold?",
+    "Take logits to fp32 before softmax and loss, and use log_softmax or cross_entropy.",
+    "docs.pytorch.org, torch.amp: ops that autocast to float32; Blanchard et al., arXiv 1909.03469",
+)
+def softmax() -> list[Line]:
     exponential = in_formats(lambda dtype: torch.tensor(LOGIT, dtype=dtype).exp())
     sums = in_formats(lambda dtype: torch.zeros(CLASSES, dtype=dtype).exp().sum())
     probability = in_formats(lambda dtype: F.softmax(torch.tensor([APART, 0.0], dtype=dtype), 0)[1])
@@ -52,12 +57,3 @@ def _softmax() -> list[Line]:
             "The logarithm is taken without the probability: x - max - log(sum(exp(x - max))).",
         ),
     ]
-
-
-SOFTMAX = Pitfall(
-    "softmax",
-    "Does a softmax in fp16 hold?",
-    _softmax,
-    "Take logits to fp32 before softmax and loss, and use log_softmax or cross_entropy.",
-    "docs.pytorch.org, torch.amp: ops that autocast to float32; Blanchard et al., arXiv 1909.03469",
-)

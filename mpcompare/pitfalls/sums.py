@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mpcompare.pitfalls.grid import gap, stored
-from mpcompare.pitfalls.pitfall import Line, Pitfall, in_formats, number
+from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
 
 ADDEND, ADDENDS = 0.1, 10_000
 
@@ -18,7 +18,12 @@ def one_by_one(dtype: torch.dtype, accumulate_dtype: torch.dtype) -> Tensor:
     return total.to(dtype)
 
 
-def _sums() -> list[Line]:
+@pitfall(
+    "Is 10,000 times 0.1 a thousand?",
+    "Sum in fp32 and round once, as matrix products and torch.sum do.",
+    "Higham, The Accuracy of Floating Point Summation, SIAM J. Sci. Comput. 14(4), 1993",
+)
+def sums() -> list[Line]:
     stops = in_formats(lambda dtype: one_by_one(dtype, dtype))
     halves = {name: gap(stops[name], dtype) / 2 for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))}
     in_bf16 = float(stored(ADDEND, torch.bfloat16))
@@ -41,12 +46,3 @@ def _sums() -> list[Line]:
             "torch sums in fp32, in several parts that it adds at the end, so that the rounding errors stay small.",
         ),
     ]
-
-
-SUMS = Pitfall(
-    "sums",
-    "Is 10,000 times 0.1 a thousand?",
-    _sums,
-    "Sum in fp32 and round once, as matrix products and torch.sum do.",
-    "Higham, The Accuracy of Floating Point Summation, SIAM J. Sci. Comput. 14(4), 1993",
-)

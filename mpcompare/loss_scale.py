@@ -13,7 +13,7 @@ The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -116,6 +116,13 @@ class DynamicLossScale(StaticLossScale):
         if self.min_scale > self.init_scale:
             raise InputError("loss_scale.min_scale", self.min_scale, f"expected at most init_scale={self.init_scale}")
         self.overflows_left = self.hysteresis
+
+    @property
+    def of_grad_scaler(self) -> dict[str, Any]:
+        """The settings that ``GradScaler`` has too, under its names."""
+        return {
+            name: getattr(self, name) for name in ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+        }
 
     def update(self, found_inf: bool) -> None:
         if found_inf:

@@ -3,11 +3,13 @@
 https://docs.pytorch.org/tutorials/recipes/recipes/amp_recipe.html
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.memory_models.autograd import autograd_peak
-from mpcompare.backends.memory_models.mlp import peak_of_mlp
+from mpcompare.backends.memory_models.mlp import PeakOf
 from mpcompare.backends.torch_model import (
     TorchModel,
     clip_gradients,
@@ -17,7 +19,6 @@ from mpcompare.backends.torch_model import (
     share_of_step,
     step_or_skip,
 )
-from mpcompare.contract import MemoryModel
 from mpcompare.dtypes import torch_dtype
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale
@@ -41,13 +42,7 @@ def grad_scaler(scaling: LossScale, device: str) -> torch.amp.GradScaler:
             )
         if scaling.hysteresis != 1:
             raise InputError("loss_scale.hysteresis", scaling.hysteresis, "GradScaler has none, its backends accept 1")
-        return torch.amp.GradScaler(
-            device,
-            init_scale=scaling.init_scale,
-            growth_factor=scaling.growth_factor,
-            backoff_factor=scaling.backoff_factor,
-            growth_interval=scaling.growth_interval,
-        )
+        return torch.amp.GradScaler(device, **scaling.of_grad_scaler)
     return torch.amp.GradScaler(device, init_scale=scaling.init_scale)  # update(new_scale) keeps it static
 
 
@@ -56,6 +51,7 @@ class Amp(TorchModel):
 
     PRECISIONS = ("fp16", "bf16")
     IDLE_PHASES: tuple[str, ...] = ()
+    peak_of: ClassVar[PeakOf | None] = autograd_peak
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         self.task, self.precision = task, precision
@@ -93,9 +89,3 @@ class Amp(TorchModel):
     def update(self) -> None:
         self.scaler.update(self.static_scale)
         self.optimizer.zero_grad(set_to_none=True)
-
-    def loss_scale(self) -> Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale; get_scale() would wait
-
-    def memory_model(self) -> MemoryModel:
-        return peak_of_mlp(autograd_peak, self.model, self.task, self.precision)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.layer_dtypes.compiled import layer_dtypes_of_compiled_step
 from mpcompare.backends.torch_model import require_kernels
-from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes
+from mpcompare.contract import BackendUnavailable, ModuleDtypes
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Task
@@ -66,6 +66,8 @@ class AmpCompile(Amp):
     """``amp`` with forward and loss as one compiled function, which brings its backward. The optimizer is fused, and
     skips a step on the device."""
 
+    peak_of = None  # inductor chooses which tensors it keeps and which it computes again
+
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         device_type = next(model.parameters()).device.type
         require_compiler(device_type)
@@ -98,6 +100,3 @@ class AmpCompile(Amp):
             return forward_and_loss(model, self.task.loss_fn, x, y, self.device_type, self.compute_dtype)[0]
 
         return layer_dtypes_of_compiled_step(self.model, self.master_params(), loss_of, OPTIONS)
-
-    def memory_model(self) -> MemoryModel:
-        return {}  # inductor chooses which tensors it keeps and which it computes again

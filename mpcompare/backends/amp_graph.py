@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from mpcompare.backends.amp import grad_scaler
 from mpcompare.backends.memory_models.autograd import captured_peak
-from mpcompare.backends.memory_models.mlp import peak_of_mlp
 from mpcompare.backends.torch_model import (
     TorchModel,
     clip_gradients,
@@ -20,7 +19,7 @@ from mpcompare.backends.torch_model import (
     share_of_step,
     step_or_skip,
 )
-from mpcompare.contract import Batches, MemoryModel, State
+from mpcompare.contract import Batches, State
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, StaticLossScale
 from mpcompare.native import graph
@@ -35,6 +34,7 @@ class AmpGraph(TorchModel):
 
     PRECISIONS = ("fp16", "bf16")
     warmup_steps = graph.WARMUP
+    peak_of = captured_peak
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         device = next(model.parameters()).device
@@ -86,12 +86,6 @@ class AmpGraph(TorchModel):
         self.graph()
         return self.loss
 
-    def loss_scale(self) -> Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale; get_scale() would wait
-
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.graph = graph.StepGraph(self._whole_step)  # the captured one updates the old momentum
-
-    def memory_model(self) -> MemoryModel:
-        return peak_of_mlp(captured_peak, self.model, self.task, self.precision)

@@ -1,11 +1,12 @@
 """Plain FP32 as torch users write it: the baseline of every gain by mixed precision."""
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from mpcompare.backends.memory_models.autograd import autograd_peak
-from mpcompare.backends.memory_models.mlp import peak_of_mlp
+from mpcompare.backends.memory_models.mlp import PeakOf
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, gradient_dtype, set_lr, share_of_step
-from mpcompare.contract import MemoryModel
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.copies import copy_of
@@ -18,6 +19,7 @@ class Fp32(TorchModel):
 
     PRECISIONS: tuple[str, ...] = ("fp32",)
     IDLE_PHASES = ("unscale",)
+    peak_of: ClassVar[PeakOf | None] = autograd_peak
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         if loss_scale.scales:
@@ -52,6 +54,3 @@ class Fp32(TorchModel):
 
     def loss_scale(self) -> float:
         return 1.0
-
-    def memory_model(self) -> MemoryModel:
-        return peak_of_mlp(autograd_peak, self.model, self.task, self.precision)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from mpcompare.backends.amp import grad_scaler
 from mpcompare.backends.torch_model import TorchModel, require_kernels, set_lr
-from mpcompare.contract import Batches, MemoryModel
+from mpcompare.contract import Batches
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.batch import Batch, Tree, without_doors
@@ -72,10 +72,7 @@ class Loop(TorchModel):
         return self._grads
 
     def loss_scale(self) -> float | Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type)) if self.more else 1.0
-
-    def memory_model(self) -> MemoryModel:
-        return {}
+        return super().loss_scale() if self.more else 1.0
 
     def _note(self) -> None:
         self._grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.torch_model import (
+    TorchModel,
     copy_into,
     load_optimizer_state,
     observed_dtypes,
@@ -28,22 +29,20 @@ from mpcompare.backends.torch_model import (
     set_lr,
     share_of_step,
 )
-from mpcompare.contract import MemoryModel, ModuleDtypes, State, take_step
+from mpcompare.contract import ModuleDtypes, State, take_step
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.cast import cast_module
 from mpcompare.tasks.copies import copy_of
-from mpcompare.tasks.task import Params, Task, buffers_of
+from mpcompare.tasks.task import Params, Task
 
 
-class MasterWeights:
+class MasterWeights(TorchModel):
     """A 16-bit module, fp32 masters, loss scaling by hand."""
 
     PRECISIONS = ("fp16", "bf16")
     IDLE_PHASES: tuple[str, ...] = ()
-    engine = "torch"
-    share: Tensor | None = None
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         require_kernels(model, next(model.parameters()).device.type, precision, "master_weights")
@@ -56,7 +55,6 @@ class MasterWeights:
         self.params = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = task.optimizer.make((name, self.masters[name]) for name in self.params)
         self.skipped = False
-        self.grad_norm: Tensor | None = None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.model(x.to(self.compute_dtype) if x.is_floating_point() else x)
@@ -100,15 +98,8 @@ class MasterWeights:
 
     # The harness asks for the following outside of the step.
 
-    @property
-    def called_module(self) -> nn.Module:
-        return self.model
-
     def master_params(self) -> Params:
         return {name: master.detach() for name, master in self.masters.items()}
-
-    def buffers(self) -> Params:
-        return buffers_of(self.model)
 
     def grads(self) -> Params:
         return {name: master.grad for name, master in self.masters.items() if master.grad is not None}
@@ -117,9 +108,7 @@ class MasterWeights:
         return self.scaling.scale
 
     def dtypes(self) -> dict[str, str]:
-        # "params" are the tensors that the optimizer updates.
-        masters = nn.ParameterDict({name.replace(".", "/"): p for name, p in self.masters.items()})
-        return observed_dtypes(masters, self.optimizer, self.observed)
+        return observed_dtypes(self.masters.values(), self.optimizer, self.observed)
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
@@ -139,6 +128,3 @@ class MasterWeights:
         copy_into(self.buffers(), state["buffers"])
         load_optimizer_state(self.optimizer, self.masters, state["optimizer"])
         load_state(self.scaling, state["loss_scale"])
-
-    def memory_model(self) -> MemoryModel:
-        return {}

@@ -1,15 +1,16 @@
 """The answers that backends on a torch module and torch's optimizers share, all outside of the timed region."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
-from mpcompare.contract import BackendUnavailable, ModuleDtypes, State, take_step
+from mpcompare.backends.memory_models.mlp import PeakOf, peak_of_mlp
+from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import BF16, FP16, PRECISIONS, Format
 from mpcompare.tasks.task import Params, Task, buffers_of, params_of
@@ -23,13 +24,20 @@ class TorchModel:
         model: the network, a copy that belongs to the backend.
         optimizer: updates the parameters of ``model``.
         observed: dtypes of the last step, of ``activations`` (the output), ``loss`` and ``gradients``.
+        peak_of: the memory model of its step on an MLP; None: it has none.
+        precision: of an MLP's memory model.
+        scaler, device_type: of a backend whose ``GradScaler`` scales the loss.
     """
 
     engine = "torch"
+    peak_of: ClassVar[PeakOf | None] = None
     task: Task
     model: nn.Module
     optimizer: torch.optim.Optimizer
     observed: dict[str, torch.dtype]
+    precision: str
+    scaler: torch.amp.GradScaler
+    device_type: str
     grad_norm: Tensor | None = None
     share: Tensor | None = None
 
@@ -50,8 +58,11 @@ class TorchModel:
     def grads(self) -> Params:
         return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
 
+    def loss_scale(self) -> float | Tensor:
+        return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale; get_scale() would wait
+
     def dtypes(self) -> dict[str, str]:
-        return observed_dtypes(self.model, self.optimizer, self.observed)
+        return observed_dtypes(self.model.parameters(), self.optimizer, self.observed)
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
@@ -71,6 +82,10 @@ class TorchModel:
         load_optimizer_state(self.optimizer, dict(self.model.named_parameters()), state["optimizer"])
         if hasattr(self, "scaler"):
             load_scaler_state(self.scaler, state["loss_scale"])
+
+    def memory_model(self) -> MemoryModel:
+        peak_of = type(self).peak_of
+        return peak_of_mlp(peak_of, self.model, self.task, self.precision) if peak_of else {}
 
 
 def step_or_skip(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool | Tensor:
@@ -179,11 +194,11 @@ def gradient_dtype(model: nn.Module) -> torch.dtype:
 
 
 def observed_dtypes(
-    model: nn.Module, optimizer: torch.optim.Optimizer, observed: dict[str, torch.dtype]
+    params: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, observed: dict[str, torch.dtype]
 ) -> dict[str, str]:
     """Returns the names of the ``observed`` dtypes, and of those of the parameters and of the optimizer's state. Plain
     SGD has no state: it computes in the parameters' dtype."""
-    weight = next(p for p in model.parameters() if p.requires_grad)
+    weight = next(p for p in params if p.requires_grad)
     updated = next(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
     state = [value for value in optimizer.state[updated].values() if isinstance(value, Tensor) and value.dim()]
     dtypes = {"params": weight.dtype, **observed, "optimizer": (state or [updated])[0].dtype}

@@ -13,10 +13,10 @@ from mpcompare.tasks.mlp import PlainMlp, plain_mlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
 from mpcompare.tasks.task import Task
 
+PeakOf = Callable[[PlainMlp, str], MemoryModel]  # of an MLP in a precision
 
-def peak_of_mlp(
-    peak_of: Callable[[PlainMlp, str], MemoryModel], model: nn.Module, task: Task, precision: str
-) -> MemoryModel:
+
+def peak_of_mlp(peak_of: PeakOf, model: nn.Module, task: Task, precision: str) -> MemoryModel:
     """Returns ``peak_of(mlp, precision)`` where the task is a plain MLP; {} for other networks, which have no model."""
     try:
         return peak_of(plain_mlp(model, task), precision)

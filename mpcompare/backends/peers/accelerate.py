@@ -63,11 +63,4 @@ def _settings(accelerate: Any, scaling: LossScale) -> list[Any]:
     """Returns the handler that gives Accelerate's scaler the settings of ``scaling``."""
     if not isinstance(scaling, DynamicLossScale):
         return []
-    return [
-        accelerate.utils.GradScalerKwargs(
-            init_scale=scaling.init_scale,
-            growth_factor=scaling.growth_factor,
-            backoff_factor=scaling.backoff_factor,
-            growth_interval=scaling.growth_interval,
-        )
-    ]
+    return [accelerate.utils.GradScalerKwargs(**scaling.of_grad_scaler)]

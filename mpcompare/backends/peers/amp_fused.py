@@ -8,7 +8,6 @@ whatever stood in that memory.
 from torch import nn
 
 from mpcompare.backends.amp import Amp
-from mpcompare.contract import MemoryModel
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.task import Task
 
@@ -16,10 +15,9 @@ from mpcompare.tasks.task import Task
 class AmpFused(Amp):
     """``autocast``, ``GradScaler`` and a fused optimizer."""
 
+    peak_of = None
+
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
         self.optimizer = task.optimizer.make(self.model.named_parameters(), fused=True)
         self.optimizer.state.clear()  # the task's maker fills the momentum beforehand; the documentation does not
-
-    def memory_model(self) -> MemoryModel:
-        return {}

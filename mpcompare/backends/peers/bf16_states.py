@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.amp import Amp
-from mpcompare.contract import MemoryModel, State
+from mpcompare.contract import State
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
 from mpcompare.tasks.task import Task
@@ -16,6 +16,8 @@ from mpcompare.tasks.task import Task
 
 class Bf16States(Amp):
     """fp32 weights, moments in bf16."""
+
+    peak_of = None
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         super().__init__(model, task, precision, loss_scale)
@@ -31,9 +33,6 @@ class Bf16States(Amp):
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         _store(self.optimizer, torch.bfloat16)
-
-    def memory_model(self) -> MemoryModel:
-        return {}
 
 
 def _store(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.torch_model import copy_into
-from mpcompare.contract import MemoryModel, ModuleDtypes, State
+from mpcompare.contract import ModuleDtypes, State
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
@@ -28,6 +28,7 @@ class Bf16Weights(Fp32):
     loss scale."""
 
     PRECISIONS = ("bf16",)
+    peak_of = None
     promises = Promises(weights="bf16", moments="bf16")
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
@@ -80,9 +81,6 @@ class Bf16Weights(Fp32):
         loss = self.forward(x, y)
         self.backward()
         return loss
-
-    def memory_model(self) -> MemoryModel:
-        return {}
 
 
 def _in_fp32(tensors: Params) -> Params:

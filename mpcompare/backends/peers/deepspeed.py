@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.peers.library import join_alone, library
 from mpcompare.backends.torch_model import (
+    TorchModel,
     copy_into,
     gradient_dtype,
     load_optimizer_state,
@@ -28,7 +29,7 @@ from mpcompare.backends.torch_model import (
     optimizer_state,
     set_lr,
 )
-from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State, take_step
+from mpcompare.contract import BackendUnavailable, Batches, ModuleDtypes, State, take_step
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
@@ -40,11 +41,10 @@ from mpcompare.tasks.task import Params, Task, buffers_of
 DEFAULT_CLIP_NORM = 1.0  # GRADIENT_CLIPPING_DEFAULT in DeepSpeed
 
 
-class DeepSpeedRow:
+class DeepSpeedRow(TorchModel):
     """A DeepSpeed engine in bf16."""
 
     PRECISIONS = ("bf16",)
-    engine = "torch"
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         if loss_scale.scales:
@@ -78,7 +78,7 @@ class DeepSpeedRow:
         self.optimizer.register_step_pre_hook(self._keep_gradients)
         self.shown: Params = {}
         self.skipped = False
-        self.grad_norm: float | None = None
+        self.grad_norm: float | None = None  # type: ignore[assignment]  # the engine returns no tensor
 
     def _keep_gradients(self, *_: object) -> None:
         self.shown = {name: master.grad for name, master in self.masters.items()}
@@ -102,10 +102,6 @@ class DeepSpeedRow:
 
     # The harness asks for the following outside of the step.
 
-    @property
-    def called_module(self) -> nn.Module:
-        return self.model
-
     def master_params(self) -> Params:
         frozen = {name: p.detach().float() for name, p in self.model.named_parameters() if name not in self.masters}
         return {**{name: master.detach() for name, master in self.masters.items()}, **frozen}
@@ -120,8 +116,7 @@ class DeepSpeedRow:
         return float(self.wrapped.loss_scale)
 
     def dtypes(self) -> dict[str, str]:
-        masters = nn.ParameterDict({name.replace(".", "/"): p for name, p in self.masters.items()})
-        return observed_dtypes(masters, self.optimizer, self.observed)
+        return observed_dtypes(self.masters.values(), self.optimizer, self.observed)
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         step = partial(take_step, self, [(x, y)] * self.task.accumulate, self.task.optimizer.lr)
@@ -140,6 +135,3 @@ class DeepSpeedRow:
         copy_into({name: p.detach() for name, p in self.model.named_parameters()}, state["params"])
         copy_into(buffers_of(self.model), state["buffers"])
         load_optimizer_state(self.optimizer, self.masters, state["optimizer"])
-
-    def memory_model(self) -> MemoryModel:
-        return {}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mpcompare.backends.amp import Amp
 from mpcompare.backends.peers.library import join_alone
 from mpcompare.backends.torch_model import require_kernels
-from mpcompare.contract import MemoryModel, State
+from mpcompare.contract import State
 from mpcompare.loss_scale import LossScale
 from mpcompare.tasks.task import Params, Task
 
@@ -25,6 +25,8 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 class Fsdp2(Amp):
     """``fully_shard`` with a ``MixedPrecisionPolicy``, in one process, in the place of autocast."""
+
+    peak_of = None
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
         device = next(model.parameters()).device
@@ -74,9 +76,6 @@ class Fsdp2(Amp):
             for kind, value in moments.items():
                 if value.dim():
                     moments[kind] = DTensor.from_local(value, p.device_mesh, p.placements)
-
-    def memory_model(self) -> MemoryModel:
-        return {}
 
 
 def _all_whole(tensors: Params) -> Params:

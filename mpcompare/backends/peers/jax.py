@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.peers.library import library
+from mpcompare.backends.peers.library import library, transposed
 from mpcompare.contract import BackendUnavailable, Batches, MemoryModel, ModuleDtypes, State
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, StaticLossScale
@@ -124,10 +124,10 @@ class JaxRow:
     # The harness asks for the following outside of the step. Flax's kernels are torch's weights, transposed.
 
     def _from_torch(self, tensors: Params) -> dict[str, Any]:
-        return {name: self.jnp.array(_array(_transposed(name, t))) for name, t in tensors.items()}
+        return {name: self.jnp.array(_array(transposed(name, t))) for name, t in tensors.items()}
 
     def _to_torch(self, arrays: dict[str, Any]) -> Params:
-        return {name: _transposed(name, torch.from_numpy(np.array(a))) for name, a in arrays.items()}
+        return {name: transposed(name, torch.from_numpy(np.array(a))) for name, a in arrays.items()}
 
     def master_params(self) -> Params:
         return self._to_torch(self.params)
@@ -218,7 +218,3 @@ def optimizer_of(task: Task) -> Any:
 
 def _array(tensor: Tensor) -> Any:
     return tensor.detach().contiguous().numpy()
-
-
-def _transposed(name: str, tensor: Tensor) -> Tensor:
-    return tensor.t() if name.endswith(".weight") else tensor

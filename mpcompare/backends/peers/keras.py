@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
-from mpcompare.backends.peers.library import library
+from mpcompare.backends.peers.library import library, transposed
 from mpcompare.backends.torch_model import copy_into, require_kernels, share_of_step
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.dtypes import dtype_name
@@ -151,13 +151,13 @@ class KerasRow:
         return {name: variable.value for name, variable in self.variables.items()}
 
     def master_params(self) -> Params:
-        return {name: _as_in_torch(name, p.detach()) for name, p in self.values().items()}
+        return {name: transposed(name, p.detach()) for name, p in self.values().items()}
 
     def buffers(self) -> Params:
         return {}
 
     def grads(self) -> Params:
-        return {name: _as_in_torch(name, p.grad) for name, p in self.values().items() if p.grad is not None}
+        return {name: transposed(name, p.grad) for name, p in self.values().items() if p.grad is not None}
 
     def dtypes(self) -> dict[str, str]:
         values = next(iter(self.values().values()))
@@ -181,7 +181,7 @@ class KerasRow:
             kept = [variable.value.detach() for variable in self.inner.variables if variable.path.endswith(f"_{end}")]
             if kept:
                 moments[kind] = {
-                    name: _as_in_torch(name, tensor) for name, tensor in zip(self.variables, kept, strict=True)
+                    name: transposed(name, tensor) for name, tensor in zip(self.variables, kept, strict=True)
                 }
         return moments
 
@@ -253,7 +253,3 @@ def optimizer_of(keras: Any, task: Task) -> Any:
     if asked.weight_decay:
         raise BackendUnavailable("backend=keras: Keras's Adam has no weight decay in the gradient")
     return keras.optimizers.Adam(asked.lr, **settings)
-
-
-def _as_in_torch(name: str, tensor: Tensor) -> Tensor:
-    return tensor.t() if name.endswith(".weight") else tensor

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, set_lr, skipped_by
-from mpcompare.contract import MemoryModel
 from mpcompare.errors import BackendUnavailable
 
 PYTHON = {"jax": (3, 11), "keras": (3, 11)}  # the oldest Python of these backends' libraries; their extras say so, too
@@ -64,6 +63,11 @@ def observe_output(model: nn.Module, observed: dict[str, torch.dtype]) -> None:
             module.register_forward_hook(returned)
 
 
+def transposed(name: str, tensor: Tensor) -> Tensor:
+    """Returns a weight of torch as the kernel of Keras and Flax, or the other way round; a bias is the same in all."""
+    return tensor.t() if name.endswith(".weight") else tensor
+
+
 class SetUp(TorchModel):
     """A module and an optimizer that a library has set up, whose ``step`` is GradScaler's step and update in one.
 
@@ -75,8 +79,6 @@ class SetUp(TorchModel):
     IDLE_PHASES: tuple[str, ...] = ()
     network: nn.Module
     stepper: Any
-    scaler: torch.amp.GradScaler
-    device_type: str
     skipped: bool | Tensor
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -94,9 +96,3 @@ class SetUp(TorchModel):
 
     def update(self) -> None:
         self.stepper.zero_grad()
-
-    def loss_scale(self) -> Tensor:
-        return self.scaler.scale(torch.ones((), device=self.device_type))
-
-    def memory_model(self) -> MemoryModel:
-        return {}

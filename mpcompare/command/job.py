@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,13 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 from mpcompare.command.compiled import compiled
 from mpcompare.command.faults import known_fault
 from mpcompare.command.going_on import is_sweep
-from mpcompare.command.plan import plan_of
+from mpcompare.command.plan import plan_of, stages_of
 from mpcompare.command.record import record_at_start
-from mpcompare.command.stages import stages_of
 from mpcompare.errors import InputError, fail, first_line
 from mpcompare.interrupt import interruptible, uninterrupted
-from mpcompare.race.alone import alone
-from mpcompare.race.orders import Turns
+from mpcompare.race.orders import Order, Progress, Turn, Turns
+from mpcompare.race.progress import Board
+from mpcompare.race.timetable import RaceStage, Timetable
+from mpcompare.race.turns import Display, Rules, race
 
 # torch takes seconds to import, so it is imported where a run begins: --help and --cfg stay quick.
 
@@ -86,3 +88,29 @@ def run(
         *(result[key] for key in ("backend", "precision", "engine", "dataset", "step_ms_p50", "final_loss")),
         folder,
     )
+
+
+def alone(turns: Turns, rules: Rules, stages: Sequence[RaceStage]) -> None:
+    """Runs one entrant in this process, with a progress bar where there is a terminal."""
+    with Board([_Local.name], Timetable({_Local.name: stages}, time.monotonic()), lines=False) as board:
+        race([_Local(turns, board)], rules, board)
+
+
+class _Local:
+    """An entrant in this process."""
+
+    name = "run"
+
+    def __init__(self, turns: Turns, display: Display) -> None:
+        self.turns, self.display = turns, display
+
+    def turn(self, order: Order | None) -> Turn | None:
+        """Takes one turn; returns None where the entrant is gone."""
+        try:
+            event = self.turns.send(order)
+            while isinstance(event, Progress):
+                self.display.progress(self.name, event)
+                event = next(self.turns)
+        except StopIteration:
+            return None
+        return event

@@ -24,9 +24,8 @@ from mpcompare.command.forks import fork_server
 from mpcompare.command.going_on import finished, ready, take_over
 from mpcompare.command.job import run
 from mpcompare.command.lock import locked
-from mpcompare.command.plan import rules_of
+from mpcompare.command.plan import rules_of, stages_of
 from mpcompare.command.process import GRACE_S, Process
-from mpcompare.command.stages import stages_of
 from mpcompare.command.sweep import Job, races_of
 from mpcompare.errors import check_number
 from mpcompare.interrupt import interruptible, uninterrupted

@@ -19,7 +19,7 @@ from mpcompare.loss_scale import LossScale
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.shared import Shared, is_large
 from mpcompare.tasks.data import Dataset, batches, drawn_batches
-from mpcompare.tasks.data.finite import not_finite
+from mpcompare.tasks.data.given import not_finite
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.frozen import as_made
 from mpcompare.tasks.task import Task, params_of

@@ -1,18 +1,70 @@
-"""The three questions of a report and their answers: is it right, is it faster, is it smaller?"""
+"""The three questions of a report and their answers: is it right, is it faster, is it smaller?
+
+Answers are sentences about runs, whose names each output writes in its own way.
+"""
 
 import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from mpcompare.race.intervals import MIN_VALUES
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.runs import UNREADABLE, Run
-from mpcompare.report.sentences import MOST, Answer, Name, Sentence, about, first_clause
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
 MB = 1e6
 # What is said of a run that is fast or small, and is not the same.
 BEWARE = {Word.DIFFERS: ", and does not compute the same", Word.DIFFERS_AS_DECLARED: ", and differs as declared"}
+MOST = 4  # runs that a sentence names, or that have a sentence of their own
+WORDS = 17  # of a reason; the rest of it is unfolded elsewhere
+
+
+class Name(str):
+    """The label of a run within a sentence."""
+
+
+Sentence = Sequence[str]  # pieces, some of which are a Name
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question and its answer."""
+
+    question: str
+    sentences: Sequence[Sentence]
+
+    def lines(self, name: Callable[[str], str] = str, rest: Callable[[str], str] = str) -> list[str]:
+        """Returns the sentences, with each name and each other piece as these functions write it."""
+        return ["".join(name(p) if isinstance(p, Name) else rest(p) for p in sentence) for sentence in self.sentences]
+
+
+def about(entries: Sequence[Entry], one: str, several: str | None = None) -> list[Sentence]:
+    """Returns a sentence about runs, as ``a, b and 3 more differ``; none where there are no runs.
+
+    Args:
+        one: what is said of one run.
+        several: what is said of more than one; None for the same.
+    """
+    if not entries:
+        return []
+    shown = entries if len(entries) <= MOST else entries[: MOST - 1]
+    names: list[str] = [Name(entry.label) for entry in shown]
+    if len(shown) < len(entries):
+        names.append(f"{len(entries) - len(shown)} more")
+    pieces = [piece for name in names for piece in (name, ", ")][:-1]
+    if len(names) > 1:
+        pieces[-2] = " and "
+    return [(*pieces, one if len(entries) == 1 or several is None else several)]
+
+
+def first_clause(because: str) -> str:
+    """Returns the beginning of a reason as the end of a sentence, with no more than its first tensors."""
+    clause = re.split(r"(?:: |; | \()", because, maxsplit=1)[0]
+    words = re.sub(r",? and \d+ more\b", "", clause).split()
+    return " ".join(words[:WORDS]) + (" ..." if len(words) > WORDS else ".")
 
 
 def answers(comparison: Comparison, verdicts: Verdicts) -> list[Answer]:

@@ -6,12 +6,11 @@ import pandas as pd
 import pytest
 from support.records import write_run
 
-from mpcompare.report.answers import answers
+from mpcompare.report.answers import answers, first_clause
 from mpcompare.report.comparison import compare
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs import data
 from mpcompare.report.runs import find_runs
-from mpcompare.report.sentences import first_clause
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 

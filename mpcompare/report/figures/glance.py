@@ -10,7 +10,7 @@ from mpcompare.race.intervals import Interval
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report, Verdicts
 from mpcompare.report.figures.kit import grid
-from mpcompare.report.signs import COLOURS, word
+from mpcompare.report.verdicts import COLOURS, word
 
 ROW, AROUND = 0.26, 0.75  # inches: height of a run, and of what stands above and below all
 WIDE = 10.4  # inches

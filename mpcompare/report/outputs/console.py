@@ -1,8 +1,14 @@
-"""The report on a console: a table for each comparison, and beneath it remarks, phases and inference."""
+"""The report on a console: a table for each comparison, and beneath it remarks, phases and inference.
 
-from collections.abc import Iterator
+Where not all columns of a table find room, the others follow in further tables.
+"""
+
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import rich.box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,10 +19,10 @@ from mpcompare.report.answers import answers
 from mpcompare.report.columns import TEXT, Column
 from mpcompare.report.comparison import Comparison, Entry, phases_of
 from mpcompare.report.contents import Report, Verdicts
-from mpcompare.report.outputs.fitted import tables
 from mpcompare.verdict.judge.word import Word
 
 PIPE = 200  # characters: a file or a pipe has no width, and is not wrapped at 80
+GAP, EDGES = 3, 2  # characters between columns, and at both ends of a row
 STYLES = {
     Word.SAME: "green",
     Word.DIFFERS: "red",
@@ -24,6 +30,7 @@ STYLES = {
     Word.NOT_COMPARABLE: "yellow",
     Word.WITHIN_NOISE: "yellow",
 }
+Cells = Sequence[str | Text]
 
 
 def write(report: Report, folder: Path) -> None:
@@ -115,3 +122,46 @@ def inference_tables(comparison: Comparison, width: int) -> Iterator[Table]:
     named = {column.name: column for column in inference.COLUMNS}
     heads = [(f"inference, batch {'/'.join(sizes)}", named["label"]), ("in", named["way"])]
     return tables([*heads, *((column.heading, column) for column in inference.SHOWN)], rows, len(heads), width)
+
+
+def tables(
+    columns: Sequence[tuple[str, Column[Any]]], rows: Sequence[Cells], names: int, width: int
+) -> Iterator[Table]:
+    """Yields one table, or several where the console is too narrow for one.
+
+    Args:
+        columns: with their headings, the most important first.
+        rows: the cells of each column.
+        names: the number of columns that name a row; each table begins with them.
+        width: of the console, in characters.
+    """
+    each = zip(columns, *rows, strict=True)
+    sizes = [max(_size(cell, column.wraps) for cell in (heading, *cells)) for (heading, column), *cells in each]
+    named = list(range(names))
+    chosen: list[int] = []
+    for at in range(names, len(columns)):
+        if chosen and sum(sizes[each] + GAP for each in [*named, *chosen, at]) - GAP + EDGES > width:
+            yield _table(columns, rows, names, [*named, *chosen])
+            chosen = []
+        chosen.append(at)
+    yield _table(columns, rows, names, [*named, *chosen])
+
+
+def _table(
+    columns: Sequence[tuple[str, Column[Any]]], rows: Sequence[Cells], names: int, chosen: Sequence[int]
+) -> Table:
+    """Returns a table of the chosen columns. Rows that show nothing in them but their names are left out."""
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for at in chosen:
+        heading, column = columns[at]
+        table.add_column(heading, justify=column.justify, no_wrap=not column.wraps)
+    for row in rows:
+        if any(str(row[at]) for at in set(chosen) - set(range(names))):
+            table.add_row(*(row[at] for at in chosen))
+    return table
+
+
+def _size(cell: str | Text, wraps: bool) -> int:
+    """Returns the characters that a cell needs: half of them, and the longest word, where it may have two lines."""
+    text = str(cell)
+    return max(cell_len(text) // 2 + 1, *map(cell_len, text.split())) if wraps and text else cell_len(text)

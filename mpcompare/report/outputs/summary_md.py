@@ -11,8 +11,8 @@ from mpcompare.report.brief import LONGEST, one_line, without_folders
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs.files import path_in
-from mpcompare.report.signs import word as word_of
 from mpcompare.report.summary import Row
+from mpcompare.report.verdicts import word as word_of
 from mpcompare.verdict.judge.word import Word
 
 LINES = 40  # of the file at most

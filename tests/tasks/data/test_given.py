@@ -9,8 +9,7 @@ import torch
 
 from mpcompare.errors import InputError
 from mpcompare.tasks.data import Dataset
-from mpcompare.tasks.data.finite import LARGEST, not_finite
-from mpcompare.tasks.data.given import called, dataset_of
+from mpcompare.tasks.data.given import LARGEST, called, dataset_of, not_finite
 
 X, Y = torch.randn(8, 3), torch.arange(8) % 2
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
-from mpcompare.report.signs import word
+from mpcompare.report.verdicts import word
 from mpcompare.verdict.judge.check import Check
 from mpcompare.verdict.judge.verdict import Verdict
 

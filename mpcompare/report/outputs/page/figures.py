@@ -15,10 +15,9 @@ from matplotlib.lines import Line2D
 
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.guarded import ReportFigure
 from mpcompare.report.figures.kit import WIDTH
-from mpcompare.report.figures.registry import FIGURES
-from mpcompare.report.signs import COLOURS
+from mpcompare.report.figures.registry import FIGURES, ReportFigure
+from mpcompare.report.verdicts import COLOURS
 
 WIDE = 1.25 * WIDTH  # inches: a wider figure takes both columns
 MARKS = 250  # a line shows about so many marks: one mark takes 100 bytes

@@ -10,7 +10,7 @@ from mpcompare.report import inference, summary
 from mpcompare.report.columns import Column
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Verdicts
-from mpcompare.report.signs import word
+from mpcompare.report.verdicts import word
 
 
 @dataclass(frozen=True)

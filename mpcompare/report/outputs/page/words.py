@@ -13,7 +13,7 @@ from mpcompare.report import answers as questions
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Verdicts
 from mpcompare.report.outputs.page.checks import CheckedRun, bars
-from mpcompare.report.signs import word as word_of
+from mpcompare.report.verdicts import word as word_of
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 

@@ -41,6 +41,11 @@ def first_line(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
+def in_full(error: BaseException) -> str:
+    """Returns the error's class and its whole message in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Returns whether torch, on a CPU or a GPU, or Python has run out of memory."""
     if isinstance(error, MemoryError):

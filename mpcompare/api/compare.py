@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpcompare import caller
 from mpcompare.api.command import run_command
 from mpcompare.api.objects import Objects, written
-from mpcompare.errors import InputError, check_number, check_whole
+from mpcompare.errors import InputError, check_number, check_whole, in_full
 
 if TYPE_CHECKING:
     from mpcompare.api.compared import Compared
@@ -94,9 +94,9 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
     from mpcompare.api import checks, network  # which import torch
 
     checks.check_knobs(call.knobs, Arguments.__dataclass_fields__, call.model is not None)
-    for name, check in (("steps", check_whole), ("batch_size", check_whole)):
+    for name in ("steps", "batch_size"):
         if getattr(call, name) is not None:
-            check(name, getattr(call, name), at_least=1)
+            check_whole(name, getattr(call, name), at_least=1)
     if call.lr is not None:
         check_number("lr", call.lr, above=0)
     overrides = list(_backends(objects, call.backends, conf))
@@ -146,11 +146,7 @@ def _backends(objects: Objects, backends: list[Any], conf: Path) -> Iterator[str
 
 
 def _all(backends: Any) -> list[Any]:
-    return [] if backends is None else _listed(backends)
-
-
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    return list(backends) if isinstance(backends, (list, tuple)) else [] if backends is None else [backends]
 
 
 def _knobs(knobs: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -177,7 +173,7 @@ def _save(objects: Objects, path: Path) -> None:
             try:
                 caller.save({name: thing}, path)
             except Exception as error:
-                said = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+                said = in_full(error)[:160]
                 expected = f"cannot be carried into the processes of a race ({said}): give a class or a function"
                 raise InputError(name, type(thing).__name__, expected) from error
         caller.save(objects.carried, path)

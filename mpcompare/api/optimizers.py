@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.api.objects import Objects
-from mpcompare.errors import InputError, check_choice
+from mpcompare.errors import InputError, check_choice, in_full
 from mpcompare.tasks.any_optimizer import fault_of
 
 WORDS = ("sgd", "momentum", "nesterov", "adam", "adamw")
@@ -89,8 +89,8 @@ def _made(maker: Any, model: Any) -> Any:
     try:
         made = maker(params)
     except Exception as error:
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError("optimizer", _name(maker), f"cannot be called with parameters ({line}): {EXPECTED}") from error
+        expected = f"cannot be called with parameters ({in_full(error)}): {EXPECTED}"
+        raise InputError("optimizer", _name(maker), expected) from error
     if not isinstance(made, torch.optim.Optimizer):
         raise InputError("optimizer", _name(maker), f"makes a {type(made).__name__}: {EXPECTED}")
     return made

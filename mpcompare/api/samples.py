@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from mpcompare.errors import InputError, fault_of_call
+from mpcompare.errors import InputError, fault_of_call, in_full
 
 EXPECTED = (
     "expected a DataLoader, a Dataset, tensors or arrays (x, y), the name of a data set, or a function of the seed "
@@ -98,7 +98,7 @@ def _collated(data: Any, wanted: int) -> Any:
     try:
         return _numbers(default_collate([data[int(row)] for row in order]))
     except (TypeError, RuntimeError, ValueError) as error:
-        expected = f"its samples make no batch ({_line(error)}): give a DataLoader, or an iterator of batches"
+        expected = f"its samples make no batch ({in_full(error)[:160]}): give a DataLoader, or an iterator of batches"
         raise InputError("data", type(data).__name__, expected) from error
 
 
@@ -122,7 +122,7 @@ def _joined(batches: list[Any]) -> Any:
         columns = zip(*(tree_flatten(batch)[0] for batch in batches), strict=True)
         return tree_unflatten([torch.cat(column) for column in columns], spec)
     except (RuntimeError, TypeError, ValueError) as error:
-        expected = f"gives batches that do not fit each other ({_line(error)}): pad all samples to one length"
+        expected = f"gives batches that do not fit each other ({in_full(error)[:160]}): pad all samples to one length"
         raise InputError("data", "loader", expected) from error
 
 
@@ -178,10 +178,6 @@ def _arguments(model: Any) -> tuple[str, ...] | None:
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
     return tuple(each.name for each in parameters)[1:]
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
 def is_function(data: Any) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from mpcompare.errors import in_full
 from mpcompare.foreign import version
 from mpcompare.scalers import libraries
 from mpcompare.scalers.policies import (
@@ -61,8 +62,8 @@ class Library:
         try:
             return self.own(policy), Code(own=True, said=f"{self.package} {self.installed}")
         except Exception as error:  # a library that does not fit this machine may fail in any way
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            return PolicyScaler(policy), Code(own=False, said=f"{self.name} ({self.installed} fails: {why})")
+            said = f"{self.name} ({self.installed} fails: {in_full(error)})"
+            return PolicyScaler(policy), Code(own=False, said=said)
 
 
 TORCH = Library("torch", "torch", ScalerPolicy(as_in_loss_scale_py), libraries.Torch)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.errors import BackendUnavailable, InputError, check_number
+from mpcompare.errors import BackendUnavailable, InputError, check_number, in_full
 from mpcompare.stored import Stored
 from mpcompare.tasks.groups import Group, GroupedReplay, Parameters, for_torch, read_groups
 from mpcompare.tasks.optimizers import IN_FP32, Coarse, UpdateReplay
@@ -134,8 +134,7 @@ def fault_of(make: Maker, lr: float) -> str:
         halves = torch.cat([part(lambda t: t[:, :1]), part(lambda t: t[:, 1:])], dim=1)
         flat = part(torch.flatten).view_as(w)
     except Exception as error:
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        return f"cannot update a parameter by its gradient alone ({line})"
+        return f"cannot update a parameter by its gradient alone ({in_full(error)})"
     if not all(torch.allclose(whole, other, rtol=1e-9, atol=1e-12) for other in (halves, flat)):
         return "its update of an element depends on other elements, or on random numbers, and cannot be replayed"
     optimizer = make(p := nn.Parameter(w.clone()))

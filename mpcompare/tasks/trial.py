@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, first_line
 from mpcompare.tasks.batch import Batch, OfTrees, Tree, returns_trees, take_trees, tensors_of, tree_of
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import EXAMINED, random_operators, seed_step, state
@@ -75,7 +75,7 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     try:
         output, again = _called_alike(model, few)
     except (Exception, SystemExit) as error:
-        raise InputError("task.model", name, f"cannot be called with {given}: {_first_line(error)}") from error
+        raise InputError("task.model", name, f"cannot be called with {given}: {first_line(error)}") from error
     if new := [where for where, _ in model.named_parameters() if where not in own]:
         raise InputError("task.model", name, f"makes its parameter {new[0]} in forward: expected it from the start")
     alike = map(torch.equal, tensors_of(output), tensors_of(again))
@@ -104,7 +104,7 @@ def _try_loss(task: Task, output: Any, targets: Batch, every: Sequence[Any], dat
         if parts := shares(task.loss_fn, [targets, targets]):
             float(parts[0])
     except (Exception, SystemExit) as error:
-        raise InputError("task.loss", _loss_name(task), f"cannot be taken of {both}: {_first_line(error)}") from error
+        raise InputError("task.loss", _loss_name(task), f"cannot be taken of {both}: {first_line(error)}") from error
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         found = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise InputError("task.loss", _loss_name(task), f"gives {found} for {both}: expected a scalar")
@@ -122,7 +122,7 @@ def _try_backward(model: nn.Module, task: Task, few: Batch, targets: Batch, name
     try:
         loss.backward()
     except Exception as error:
-        raise InputError("task.model", name, f"has a backward that fails: {_first_line(error)}") from error
+        raise InputError("task.model", name, f"has a backward that fails: {first_line(error)}") from error
     for where, p in model.named_parameters():
         if p.grad is not None and p.grad.layout is not torch.strided:
             raise InputError("task.model", name, f"{where} has a sparse gradient: expected sparse=False")
@@ -198,7 +198,3 @@ def _check_classes(y: Tensor, classes: int, masked: bool) -> None:
 def _shape(batch: Batch) -> str:
     shapes = (f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_of(batch))
     return " and ".join(shapes)
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

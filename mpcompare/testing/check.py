@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpcompare.contract import BackendUnavailable
+from mpcompare.errors import in_full
 from mpcompare.instruments import fp32_products, machine
 from mpcompare.precision import PRECISIONS, resolve_precision
 from mpcompare.tasks.data import Dataset
@@ -75,7 +76,7 @@ def _check(candidate: Candidate, checked: Checked) -> Iterator[str]:
         checked.skipped[candidate.name] = str(error)
         return
     except Exception as error:
-        yield f"the constructor raises {_said(error)}"
+        yield f"the constructor raises {in_full(error)}"
         return
     checked.candidates.append(candidate.name)
     if broken := list(requirements.of_the_interface(backend)):
@@ -95,8 +96,4 @@ def _all_of(requirement: requirements.Requirement, candidate: Candidate, checked
     try:
         yield from requirement(candidate, checked)
     except Exception as error:
-        yield f"{(requirement.__doc__ or '').splitlines()[0].rstrip('.')}: raises {_said(error)}"
-
-
-def _said(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        yield f"{(requirement.__doc__ or '').splitlines()[0].rstrip('.')}: raises {in_full(error)}"

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from mpcompare.contract import Walk
 from mpcompare.footprint.eight_bit import Quantized
 from mpcompare.footprint.fake import Fake, without_data
-from mpcompare.footprint.live import Allocation, KernelMemory, Live, fullest
+from mpcompare.footprint.kernels import MeasuredKernels
+from mpcompare.footprint.live import Allocation, Live, fullest
 from mpcompare.footprint.recipes import FootprintRecipe
 from mpcompare.instruments import meter
 from mpcompare.tasks.task import Task
@@ -72,7 +73,7 @@ class Footprint:
 
 
 def count(
-    recipe: FootprintRecipe, model: nn.Module, task: Task, batch: Batch, kernels: KernelMemory | None = None
+    recipe: FootprintRecipe, model: nn.Module, task: Task, batch: Batch, kernels: MeasuredKernels | None = None
 ) -> Footprint:
     """Returns the footprint of the first steps of a recipe; no step is computed.
 

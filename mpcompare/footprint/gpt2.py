@@ -3,10 +3,9 @@ Learners" (2019), table 2."""
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mpcompare.tasks.text import Block
+from mpcompare.tasks.text import CharGpt
 
 
 @dataclass(frozen=True)
@@ -35,23 +34,13 @@ SIZES = {
 VOCABULARY, CONTEXT = 50257, 1024
 
 
-class Gpt2(nn.Module):
+class Gpt2(CharGpt):
     """Ids ``[N, T]``, T at most 1024, to the logits of each next id ``[N, T, 50257]``.
 
     The last layer's weights are those of the embedding, and it has no bias. There is no dropout.
     """
 
     def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, size.width)
-        self.positions = nn.Embedding(CONTEXT, size.width)
-        self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.blocks))
-        self.norm = nn.LayerNorm(size.width)
+        super().__init__(VOCABULARY, CONTEXT, size.width, size.heads, size.blocks)
         self.output = nn.Linear(size.width, VOCABULARY, bias=False)
         self.output.weight = self.embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embedding(x) + self.positions(torch.arange(x.shape[1], device=x.device))
-        for block in self.blocks:
-            h = block(h)
-        return self.output(self.norm(h))

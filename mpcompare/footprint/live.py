@@ -4,12 +4,14 @@ import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from mpcompare.footprint.kernels import MeasuredKernels
 
 
 @dataclass(eq=False)
@@ -31,13 +33,6 @@ class Allocation:
     phase: str = ""
 
 
-class KernelMemory(Protocol):
-    """A measurement of the memory that kernels hold while they run, beside their results."""
-
-    def inside(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result_bytes: int) -> int:
-        """Returns the most bytes that one call holds beside ``result_bytes`` of new results."""
-
-
 @dataclass(eq=False)
 class Live(TorchDispatchMode):
     """A mode that sees every operator below autograd and autocast.
@@ -50,7 +45,7 @@ class Live(TorchDispatchMode):
         changes: each allocation, and each free as a negative number of bytes, in their order.
     """
 
-    kernels: KernelMemory | None = None
+    kernels: MeasuredKernels | None = None
     changes: list[tuple[int, Allocation]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

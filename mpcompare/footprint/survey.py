@@ -2,12 +2,12 @@
 
 from mpcompare.errors import BackendUnavailable, InputError
 from mpcompare.footprint.count import Footprint, count
-from mpcompare.footprint.live import KernelMemory
+from mpcompare.footprint.kernels import MeasuredKernels
 from mpcompare.footprint.recipes import RECIPES, FootprintRecipe
 from mpcompare.footprint.subject import FootprintSubject
 
 
-def survey(subject: FootprintSubject, kernels: KernelMemory | None = None) -> dict[FootprintRecipe, Footprint | str]:
+def survey(subject: FootprintSubject, kernels: MeasuredKernels | None = None) -> dict[FootprintRecipe, Footprint | str]:
     """Returns the footprint of each recipe, or the reason why it has none, in one line.
 
     Raises:

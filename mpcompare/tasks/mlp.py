@@ -10,6 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -84,26 +85,24 @@ class PlainMlp:
     def by_hand(self, named: Mapping[str, Tensor]) -> Params:
         """Returns ``layer1.weight, layer1.bias, ...`` as ``W1`` (a view, transposed), ``b1``, ...; leaves out the names
         that are not in ``named``."""
-        params = {}
-        for number, name in enumerate(self.layers, start=1):
-            for key, value in ((f"W{number}", f"{name}.weight"), (f"b{number}", f"{name}.bias")):
-                if value in named:
-                    params[key] = named[value].detach().t() if key[0] == "W" else named[value].detach()
-        return params
+        given = {key: named[name].detach() for key, name in self._names.items() if name in named}
+        return {key: tensor.t() if key[0] == "W" else tensor for key, tensor in given.items()}
 
     def named(self, by_hand: Mapping[str, Tensor]) -> Params:
         """Returns ``W1, b1, ...`` as ``layer1.weight`` (a view, transposed), ``layer1.bias``, ...: the inverse of
         :meth:`by_hand`."""
-        params = {}
-        for number, name in enumerate(self.layers, start=1):
-            for key, value in ((f"W{number}", f"{name}.weight"), (f"b{number}", f"{name}.bias")):
-                if key in by_hand:
-                    params[value] = by_hand[key].t() if key[0] == "W" else by_hand[key]
-        return params
+        given = {key: by_hand[key] for key in self._names if key in by_hand}
+        return {self._names[key]: tensor.t() if key[0] == "W" else tensor for key, tensor in given.items()}
 
     def name_of(self, key: str) -> str:
         """Returns the name of ``W1`` or ``b1``, such as ``layer1.weight``."""
-        return f"{self.layers[int(key[1:]) - 1]}.{'weight' if key[0] == 'W' else 'bias'}"
+        return self._names[key]
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        layers = enumerate(self.layers, start=1)
+        parts = (("W", "weight"), ("b", "bias"))
+        return {f"{key}{number}": f"{name}.{part}" for number, name in layers for key, part in parts}
 
     def empty_targets(self, device: torch.device) -> Tensor:
         """Returns room for the targets of a micro-batch: int64 classes ``[n]``, or fp32 ``[n, out]``."""

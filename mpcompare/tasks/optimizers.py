@@ -13,7 +13,7 @@ values matter where terms cancel: their errors stay.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -206,6 +206,8 @@ class SgdReplay:
 class _AdamOrAdamW:
     """The part that :class:`Adam` and :class:`AdamW` share; neither is a kind of the other."""
 
+    of_torch: ClassVar[type[torch.optim.Adam | torch.optim.AdamW]]
+    decoupled: ClassVar[bool]
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -245,6 +247,12 @@ class _AdamOrAdamW:
     def initial_state(self, like: Tensor) -> dict[str, Tensor]:
         return {"exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like), "step": torch.zeros(())}
 
+    def make(self, params: Parameters, fused: bool = False) -> torch.optim.Adam | torch.optim.AdamW:
+        return self.of_torch(for_torch(self, params), **_settings(self), fused=fused or None)
+
+    def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
+        return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, self.decoupled, coarse)
+
 
 @dataclass(frozen=True)
 class Adam(_AdamOrAdamW):
@@ -262,11 +270,8 @@ class Adam(_AdamOrAdamW):
         InputError: an attribute has another value.
     """
 
-    def make(self, params: Parameters, fused: bool = False) -> torch.optim.Adam:
-        return torch.optim.Adam(for_torch(self, params), **_settings(self), fused=fused or None)
-
-    def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
-        return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, decoupled=False, coarse=coarse)
+    of_torch = torch.optim.Adam
+    decoupled = False
 
 
 @dataclass(frozen=True)
@@ -277,13 +282,9 @@ class AdamW(_AdamOrAdamW):
     Attributes and errors: as in :class:`Adam`.
     """
 
+    of_torch = torch.optim.AdamW
+    decoupled = True
     weight_decay: float = 1e-2
-
-    def make(self, params: Parameters, fused: bool = False) -> torch.optim.AdamW:
-        return torch.optim.AdamW(for_torch(self, params), **_settings(self), fused=fused or None)
-
-    def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
-        return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, decoupled=True, coarse=coarse)
 
 
 class AdamReplay:
@@ -322,9 +323,8 @@ class AdamReplay:
     The decay of AdamW multiplies w by the constant ``1 - lr weight_decay``, one rounding for each of the two.
     """
 
-    def __init__(self, optimizer: Adam | AdamW, decoupled: bool, coarse: Coarse = IN_FP32) -> None:
-        self.optimizer = optimizer
-        self.decoupled = decoupled
+    def __init__(self, optimizer: _AdamOrAdamW, decoupled: bool, coarse: Coarse = IN_FP32) -> None:
+        self.optimizer, self.decoupled = optimizer, decoupled
         self.coarse = coarse
         self.means = Stored()  # m, M, v and S^2, ``[4, *weight]``; without the last one where it is v
         self.updates: dict[str, int] = {}

@@ -220,11 +220,6 @@ def workspace_bytes() -> int:
     return torch.ops.mpcompare.workspace_bytes() if hasattr(torch.ops.mpcompare, "workspace_bytes") else 0
 
 
-def uses_amx() -> bool:
-    """Returns whether bf16 products on this CPU use AMX tiles; False before the operators are loaded."""
-    return hasattr(torch.ops.mpcompare, "amx") and torch.ops.mpcompare.amx() == 1
-
-
 def lt_workspace_bytes() -> int:
     """Returns the bytes of the largest workspace that a product by cublasLt has taken from torch's allocator while it
     ran, on a GPU."""

@@ -33,15 +33,12 @@ GRACE_S = 30.0  # between cancelling all jobs and giving them up
 
 
 class Submitted:
-    """An engine that submits each race.
+    """An engine that submits each race. Raises InputError where submitit is not installed, or SLURM cannot be reached.
 
     Args:
         executor: ``slurm`` or ``local``.
         at_once: the number of races that run at one moment with ``local``; SLURM bounds its jobs itself.
         parameters: those of ``submitit.AutoExecutor.update_parameters``.
-
-    Raises:
-        InputError: submitit is not installed, or SLURM cannot be reached.
     """
 
     def __init__(self, executor: str, at_once: int, parameters: Mapping[str, Any]) -> None:
@@ -93,7 +90,8 @@ class Submitted:
             executor = submitit.AutoExecutor(folder, cluster=self.executor)
             executor.update_parameters(name="mpcompare", **self.parameters)
         except (NameError, TypeError, ValueError, AssertionError) as error:
-            raise InputError("hydra.launcher.parameters", self.parameters, first_sentence(error)) from error
+            said = one_line(str(error).partition("\n")[0])  # lists of all parameters follow
+            raise InputError("hydra.launcher.parameters", self.parameters, said) from error
 
         def submit(paths: list[Path]) -> dict[Path, Any]:
             try:
@@ -115,11 +113,6 @@ def run_file(path: str) -> None:
 
     with lasting():
         run_files(["--resume", path])
-
-
-def first_sentence(error: Exception) -> str:
-    """Returns what an error of submitit says first: lists of all parameters follow."""
-    return one_line(str(error).partition("\n")[0])
 
 
 def _check_reachable() -> None:

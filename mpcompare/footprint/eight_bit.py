@@ -60,11 +60,8 @@ class EightBitMoments(torch.optim.Optimizer):
                 if isinstance(kept.get(kind), Quantized):
                     kept[kind].store(value)
                 else:
-                    kept[kind] = Quantized(value) if _is_large(value) else value
-
-
-def _is_large(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() >= SMALLEST
+                    is_large = isinstance(value, Tensor) and value.numel() >= SMALLEST
+                    kept[kind] = Quantized(value) if is_large else value
 
 
 class WithEightBitMoments:

@@ -75,9 +75,9 @@ def subject_of(wish: Wish) -> FootprintSubject:
     if not isinstance(model, nn.Module):
         raise InputError("NAME", wish.name, f"makes a {type(model).__name__}: expected a torch.nn.Module")
     params = sum(p.numel() for p in model.parameters())
-    rule = wish.optimizer or _name(task.optimizer)
+    kind = "momentum" if getattr(task.optimizer, "momentum", 0) else type(task.optimizer).__name__.lower()
     sample = "x".join(map(str, (task.batch_size, *batch.shape)))
-    title = f"{wish.name}: {params:,} parameters, batch {sample}, {rule}"
+    title = f"{wish.name}: {params:,} parameters, batch {sample}, {wish.optimizer or kind}"
     return FootprintSubject(title, task, model.train(), batch, is_task=wish.name not in SIZES and "." not in wish.name)
 
 
@@ -119,8 +119,3 @@ def _sample(wish: Wish, data: Any, model: Any) -> tuple[tuple[int, ...], torch.d
     if source in IMAGES:
         return IMAGES[source], torch.float32
     return ((data.length,), torch.int64) if "length" in data else ((model.in_features,), torch.float32)
-
-
-def _name(rule: Optimizer) -> str:
-    """Returns the name of an optimizer: that of the option that makes its kind."""
-    return type(rule).__name__.lower() if not getattr(rule, "momentum", 0) else "momentum"

@@ -1,7 +1,6 @@
 """The remarks on a comparison: lines beneath its table that say what the numbers cannot."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mpcompare.race.turns import describe_timing
 from mpcompare.report.clock import OTHERS, doubts, out_of_turn
@@ -47,13 +46,8 @@ def _went_on(run: Run) -> str:
     if not before or run.result.resumed_from:
         return ""
     how = "taken as it is from" if before.step is None else f"went on after step {before.step} of"
-    elsewhere = {key: value for key, value in before.on.items() if value != run.recorded.get(key)}
-    return f"{how} {before.path}" + (f", which was on another machine ({_machine(elsewhere)})" if elsewhere else "")
-
-
-def _machine(keys: Mapping[str, Any]) -> str:
-    """Returns ``device_name AMD EPYC, threads 2``."""
-    return ", ".join(f"{key} {value}" for key, value in keys.items())
+    elsewhere = ", ".join(f"{key} {value}" for key, value in before.on.items() if value != run.recorded.get(key))
+    return f"{how} {before.path}" + (f", which was on another machine ({elsewhere})" if elsewhere else "")
 
 
 def resumed_from(run: Run) -> str:

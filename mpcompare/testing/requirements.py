@@ -20,7 +20,6 @@ from mpcompare.contract import (
     PHASES,
     BackendUnavailable,
     Batches,
-    State,
     in_one_piece,
     options_of,
     promises_of,
@@ -160,7 +159,7 @@ def _gradients(candidate: Candidate, checked: Checked) -> Iterator[str]:
     exact = candidate.exact().grads
     for scaling in candidate.accepted(StaticLossScale(256.0), NoLossScale()):
         backend = candidate.make(candidate.model(), scaling)
-        grads = _first_gradients(candidate, backend)
+        grads = _copy(show_gradients(backend, candidate.batches(1)[0], candidate.task.optimizer.lr)[1])
         if grads and in_one_piece(backend) and not any(g.any() for g in grads.values()):
             yield "grads() are 0 after train_step(): expected those of the step, copied before they are dropped"
             return
@@ -254,8 +253,9 @@ def _state(candidate: Candidate, checked: Checked) -> Iterator[str]:
             return
     loaded = candidate.make(candidate.model(seed=1), scaling)
     loaded.load_state_dict(lent)
-    for tensor in _tensors_of(lent):
-        tensor.zero_()
+    for named in (lent["params"], lent["buffers"], *lent["optimizer"].values()):
+        for tensor in named.values():
+            tensor.zero_()
     if different := _first_difference(expected, list(_go_on(candidate, loaded, stream[2:])), candidate.device):
         yield f"load_state_dict() keeps a tensor of the state: expected copies (overwritten, it makes {different})"
 
@@ -310,10 +310,6 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 # ---- helpers of several requirements
 
 
-def _first_gradients(candidate: Candidate, backend: Any) -> Params:
-    return _copy(show_gradients(backend, candidate.batches(1)[0], candidate.task.optimizer.lr)[1])
-
-
 def _named(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: Any) -> Iterator[str]:
     """Compares names, shapes and dtype of ``tensors`` with those of ``expected``."""
     if missing := [name for name in expected if name not in tensors]:
@@ -339,11 +335,6 @@ def _stored(tensors: Mapping[str, Tensor], backend: Any) -> Params:
 
 def _copy(tensors: Mapping[str, Tensor]) -> Params:
     return {name: t.detach().clone() for name, t in tensors.items()}
-
-
-def _tensors_of(state: State) -> Iterator[Tensor]:
-    for named in (state["params"], state["buffers"], *state["optimizer"].values()):
-        yield from named.values()
 
 
 def _go_on(candidate: Candidate, backend: Any, stream: list[Batches]) -> Iterator[dict[str, Tensor]]:

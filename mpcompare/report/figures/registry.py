@@ -55,7 +55,7 @@ class ReportFigure:
         """Returns the figure, its texts shown as they are, but without the folders of this machine."""
         try:
             with as_they_are():
-                figure = self.draw(_without_folders(report))
+                figure = self.draw(replace(report, comparisons=[*map(_shown, report.comparisons)]))
                 if figure is not None:
                     without_formulas(figure)
             return figure
@@ -74,10 +74,6 @@ class ReportFigure:
             raise
         except Exception as error:
             return render(_excuse(self.name, error))
-
-
-def _without_folders(report: Report) -> Report:
-    return replace(report, comparisons=[_shown(comparison) for comparison in report.comparisons])
 
 
 def _shown(comparison: Comparison) -> Comparison:

@@ -106,11 +106,7 @@ def _silence_limit_s(jobs: Sequence[Job]) -> float:
 
 
 def _race(
-    jobs: Sequence[Job],
-    hydra: HydraContext,
-    processes: context.BaseContext,
-    board: Board,
-    own: Belongings,
+    jobs: Sequence[Job], hydra: HydraContext, processes: context.BaseContext, board: Board, own: Belongings
 ) -> None:
     """Runs one race. However it ends, no process of it is left, and each job has a record.
 

@@ -46,9 +46,7 @@ RECIPES = (
         lambda model, task: MasterWeights(model, task, "bf16", NoLossScale()),
     ),
     FootprintRecipe(
-        "plain bf16",
-        "params and moments in bf16",
-        lambda model, task: Bf16Weights(model, task, "bf16", NoLossScale()),
+        "plain bf16", "params and moments in bf16", lambda model, task: Bf16Weights(model, task, "bf16", NoLossScale())
     ),
     FootprintRecipe("8-bit moments", "amp, moments in 8 bits", _eight_bit_moments),
     FootprintRecipe("int8 inference", "int8 weights, forward only", lambda model, task: Int8Inference(model)),

@@ -52,11 +52,7 @@ def adam_eps() -> list[Line]:
     ]
 
 
-@pitfall(
-    "Does beta2 = 0.999 forget?",
-    "Keep the second moment in fp32, or round it stochastically.",
-    ADAM,
-)
+@pitfall("Does beta2 = 0.999 forget?", "Keep the second moment in fp32, or round it stochastically.", ADAM)
 def beta2() -> list[Line]:
     def decayed(dtype: torch.dtype) -> Tensor:
         v = stored(1.0, dtype)

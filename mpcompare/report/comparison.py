@@ -12,15 +12,7 @@ import numpy as np
 from mpcompare.phases import Phase
 from mpcompare.race.intervals import Interval, ratio, unpaired_ratio
 from mpcompare.records import MACHINE, PLANNED
-from mpcompare.report.comparable import (
-    OBSERVED,
-    check_comparable,
-    differing,
-    facet,
-    group,
-    short_names,
-    varied,
-)
+from mpcompare.report.comparable import OBSERVED, check_comparable, differing, facet, group, short_names, varied
 from mpcompare.report.runs import Run
 from mpcompare.verdict.judge.trajectories import loss_difference
 

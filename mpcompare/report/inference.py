@@ -90,12 +90,7 @@ COLUMNS: tuple[Column[InferenceRow], ...] = (
     Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
     Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.entry.label),
     Column("way", TEXT, "The precision, and how the network got there.", lambda row: row.way),
-    Column(
-        "batch_size",
-        "1",
-        "The number of samples in a batch.",
-        lambda row: batch_size(row.entry),
-    ),
+    Column("batch_size", "1", "The number of samples in a batch.", lambda row: batch_size(row.entry)),
     recorded("test_accuracy", "1", "The accuracy on held-out samples.", heading="test acc.", text=number(".4f")),
     recorded("test_loss", "1", "The loss on held-out samples.", heading="test loss", text=number(".5f")),
     recorded(
@@ -105,11 +100,7 @@ COLUMNS: tuple[Column[InferenceRow], ...] = (
     recorded("latency_ms_p80", "ms", "The time of a batch, 80th percentile of the timed ones."),
     percentiles("latency_ms", "The time of a batch, 20th to 80th percentile of the timed ones."),
     recorded(
-        "samples_per_s",
-        "1/s",
-        "The samples of a batch over its median time.",
-        heading="samples/s",
-        text=number(".4g"),
+        "samples_per_s", "1/s", "The samples of a batch over its median time.", heading="samples/s", text=number(".4g")
     ),
     recorded(
         "peak_memory_bytes",

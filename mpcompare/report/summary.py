@@ -169,10 +169,7 @@ _BEFORE_PHASES: tuple[Column[Row], ...] = (
         lambda row: row.entry.side_by_side if row.entry.ok else None,
     ),
     Column(
-        "rounds",
-        "1",
-        "The number of rounds of timed blocks.",
-        lambda row: row.recorded.get("timing", {}).get("rounds"),
+        "rounds", "1", "The number of rounds of timed blocks.", lambda row: row.recorded.get("timing", {}).get("rounds")
     ),
     Column(
         "stopped",
@@ -195,12 +192,7 @@ _AFTER_PHASES: tuple[Column[Row], ...] = (
     recorded("host", TEXT, "A hash of the machine's name."),
     recorded("threads", "1", "The number of threads that torch used."),
     recorded("status", TEXT, "The state of the run: ok, failed, interrupted or running."),
-    Column(
-        "error",
-        TEXT,
-        "The reason why the run did not finish.",
-        lambda row: row.entry.error or None,
-    ),
+    Column("error", TEXT, "The reason why the run did not finish.", lambda row: row.entry.error or None),
     Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
     Column(
         "variant",
@@ -218,10 +210,7 @@ _AFTER_PHASES: tuple[Column[Row], ...] = (
         lambda row: environment(row.entry.run) or None,
     ),
     Column(
-        "resumed_from",
-        TEXT,
-        "The checkpoint at which training began.",
-        lambda row: resumed_from(row.entry.run) or None,
+        "resumed_from", TEXT, "The checkpoint at which training began.", lambda row: resumed_from(row.entry.run) or None
     ),
     Column(
         "not_the_same",

@@ -46,10 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, metavar="N", help="take N steps: repeats them, or leaves out the last")
     parser.add_argument("--only", metavar="NAMES", help="libraries to compare with torch, as keras,flax (default: all)")
     parser.add_argument(
-        "--init-scale",
-        type=float,
-        metavar="S",
-        help="of all (default: each library's own; with --run: the run's)",
+        "--init-scale", type=float, metavar="S", help="of all (default: each library's own; with --run: the run's)"
     )
     parser.add_argument(
         "--interval", type=int, metavar="N", help="growth interval of all (default: each library's own)"

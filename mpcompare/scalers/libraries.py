@@ -59,9 +59,7 @@ class Keras:
         self.tensor = keras.ops.convert_to_tensor
         self.variable = keras.Variable([1.0])
         self.optimizer = keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.0),
-            initial_scale=policy.start().scale,
-            dynamic_growth_steps=policy.growth_interval,
+            keras.optimizers.SGD(0.0), initial_scale=policy.start().scale, dynamic_growth_steps=policy.growth_interval
         )
         self.optimizer.build([self.variable])
 

@@ -167,12 +167,7 @@ class OwnReplay:
     sign where s is next to 0. A zero is exact.
     """
 
-    def __init__(
-        self,
-        make: Maker,
-        kinds: Mapping[str, int],
-        coarse: Coarse = IN_FP32,
-    ) -> None:
+    def __init__(self, make: Maker, kinds: Mapping[str, int], coarse: Coarse = IN_FP32) -> None:
         """
         Args:
             make: makes the optimizer of one parameter.

@@ -21,11 +21,7 @@ from mpcompare.tasks.trial import fitted
 from mpcompare.verdict.examine.oracle import Exact, exact_step
 
 CPU = torch.device("cpu")
-LOSS_SCALES: tuple[LossScale, ...] = (
-    NoLossScale(),
-    StaticLossScale(256.0),
-    DynamicLossScale(256.0, growth_interval=2),
-)
+LOSS_SCALES: tuple[LossScale, ...] = (NoLossScale(), StaticLossScale(256.0), DynamicLossScale(256.0, growth_interval=2))
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,7 @@ def _run(place: int, entry: Entry, steps: list[int]) -> dict[str, Any]:
     by_step = by_step.reindex(steps)
     values = {name: [_number(value) for value in by_step[name].to_numpy(dtype=float)] for name in QUANTITIES}
     dash = dashes(place)
-    style: dict[str, Any] = {
-        "colour": colour(place),
-        "dash": [] if isinstance(dash, str) else dash[1],
-    }
+    style: dict[str, Any] = {"colour": colour(place), "dash": [] if isinstance(dash, str) else dash[1]}
     return {"label": entry.label, **style, **values}
 
 

@@ -21,11 +21,8 @@ class UnknownError(InputError, AttributeError):
 
 
 def save(objects: Mapping[str, Any], path: Path) -> None:
-    """Writes objects, each under its name in this module.
-
-    Raises:
-        Exception: from ``pickle``, of an object that cannot be saved, such as one that holds an open file.
-    """
+    """Writes objects, each under its name in this module. Raises what ``pickle`` raises of an object that cannot be
+    saved, such as one that holds an open file."""
     import cloudpickle  # here: a command needs none
 
     path.write_bytes(cloudpickle.dumps(dict(objects)))
@@ -33,10 +30,7 @@ def save(objects: Mapping[str, Any], path: Path) -> None:
 
 def check(target: object) -> None:
     """Checks that a name of this module can be known: Hydra and pydoc would say no more than that a module is missing.
-
-    Raises:
-        UnknownError: it is one, and nobody carried any.
-    """
+    Raises UnknownError where it is one, and nobody carried any."""
     if str(target).startswith(f"{__name__}.") and FILE not in os.environ:
         __getattr__(str(target).removeprefix(f"{__name__}."))
 

@@ -55,19 +55,11 @@ class CleanProcess:
         return pid
 
     def make(self, *arguments: Any) -> Any:
-        """Lets it make the thing from these arguments; returns the answer.
-
-        Raises:
-            CleanProcessError: it cannot.
-        """
+        """Lets it make the thing from these arguments; returns the answer. Raises CleanProcessError where it cannot."""
         return self._ask(None, None, arguments)
 
     def save(self, file: Path, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> None:
-        """Lets it save ``function(thing, *arguments)``.
-
-        Raises:
-            CleanProcessError: it cannot.
-        """
+        """Lets it save ``function(thing, *arguments)``. Raises CleanProcessError where it cannot."""
         self._ask(file, function, arguments)
 
     def close(self) -> None:

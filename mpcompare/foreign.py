@@ -45,11 +45,8 @@ def read_json(path: Path, largest: int = LARGEST) -> Any:
 
 
 def parsed(data: bytes) -> Any:
-    """Returns the value that JSON of anybody describes.
-
-    Raises:
-        ValueError: it is no JSON, or lists and tables lie deeper within each other than ``DEEPEST``.
-    """
+    """Returns the value that JSON of anybody describes. Raises ValueError where it is no JSON, or lists and tables lie
+    deeper within each other than ``DEEPEST``."""
     try:
         value = json.loads(data.decode())
         if _is_deep(value, DEEPEST):

@@ -41,10 +41,7 @@ _WHOLE, _FLAGS = ("step",), ("warmup", "skipped", "clipped")  # columns that hol
 
 def write_atomically(path: Path, write: Callable[[Path], object], new: bool = False) -> None:
     """Lets ``write`` make a file beside ``path`` and moves it there: the new file is whole, or the old one stays.
-
-    Args:
-        new: whether an old one is a FileExistsError: of two who write at one time, one does.
-    """
+    ``new`` makes an old one a FileExistsError: of two who write at one time, one does."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     unfinished = Path(name)
@@ -69,11 +66,8 @@ def check_unused(field: str, folder: Path, below: bool = False) -> None:
 
 
 class RunRecorder:
-    """Writes one run into ``folder``; a run that was killed leaves its finished steps and ``status: running``.
-
-    Raises:
-        InputError: from every method, where the folder cannot be written.
-    """
+    """Writes one run into ``folder``; a run that was killed leaves its finished steps and ``status: running``. Every
+    method raises InputError where the folder cannot be written."""
 
     def __init__(self, folder: Path, result: dict[str, Any], goes_on: bool = False) -> None:
         """Writes ``result`` with status ``running``. Raises InputError if the folder already holds a run.

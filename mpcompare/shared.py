@@ -58,10 +58,7 @@ class Shared:
 
     def once_written(self, name: str, write: Callable[[Path], object]) -> Any:
         """Returns the value called ``name``, as :meth:`once`, where ``write`` saves it in the file that it is given.
-
-        Raises:
-            OSError: the file can be neither written nor read.
-        """
+        Raises OSError where the file can be neither written nor read."""
         if self.folder is None:
             with tempfile.TemporaryDirectory(prefix="mpcompare-") as folder:
                 write(file := Path(folder) / f"{name}.pt")

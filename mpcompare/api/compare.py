@@ -116,10 +116,7 @@ def overrides_of(call: Arguments, objects: Objects, conf: Path) -> list[str]:
 
 def _backends(objects: Objects, backends: list[Any], conf: Path) -> Iterator[str]:
     """Yields the override that chooses the backends, and writes the option of each class into the folder ``conf``.
-
-    Raises:
-        InputError: two have one name, or one is no backend.
-    """
+    Raises InputError where two have one name, or one is no backend."""
     from mpcompare.api.checks import check_backend
     from mpcompare.backends.loop import backend_of
 
@@ -163,11 +160,7 @@ def _knobs(knobs: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _save(objects: Objects, path: Path) -> None:
-    """Saves the objects that must be carried.
-
-    Raises:
-        InputError: one cannot be.
-    """
+    """Saves the objects that must be carried. Raises InputError where one cannot be."""
     with objects.by_value():
         for name, thing in objects.carried.items():
             try:

@@ -90,11 +90,7 @@ class Compared:
 
 
 def read(folder: Path) -> Compared:
-    """Returns the comparison of the runs in a folder.
-
-    Raises:
-        InputError: there is none, or none finished.
-    """
+    """Returns the comparison of the runs in a folder. Raises InputError where there is none, or none finished."""
     compared = Compared(folder, contents_of([folder]))
     if not compared.verdicts:
         raise InputError.of(f"no run finished: {'; '.join(dict.fromkeys(compared.errors.values()))}")

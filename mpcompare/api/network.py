@@ -20,11 +20,8 @@ WARMUP = 3
 
 
 def overrides_of(call: Any, objects: Objects) -> list[str]:
-    """Returns the overrides of a call's network, loss, optimizer and data.
-
-    Raises:
-        InputError: one is not accepted, or they do not fit each other.
-    """
+    """Returns the overrides of a call's network, loss, optimizer and data. Raises InputError where one is not accepted,
+    or they do not fit each other."""
     if call.model is not None:
         if isinstance(call.knobs.get("task"), str):
             raise InputError("task", call.knobs["task"], "expected either a task, or a model, whose task is module")
@@ -102,11 +99,8 @@ def _copies_of(module: nn.Module) -> Callable[[], nn.Module]:
 
 
 def _try(make: Callable[[], Any], loss: Any, parts: samples.Parts, batch_size: int | None) -> None:
-    """Calls network and loss as an entrant does before it trains, so that what does not fit is said at once.
-
-    Raises:
-        InputError: in the words of the call.
-    """
+    """Calls network and loss as an entrant does before it trains, so that what does not fit is said at once. Raises
+    InputError in the words of the call."""
     try:
         data = dataset_of(parts, "data")
         rows = len(data.x_train)

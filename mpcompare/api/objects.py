@@ -16,14 +16,10 @@ Node = dict[str, Any]
 
 class Objects:
     """The objects of one call. Those that a new process can import keep their own name. The others are carried there,
-    and have a name in ``mpcompare.caller``.
-
-    Attributes:
-        carried: the objects that must be carried, by name.
-    """
+    and have a name in ``mpcompare.caller``."""
 
     def __init__(self) -> None:
-        self.carried: dict[str, Any] = {}
+        self.carried: dict[str, Any] = {}  # by name
 
     def name(self, thing: Any, role: str) -> str:
         """Returns the dotted name under which a process of the race finds ``thing``. ``role`` names what has none."""
@@ -93,11 +89,7 @@ def plain(value: Any) -> bool:
 
 
 def written(key: str, value: Any) -> str:
-    """Returns a value in the grammar of Hydra's overrides.
-
-    Raises:
-        InputError: a value of another kind.
-    """
+    """Returns a value in the grammar of Hydra's overrides. Raises InputError for a value of another kind."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{name}: {written(key, item)}" for name, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):

@@ -181,11 +181,8 @@ def _arguments(model: Any) -> tuple[str, ...] | None:
 
 
 def is_function(data: Any) -> bool:
-    """Returns whether ``data`` is a function of the seed, and nothing that holds samples.
-
-    Raises:
-        InputError: it is a function of something else.
-    """
+    """Returns whether ``data`` is a function of the seed, and nothing that holds samples. Raises InputError where it is
+    a function of something else."""
     if not callable(data) or inspect.isclass(data) or _is_source(data) or hasattr(data, "__getitem__"):
         return False
     if fault := fault_of_call(data, 0):

@@ -28,11 +28,8 @@ from mpcompare.tasks.task import Task
 
 
 def grad_scaler(scaling: LossScale, device: str) -> torch.amp.GradScaler:
-    """Returns the ``GradScaler`` of the same policy; without loss scaling a disabled one, as the recipe has it.
-
-    Raises:
-        InputError: ``scaling`` has a floor or hysteresis, and GradScaler has neither.
-    """
+    """Returns the ``GradScaler`` of the same policy; without loss scaling a disabled one, as the recipe has it. Raises
+    InputError where ``scaling`` has a floor or hysteresis, and GradScaler has neither."""
     if isinstance(scaling, NoLossScale):
         return torch.amp.GradScaler(device, enabled=False)
     if isinstance(scaling, DynamicLossScale):

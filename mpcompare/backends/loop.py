@@ -95,11 +95,8 @@ class Loop(TorchModel):
 
 
 def backend_of(function: Callable[..., Any]) -> type[Loop]:
-    """Returns the backend of a step, under the name of the function.
-
-    Raises:
-        InputError: the function cannot be called with a model, an optimizer and a batch.
-    """
+    """Returns the backend of a step, under the name of the function. Raises InputError where the function cannot be
+    called with a model, an optimizer and a batch."""
     name = function.__name__
     takes_scaler(function)
     space = {"function": staticmethod(function), "__module__": function.__module__, "__doc__": function.__doc__}
@@ -107,11 +104,8 @@ def backend_of(function: Callable[..., Any]) -> type[Loop]:
 
 
 def takes_scaler(function: Callable[..., Any]) -> bool:
-    """Returns whether a step has an argument ``scaler``.
-
-    Raises:
-        InputError: it takes other arguments, or uses a scaler that all of its backends would share.
-    """
+    """Returns whether a step has an argument ``scaler``. Raises InputError where it takes other arguments, or uses a
+    scaler that all of its backends would share."""
     name, signature = function.__name__, inspect.signature(function)
     write = "write def step(model, optimizer, batch), or (model, optimizer, batch, scaler)"
     scaler = {"scaler": None} if "scaler" in signature.parameters else {}

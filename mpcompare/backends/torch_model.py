@@ -114,11 +114,8 @@ def skipped_by(step: Callable[[], object], optimizer: torch.optim.Optimizer) -> 
 
 
 def share_of_step(task: Task, loss: Tensor, share: Tensor | None = None) -> Tensor:
-    """Returns a micro-batch's share of the step's loss, which is the mean over the whole batch.
-
-    Args:
-        share: ``Phased.share``; None: all micro-batches count alike.
-    """
+    """Returns a micro-batch's share of the step's loss, which is the mean over the whole batch. ``share`` is
+    ``Phased.share``; None: all micro-batches count alike."""
     if share is not None:
         return loss * share
     return loss / task.accumulate if task.accumulate > 1 else loss

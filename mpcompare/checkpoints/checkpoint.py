@@ -38,11 +38,8 @@ class Checkpoint:
 
 
 def take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns the tensors under ``GROUP/NAME``, and the rest, which names the groups and their members in order.
-
-    Raises:
-        ValueError: the state is none of the contract's: its unknown parts would be lost.
-    """
+    """Returns the tensors under ``GROUP/NAME``, and the rest, which names the groups and their members in order. Raises
+    ValueError where the state is none of the contract's: its unknown parts would be lost."""
     state = checkpoint.state
     if {*state, "generators"} != {"params", "buffers", "optimizer", "loss_scale", "generators"}:
         raise ValueError(f"a state holds params, buffers, optimizer and loss_scale, this one {', '.join(state)}")
@@ -68,11 +65,8 @@ def take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def put_together(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> Checkpoint:
-    """Returns the checkpoint from what :func:`take_apart` returned.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: the two do not belong together or are none of its making.
-    """
+    """Returns the checkpoint from what :func:`take_apart` returned. Raises KeyError, TypeError, ValueError or
+    AttributeError where the two do not belong together or are none of its making."""
     groups: dict[str, list[str]] = content["groups"]
     named = {group: {name: tensors[f"{group}/{name}"] for name in names} for group, names in groups.items()}
     state = {

@@ -31,11 +31,8 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
 
     It is on the disk when this returns, and only then older ones are deleted: the last ``keep - 1`` of these stay, so
     that for a moment there are ``keep + 1``. Those of later steps are deleted too: they belong to another course that
-    training took from an earlier checkpoint, and would pass for the newest.
-
-    Raises:
-        InputError: it cannot be written. The checkpoints that were there stay.
-    """
+    training took from an earlier checkpoint, and would pass for the newest. Raises InputError where it cannot be
+    written. The checkpoints that were there stay."""
     check_whole("keep", keep, at_least=1)
     path = folder / f"step-{checkpoint.step:06d}"
     unfinished = None

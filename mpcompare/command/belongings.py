@@ -28,11 +28,7 @@ LONGEST = 60  # characters of a folder in which sockets can be made: 107 with th
 
 
 class Belongings:
-    """Those of one sweep.
-
-    Attributes:
-        folder: for temporary files, which its name marks as well as the processes.
-    """
+    """Those of one sweep. ``folder`` is for temporary files, and its name marks the processes."""
 
     def __init__(self, folder: Path, forget: Callable[[], None]) -> None:
         """``forget`` deletes what was compiled and does not count yet."""

@@ -13,11 +13,8 @@ from mpcompare.paths import CONF
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
-    """Returns conf/config.yaml with ``overrides``, as on the command line.
-
-    Raises:
-        InputError: an override is not accepted.
-    """
+    """Returns conf/config.yaml with ``overrides``, as on the command line. Raises InputError where an override is not
+    accepted."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
             cfg = compose("config", list(overrides))

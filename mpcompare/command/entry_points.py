@@ -20,11 +20,8 @@ GROUP = "mpcompare.backends"
 
 
 def register() -> None:
-    """Adds the backends of installed packages to Hydra's group ``backend``.
-
-    Raises:
-        InputError: a backend has a name that this project or another package has already given to one.
-    """
+    """Adds the backends of installed packages to Hydra's group ``backend``. Raises InputError where a backend has a
+    name that this project or another package has already given to one."""
     taken = {path.stem: "this project" for path in (CONF / "backend").glob("*.yaml")}
     for entry in metadata.entry_points(group=GROUP):
         package = _package(entry)

@@ -9,11 +9,8 @@ from omegaconf import OmegaConf
 
 
 def free(pattern: str) -> str:
-    """Makes a folder that did not exist, and returns its path: two runs that begin in one second get two.
-
-    Args:
-        pattern: for ``strftime``; the second folder of a second has ``-2`` after it.
-    """
+    """Makes a folder that did not exist, and returns its path: two runs that begin in one second get two. ``pattern``
+    is for ``strftime``; the second folder of a second has ``-2`` after it."""
     name = datetime.now().strftime(pattern)
     with suppress(OSError):  # who writes there says why that cannot be done
         Path(name).parent.mkdir(parents=True, exist_ok=True)

@@ -46,11 +46,8 @@ def is_sweep(config: Mapping[str, Any]) -> bool:
 
 
 def take_over(races: Sequence[Sequence[Job]]) -> None:
-    """Takes into the folders of jobs what the sweeps have left that they resume.
-
-    Raises:
-        InputError: such a sweep had other jobs, or its files cannot be read or copied.
-    """
+    """Takes into the folders of jobs what the sweeps have left that they resume. Raises InputError where such a sweep
+    had other jobs, or its files cannot be read or copied."""
     jobs = [job for race in races for job in race if is_sweep(job.record_at_start["config"])]
     left: dict[str, _Left] = {}
     for source in dict.fromkeys(_source(job.record_at_start["config"]) for job in jobs):
@@ -64,11 +61,8 @@ def take_over(races: Sequence[Sequence[Job]]) -> None:
 
 
 def finished(race: Sequence[Job]) -> bool:
-    """Returns whether all runs of a race are there, in their own folders, and are finished.
-
-    Raises:
-        InputError: a folder holds the run of another configuration, or its record cannot be read.
-    """
+    """Returns whether all runs of a race are there, in their own folders, and are finished. Raises InputError where a
+    folder holds the run of another configuration, or its record cannot be read."""
     left = {job.name: run for job in race if (run := _begun(job))}
     for job in race:
         if job.name in left and (fields := left[job.name].differing(job, FREE)):

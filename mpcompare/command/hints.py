@@ -33,10 +33,7 @@ def unknown_key(error: Exception) -> str | None:
 
 def check_appended(overrides: Sequence[str], chosen: Collection[str]) -> None:
     """Raises InputError for ``+experment=...``: Hydra takes a misspelt group for a new key, which nobody reads.
-
-    Args:
-        chosen: the groups of which an option is chosen, those of plug-ins among them.
-    """
+    ``chosen`` are the groups of which an option is chosen, those of plug-ins among them."""
     for override in overrides:
         name, _, value = override.partition("=")
         if not name.startswith("+") or name.lstrip("+") in chosen or "." in name:

@@ -47,11 +47,7 @@ def launch(
     engine: Engine,
 ) -> list[JobReturn]:
     """Plans the jobs of a sweep (``Launcher.launch``), and lets an engine run its races; how each ended is in its
-    folder.
-
-    Raises:
-        InputError: before any has begun.
-    """
+    folder. Raises InputError before any has begun."""
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     races = races_of(hydra, config, job_overrides, initial_job_idx)
@@ -66,11 +62,8 @@ def launch(
 
 
 def run_races(races: Races, hydra: HydraContext) -> None:
-    """Runs races one after the other, but for those that are finished. One that was begun goes on.
-
-    Raises:
-        InputError: a folder holds another run, or a record could not be completed.
-    """
+    """Runs races one after the other, but for those that are finished. One that was begun goes on. Raises InputError
+    where a folder holds another run, or a record could not be completed."""
     left = {path: jobs for path, jobs in races.items() if not finished(jobs)}
     if done := [job.name for path, jobs in races.items() if path not in left for job in jobs]:
         log.info(f"Finished before, and taken as they are: {', '.join(done)}")
@@ -108,11 +101,8 @@ def _silence_limit_s(jobs: Sequence[Job]) -> float:
 def _race(
     jobs: Sequence[Job], hydra: HydraContext, processes: context.BaseContext, board: Board, own: Belongings
 ) -> None:
-    """Runs one race. However it ends, no process of it is left, and each job has a record.
-
-    Raises:
-        InputError: the record of a job could not be completed.
-    """
+    """Runs one race. However it ends, no process of it is left, and each job has a record. Raises InputError where the
+    record of a job could not be completed."""
     entrants: list[Process] = []
     with interruptible(), own.shared(jobs[0].folder.parent) as shared, board:
         verdicts = FirstVerdicts(jobs, board)

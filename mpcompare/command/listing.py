@@ -25,11 +25,8 @@ LONGEST = 100  # characters of a line beyond its first sentence
 
 
 def show(group: str, config_dir: Path | None) -> None:
-    """Prints the options of a group; on a terminal a line ends where the terminal does.
-
-    Raises:
-        InputError: there is no folder ``config_dir``, or the name of a backend is taken.
-    """
+    """Prints the options of a group; on a terminal a line ends where the terminal does. Raises InputError where there
+    is no folder ``config_dir``, or the name of a backend is taken."""
     if config_dir is not None and not config_dir.is_dir():
         raise InputError("--config-dir", config_dir, "there is no such folder")
     entry_points.register()

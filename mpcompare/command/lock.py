@@ -12,11 +12,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(path: Path, shared: bool = False) -> Iterator[None]:
-    """Holds ``path`` until the block, or this process, ends. Waits as long as another process holds it.
-
-    Args:
-        shared: whether others may hold it, too, who share it.
-    """
+    """Holds ``path`` until the block, or this process, ends. Waits as long as another process holds it. ``shared`` says
+    whether others may hold it, too, who share it."""
     held = os.open(path, os.O_RDONLY)
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:

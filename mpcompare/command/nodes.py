@@ -73,11 +73,8 @@ def _with_functions(node: Any) -> Any:
 
 
 def task_of(node: DictConfig) -> Any:
-    """Returns the task with a maker of its model, which draws its weights when the seed is set.
-
-    Raises:
-        InputError: the node of its model, optimizer or schedule is wrong.
-    """
+    """Returns the task with a maker of its model, which draws its weights when the seed is set. Raises InputError where
+    the node of its model, optimizer or schedule is wrong."""
     task: Any = OmegaConf.to_container(node, resolve=True)
     model = task.pop("model", None)
     if not isinstance(model, dict) or "_target_" not in model:
@@ -101,11 +98,8 @@ def task_of(node: DictConfig) -> Any:
 
 
 def _class_of(field: str, node: Any) -> Any:
-    """Returns what the ``_target_`` of a task's optimizer or schedule names.
-
-    Raises:
-        InputError: there is none, or it cannot be imported.
-    """
+    """Returns what the ``_target_`` of a task's optimizer or schedule names. Raises InputError where there is none, or
+    it cannot be imported."""
     if not isinstance(node, dict) or "_target_" not in node:
         group = field.removeprefix("task.")
         raise InputError(field, node, f"expected the _target_ of one; {group}={'|'.join(options(group))} chooses one")

@@ -77,20 +77,13 @@ def _resumption(cfg: DictConfig, goes_on: bool) -> "Resumption":
 
 
 def rules_of(cfg: DictConfig) -> Rules:
-    """Returns the rules of the race that this configuration describes.
-
-    Raises:
-        InputError: one is not accepted.
-    """
+    """Returns the rules of the race that this configuration describes. Raises InputError where one is not accepted."""
     return _section(Rules, cfg, "measure")
 
 
 def _section(cls: type[Section], cfg: DictConfig, name: str) -> Section:
-    """Returns a section of the configuration as a ``cls``, a dataclass whose fields are the keys of the section.
-
-    Raises:
-        InputError: a key is unknown or missing, or its value is not accepted.
-    """
+    """Returns a section of the configuration as a ``cls``, a dataclass whose fields are the keys of the section. Raises
+    InputError where a key is unknown or missing, or its value is not accepted."""
     values: Any = OmegaConf.to_container(cfg[name], resolve=True)
     keys = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key, value in values.items():

@@ -82,10 +82,7 @@ class Process:
 
     def _is_silent(self, meanwhile: Callable[[], None]) -> bool:
         """Waits until the entrant says something or is gone; True if ``silence_limit_s`` pass without either.
-
-        Args:
-            meanwhile: called about once a second; it may use a core for a moment.
-        """
+        ``meanwhile`` is called about once a second; it may use a core for a moment."""
         waited = 0.0
         # In slices: a child of the entrant's may keep the pipe open when it is gone, and time in which Ctrl-Z stopped
         # both is no silence.

@@ -52,11 +52,8 @@ class Document(TypedDict):
 
 
 def write(race: Sequence[Job]) -> Path:
-    """Writes a race into the next free file of its sweep, and returns the path.
-
-    Raises:
-        InputError: it holds what JSON has no word for.
-    """
+    """Writes a race into the next free file of its sweep, and returns the path. Raises InputError where it holds what
+    JSON has no word for."""
     entrants = [{"name": job.name, "record": job.record_at_start, "hydra": job.hydra} for job in race]
     config = race[0].record_at_start["config"]
     document: dict[str, Any] = {"format_version": FORMAT, "code": _code(entrants), "device": config["device"]}
@@ -75,11 +72,8 @@ def write(race: Sequence[Job]) -> Path:
 
 
 def read(path: Path) -> list[Job]:
-    """Returns the race that a file holds. Its runs lie beside the folder of the file.
-
-    Raises:
-        InputError: it cannot be read, is of another version, was edited, or is for other code than there is here.
-    """
+    """Returns the race that a file holds. Its runs lie beside the folder of the file. Raises InputError where it cannot
+    be read, is of another version, was edited, or is for other code than there is here."""
     try:
         document = parsed(read_bytes(path))
     except (OSError, ValueError) as error:

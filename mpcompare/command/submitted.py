@@ -51,11 +51,8 @@ class Submitted:
         self.executor, self.at_once, self.parameters = executor, at_once, dict(parameters)
 
     def __call__(self, races: Races, hydra: HydraContext) -> None:
-        """Submits the races that are not finished, and waits for their ends.
-
-        Raises:
-            InputError: the parameters are not accepted.
-        """
+        """Submits the races that are not finished, and waits for their ends. Raises InputError where the parameters are
+        not accepted."""
         left = {path: jobs for path, jobs in races.items() if not finished(jobs)}
         if not left:
             return

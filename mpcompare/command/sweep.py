@@ -75,11 +75,8 @@ class Job:
 
 def races_of(hydra: HydraContext, sweep: DictConfig, overrides: Sequence[Sequence[str]], first: int) -> list[list[Job]]:
     """Returns the jobs with these overrides, numbered from ``first`` on, by race: those of one race differ only in
-    ``HOW``. Makes their folders.
-
-    Raises:
-        InputError: two share a folder, or one cannot be written or holds a run already.
-    """
+    ``HOW``. Makes their folders. Raises InputError where two share a folder, or one cannot be written or holds a run
+    already."""
     races: dict[str, list[Job]] = {}
     for number, each in enumerate(overrides, first):
         race, job = _job(hydra, sweep, number, list(each))

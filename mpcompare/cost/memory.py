@@ -28,11 +28,7 @@ def allocated_bytes(model: MemoryModel) -> int:
 
 
 class Ledger:
-    """The live tensors of a step that is replayed, each under a name of its own.
-
-    Attributes:
-        peak: the fullest moment so far, ``{kind: {name: bytes}}``, the kinds in the order of ``TENSOR_KINDS``.
-    """
+    """The live tensors of a step that is replayed, each under a name of its own."""
 
     def __init__(self) -> None:
         self._live: dict[str, tuple[str, int]] = {}
@@ -51,6 +47,7 @@ class Ledger:
 
     @property
     def peak(self) -> MemoryModel:
+        """The fullest moment so far, ``{kind: {name: bytes}}``, the kinds in the order of ``TENSOR_KINDS``."""
         by_kind = {kind: {n: size for n, (k, size) in self._fullest.items() if k == kind} for kind in TENSOR_KINDS}
         return {kind: tensors for kind, tensors in by_kind.items() if tensors}
 

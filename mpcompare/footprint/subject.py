@@ -61,11 +61,8 @@ class FootprintSubject:
 
 
 def subject_of(wish: Wish) -> FootprintSubject:
-    """Returns the network that was asked for.
-
-    Raises:
-        InputError: there is none of this name, or it cannot be made or called as asked.
-    """
+    """Returns the network that was asked for. Raises InputError where there is none of this name, or it cannot be made
+    or called as asked."""
     task, batch = _gpt2(wish) if wish.name in SIZES else _configured(wish)
     if wish.batch is not None:
         task = replace(task, batch_size=wish.batch)

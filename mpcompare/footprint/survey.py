@@ -8,11 +8,8 @@ from mpcompare.footprint.subject import FootprintSubject
 
 
 def survey(subject: FootprintSubject, kernels: MeasuredKernels | None = None) -> dict[FootprintRecipe, Footprint | str]:
-    """Returns the footprint of each recipe, or the reason why it has none, in one line.
-
-    Raises:
-        InputError: not even the first recipe, fp32, can take a step: the network cannot be called with these inputs.
-    """
+    """Returns the footprint of each recipe, or the reason why it has none, in one line. Raises InputError where not
+    even the first recipe, fp32, can take a step: the network cannot be called with these inputs."""
     footprints: dict[FootprintRecipe, Footprint | str] = {}
     for recipe in RECIPES:
         try:

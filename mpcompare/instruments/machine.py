@@ -16,11 +16,8 @@ from mpcompare.records import host
 
 
 def select_device(device: str) -> torch.device:
-    """Returns the device of this name; ``auto`` is CUDA where there is a GPU, else the CPU.
-
-    Raises:
-        InputError: there is no such device.
-    """
+    """Returns the device of this name; ``auto`` is CUDA where there is a GPU, else the CPU. Raises InputError where
+    there is no such device."""
     check_choice("device", device, ("auto", "cpu", "cuda"))
     if device == "cuda" and not torch.cuda.is_available():
         reason = "torch finds no GPU" if torch.version.cuda else f"torch {torch.__version__} is built without CUDA"

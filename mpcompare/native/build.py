@@ -46,11 +46,7 @@ class BuildCommand:
 
 def cpu_recipe() -> BuildCommand:
     """Returns the recipe of the CPU part, which holds the schemas. With g++, ``-fopenmp`` takes the OpenMP runtime that
-    torch has loaded.
-
-    Raises:
-        BuildError: there is no C++ compiler.
-    """
+    torch has loaded. Raises BuildError where there is no C++ compiler."""
     torch_dir = Path(torch.__file__).parent
     arguments = [
         *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", ABI),
@@ -65,10 +61,7 @@ def cuda_recipe(arch: str) -> BuildCommand:
     """Returns the recipe of the CUDA part for an ``arch`` such as ``sm_90``; no GPU is needed to compile.
 
     cuBLAS and the CUDA runtime come from torch's own packages, or from the toolkit where torch came without them.
-
-    Raises:
-        BuildError: torch has no CUDA, or there is no nvcc of its major version.
-    """
+    Raises BuildError where torch has no CUDA, or there is no nvcc of its major version."""
     if torch.version.cuda is None:
         raise BuildError(f"torch {torch.__version__} is a build without CUDA")
     torch_dir, major = Path(torch.__file__).parent, torch.version.cuda.split(".")[0]
@@ -96,11 +89,8 @@ def cuda_recipe(arch: str) -> BuildCommand:
 
 
 def build(recipe: BuildCommand) -> Path:
-    """Builds the library unless it is in the cache; returns its path.
-
-    Raises:
-        BuildError: the compiler failed, the cache cannot be written, or others can write it.
-    """
+    """Builds the library unless it is in the cache; returns its path. Raises BuildError where the compiler failed, the
+    cache cannot be written, or others can write it."""
     try:
         library = _library(recipe)
         if library.exists():
@@ -178,11 +168,8 @@ def cache_key(recipe: BuildCommand) -> str:
 
 def _find(what: str, variable: str, names: list[str], hint: str = "install one") -> list[str]:
     """Returns the command that the environment's ``variable`` names, with its arguments (``ccache g++``), or else the
-    first of ``names`` that is installed.
-
-    Raises:
-        BuildError: there is none; ``what`` and ``hint`` are part of the message.
-    """
+    first of ``names`` that is installed. Raises BuildError where there is none; ``what`` and ``hint`` are part of the
+    message."""
     chosen = os.environ.get(variable, "").split()
     for words in [chosen] if chosen else [[name] for name in names]:
         if path := shutil.which(words[0]):

@@ -244,11 +244,8 @@ def select_gemm(
     """Returns the engine that will be used, and its gemm for operands of ``dtype``.
 
     A gemm that sums in less than fp32 is plain torch, except for fp16 on a GPU, whose tensor cores can do it. ``auto``
-    takes ``torch``, with a warning, if the native operators cannot be built.
-
-    Raises:
-        InputError: there is no such engine, it cannot sum in ``accumulate``, or ``native`` cannot be built.
-    """
+    takes ``torch``, with a warning, if the native operators cannot be built. Raises InputError where there is no such
+    engine, it cannot sum in ``accumulate``, or ``native`` cannot be built."""
     check_choice("engine", engine, ENGINES)
     fp16_sums = accumulate is dtype is torch.float16 and device.type == "cuda"
     if accumulate is not torch.float32 and not fp16_sums and engine == "native":
@@ -267,11 +264,8 @@ def select_gemm(
 
 
 def load(device_type: str) -> None:
-    """Builds, if needed, and loads the operators for ``cpu`` or ``cuda``.
-
-    Raises:
-        BuildError: now, and again in every later call of this process without another try.
-    """
+    """Builds, if needed, and loads the operators for ``cpu`` or ``cuda``. Raises BuildError now, and again in every
+    later call of this process without another try."""
     for part in ("cpu", "cuda") if device_type == "cuda" else ("cpu",):
         if error := _load_once(part):
             raise error

@@ -33,11 +33,8 @@ def count(low: float, high: float, dtype: torch.dtype) -> int:
 
 
 def positive_numbers(low: float, high: float, dtype: torch.dtype) -> Tensor:
-    """Returns the numbers of ``dtype`` from ``low`` up to and with ``high``, both positive and its own.
-
-    Returns:
-        A tensor [n] in fp64, ascending.
-    """
+    """Returns the numbers of ``dtype`` from ``low`` up to and with ``high``, both positive and its own, ascending, as a
+    tensor [n] in fp64."""
     first, last = int(_bits(low, dtype)), int(_bits(high, dtype))
     return _from_bits(torch.arange(first, last + 1), dtype).double()
 

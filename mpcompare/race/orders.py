@@ -26,13 +26,9 @@ class Train:
 
 @dataclass(frozen=True)
 class Prepare:
-    """A block is to be prepared.
+    """A block is to be prepared."""
 
-    Attributes:
-        seed: that of the untimed batches, and of torch's generators.
-    """
-
-    seed: int
+    seed: int  # that of the untimed batches, and of torch's generators
 
 
 @dataclass(frozen=True)

@@ -159,11 +159,8 @@ class Board:
 
 @contextmanager
 def _logs_above(before: dict[int, object]) -> Iterator[None]:
-    """Lets logs that go to a terminal be written above what is drawn there, not into it.
-
-    Args:
-        before: stdout and stderr by their ids, as they were before drawing began.
-    """
+    """Lets logs that go to a terminal be written above what is drawn there, not into it. ``before`` has stdout and
+    stderr by their ids, as they were before drawing began."""
     handlers = [
         handler
         for handler in logging.root.handlers

@@ -132,11 +132,8 @@ class Timetable:
                 way.step_s = (now - way.pace[1]) / (done - way.pace[0])
 
     def end_turn(self, name: str, gone: bool, now: float) -> None:
-        """The turn of an entrant is over, and with it its stage, but for timing, which takes many turns.
-
-        Args:
-            gone: whether it has ended; early, unless all of its last stage is done.
-        """
+        """The turn of an entrant is over, and with it its stage, but for timing, which takes many turns. ``gone`` says
+        whether it has ended; early, unless all of its last stage is done."""
         way = self._ways[name]
         if not gone and way.place >= 0 and way.stages[way.place].name == TIMING:
             return
@@ -181,14 +178,10 @@ class Timetable:
 
 @dataclass(frozen=True)
 class Remaining:
-    """The time that a sweep still takes.
-
-    Attributes:
-        is_least: whether there are stages of which nothing is known, so that it takes longer.
-    """
+    """The time that a sweep still takes."""
 
     seconds: float
-    is_least: bool = False
+    is_least: bool = False  # whether there are stages of which nothing is known, so that it takes longer
 
     def __str__(self) -> str:
         """``about 2 min left``, no more exact than such an estimate is; ``at least 2 min left``."""

@@ -102,10 +102,7 @@ def _turn(entrant: Racer, order: Order | None, display: Display) -> Turn | None:
 
 def _block(entrant: Racer, untimed: int, order: Time, display: Display) -> Turn | None:
     """Lets an entrant time one block, and holds the clock of the race beside it; returns None if the entrant is gone.
-
-    Args:
-        untimed: the seed of the steps before it.
-    """
+    ``untimed`` is the seed of the steps before it."""
     if not _turn(entrant, Prepare(untimed), display):
         return None
     told = time.monotonic()

@@ -47,11 +47,8 @@ class Column(Generic[R]):
 
 
 def recorded(name: str, unit: str, meaning: str, **shown: Any) -> Column[Any]:
-    """Returns the column of a value that a record has under the same name, for rows that have a ``recorded``.
-
-    Args:
-        shown: the part of it that a console shows, as in :class:`Column`.
-    """
+    """Returns the column of a value that a record has under the same name, for rows that have a ``recorded``. ``shown``
+    is the part of it that a console shows, as in :class:`Column`."""
     return Column(name, unit, meaning, lambda row: row.recorded.get(name), **shown)
 
 

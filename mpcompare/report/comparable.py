@@ -11,11 +11,7 @@ from mpcompare.report.runs import OBSERVED, Run
 
 def check_allowed(allow: object, tasks: Iterable[Mapping[str, Any]]) -> None:
     """Raises InputError unless ``allow`` is a list of fields of a task identity, or of groups of them, as ``task`` or
-    ``task.model``.
-
-    Args:
-        tasks: the configurations of the tasks.
-    """
+    ``task.model``. ``tasks`` are the configurations of the tasks."""
     if isinstance(allow, str) or not isinstance(allow, Sequence):
         raise InputError("report.allow", allow, "expected a list of names, such as [seed,task.optimizer.lr], or []")
     fields = dict.fromkeys(field for task in tasks for field in named_fields("task", task))

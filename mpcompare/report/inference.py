@@ -15,16 +15,12 @@ from mpcompare.report.comparison import Comparison, Entry
 
 @dataclass(frozen=True)
 class InferenceRow:
-    """A run and one way of inference with its network.
-
-    Attributes:
-        repeated: whether the costs are those of an earlier run: a race measures them once.
-    """
+    """A run and one way of inference with its network."""
 
     comparison: Comparison
     entry: Entry
     way: str
-    repeated: bool
+    repeated: bool  # whether the costs are those of an earlier run: a race measures them once
 
     @property
     def result(self) -> WayFields:

@@ -122,11 +122,7 @@ _FINISHED = [key for name in Finished.__annotations__ if name in PARTS for key i
 
 def result_of(document: Any) -> Result:
     """Returns the result that a document holds. Of a run that did not finish, fields of other types are left out: they
-    may be what it failed of.
-
-    Raises:
-        ValueError: it is none, or one that finished has a field of another type.
-    """
+    may be what it failed of. Raises ValueError where it is none, or one that finished has a field of another type."""
     check_format(RESULT, document)
     finished = document.get("status") == "ok"
     for key in (*_AT_START, *(_FINISHED if finished else ())):
@@ -192,11 +188,8 @@ def _other_columns(found: Sequence[str], expected: Sequence[str]) -> str:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """Returns all runs at and below ``folders``, in natural order of their paths (2 before 10).
-
-    Raises:
-        InputError: a folder is missing or holds no run, or no run can be read.
-    """
+    """Returns all runs at and below ``folders``, in natural order of their paths (2 before 10). Raises InputError where
+    a folder is missing or holds no run, or no run can be read."""
     paths: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():

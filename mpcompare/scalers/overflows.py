@@ -41,11 +41,8 @@ FINITE, OVERFLOW = OverflowStep(math.inf, math.inf), OverflowStep(-math.inf, -ma
 
 
 def of_pattern(pattern: str) -> list[OverflowStep]:
-    """Returns the steps of ``..x....xx..``: a dot is finite and an x overflows, whatever the loss scale is.
-
-    Raises:
-        InputError: the pattern is empty, or holds another character.
-    """
+    """Returns the steps of ``..x....xx..``: a dot is finite and an x overflows, whatever the loss scale is. Raises
+    InputError where the pattern is empty, or holds another character."""
     if not pattern:
         raise InputError("PATTERN", "''", "expected a dot for each finite step and an x for each overflow")
     for place, character in enumerate(pattern, start=1):
@@ -62,11 +59,8 @@ def short(pattern: str) -> str:
 
 def of_thresholds(file: Path) -> list[OverflowStep]:
     """Returns the steps of a file that has a number for each: the largest loss scale at which the gradients of that
-    step stay finite (0: they overflow at any; inf: at none). Empty lines and what follows a # are passed over.
-
-    Raises:
-        InputError: the file cannot be read, has no number, or a line is none.
-    """
+    step stay finite (0: they overflow at any; inf: at none). Empty lines and what follows a # are passed over. Raises
+    InputError where the file cannot be read, has no number, or a line is none."""
     steps = []
     for number, line in enumerate(_lines("--thresholds", file), start=1):
         if text := line.partition("#")[0].strip():
@@ -91,11 +85,8 @@ def of_run(folder: Path) -> tuple[list[OverflowStep], float]:
 
     Its record holds each step's loss scale and whether the step was skipped. Gradients that were finite at that scale
     are so at any smaller one, and those that overflowed do so at any larger one; of other scales the record says
-    nothing, and the step is taken to end as it did in the run.
-
-    Raises:
-        InputError: the folder holds no such record, or the run scaled no loss.
-    """
+    nothing, and the step is taken to end as it did in the run. Raises InputError where the folder holds no such record,
+    or the run scaled no loss."""
     file = folder / STEPS if folder.is_dir() else folder
     rows = list(csv.DictReader(_lines("--run", file)))
     if not rows or not {"loss_scale", "skipped"} <= rows[0].keys():

@@ -147,11 +147,8 @@ class Scaler(Protocol):
     def scale(self) -> float: ...
 
     def step(self, overflow: bool) -> bool:
-        """Takes a step whose gradients overflow, or not, and returns whether the step was skipped.
-
-        Raises:
-            ScalerStopped: the library ends training here.
-        """
+        """Takes a step whose gradients overflow, or not, and returns whether the step was skipped. Raises ScalerStopped
+        where the library ends training here."""
         ...
 
 

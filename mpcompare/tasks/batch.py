@@ -132,11 +132,7 @@ def nbytes(*batches: Batch) -> int:
 
 
 class OfTrees:
-    """A loss that is given the nests themselves.
-
-    Attributes:
-        loss: a function of what the network returned, and of the targets as the data hold them.
-    """
+    """A loss that is given the nests themselves: what the network returned, and the targets as the data hold them."""
 
     def __init__(self, loss: Loss, name: str) -> None:
         self.loss, self.__name__ = loss, name

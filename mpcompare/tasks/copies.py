@@ -13,11 +13,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
-    """Returns a copy of a network.
-
-    Args:
-        kept: by ``id`` of an object within the network what the copy has in its place.
-    """
+    """Returns a copy of a network. ``kept`` has by ``id`` of an object within the network what the copy has in its
+    place."""
     held = [v for m in network.modules() for v in (*vars(m).values(), *m._buffers.values())]
     results = [v for v in held if isinstance(v, Tensor) and not v.is_leaf]  # such as the state that a layer left
     known = {id(v): v.detach() for v in results} | dict(kept or {})

@@ -47,10 +47,7 @@ class Group:
 
 def read_groups(groups: object) -> tuple[Group, ...]:
     """Returns the groups of a configuration: a list of nodes with the attributes of :class:`Group`; None: no groups.
-
-    Raises:
-        InputError: it is something else, or an attribute has another value.
-    """
+    Raises InputError where it is something else, or an attribute has another value."""
     field = "task.optimizer.groups"
     if not isinstance(groups, (list, tuple, type(None))):
         raise InputError(field, groups, "expected a list, as in [{kind: vectors, weight_decay: 0}]")
@@ -116,11 +113,8 @@ def _groups_of(optimizer: Any) -> tuple[Group, ...]:
 
 
 def for_torch(optimizer: Any, params: Parameters) -> list[Any]:
-    """Returns the first argument of torch's optimizers: the parameters, or a node for each of their groups.
-
-    Raises:
-        InputError: there are groups, and the parameters come without their names.
-    """
+    """Returns the first argument of torch's optimizers: the parameters, or a node for each of their groups. Raises
+    InputError where there are groups, and the parameters come without their names."""
     given = list(params)
     if not _groups_of(optimizer):
         return [p[1] if isinstance(p, tuple) else p for p in given]

@@ -113,10 +113,7 @@ class PlainMlp:
 
 def plain_mlp(model: nn.Module, task: Task, who: str = "this") -> PlainMlp:
     """Reads a task as a :class:`PlainMlp`: a flat ``nn.Sequential`` of Linear, ReLU, Linear, ..., Flatten before it.
-
-    Raises:
-        BackendUnavailable: the task is no such MLP; the message names the tasks that ``who`` trains.
-    """
+    Raises BackendUnavailable where the task is no such MLP; the message names the tasks that ``who`` trains."""
     only = f"{who} trains MLPs (Linear, ReLU, ..., Linear) with cross_entropy or mse, and SGD, Adam or AdamW"
     children = [(name, m) for name, m in model.named_children() if not isinstance(m, nn.Flatten)]
     kinds = [type(module) for _, module in children]

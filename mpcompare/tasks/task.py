@@ -99,12 +99,8 @@ class Task:
         """Returns the network with its initial weights, fp32, in training mode. Frozen ones in 16 bits are widened.
 
         The weights are drawn on the CPU whatever the device, so that every backend on every device starts from the same
-        bits.
-
-        Raises:
-            InputError: ``model`` makes no module, or one that cannot be copied or compared, or the optimizer has a
-                group without parameters.
-        """
+        bits. Raises InputError where ``model`` makes no module, or one that cannot be copied or compared, or the
+        optimizer has a group without parameters."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.model()

@@ -42,11 +42,8 @@ def try_out(model: nn.Module, task: Task, x: Batch, y: Batch, data: str, y_test:
 
 def fitted(model: nn.Module, task: Task, x: Batch, y: Batch) -> Task:
     """Lets a network take and return nests of tensors where its data and its own output are nests. Returns the task
-    with a loss that takes them.
-
-    Raises:
-        InputError: the loss is of one tensor, and the network returns several, or there are several targets.
-    """
+    with a loss that takes them. Raises InputError where the loss is of one tensor, and the network returns several, or
+    there are several targets."""
     take_trees(model, isinstance(x, Tree), outputs=False)
     with _forked_generators(x.device), torch.no_grad():
         try:
@@ -129,11 +126,8 @@ def _try_backward(model: nn.Module, task: Task, few: Batch, targets: Batch, name
 
 
 def first_loss(model: nn.Module, task: Task, x: Batch, y: Batch) -> str:
-    """Returns why the network's loss on the first batch, in fp32, is no finite number; nothing where it is one.
-
-    Args:
-        x, y: the samples of the batch, the first of the training samples.
-    """
+    """Returns why the network's loss on the first batch, in fp32, is no finite number; nothing where it is one. ``x``
+    and ``y`` are the samples of the batch, the first of the training samples."""
     model, first = copy_of(model), 0
     with _forked_generators(x.device), torch.no_grad():
         for few, targets in task.micro_batches(x, y):

@@ -63,11 +63,8 @@ class Candidate:
         return Stepper(backend, self.task.new_rates()).step(batch)
 
     def accepted_scaling(self) -> LossScale:
-        """Returns the loss scale of ``loss_scale=auto``, or the first other one that the backend accepts.
-
-        Raises:
-            InputError: the backend accepts none.
-        """
+        """Returns the loss scale of ``loss_scale=auto``, or the first other one that the backend accepts. Raises
+        InputError where the backend accepts none."""
         refused: InputError | None = None
         for scaling in (self.auto_scaling(), *LOSS_SCALES):
             try:

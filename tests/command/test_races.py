@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from support.command import SMALL
 
-from mpcompare.command import code
+from mpcompare.command import race_file
 from mpcompare.command.lock import locked
 
 # Fields that a clock or a meter has read, that are drawn at random with each block, or that name the folder.
@@ -78,8 +78,8 @@ def test_a_race_file_that_is_not_as_it_was_planned_is_one_line(cli, planned, nam
 
 
 def test_other_code_is_one_line_that_names_it(cli, planned, monkeypatch):
-    real = code.version
-    monkeypatch.setattr(code, "version", lambda name: "9.9" if name == "torch" else real(name))
+    real = race_file.version
+    monkeypatch.setattr(race_file, "version", lambda name: "9.9" if name == "torch" else real(name))
     ended = cli("run", "planned/races/000.json")
     assert ended.code == 2
     assert "was planned with torch " in ended.err
@@ -90,10 +90,10 @@ def test_the_sources_of_a_users_module_are_part_of_the_code(tmp_path, monkeypatc
     (tmp_path / "my_net_of_36.py").write_text("class Net: ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = {"task": {"model": {"_target_": "my_net_of_36.Net"}}}
-    before = code.fingerprints(config)
+    before = race_file.fingerprints(config)
     assert set(before) == {"torch", "mpcompare", "my_net_of_36"}
     (tmp_path / "my_net_of_36.py").write_text("class Net: pass\n")
-    assert {name for name, now in code.fingerprints(config).items() if now != before[name]} == {"my_net_of_36"}
+    assert {name for name, now in race_file.fingerprints(config).items() if now != before[name]} == {"my_net_of_36"}
 
 
 def test_the_array_of_a_plan_is_a_script_that_bash_reads(cli, tmp_path):

@@ -18,11 +18,8 @@ PYTHON = {"jax": (3, 11), "keras": (3, 11)}  # the oldest Python of these backen
 
 
 def library(module: str, backend: str) -> ModuleType:
-    """Imports ``module``, which ``backend`` is made of; the extra that installs it has the backend's name.
-
-    Raises:
-        BackendUnavailable: it is not installed, or cannot be imported here.
-    """
+    """Imports ``module``, which ``backend`` is made of; the extra that installs it has the backend's name. Raises
+    BackendUnavailable where it is not installed, or cannot be imported here."""
     oldest = PYTHON.get(backend, (3, 10))
     if sys.version_info < oldest:
         here, needed = (".".join(map(str, version[:2])) for version in (sys.version_info, oldest))
@@ -36,11 +33,8 @@ def library(module: str, backend: str) -> ModuleType:
 
 
 def join_alone(device: torch.device) -> None:
-    """Makes a process group of this process alone, which needs no network, unless there is one already.
-
-    Raises:
-        BackendUnavailable: torch was built without ``torch.distributed``.
-    """
+    """Makes a process group of this process alone, which needs no network, unless there is one already. Raises
+    BackendUnavailable where torch was built without ``torch.distributed``."""
     import torch.distributed as dist
 
     if not dist.is_available():

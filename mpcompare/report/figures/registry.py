@@ -63,11 +63,8 @@ class ReportFigure:
             return _excuse(self.name, error)
 
     def rendered(self, figure: Figure, render: Callable[[Figure], T]) -> T:
-        """Returns what ``render`` makes of the figure that was drawn, or of one that says why it cannot.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Returns what ``render`` makes of the figure that was drawn, or of one that says why it cannot. Raises OSError
+        where it cannot be written."""
         try:
             return render(figure)
         except OSError:

@@ -13,11 +13,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def path_in(folder: Path, name: str) -> Path:
-    """Returns the path of a file to be written; makes the folder if it is missing.
-
-    Raises:
-        OSError: the folder cannot be made.
-    """
+    """Returns the path of a file to be written; makes the folder if it is missing. Raises OSError where the folder
+    cannot be made."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
 

@@ -31,11 +31,8 @@ STD = (0.2470, 0.2435, 0.2616)
 def cifar10(seed: int, samples: int, root: str | None = None, download_limit_s: float = 15) -> Dataset:
     """Returns CIFAR-10, fp32 ``[N, 3, 32, 32]``, where it is on disk or downloads within ``download_limit_s`` seconds.
 
-    Elsewhere it returns ``samples`` synthetic images of that shape.
-
-    Raises:
-        InputError: a file on disk is not CIFAR-10's.
-    """
+    Elsewhere it returns ``samples`` synthetic images of that shape. Raises InputError where a file on disk is not
+    CIFAR-10's."""
     stand_in = StandIn("SYNTHETIC IMAGES, NOT CIFAR-10", lambda: synthetic_images(seed, samples))
     return take_or_stand_in(SOURCE, _read, stand_in, root, download_limit_s, "data=cifar10")
 

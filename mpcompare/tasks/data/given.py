@@ -18,11 +18,8 @@ LARGEST = torch.finfo(torch.float32).max ** 0.5  # 1.8e19: the square of a gradi
 
 
 def called(function: Callable[[int], Any], seed: int, name: str) -> Any:
-    """Returns what a function of the seed returns.
-
-    Raises:
-        InputError: it raises, or ends the program; the message says where.
-    """
+    """Returns what a function of the seed returns. Raises InputError where it raises, or ends the program; the message
+    says where."""
     try:
         return function(seed)
     except InputError:
@@ -37,11 +34,8 @@ def called(function: Callable[[int], Any], seed: int, name: str) -> Any:
 def dataset_of(loaded: Any, name: str) -> Dataset:
     """Returns the data set of what the function called ``name`` has returned.
 
-    numpy's fp64 becomes fp32, and its integers as targets int64, as torch's functions want them.
-
-    Raises:
-        InputError: these are not four tensors or arrays, or they do not fit each other.
-    """
+    numpy's fp64 becomes fp32, and its integers as targets int64, as torch's functions want them. Raises InputError
+    where these are not four tensors or arrays, or they do not fit each other."""
     if isinstance(loaded, Dataset):
         parts, name, reason = [getattr(loaded, part) for part in PARTS], loaded.name, loaded.reason
     elif isinstance(loaded, (tuple, list)) and len(loaded) == 4:

@@ -23,10 +23,7 @@ SOURCE = Source(
 
 def mnist(seed: int, root: str | None = None) -> Dataset:
     """Returns MNIST, fp32 ``[N, 1, 28, 28]``, from ``root`` (None: ``paths.data_root``); downloads it if it is missing.
-
-    Raises:
-        InputError: it cannot be downloaded, or a file is not MNIST's.
-    """
+    Raises InputError where it cannot be downloaded, or a file is not MNIST's."""
     root, folder = find_root(root)
     if SOURCE.on_disk(folder):
         return _read(folder, f"found in {root}")

@@ -68,11 +68,8 @@ class Source:
                 )
 
     def parts(self, root: Path, name: str) -> list[Any]:
-        """Returns the training and the test part by torchvision's class ``name``.
-
-        Raises:
-            InputError: a file is missing or broken, or torchvision does not work with this torch.
-        """
+        """Returns the training and the test part by torchvision's class ``name``. Raises InputError where a file is
+        missing or broken, or torchvision does not work with this torch."""
         self.check(root)
         try:
             from torchvision import datasets
@@ -166,11 +163,8 @@ def torchvision_mismatch(error: Exception) -> InputError:
 
 
 def find_root(root: object) -> tuple[str, Path]:
-    """Returns the folder as it was named, and its path; None stands for ``paths.data_root``.
-
-    Raises:
-        InputError: ``root`` is no name, or names a file.
-    """
+    """Returns the folder as it was named, and its path; None stands for ``paths.data_root``. Raises InputError where
+    ``root`` is no name, or names a file."""
     if root is None:
         root = data_root()
     if not isinstance(root, str):

@@ -20,11 +20,8 @@ def topics(seed: int, length: int = 64, held_out: float = 0.1, masked: float = 0
     come in an order drawn from ``seed``. The text differs between versions of Python, and so does the fingerprint.
 
     With ``masked`` a window begins with a prompt that nobody is asked to predict: its labels are -100. Its length is
-    drawn from 0 to twice this share of the window.
-
-    Raises:
-        InputError: this Python has no ``pydoc_data``, or the text is too short for such windows.
-    """
+    drawn from 0 to twice this share of the window. Raises InputError where this Python has no ``pydoc_data``, or the
+    text is too short for such windows."""
     check_whole("data.length", length, at_least=1)
     check_number("data.held_out", held_out, above=0, below=1)
     ids = encode(_text())

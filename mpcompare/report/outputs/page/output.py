@@ -32,11 +32,7 @@ def write(report: Report, folder: Path) -> None:
 
 
 def render(report: Report, files: Sequence[str]) -> str:
-    """Returns the page.
-
-    Args:
-        files: names of files beside the page, to which it links.
-    """
+    """Returns the page. ``files`` are the names of files beside the page, to which it links."""
     environment = Environment(
         loader=PackageLoader(PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -129,15 +129,13 @@ def preferred(device: Device) -> Precision:
 
 
 def resolve_precision(precision: str, accepted: tuple[str, ...], device: Device, backend: str) -> str:
-    """Returns the name of the precision that a backend is to train in.
+    """Returns the name of the precision that a backend is to train in. Raises InputError for an unknown precision, one
+    that this backend does not do, and TF32 without a CUDA device.
 
     Args:
         precision: a name in ``PRECISIONS``, or ``auto``: the device's :func:`preferred` one if the backend accepts it,
             else the first that it accepts.
         accepted: the backend's own ``PRECISIONS``.
-
-    Raises:
-        InputError: an unknown precision, one that this backend does not do, or TF32 without a CUDA device.
     """
     check_choice("precision", precision, ("auto", *PRECISIONS))
     if precision == "auto":

@@ -16,7 +16,8 @@ ROUNDINGS = {"nearest": 1, "stochastic": 2, "compensated": 2}  # in units of the
 
 @dataclass(frozen=True)
 class Promises:
-    """The differences from ``amp`` that a backend declares; by default none.
+    """The differences from ``amp`` that a backend declares; by default none. Raises InputError where an attribute has
+    another value.
 
     Attributes:
         weights: the format in which the optimizer keeps and updates the weights, and the network its buffers.
@@ -29,9 +30,6 @@ class Promises:
         skips_without_scale: whether a step whose gradients hold inf or NaN is skipped although the loss is not scaled.
         restores_buffers: whether a step that is skipped leaves the network's buffers as they were before it.
         repeats: whether a step gives the same bits each time that it is taken from one state.
-
-    Raises:
-        InputError: an attribute has another value.
     """
 
     weights: str = "fp32"

@@ -22,16 +22,14 @@ EXPECTED = f"expected one of {', '.join(WORDS)}, a class of torch.optim, or a fu
 
 
 def read(optimizer: Any, model: Any, objects: Objects) -> tuple[str, Mapping[str, Any]]:
-    """Returns the word of an optimizer, and its values.
+    """Returns the word of an optimizer, and its values. Raises InputError where it is none of them, or one whose
+    updates cannot be replayed.
 
     Args:
         optimizer: a word, a class like those of ``torch.optim``, an optimizer, or a function of the parameters that
             makes one.
         model: the network, whose parameters have names.
         objects: gets the class where a new process cannot import it.
-
-    Raises:
-        InputError: it is none of them, or one whose updates cannot be replayed.
     """
     if isinstance(optimizer, str):
         check_choice("optimizer", optimizer.lower(), WORDS)

@@ -23,16 +23,14 @@ Parts = tuple[Any, Any, Any, Any]
 
 
 def parts_of(data: Any, wanted: int, model: Any, loss: Any) -> Parts:
-    """Returns inputs and targets of training and held-out samples, each tensors or nests of them.
+    """Returns inputs and targets of training and held-out samples, each tensors or nests of them. Raises InputError
+    where it is nothing of that kind.
 
     Args:
         data: two of what is accepted are the training and the held-out samples; of one the last part is held out.
         wanted: the number of samples after which a loader is not asked for more.
         model: the network or its class, whose arguments choose the inputs among the entries of a dict.
         loss: a batch that is a dict is input and target at once, unless the loss is a name that takes labels.
-
-    Raises:
-        InputError: it is nothing of that kind.
     """
     if isinstance(data, (tuple, list)) and len(data) == 4 and all(map(_is_part, data)):
         return tree_map(_on_cpu, tuple(data))

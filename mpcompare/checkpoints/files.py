@@ -63,13 +63,10 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Verifies every byte of both files, then reads them.
+    """Verifies every byte of both files, then reads them. Raises Unreadable where something is wrong with them.
 
     Returns:
         The checkpoint, its tensors on the CPU, contiguous, in memory of their own.
-
-    Raises:
-        Unreadable: something is wrong with them.
     """
     content = _read_content(folder / CONTENT)
     try:

@@ -69,15 +69,13 @@ def newest(folder: Path, before: float = math.inf) -> Path | None:
 
 
 def load(path: Path, older: bool = False, before: float = math.inf) -> Checkpoint:
-    """Reads and verifies a checkpoint.
+    """Reads and verifies a checkpoint. Raises InputError where there is no checkpoint, or a file of it is damaged. The
+    field is ``resume``.
 
     Args:
         path: one checkpoint; or a folder of them, or that of a run, whose newest is meant.
         older: whether one before it will do if it is damaged. A warning then says which one was taken, and why.
         before: of several, those of this step and later ones are left out, unless there is no other.
-
-    Raises:
-        InputError: there is no checkpoint, or a file of it is damaged. The field is ``resume``.
     """
     faults: list[str] = []
     candidates = _candidates(path)

@@ -24,14 +24,12 @@ Section = TypeVar("Section")
 
 
 def plan_of(cfg: DictConfig, goes_on: bool = False) -> "Plan":
-    """Returns the plan of the entrant that this configuration describes.
+    """Returns the plan of the entrant that this configuration describes. Raises InputError where a value is not
+    accepted; the message has the name of its key.
 
     Args:
         cfg: the composed configuration.
         goes_on: whether its folder holds a part of the run, with which it goes on.
-
-    Raises:
-        InputError: a value is not accepted; the message has the name of its key.
     """
     from mpcompare.entrant import plan  # here, for it imports torch, which takes seconds
     from mpcompare.native.ops import ENGINES

@@ -134,15 +134,13 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], baseline: str, allow: Sequence[str] = ()) -> list[Comparison]:
-    """Sorts ``runs`` into comparisons and finds each run's baseline.
+    """Sorts ``runs`` into comparisons and finds each run's baseline. Raises InputError where the runs differ in fields
+    that are not in ``allow``.
 
     Args:
         baseline: the backend of the baselines, of which one in the same precision is preferred. Where that backend is
             missing, the first run that finished takes its place.
         allow: fields of the task identity in which runs of one comparison may differ.
-
-    Raises:
-        InputError: the runs differ in fields that are not in ``allow``.
     """
     check_comparable(runs, allow)
     groups = group(runs, allow)

@@ -23,7 +23,8 @@ def first_verdicts(
     baseline: str = "amp",
     allow: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Returns a line for each verdict that stands, by the name of its run.
+    """Returns a line for each verdict that stands, by the name of its run. Raises InputError where the runs are not
+    comparable.
 
     Args:
         folders: those of all runs of the race, by name.
@@ -31,9 +32,6 @@ def first_verdicts(
         waiting: the runs whose turn is still to come.
         baseline: the backend that others are compared with.
         allow: fields in which runs may differ.
-
-    Raises:
-        InputError: the runs are not comparable.
     """
     runs = {name: read_any(folder, name) for name, folder in folders.items()}
     precisions = {runs[name].result.backend: runs[name].result.precision for name in trained}

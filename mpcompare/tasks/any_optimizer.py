@@ -33,7 +33,9 @@ State = dict[str, Any]  # what an optimizer remembers of one parameter, by its o
 
 @dataclass(frozen=True)
 class AnyOptimizer:
-    """An optimizer by the name of its class.
+    """An optimizer by the name of its class. Raises InputError where there is no such class, it does not take these
+    arguments, or an update of an element depends on others (Adafactor, Muon, LBFGS), on random numbers, or on more than
+    a gradient.
 
     Attributes:
         name: dotted, such as ``torch.optim.RAdam``.
@@ -41,10 +43,6 @@ class AnyOptimizer:
         weight_decay: None: the default of the class.
         settings: names and values of its other arguments.
         groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
-
-    Raises:
-        InputError: there is no such class, it does not take these arguments, or an update of an element depends on
-            others (Adafactor, Muon, LBFGS), on random numbers, or on more than a gradient.
     """
 
     name: str

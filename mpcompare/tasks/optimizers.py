@@ -104,7 +104,8 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class Sgd:
-    """``g = g + weight_decay w; v = momentum v + g; w = w - lr v``, as ``torch.optim.SGD`` has it.
+    """``g = g + weight_decay w; v = momentum v + g; w = w - lr v``, as ``torch.optim.SGD`` has it. Raises InputError
+    where an attribute has another value, or ``nesterov`` is without ``momentum``.
 
     Attributes:
         lr: above 0, finite.
@@ -112,9 +113,6 @@ class Sgd:
         nesterov: ``w = w - lr (g + momentum v)`` instead (Sutskever et al., ICML 2013).
         weight_decay: finite, 0 for none.
         groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
-
-    Raises:
-        InputError: an attribute has another value, or ``nesterov`` is without ``momentum``.
     """
 
     lr: float = 1e-3
@@ -257,7 +255,8 @@ class _AdamOrAdamW:
 @dataclass(frozen=True)
 class Adam(_AdamOrAdamW):
     """``w = w - lr m / (sqrt(v) + eps)``, as ``torch.optim.Adam`` has it (Kingma and Ba, arXiv 1412.6980); m and v are
-    means of g and g^2 over the updates, in which older ones count less.
+    means of g and g^2 over the updates, in which older ones count less. Raises InputError where an attribute has
+    another value.
 
     Attributes:
         lr: above 0, finite.
@@ -265,9 +264,6 @@ class Adam(_AdamOrAdamW):
         eps: above 0; without it a weight without a gradient would be updated by 0 / 0.
         weight_decay: finite, 0 for none; ``weight_decay w`` is added to g, and so becomes part of m and v.
         groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
-
-    Raises:
-        InputError: an attribute has another value.
     """
 
     of_torch = torch.optim.Adam

@@ -44,13 +44,10 @@ class Constant:
 @dataclass(frozen=True)
 class Warmup:
     """Linear from ``1 / steps`` at the first update to 1 at the update number ``steps``, then constant (Goyal et al.,
-    arXiv 1706.02677).
+    arXiv 1706.02677). Raises InputError where an attribute has another value.
 
     Attributes:
         steps: at least 1.
-
-    Raises:
-        InputError: an attribute has another value.
     """
 
     steps: int
@@ -72,15 +69,13 @@ class Warmup:
 @dataclass(frozen=True)
 class Cosine:
     """:class:`Warmup` over ``warmup_steps``, then half a cosine from 1 to ``min_factor``; from ``steps`` on it stays
-    there (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
+    there (Loshchilov and Hutter, arXiv 1608.03983, without restarts). Raises InputError where an attribute has another
+    value.
 
     Attributes:
         steps: updates from the first to the end of the cosine, warm-up included; None: all steps of the run.
         warmup_steps: fewer than ``steps``, 0 for none.
         min_factor: in [0, 1).
-
-    Raises:
-        InputError: an attribute has another value.
     """
 
     steps: int | None = None

@@ -18,14 +18,12 @@ from mpcompare.tasks.task import Task
 
 def try_out(model: nn.Module, task: Task, x: Batch, y: Batch, data: str, y_test: Batch | None = None) -> None:
     """Calls a copy of the network and the loss on a few samples, so that a task that cannot work fails before training.
+    Raises InputError where the batch is larger than the data, the network cannot be called with it, the loss is no
+    scalar or has no gradient, or the output is random in a way that nobody could repeat, or in evaluation mode.
 
     Args:
         x, y: all training samples of the data set named ``data``.
         y_test: the targets of its held-out samples.
-
-    Raises:
-        InputError: the batch is larger than the data, the network cannot be called with it, the loss is no scalar or
-            has no gradient, or the output is random in a way that nobody could repeat, or in evaluation mode.
     """
     if task.batch_size > len(x):
         raise InputError("task.batch_size", task.batch_size, f"data={data} has only {len(x)} samples")

@@ -26,16 +26,13 @@ def imdb(
 
     Words are in lower case. The most frequent ones of the training part have ids (in alphabetical order where equally
     many); the others are ``UNKNOWN``. Only a review's first ``length`` words are taken, and a shorter one is followed
-    by ``PADDING``.
+    by ``PADDING``. Raises InputError where a folder is missing or empty, or a review cannot be read.
 
     Args:
         seed: draws the order of the reviews.
         root: the folder that holds ``aclImdb``, or ``aclImdb`` itself; None: ``paths.data_root``.
         vocabulary: number of ids, the two that are no word included.
         samples: at most so many reviews of each part, drawn with ``seed``; None: all of them.
-
-    Raises:
-        InputError: a folder is missing or empty, or a review cannot be read.
     """
     check_whole("data.length", length, at_least=1)
     check_whole("data.vocabulary", vocabulary, at_least=3)

@@ -8,10 +8,8 @@ from typing import cast
 
 from mpcompare.contract import State
 from mpcompare.entrant import going_on, resume
-from mpcompare.entrant.examined_memory import ExaminedMemory
 from mpcompare.entrant.setup import set_up
-from mpcompare.entrant.start import Start
-from mpcompare.entrant.state import Entrant, Fields, Pass, Trained
+from mpcompare.entrant.state import Entrant, ExaminedMemory, Fields, Pass, Start, Trained
 from mpcompare.entrant.timing import fresh, try_block
 from mpcompare.fields import ProvenanceRecord, SetUpRecord
 from mpcompare.instruments import machine

@@ -48,7 +48,7 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
         read=entrant.shared.aside(backend.state_dict()),
         updates=int(stepper.rates.updates),
         scores=scores,
-        moved=_moved(entrant),
+        moved=numerics.sketch_of_change(start.params, backend.master_params()),
         moves=start.before.with_moves(digest.moves()) if digest else None,
     )
     return TrainingRecord(
@@ -63,12 +63,6 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
         test_loss=scores["test_loss"],
         test_accuracy=scores["test_accuracy"],
     )
-
-
-def _moved(entrant: Entrant) -> dict[str, Any]:
-    """Returns the sketch of how far training has moved each parameter."""
-    before, after = entrant.start.params, entrant.stepper.backend.master_params()
-    return numerics.sketch_of_change(before, after)
 
 
 def train(

@@ -34,7 +34,7 @@ from mpcompare.contract import options_of
 from mpcompare.entrant import generators, resume, saving
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.setup import Setup
-from mpcompare.entrant.start import Start
+from mpcompare.entrant.state import Start
 from mpcompare.errors import InputError
 from mpcompare.fields import SetUpRecord
 from mpcompare.instruments.clock import clock

@@ -20,10 +20,11 @@ from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
+from mpcompare.verdict.examine.drive import Driver, drive
 from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.exponents import exponents_of
-from mpcompare.verdict.examine.first import first
 from mpcompare.verdict.examine.forced.passes import layers_at_sharp_weights, layers_at_the_start
+from mpcompare.verdict.examine.idle import uses_all
 from mpcompare.verdict.examine.last import last
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
@@ -103,7 +104,7 @@ def examine(
 
 def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> None:
     """Takes the passes of backends that have not trained; ``exact`` is the oracle's step on the first batch."""
-    batch, driver = batches[0], first(subject, batches, exact)
+    batch, driver = batches[0], _first(subject, batches, exact)
     age = late.take("aged", partial(age_of, subject, driver), None)
     late.found["first"] = driver.result()
     late.find("infinite", partial(infinite_input, subject, driver, batch), "infinite input")
@@ -111,6 +112,20 @@ def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, la
     late.find("padding", partial(padding, subject, driver.backend, batch))
     del driver  # its backend is freed before the next one is made
     late.find("aged", lambda: age and aged(subject, age, batch, exact))
+
+
+def _first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driver:
+    """Takes the first step, and as many more as show what else an update depends on; returns who took them.
+
+    The second step shows another learning rate, and what the optimizer remembers; the third, how well: what it
+    remembers of one gradient has no more digits than that. Where the first does not depend on every parameter, more
+    batches may show the others.
+    """
+    task, optimizer = subject.task, subject.task.optimizer
+    follow = batches[1:3] if optimizer.remembers else batches[1 : 1 + bool(task.schedule.length)]
+    if not uses_all(subject.examined, exact.grads):
+        follow = batches[1:4]
+    return drive(subject, subject.scaling, batches[0], follow, exact, with_oracle=True)
 
 
 def _at_the_end(

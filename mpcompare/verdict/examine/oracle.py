@@ -21,8 +21,7 @@ from mpcompare.tasks.draws import EXAMINED, masks_are_shared, seed_step, state
 from mpcompare.tasks.losses import Loss, shares
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.exact_values import Problem
-from mpcompare.verdict.examine.mapped import Mapped
+from mpcompare.verdict.examine.exact_values import Mapped, Problem
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.widened import widened
 from mpcompare.verdict.findings import LOWEST, Counts

@@ -4,9 +4,12 @@ Both round alike, so they are equal but for the order of sums, unless the other 
 weights and its batch.
 """
 
+import copy
+from typing import Any, cast
+
 from torch import nn
 
-from mpcompare.contract import Batches, Walk
+from mpcompare.contract import Batches, State, Walk
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
@@ -28,6 +31,16 @@ def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches,
     if new.buffers():
         walk.finish()
     return Exact(loss, kept, dict(Stored(new.buffers())), 0.0)
+
+
+def starts_anew(backend: Any, params: Params, buffers: Params) -> State:
+    """Returns the state from which a used backend begins anew: with these weights and buffers, a loss scale of 1, and
+    nothing in its optimizer. All else is a copy of what it has now."""
+    given: dict[str, Any] = {"params": params, "buffers": buffers, "optimizer": {}}
+    own = copy.deepcopy({kind: kept for kind, kept in backend.state_dict().items() if kind not in given})
+    if "scale" in own["loss_scale"]:
+        own["loss_scale"]["scale"] = 1.0
+    return cast(State, {**own, **given})
 
 
 def gradients_of(walk: Walk, kept: bool = False) -> tuple[float, Params]:

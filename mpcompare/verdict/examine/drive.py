@@ -5,35 +5,31 @@ pass ``first`` are compared with the oracle's, those of later passes with a new 
 optimizer's in fp32 arithmetic; the loss scale with its policy.
 """
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
-from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Batches, State, Walk, promises_of
 from mpcompare.instruments import heap
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
-from mpcompare.promises import Promises
+from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
-from mpcompare.tasks.task import Params, Task, buffers_of, with_values
+from mpcompare.tasks.task import Params, buffers_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered, gradient_errors, micro_batches
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
+from mpcompare.verdict.examine.loss_scale import ExpectedScale, promised_scaling
 from mpcompare.verdict.examine.masks import forward_as_the_oracle
 from mpcompare.verdict.examine.new_step import new_step
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.rule import UpdateRule, digits, early
-from mpcompare.verdict.examine.seen import Seen, all_finite, moved
-from mpcompare.verdict.examine.subject import Subject, promised_scaling
+from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, early, moved, own_factor, said_norm
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.updates import Update
-from mpcompare.verdict.judge.drive import Drive, Gradients, NextScale, Step
+from mpcompare.verdict.judge.drive import Drive, Gradients, NextScale
 from mpcompare.verdict.judge.errors import Errors
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
@@ -82,33 +78,6 @@ def compared(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradient
     )
 
 
-class ExpectedScale:
-    """The loss scale that a backend should have, and the steps that it should skip.
-
-    Attributes:
-        scaling: as the backend promises it, after the steps that were seen.
-        asked: as it was asked for.
-        skips: whether a step is skipped whose gradients are not finite.
-    """
-
-    def __init__(self, scaling: LossScale, promises: Promises) -> None:
-        self.asked, self.scaling = copy.deepcopy(scaling), promised_scaling(scaling, promises)
-        self.skips = promises.skips_without_scale or not isinstance(scaling, NoLossScale)
-
-    def load(self, state: Mapping[str, float]) -> None:
-        """Loads the state of a loss scale."""
-        for scaling in (self.scaling, self.asked):
-            load_state(scaling, state)
-
-    def step(self, seen: Seen, finite: bool) -> Step:
-        """Returns what a step should have done, and goes on to the next one."""
-        asked = None if self.asked.scale == self.scaling.scale else self.asked.scale
-        step = seen.step(finite, self.skips, self.scaling.scale, asked)
-        for scaling in (self.scaling, self.asked):
-            scaling.update(not finite)
-        return step
-
-
 class Driver:
     """Takes steps with a new backend, and writes down each.
 
@@ -149,7 +118,7 @@ class Driver:
         kept = replace(taken, after={})  # the backend's own would outlive it
         if self.exact.buffers and not found.steps and taken.draws_alike:  # its forward is that of the oracle
             self.first_buffers = kept, Stored(self.backend.buffers())
-        found.steps.append(self.policy.step(taken, finite))
+        found.steps.append(taken.step(finite, *self.policy.step(finite)))
         if not self.updates and taken.skipped and self.loaded is None:
             found.early[:] = early(self.backend.state_dict()["optimizer"], self.subject.task.optimizer)
         self.rates.count(self.policy.skips and not finite)
@@ -269,14 +238,3 @@ class Driver:
         taken, found = self.first_buffers
         restored = taken.skipped and self.rule.promises.restores_buffers
         return step_errors(found, buffers_of(self.subject.examined) if restored else expected)
-
-
-def said_norm(backend: Any) -> float:
-    """Returns the norm that a backend says its gradients had; NaN where it says none."""
-    return math.nan if backend.grad_norm is None else float(backend.grad_norm)
-
-
-def own_factor(norm: float, task: Task) -> float:
-    """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that it says
-    they had."""
-    return factor_of_norm(norm, task.clip_norm) if task.clip_norm is not None and norm >= 0 else 1.0

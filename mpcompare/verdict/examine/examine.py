@@ -121,8 +121,8 @@ def _first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driver
     remembers of one gradient has no more digits than that. Where the first does not depend on every parameter, more
     batches may show the others.
     """
-    task, optimizer = subject.task, subject.task.optimizer
-    follow = batches[1:3] if optimizer.remembers else batches[1 : 1 + bool(task.schedule.length)]
+    task = subject.task
+    follow = batches[1:3] if task.optimizer.remembers else batches[1 : 1 + bool(task.schedule.length)]
     if not uses_all(subject.examined, exact.grads):
         follow = batches[1:4]
     return drive(subject, subject.scaling, batches[0], follow, exact, with_oracle=True)

@@ -16,11 +16,9 @@ from torch import Tensor
 from mpcompare.contract import Walk, promises_of
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.drive import said_norm
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, clip_errors, largest
 from mpcompare.verdict.examine.numerics import spread
-from mpcompare.verdict.examine.rule import UpdateRule, digits
-from mpcompare.verdict.examine.seen import Seen, all_finite
+from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, said_norm
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.counts import Count

@@ -36,7 +36,7 @@ ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated 
 
 
 def rounding_errors(
-    model: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision, number: int = SAMPLES
+    model: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision
 ) -> dict[str, RoundingError]:
     """Returns how far such errors move gradients, and buffers after the step, from rounded weights and inputs.
 
@@ -45,9 +45,6 @@ def rounding_errors(
 
     Errors g - exact of a tensor, whose covariance is C, vary in ``(tr C)^2 / tr C^2`` dimensions, of which up to about
     ``numerics.SKETCH`` are told apart. Where they are many, the length of the error varies little.
-
-    Args:
-        number: that of the samples.
     """
     fine = precision.unit_roundoff > FORMATS["fp32"].unit_roundoff  # fp32 arithmetic shows errors of u
     network = rounded(model, precision).to(dtype := torch.float32 if fine else torch.float64)
@@ -60,7 +57,7 @@ def rounding_errors(
     exact: Params = {}
     step.take(exact.__setitem__)
     errors = {name: _Errors(exact[name]) for name in step.names}
-    for roundings.sample in range(number):
+    for roundings.sample in range(SAMPLES):
 
         def compare(name: str, again: Tensor) -> None:
             if name in step.named:

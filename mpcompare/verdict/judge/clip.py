@@ -6,31 +6,31 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
-from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.drive import Clip, Drive, Gradients
 from mpcompare.verdict.judge.limits import FP32, stored_coarsely
 
 ROUNDINGS = 8.0  # a norm: each square, the sums of the tensors', two roots, and the unscaling of what is summed
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the norm and the factors of each clipped update. The shown gradients tell which norm, and which
     factors, are right."""
     for where, drive in case.run.findings.drives.items():
         yield from of_pass(case.run, where, drive)
 
 
-def of_pass(run: Examined, where: str, drive: Drive) -> Iterator[Check]:
+def of_pass(run: Examined, where: str, drive: Drive) -> Checks:
     """Yields the checks of one pass."""
     u = FP32 + stored_coarsely(run)  # gradients are stored as weights are
     for number, clip in enumerate(drive.clips, start=1):
         yield from _clip(f"update {number} of pass {where}", clip, scales(drive), u)
 
 
-def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Iterator[Check]:
+def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Checks:
     """Yields the checks of one update.
 
     Where only clipped gradients can be seen, the norm before is what the backend says, and the norm after must fit to

@@ -13,10 +13,10 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from mpcompare.verdict.judge.causes import Pass, TensorError, explain, too_small
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.drive import Drive, Gradients
 from mpcompare.verdict.judge.errors import RoundingError
 from mpcompare.verdict.judge.limits import K, signed_limit, sum_error, tensor_limit
@@ -25,7 +25,7 @@ FIRST = "in the first step"
 AFTER_TRAINING = "after training"
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the pass ``first`` where no forced replay sees all of the step: the oracle of the whole network
     sees less."""
     layers = case.run.findings.replays.get("first")
@@ -45,7 +45,7 @@ def of_drives(
     drives: tuple[Drive | None, Drive | None],
     roundings: dict[str, RoundingError],
     cause: str,
-) -> Iterator[Check]:
+) -> Checks:
     """Yields the checks of a pass of the run and its reference; a ``cause`` is that of all that fails."""
     run, reference = drives
     if case.is_reference or not (run and reference and run.gradients and reference.gradients):
@@ -63,7 +63,7 @@ def gradient_checks(
     roundings: dict[str, RoundingError],
     cause: str,
     first_is_right: bool = True,
-) -> Iterator[Check]:
+) -> Checks:
     """Yields the checks of the gradients and the loss of one pass.
 
     The loss is one number, which may be right by luck: 4 standard deviations plus K times the reference's error.
@@ -95,7 +95,7 @@ def gradient_checks(
     yield Check(f"loss {where}", loss_error, loss_limit, cause or "loss", because)
 
 
-def _signed(errors: Mapping[str, TensorError], where: str, cause: str, because: str) -> Iterator[Check]:
+def _signed(errors: Mapping[str, TensorError], where: str, cause: str, because: str) -> Checks:
     """Yields the part of each error in the direction of the gradient; with its own cause where nothing else failed."""
     for name, e in errors.items():
         if e.of is None or e.signed_limit is None:
@@ -129,7 +129,7 @@ def vanishes(name: str, reference: Gradients, roundings: dict[str, RoundingError
     return e is not None and e.norm <= (rounding.error if rounding else 0.0)
 
 
-def _zeros(case: Case, where: str, passes: tuple[Pass, Pass], names: list[str]) -> Iterator[Check]:
+def _zeros(case: Case, where: str, passes: tuple[Pass, Pass], names: list[str]) -> Checks:
     """Yields how often a gradient is 0 where the oracle's is not: as often as the reference's, twice, and as often as
     two 16-bit numbers cancel where a tensor has two gradients, as a weight that is tied, or all weights where a backend
     computes the batch in parts.

@@ -10,13 +10,13 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import LOST, Pass, underflows
-from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
 from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
@@ -55,12 +55,12 @@ class Layers(Gradients):
     loss_is_replayed: bool = True
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the first step."""
     yield from of_replay(case, "first")
 
 
-def of_replay(case: Case, name: str) -> Iterator[Check]:
+def of_replay(case: Case, name: str) -> Checks:
     """Yields checks of the step whose replay has this name."""
     run, reference = (each.findings.replays.get(name) for each in (case.run, case.reference))
     if not case.is_reference and run is not None:
@@ -96,9 +96,7 @@ def _as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:
     return PlaceError(e.error, e.norm, rounding.error, rounding.dimensions, rounding.samples, rounding.terms)
 
 
-def of_step(
-    case: Case, run: Layers, reference: Layers | None, where: str, first_is_right: bool = True
-) -> Iterator[Check]:
+def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first_is_right: bool = True) -> Checks:
     """Yields the checks of one step.
 
     Args:

@@ -6,21 +6,21 @@
   moments, five more with loss scaling.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.judge.check import Case, Check, Examined, listed
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined, listed
 from mpcompare.verdict.judge.drive import Drive
 
 LAST = "last"  # the pass in which the trained backend takes its next step
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields each update compared with the optimizer's in fp32, in units of what its roundings allow."""
     yield from of_passes(case.run, case.run.findings.drives)
 
 
-def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
+def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Checks:
     """Yields the checks of some passes, which share a cause."""
     cause, how = _known_mistake(drives)
     digits_tell = PRECISIONS[run.findings.precision].is_16_bit and not run.findings.promises.coarse

@@ -5,10 +5,9 @@
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpcompare.verdict.judge.check import Case, Check, Examined, listed
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined, listed
 
 SIGMAS = 4  # standard deviations
 ROUNDED = {"nearest": "", "stochastic": ", rounded at random", "compensated": ", with a compensation"}
@@ -31,7 +30,7 @@ class Promise:
     changes_training: bool = True
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields a check for each promise that can be seen. Whether more differs than is promised, the other kinds say."""
     for promise in promises_of(case.run):
         if promise.kept is not None:

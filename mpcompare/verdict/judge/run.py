@@ -5,14 +5,13 @@
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.buffers import Buffers
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.held_out import HeldOut
 from mpcompare.verdict.judge.limits import FP32
 from mpcompare.verdict.judge.moves import Moves
@@ -43,7 +42,7 @@ class NoiseRun:
     moves: Moves
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the losses up to the step where correct runs part, and of the weights where they do not part.
 
     The differences of correct runs grow along the one direction that grows fastest, so their length is one number: the

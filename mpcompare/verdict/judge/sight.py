@@ -10,12 +10,12 @@ elements, and judged again. This tests every line between a measured error and t
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mpcompare.verdict.judge import gradients, layers
 from mpcompare.verdict.judge.causes import Pass
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Checks
 from mpcompare.verdict.judge.errors import GradientError, known
 from mpcompare.verdict.judge.gradients import FIRST, errors_of, vanishes
 from mpcompare.verdict.judge.layers import Layers, passes
@@ -112,7 +112,7 @@ def not_flagged(case: Case, seen: Sequence[str]) -> list[str]:
     return [words[what] for what, spoil in PLANTED.items() if all(c.passed for c in _judged(case, name, spoil))]
 
 
-def _judged(case: Case, name: str, spoil: Callable[[GradientError], GradientError]) -> Iterator[Check]:
+def _judged(case: Case, name: str, spoil: Callable[[GradientError], GradientError]) -> Checks:
     """Yields the checks of the first step with one gradient spoilt."""
     findings = case.run.findings
     if shown := findings.replays.get("first"):

@@ -9,13 +9,12 @@
 """
 
 import math
-from collections.abc import Iterator
 
 import pandas as pd
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.intervals import MIN_VALUES
-from mpcompare.verdict.judge.check import Case, Check, Timed
+from mpcompare.verdict.judge.check import Case, Check, Checks, Timed
 from mpcompare.verdict.judge.limits import FP32, reordered_loss, stored_coarsely, update_part
 from mpcompare.verdict.judge.trajectories import common_steps
 
@@ -23,7 +22,7 @@ OF_A_BLOCK = 0.02  # ratios are known within that (measure.rel_ci)
 MARK_MS = 1.0  # a clock on a GPU begins later than the wall's and ends earlier: a kernel is launched in less
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks where anything was timed: weights did not change once they had been read, exactly; its times are
     true; and of a backend that rounds the same way every time, the loss and the state at the end of a block are the
     examined backend's."""
@@ -43,7 +42,7 @@ def checks(case: Case) -> Iterator[Check]:
         yield from _states(case, timed)
 
 
-def _states(case: Case, timed: Timed) -> Iterator[Check]:
+def _states(case: Case, timed: Timed) -> Checks:
     """Yields the check of each kind of tensors, unless correct runs part in training: they would here.
 
     Each activation may be rounded once more or less, as in ``resume``. Such errors of updates add up as randomly as the
@@ -61,7 +60,7 @@ def _states(case: Case, timed: Timed) -> Iterator[Check]:
         yield Check(f"{kind} after timed steps", difference, limit, "timed steps", because)
 
 
-def _clocks(timed: Timed) -> Iterator[Check]:
+def _clocks(timed: Timed) -> Checks:
     """Yields a check of the two clocks where there are enough blocks, and one of the block that was compared."""
     if apart := clocks_apart(timed.blocks):
         value, limit = apart

@@ -59,12 +59,7 @@ def age_of(subject: Subject, young: Driver) -> Age | None:
 
 
 def aged(subject: Subject, age: Age, batch: Batches, exact: Exact) -> Aged:
-    """Takes a step of the first batch at the initial weights, so that its gradients are compared with the same oracle.
-
-    Args:
-        batch: the first one.
-        exact: the oracle's step on it.
-    """
+    """Takes a step of ``batch`` at the initial weights, so that its gradients are compared with the same oracle."""
     driver, optimizer = Driver(subject, subject.scaling, batch, exact), age.optimizer()
     state: State = driver.backend.state_dict()
     driver.load({**state, "optimizer": optimizer, "loss_scale": {**state["loss_scale"], **age.loss_scale}})

@@ -16,15 +16,14 @@ from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
 from mpcompare.tasks.task import Params, buffers_of, with_values
-from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.effective_precision import effective_precision
-from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered, gradient_errors, micro_batches
+from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
 from mpcompare.verdict.examine.loss_scale import ExpectedScale, promised_scaling
 from mpcompare.verdict.examine.masks import forward_as_the_oracle
-from mpcompare.verdict.examine.new_step import new_step
+from mpcompare.verdict.examine.new_step import compared, new_step
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, early, moved, own_factor, said_norm
 from mpcompare.verdict.examine.subject import Subject
@@ -62,20 +61,6 @@ def drive(
 def rows_of(tensors: Mapping[str, Tensor]) -> Params:
     """Returns the tensors row by row: those that lie so are no copies."""
     return {name: t.detach().contiguous() for name, t in tensors.items()}
-
-
-def compared(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
-    """Returns loss and gradients compared with the oracle's; ``grads`` is empty where none are shown."""
-    of_batches = {name: g for name, g in grads.items() if any(name in share for share in exact.shares)}
-    sketches = numerics.sketch(of_batches)
-    return Gradients(
-        loss=loss,
-        exact_loss=exact.loss,
-        loss_noise=exact.loss_noise,
-        gradients=gradient_errors(grads, exact.grads) if grads else {},
-        micro_batches=micro_batches(sketches, exact.shares, exact.weights) if sketches else None,
-        of_tensors={name: micro_batches({name: s}, exact.shares, exact.weights) for name, s in sketches.items()},
-    )
 
 
 class Driver:

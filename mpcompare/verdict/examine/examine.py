@@ -1,7 +1,15 @@
 """The examination of a backend: it is driven where its errors show, and what it does is written down as numbers.
 
 Each pass is a file here. What one finds stands where a later one stops with an error. verdict/judge says what the
-numbers mean.
+numbers mean. All passes speak of the same things:
+
+subject     what is examined: a maker of backends, the network and the task
+stepper     the backend that training left, with its next learning rate
+trained     the network with the weights and buffers that training left
+batches     the first four of training; ``batch`` is the first, and of a pass after training the one that follows
+rows        those of ``steps.csv``, a training step each
+exact       the oracle's step on the first batch
+late        takes a pass that may stop with an error
 """
 
 import math
@@ -56,8 +64,6 @@ def examine(
     """Takes all passes, one after the other.
 
     Args:
-        stepper: the backend that training left, with all that it has become, and its next learning rate.
-        rows: those of ``steps.csv``.
         moved: the change of each parameter over training, as ``numerics.sketch``.
         noise: the number of runs that find the noise; 0 for a backend that others are not compared with.
         moves: how far each training step moved the weights; None where nobody looked.
@@ -103,7 +109,7 @@ def examine(
 
 
 def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> None:
-    """Takes the passes of backends that have not trained; ``exact`` is the oracle's step on the first batch."""
+    """Takes the passes of backends that have not trained."""
     batch, driver = batches[0], _first(subject, batches, exact)
     age = late.take("aged", partial(age_of, subject, driver), None)
     late.found["first"] = driver.result()
@@ -136,11 +142,7 @@ def _at_the_end(
     batch: Batches,
     late: Attempts,
 ) -> None:
-    """Looks at what training left, and takes the step that follows, on ``batch``.
-
-    Args:
-        exact: the oracle's first step, whose exponents are counted too; None: none are.
-    """
+    """Looks at what training left, and takes the step that follows. Without ``exact`` no exponents are counted."""
     trained = stepper.backend
     network = with_values(subject.model, trained.master_params(), trained.buffers())
     late.found["buffers"] = buffers_of_backend(subject, trained)

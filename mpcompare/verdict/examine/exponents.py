@@ -14,13 +14,8 @@ from mpcompare.verdict.findings import Counts
 
 
 def exponents_of(subject: Subject, exact: Exact, trained: nn.Module, batch: Batches) -> dict[str, Counts]:
-    """Returns the counts of the first step (``first``) and of one after training (``last``).
-
-    Args:
-        exact: the first step.
-        trained: the network as training left it.
-        batch: the one that follows the training batches; fp32 is exact enough for its exponents.
-    """
+    """Returns the counts of the first step (``first``) and of one after training (``last``), for whose exponents fp32
+    is exact enough."""
     last = exact_step(trained, subject.task.loss_fn, batch, subject.precision, count=True, dtype=torch.float32)
     return {
         "first": {**exact.exponents, "updates": _updates(subject, params_of(subject.model), exact.grads)},

@@ -12,11 +12,10 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.task import params_of
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import step_errors
-from mpcompare.verdict.examine.drive import compared
 from mpcompare.verdict.examine.forced.passes import layers_of, recorded_layers
 from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
-from mpcompare.verdict.examine.new_step import gradients_of, new_step
+from mpcompare.verdict.examine.new_step import compared, gradients_of, new_step
 from mpcompare.verdict.examine.subject import Subject, promised_task
 from mpcompare.verdict.examine.trained import start_of, trained_update
 
@@ -32,13 +31,7 @@ def last(
     """Returns, by the names of findings, loss and gradients of the trained backend compared with those of a new one,
     its buffers after the step likewise, and its update; and as ``replay`` the step layer by layer.
 
-    Args:
-        stepper: the backend as training left it; it takes a step, whatever stops here: timed steps are compared with
-            its next ones.
-        rows: those of ``steps.csv``.
-        trained: the network with its weights and buffers.
-        batch: of the step.
-        late: takes the replay of the layers.
+    The stepper's backend takes a step, whatever stops here: timed steps are compared with its next ones.
     """
     backend, lr = stepper.backend, float(stepper.rates.now)
     before = 0 if subject.start is None else subject.start.updates

@@ -45,12 +45,8 @@ class ExpectedScale:
 
 
 def first_wrong_scale(scaling: LossScale, rows: Sequence[Mapping[str, Any]]) -> WrongScale | None:
-    """Returns the first training step whose loss scale does not follow from the steps that were skipped before.
-
-    Args:
-        scaling: the loss scale before the first step.
-        rows: those of ``steps.csv``.
-    """
+    """Returns the first training step whose loss scale does not follow from the steps that were skipped before;
+    ``scaling`` is that before the first one."""
     scaling = copy.deepcopy(scaling)
     for row in rows:
         if row["loss_scale"] != scaling.scale:

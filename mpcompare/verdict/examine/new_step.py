@@ -5,16 +5,20 @@ weights and its batch.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from mpcompare.contract import Batches, State, Walk
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.errors import gradient_errors, micro_batches
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.judge.drive import Gradients
 
 
 def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches, lr: float) -> Exact:
@@ -54,3 +58,17 @@ def gradients_of(walk: Walk, kept: bool = False) -> tuple[float, Params]:
     walk.through("unscale")
     grads = {name: g.detach() for name, g in walk.backend.grads().items()}
     return float(walk.loss), {name: g.clone() for name, g in grads.items()} if kept else grads
+
+
+def compared(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
+    """Returns loss and gradients compared with the oracle's; ``grads`` is empty where none are shown."""
+    of_batches = {name: g for name, g in grads.items() if any(name in share for share in exact.shares)}
+    sketches = numerics.sketch(of_batches)
+    return Gradients(
+        loss=loss,
+        exact_loss=exact.loss,
+        loss_noise=exact.loss_noise,
+        gradients=gradient_errors(grads, exact.grads) if grads else {},
+        micro_batches=micro_batches(sketches, exact.shares, exact.weights) if sketches else None,
+        of_tensors={name: micro_batches({name: s}, exact.shares, exact.weights) for name, s in sketches.items()},
+    )

@@ -36,7 +36,6 @@ def train_again(
     overflowed, for it would skip other steps.
 
     Args:
-        rows: those of ``steps.csv``.
         number: the run's, from 0; another one draws other changes.
         of: the number of runs.
     """

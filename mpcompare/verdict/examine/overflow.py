@@ -25,10 +25,6 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
 
     A backend that computes a batch in parts has smaller sums, which overflow at a larger scale. So one that does not
     overflow at the first scale is driven again, at one at which the gradient of the output overflows, row by row.
-
-    Args:
-        batches: the first four.
-        exact: the oracle's step on the first batch.
     """
     if not subject.scaling.scales:
         return None

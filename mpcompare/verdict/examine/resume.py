@@ -12,9 +12,8 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.drive import compared
 from mpcompare.verdict.examine.idle import idle
-from mpcompare.verdict.examine.new_step import gradients_of
+from mpcompare.verdict.examine.new_step import compared, gradients_of
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from mpcompare.contract import Batches, State, Walk
+from mpcompare.contract import Batches, State
 from mpcompare.stored import Stored
-from mpcompare.tasks.draws import EXAMINED, draws, seed_step
+from mpcompare.tasks.draws import EXAMINED, draws
 from mpcompare.tasks.task import buffers_of, params_of, sharing_parameters
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.new_step import starts_anew
+from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.again import Again
 
@@ -39,9 +39,7 @@ def again(subject: Subject, backend: Any, batch: Batches) -> Again:
 def _gradients(backend: Any, state: State, subject: Subject, batch: Batches, number: int) -> Stored:
     """Returns copies of the loss and the gradients of a step; the step is finished."""
     backend.load_state_dict(state)
-    seed_step(number)
-    walk = Walk(backend, batch, float(subject.task.new_rates().now))
-    walk.through("unscale")
+    walk = begun(backend, batch, float(subject.task.new_rates().now), number)
     found = {"loss": walk.loss, **backend.grads()}
     copies = Stored({name: g for name, g in found.items() if isinstance(g, Tensor)})
     walk.finish()

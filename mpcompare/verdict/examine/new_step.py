@@ -47,6 +47,15 @@ def starts_anew(backend: Any, params: Params, buffers: Params) -> State:
     return cast(State, {**own, **given})
 
 
+def begun(backend: Any, batch: Batches, lr: float, number: int = EXAMINED, through: str = "unscale") -> Walk:
+    """Begins a step with the random numbers of the training step ``number``, and takes it through a phase; returns what
+    takes the rest."""
+    walk = Walk(backend, batch, lr)
+    seed_step(number)
+    walk.through(through)
+    return walk
+
+
 def gradients_of(walk: Walk, kept: bool = False) -> tuple[float, Params]:
     """Returns loss and gradients of a step that is taken as far as they can be seen; it begins with the random numbers
     of every examined step.

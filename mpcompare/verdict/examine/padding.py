@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpcompare.contract import Batches, Walk
+from mpcompare.contract import Batches
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, buffers_of, params_of, with_values
 from mpcompare.verdict.examine.exact_values import Problem
-from mpcompare.verdict.examine.new_step import starts_anew
+from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.padding import Padding
 
@@ -38,9 +38,7 @@ def padding(subject: Subject, backend: Any, batch: Batches) -> Padding | None:
     if not exact:
         return None
     backend.load_state_dict(starts_anew(backend, _zeros(subject.examined), buffers_of(subject.examined)))
-    seed_step(EXAMINED)
-    walk = Walk(backend, [(_zero(x), y) for x, y in batch], float(subject.task.new_rates().now))
-    walk.through("unscale")
+    walk = begun(backend, [(_zero(x), y) for x, y in batch], float(subject.task.new_rates().now))
     shown = backend.grads()
     finite = {name: bool(shown[name].isfinite().all()) for name in exact["finite"] if name in shown}
     return Padding(float(walk.loss), exact["loss"], finite)

@@ -1,7 +1,7 @@
 """Checkpoints of a run while it trains."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class Saver:
             InputError: the folder cannot be written.
         """
         if self.digest is not None:
-            self.before.record(self.recorder, self.digest.moves())
+            self.recorder.moves(asdict(self.before.with_moves(self.digest.moves())))
         checkpoint = checkpoint_of(stepper, step, self.what_is_trained, self.device)
         save(self.recorder.folder / CHECKPOINTS, checkpoint)
 

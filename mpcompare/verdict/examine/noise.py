@@ -17,7 +17,7 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import seed_step, state
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import Params, params_of, with_values
+from mpcompare.tasks.task import params_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.moves import Digest
@@ -71,8 +71,10 @@ def train_again(
 
 def _moved_weights(subject: Subject, generator: torch.Generator) -> Stored:
     """Returns the weights at which training began, each times ``1 + e`` with e uniform in +- u."""
-    u, initial = subject.precision.unit_roundoff, params_of(subject.model)
-    start = initial if subject.start is None else _like(subject.start.state["params"], initial)
+    u, start = subject.precision.unit_roundoff, params_of(subject.model)
+    if subject.start is not None:
+        saved = subject.start.state["params"]
+        start = {name: saved[name].to(p.device) for name, p in start.items()}
     moved = Stored()
     for name, p in start.items():
         moved[name] = torch.rand(p.shape, generator=generator).mul_(2).sub_(1).mul_(u).add_(1).to(p.device).mul_(p)
@@ -89,11 +91,6 @@ def _stepper(subject: Subject, start: Stored, scaling: LossScale) -> Stepper:
     state = {**begin.state, "params": dict(start), "loss_scale": {**scale, "scale": scaling.scale} if scale else {}}
     backend.load_state_dict(cast(State, state))
     return Stepper(backend, subject.task.new_rates(begin.updates))
-
-
-def _like(values: Mapping[str, Tensor], params: Params) -> Params:
-    """Returns the values of a checkpoint where the parameters are."""
-    return {name: values[name].to(p.device) for name, p in params.items()}
 
 
 def order_is_free(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:

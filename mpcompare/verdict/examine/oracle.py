@@ -137,6 +137,10 @@ def exact_step(
             sketches.append(numerics.sketch(own))
     for name, grad in tally.grads.items():
         tally.count("gradients of weights", name, grad)
+    drawn: list[str] = []
+    if tally.drawn != before:
+        after = state(x.device)
+        drawn = [tally.drawn, after] if masks_are_shared(network, x[:8]) else ["", ""]
     return Exact(
         loss=tally.loss,
         grads=tally.grads,
@@ -147,13 +151,8 @@ def exact_step(
         shares=sketches,
         weights=[len(batches) * share for share in parts_of_loss],
         largest=tally.largest,
-        drawn=[] if tally.drawn == before else _drawn(network, x, [tally.drawn, state(x.device)]),
+        drawn=drawn,
     )
-
-
-def _drawn(network: nn.Module, x: Batch, states: list[str]) -> list[str]:
-    """Returns these states of the generators, or empty texts where the oracle's masks are nobody else's."""
-    return states if masks_are_shared(network, x[:8]) else ["", ""]
 
 
 class _Tally:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from mpcompare.contract import Batches
 from mpcompare.loss_scale import DynamicLossScale, LossScale
@@ -97,7 +96,8 @@ def _far_too_large(subject: Subject, scaling: LossScale, exact: Exact) -> LossSc
         scaling: the other policy.
     """
     counts = exact.exponents.get("gradients of activations", {})
-    products = [name for name in counts if _multiplies(subject.examined.get_submodule(name.partition("#")[0]))]
+    layers = {name: subject.examined.get_submodule(name.partition("#")[0]) for name in counts}
+    products = [name for name, each in layers.items() if any(p.dim() > 1 for p in each.parameters(recurse=False))]
     *_, last = products or list(counts)
     largest = max(place for place, count in enumerate(counts[last]) if count)  # the first count is that of zeros
     scale = 2.0 ** min(17 - (LOWEST + largest - 1), 120)
@@ -107,7 +107,3 @@ def _far_too_large(subject: Subject, scaling: LossScale, exact: Exact) -> LossSc
     if isinstance(higher, DynamicLossScale):
         return replace(higher, backoff_factor=higher.backoff_factor * scaling.scale / scale)
     return higher
-
-
-def _multiplies(layer: nn.Module) -> bool:
-    return any(p.dim() > 1 for p in layer.parameters(recurse=False))

@@ -20,7 +20,6 @@ from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, clip_err
 from mpcompare.verdict.examine.numerics import spread
 from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, said_norm
 from mpcompare.verdict.examine.subject import Subject, promised_task
-from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.counts import Count
 from mpcompare.verdict.judge.drive import Drive, Step, UpdateError
 from mpcompare.verdict.judge.trained import TrainedUpdate
@@ -51,11 +50,6 @@ class BeforeStep:
         """Returns what the optimizer remembers of one parameter."""
         tensors = {kind: {name: kept[name]} for kind, kept in self.optimizer.items() if name in kept}
         return Remembered(tensors, int(self.counts[name]) if name in self.counts else 0)
-
-    def update(self, seen: Seen) -> Update:
-        """Returns the update as known mistakes are compared with it."""
-        count = max((int(count) for count in self.counts.values()), default=self.updates)
-        return seen.update(self.updates, self.steps, Remembered(self.optimizer, count))
 
     def seen(self, grads: Params, clipped: Params, after: Params) -> Seen:
         """Returns the step, some elements of each tensor, from its gradients and the weights after it."""
@@ -144,7 +138,9 @@ def replayed(
             if name in kinds.get(kind, {}):
                 error = (spread(kinds[kind][name]).double() - value).abs_()
                 moments.setdefault(kind, {})[name] = largest(error.div_(magnitude.mul(UNIT_ROUNDOFF)))
-    mistakes = rule.mistakes([start.update(seen)], [updates])
+    count = max((int(count) for count in start.counts.values()), default=start.updates)
+    update = seen.update(start.updates, start.steps, Remembered(start.optimizer, count))
+    mistakes = rule.mistakes([update], [updates])
     lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
     step = Step(True, False, False, True, start.scale, start.scale)
     remembered = {kind: _some(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}

@@ -6,7 +6,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
@@ -73,24 +73,22 @@ def norm_error(clip: Clip, u: float = FP32) -> tuple[float, float]:
 
 def _factors(clip: Clip, scales: Sequence[float]) -> str:
     """Returns a clause that names the mistake behind the factors, if it is known."""
-    norm, factors = clip.should_norm or 0.0, clip.factors.values()
-
-    def makes(norms: list[float]) -> bool:
+    for mistake, norms in _known_norms(clip.should_norm or 0.0, [e.norm for e in clip.factors.values()], scales):
         expected = [factor_of_norm(n, clip.clip_norm) for n in norms]
-        return all(math.isclose(e.factor, f, rel_tol=1e-3) for e, f in zip(factors, expected, strict=True))
-
-    if makes([0.0] * len(factors)):
-        return ": they are not clipped"
-    if makes([e.norm for e in factors]):
-        return ": each tensor by its own norm"
-    for scale in scales:
-        if makes([norm * scale] * len(factors)):
-            return f": the norm is that of gradients times the loss scale {scale:g}"
-        if makes([norm / scale] * len(factors)):
-            return f": the norm is that of gradients over the loss scale {scale:g}"
-    if makes([sum(e.norm for e in factors)] * len(factors)):
-        return ": the tensors' norms are added"
+        pairs = zip(clip.factors.values(), expected, strict=True)
+        if all(math.isclose(e.factor, factor, rel_tol=1e-3) for e, factor in pairs):
+            return f": {mistake}"
     return ""
+
+
+def _known_norms(norm: float, own: list[float], scales: Sequence[float]) -> Iterator[tuple[str, list[float]]]:
+    """Yields the mistakes that are known, each with the norms by which it clips tensors of these ``own`` norms."""
+    yield "they are not clipped", [0.0] * len(own)
+    yield "each tensor by its own norm", own
+    for scale in scales:
+        yield f"the norm is that of gradients times the loss scale {scale:g}", [norm * scale] * len(own)
+        yield f"the norm is that of gradients over the loss scale {scale:g}", [norm / scale] * len(own)
+    yield "the tensors' norms are added", [sum(own)] * len(own)
 
 
 def clip_mistake(factor: float, run: Examined, drive: Drive, step: Gradients) -> str:

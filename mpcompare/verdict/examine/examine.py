@@ -23,7 +23,7 @@ from mpcompare.instruments import heap
 from mpcompare.precision import Precision
 from mpcompare.race.orders import Progress
 from mpcompare.race.timetable import NOISE
-from mpcompare.tasks.task import Task, with_values
+from mpcompare.tasks.task import Task, buffers_of, with_values
 from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
@@ -36,16 +36,16 @@ from mpcompare.verdict.examine.idle import uses_all
 from mpcompare.verdict.examine.last import last
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
-from mpcompare.verdict.examine.loss_scale import first_wrong_scale
 from mpcompare.verdict.examine.masks import masks_of
 from mpcompare.verdict.examine.midway import midway
 from mpcompare.verdict.examine.noise import train_again
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.padding import padding
+from mpcompare.verdict.examine.promised import first_wrong_scale, promised_task
 from mpcompare.verdict.examine.resume import resume
 from mpcompare.verdict.examine.rounding import rounding_errors
-from mpcompare.verdict.examine.subject import Subject, promised_task
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.drive import Gradients
 from mpcompare.verdict.judge.errors import RoundingError
@@ -145,7 +145,7 @@ def _at_the_end(
     """Looks at what training left, and takes the step that follows. Without ``exact`` no exponents are counted."""
     trained = stepper.backend
     network = with_values(subject.model, trained.master_params(), trained.buffers())
-    late.found["buffers"] = buffers_of_backend(subject, trained)
+    late.found["buffers"] = buffers_of_backend(buffers_of(subject.model), trained)
     late.found["held_out"] = subject.held_out_by(trained)
     nothing = {"last": Gradients(math.nan, math.nan, math.nan)}
     late.found |= late.take("last", lambda: last(subject, stepper, rows, network, batch, late), nothing)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Batches
+from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.oracle import Exact, exact_step
@@ -18,14 +19,17 @@ def exponents_of(subject: Subject, exact: Exact, trained: nn.Module, batch: Batc
     is exact enough."""
     last = exact_step(trained, subject.task.loss_fn, batch, subject.precision, count=True, dtype=torch.float32)
     return {
-        "first": {**exact.exponents, "updates": _updates(subject, params_of(subject.model), exact.grads)},
-        "last": {**last.exponents, "updates": _updates(subject, params_of(trained), last.grads)},
+        "first": {
+            **exact.exponents,
+            "updates": _updates(subject.task.optimizer, params_of(subject.model), exact.grads),
+        },
+        "last": {**last.exponents, "updates": _updates(subject.task.optimizer, params_of(trained), last.grads)},
     }
 
 
-def _updates(subject: Subject, params: Params, grads: Mapping[str, Tensor]) -> dict[str, list[int]]:
+def _updates(optimizer: Optimizer, params: Params, grads: Mapping[str, Tensor]) -> dict[str, list[int]]:
     """Returns ``numerics.exponents`` of ``|first update| / |w|`` from these gradients, by parameter."""
-    optimizer, by_name = subject.task.optimizer, {}
+    by_name = {}
     for name in grads:
         counts = []
         for w, g in numerics.chunks(params[name], grads[name]):

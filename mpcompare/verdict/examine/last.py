@@ -16,7 +16,8 @@ from mpcompare.verdict.examine.forced.passes import layers_of, recorded_layers
 from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.new_step import compared, gradients_of, new_step
-from mpcompare.verdict.examine.subject import Subject, promised_task
+from mpcompare.verdict.examine.promised import promised_task
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update
 
 

@@ -88,7 +88,7 @@ def midway(subject: Subject, stepper: Stepper) -> Drive | None:
     if kept is None:
         return None
     start, seen = kept
-    if not remembers_all(subject, start) or not seen.clipped or not all_finite(seen.clipped):
+    if not remembers_all(subject.task.optimizer, start) or not seen.clipped or not all_finite(seen.clipped):
         return None
     # A gradient of 0 may be that of a parameter that has none, and stays as it is.
     clipped = {name: g for name, g in seen.clipped.items() if bool(g.any())}

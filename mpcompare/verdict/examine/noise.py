@@ -17,7 +17,7 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import seed_step, state
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import params_of, with_values
+from mpcompare.tasks.task import buffers_of, params_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.moves import Digest
@@ -65,7 +65,10 @@ def train_again(
     changes += ["rows in another order"] if reorders else []
     changes += [] if keeps_scale or not scaling.scales else [f"loss scale {scaling.scale:g}"]
     moved = numerics.sketch_of_change(start, stepper.backend.master_params())
-    buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
+    buffers, held_out = (
+        buffers_of_backend(buffers_of(subject.model), stepper.backend),
+        subject.held_out_by(stepper.backend),
+    )
     return NoiseRun(", ".join(changes), losses, skipped, moved, buffers, held_out, digest.moves())
 
 

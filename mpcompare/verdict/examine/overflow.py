@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from mpcompare.contract import Batches
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.precision import FORMATS, FP16
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.copies import copy_of
+from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.verdict.examine.drive import Driver, drive
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
@@ -28,12 +30,12 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
     if not subject.scaling.scales:
         return None
     follow = list(batches[1:])
-    if infinite := _infinite(subject, batches[3]):
+    if infinite := _infinite(subject.examined, batches[3]):
         follow.insert(2, infinite)
     scaling = _too_large(subject.scaling, exact.largest)
     driver = drive(subject, scaling, batches[0], follow, exact)
     if driver.found.steps[0].finite and subject.precision.storage == FP16:  # bf16 would overflow at no scale
-        driver = drive(subject, _far_too_large(subject, scaling, exact), batches[0], follow, exact)
+        driver = drive(subject, _far_too_large(subject.examined, scaling, exact), batches[0], follow, exact)
     return driver.result()
 
 
@@ -45,20 +47,20 @@ def infinite_input(subject: Subject, driver: Driver, batch: Batches) -> Drive | 
     Args:
         driver: that of the pass ``first``, which is over: the weights become NaN.
     """
-    infinite = _infinite(subject, batch)
-    if subject.scaling.scales or infinite is None or not _moves_by_nan(subject):
+    infinite = _infinite(subject.examined, batch)
+    if subject.scaling.scales or infinite is None or not _moves_by_nan(subject.task.optimizer):
         return None
     return driver.one_more(infinite)
 
 
-def _moves_by_nan(subject: Subject) -> bool:
+def _moves_by_nan(optimizer: Optimizer) -> bool:
     """Returns whether the optimizer moves a weight whose gradient is NaN: Rprop asks for its sign, which is none."""
-    optimizer, nan = subject.task.optimizer, torch.tensor([math.nan], dtype=torch.float64)
+    nan = torch.tensor([math.nan], dtype=torch.float64)
     change, _ = optimizer.replay().step("", nan, torch.ones_like(nan), optimizer.lr)
     return bool(change != 0)
 
 
-def _infinite(subject: Subject, batch: Batches) -> Batches | None:
+def _infinite(network: nn.Module, batch: Batches) -> Batches | None:
     """Returns the batch with an infinite input in one micro-batch (if there are several, it must not be forgotten);
     None where inputs are whole numbers, or the network makes whole numbers of them, such as that of a branch."""
     (x, y), *others = batch
@@ -67,7 +69,7 @@ def _infinite(subject: Subject, batch: Batches) -> Batches | None:
     infinite = each(lambda t: torch.full_like(t, math.inf) if t.is_floating_point() else t, x)
     try:
         with torch.no_grad():
-            copy_of(subject.examined)(infinite[:4])
+            copy_of(network)(infinite[:4])
     except (ArithmeticError, ValueError, LookupError, RuntimeError):
         return None
     return [(infinite, y), *others]
@@ -87,7 +89,7 @@ def _too_large(scaling: LossScale, largest: float) -> LossScale:
     return scaling
 
 
-def _far_too_large(subject: Subject, scaling: LossScale, exact: Exact) -> LossScale:
+def _far_too_large(network: nn.Module, scaling: LossScale, exact: Exact) -> LossScale:
     """Returns the policy of :func:`_too_large` from the scale on at which the largest gradient of the last product's
     output overflows in fp16: an element of it belongs to one row, and is the same in a part of the batch. A dynamic
     scale backs off to where that of the other policy does.
@@ -96,7 +98,7 @@ def _far_too_large(subject: Subject, scaling: LossScale, exact: Exact) -> LossSc
         scaling: the other policy.
     """
     counts = exact.exponents.get("gradients of activations", {})
-    layers = {name: subject.examined.get_submodule(name.partition("#")[0]) for name in counts}
+    layers = {name: network.get_submodule(name.partition("#")[0]) for name in counts}
     products = [name for name, each in layers.items() if any(p.dim() > 1 for p in each.parameters(recurse=False))]
     *_, last = products or list(counts)
     largest = max(place for place, count in enumerate(counts[last]) if count)  # the first count is that of zeros

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from mpcompare.clipping import factor_of_norm
 from mpcompare.dtypes import torch_dtype
-from mpcompare.precision import FORMATS
+from mpcompare.precision import FORMATS, Precision
 from mpcompare.promises import Promises
 from mpcompare.tasks.optimizers import IN_FP32, Coarse, Optimizer
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.errors import FROM_THE_START, Change, Remembered, clip_errors, update_errors
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
-from mpcompare.verdict.examine.subject import Subject, promised_task
+from mpcompare.verdict.examine.promised import promised_task
 from mpcompare.verdict.examine.updates import Update, some_of
 from mpcompare.verdict.judge.drive import Clip, KnownMistake, Step, UpdateError
 
@@ -141,11 +141,11 @@ class UpdateRule:
         replay: the optimizer in float64, in the arithmetic that the backend promises.
     """
 
-    def __init__(self, subject: Subject, promises: Promises) -> None:
-        self.promises, self.task = promises, promised_task(subject.task, promises)
+    def __init__(self, task: Task, precision: Precision, promises: Promises) -> None:
+        self.promises, self.task = promises, promised_task(task, promises)
         coarse = Coarse(promises.coarse_weights, promises.coarse_moments) if promises.coarse else IN_FP32
-        self.replay = subject.task.optimizer.replay(coarse)
-        self.compute = torch_dtype(subject.precision.storage)
+        self.replay = task.optimizer.replay(coarse)
+        self.compute = torch_dtype(precision.storage)
         self.short = self.compute if promises.weights == "fp32" else torch_dtype(FORMATS[promises.weights])
 
     def errors(self, change: Change) -> dict[str, UpdateError]:

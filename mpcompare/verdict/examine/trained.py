@@ -15,11 +15,13 @@ from torch import Tensor
 
 from mpcompare.contract import Walk, promises_of
 from mpcompare.dtypes import dtype_name
+from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, clip_errors, largest
 from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.promised import promised_task
 from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, said_norm
-from mpcompare.verdict.examine.subject import Subject, promised_task
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.counts import Count
 from mpcompare.verdict.judge.drive import Drive, Step, UpdateError
 from mpcompare.verdict.judge.trained import TrainedUpdate
@@ -106,7 +108,7 @@ def trained_update(
     walk.through("step")
     after, skipped = _some(backend.master_params()), bool(backend.skipped)
     walk.finish()
-    followed = remembers_all(subject, start)
+    followed = remembers_all(subject.task.optimizer, start)
     if skipped or not followed or not grads or not all_finite(clipped):
         return None
     kinds = backend.state_dict()["optimizer"]
@@ -114,9 +116,9 @@ def trained_update(
     return TrainedUpdate(replace(drive, clips=clips), moments, _counts(start, kinds.get("step", {}), clipped))
 
 
-def remembers_all(subject: Subject, start: BeforeStep) -> bool:
+def remembers_all(optimizer: Optimizer, start: BeforeStep) -> bool:
     """Returns whether a backend remembers what the optimizer does, so that its update can be followed."""
-    known = set(subject.task.optimizer.initial_state(torch.zeros(()))) - {"step"}
+    known = set(optimizer.initial_state(torch.zeros(()))) - {"step"}
     return start.updates == 0 or known <= set(start.optimizer)
 
 
@@ -129,7 +131,7 @@ def replayed(
     Args:
         kinds: the optimizer's tensors after the step; empty where only the update is asked for.
     """
-    rule = UpdateRule(subject, promises_of(backend))
+    rule = UpdateRule(subject.task, subject.precision, promises_of(backend))
     updates: dict[str, UpdateError] = {}
     moments: dict[str, dict[str, float]] = {}
     for name, g in seen.clipped.items():

@@ -22,7 +22,6 @@ from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.instruments import heap
 from mpcompare.precision import Precision
 from mpcompare.race.orders import Progress
-from mpcompare.race.timetable import NOISE
 from mpcompare.tasks.task import Task, buffers_of, with_values
 from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
@@ -38,7 +37,7 @@ from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
 from mpcompare.verdict.examine.masks import masks_of
 from mpcompare.verdict.examine.midway import midway
-from mpcompare.verdict.examine.noise import train_again
+from mpcompare.verdict.examine.noise import noise_runs
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.padding import padding
@@ -50,7 +49,6 @@ from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.drive import Gradients
 from mpcompare.verdict.judge.errors import RoundingError
 from mpcompare.verdict.judge.moves import Moves
-from mpcompare.verdict.judge.run import NoiseRun
 
 
 def examine(
@@ -91,7 +89,7 @@ def examine(
     late.find("overflow", lambda: overflow(subject, batches, exact))
     yield Progress(0, 1, "a backend that is loaded")
     late.find("resume", lambda: resume(subject, batches))
-    runs = yield from late.over("noise", _noise_runs(subject, rows, noise), [])
+    runs = yield from late.over("noise", noise_runs(subject, rows, noise), [])
     return Findings(
         precision=subject.precision.name,
         recipe=recipe(promised_task(subject.task, promises)),
@@ -153,16 +151,6 @@ def _at_the_end(
     if exact is not None:
         counted = partial(exponents_of, subject, exact, network, batch)
         late.found["exponents"] = late.take("exponents", counted, dict[str, Any]())
-
-
-def _noise_runs(
-    subject: Subject, rows: Sequence[Mapping[str, Any]], noise: int
-) -> Generator[Progress, Any, list[NoiseRun]]:
-    runs: list[NoiseRun] = []
-    for number in range(noise):
-        yield Progress(number, noise, f"run {number + 1} of {noise}", NOISE)
-        runs.append((yield from train_again(subject, rows, number, noise)))
-    return runs
 
 
 def _rounding(subject: Subject, batch: Batches) -> dict[str, RoundingError]:

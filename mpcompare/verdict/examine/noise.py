@@ -26,6 +26,17 @@ from mpcompare.verdict.examine.widened import widened
 from mpcompare.verdict.judge.run import NoiseRun
 
 
+def noise_runs(
+    subject: Subject, rows: Sequence[Mapping[str, Any]], noise: int
+) -> Generator[Progress, Any, list[NoiseRun]]:
+    """Trains again, so many times."""
+    runs: list[NoiseRun] = []
+    for number in range(noise):
+        yield Progress(number, noise, f"run {number + 1} of {noise}", NOISE)
+        runs.append((yield from train_again(subject, rows, number, noise)))
+    return runs
+
+
 def train_again(
     subject: Subject, rows: Sequence[Mapping[str, Any]], number: int, of: int
 ) -> Generator[Progress, Any, NoiseRun]:
@@ -65,10 +76,8 @@ def train_again(
     changes += ["rows in another order"] if reorders else []
     changes += [] if keeps_scale or not scaling.scales else [f"loss scale {scaling.scale:g}"]
     moved = numerics.sketch_of_change(start, stepper.backend.master_params())
-    buffers, held_out = (
-        buffers_of_backend(buffers_of(subject.model), stepper.backend),
-        subject.held_out_by(stepper.backend),
-    )
+    buffers = buffers_of_backend(buffers_of(subject.model), stepper.backend)
+    held_out = subject.held_out_by(stepper.backend)
     return NoiseRun(", ".join(changes), losses, skipped, moved, buffers, held_out, digest.moves())
 
 

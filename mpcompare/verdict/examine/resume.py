@@ -103,13 +103,10 @@ def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[st
             heap.forget(t)  # it may be mapped from a file
         return same
 
-    lost = [part for part in ("params", "buffers") if not equal(state[part], loaded[part])]
-    lost += [
-        f"optimizer.{kind}"
-        for kind, tensors in state["optimizer"].items()
-        if not equal(tensors, loaded["optimizer"].get(kind, {}))
-    ]
-    if not equal(state.get("generators", {}), loaded.get("generators", {})):
-        lost.append("generators")
-    scales = state["loss_scale"].items()
+    def parts(of: Mapping[str, Any]) -> dict[str, Params]:
+        kinds = {f"optimizer.{kind}": tensors for kind, tensors in of["optimizer"].items()}
+        return {"params": of["params"], "buffers": of["buffers"], **kinds, "generators": of.get("generators", {})}
+
+    others, scales = parts(loaded), state["loss_scale"].items()
+    lost = [part for part, tensors in parts(state).items() if not equal(tensors, others.get(part, {}))]
     return [*lost, *(f"loss_scale.{name}" for name, value in scales if loaded["loss_scale"].get(name) != value)]

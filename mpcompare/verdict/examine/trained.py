@@ -6,7 +6,7 @@ element, and some elements of a large tensor tell what is made of all.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,23 +58,18 @@ class BeforeStep:
         return Seen(self.lr, math.nan, grads, clipped, self.weights, after, self.scale, skipped=False)
 
 
-def _some(tensors: Mapping[str, Tensor]) -> Params:
-    return {name: spread(t) for name, t in tensors.items()}
+def some_of(tensors: Mapping[str, Tensor], most: int | None = None) -> Params:
+    """Returns at most so many elements of each tensor, copied."""
+    return {name: spread(t, most) for name, t in tensors.items()}
 
 
-def start_of(
-    backend: Any,
-    lr: float,
-    updates: int,
-    steps: int,
-    some: Callable[[Mapping[str, Tensor]], Params] = _some,
-) -> BeforeStep:
-    """Returns what the next update of a backend starts from, ``some`` elements of each tensor; the other arguments are
-    the attributes of these names."""
+def start_of(backend: Any, lr: float, updates: int, steps: int, most: int | None = None) -> BeforeStep:
+    """Returns what the next update of a backend starts from, at most so many elements of each tensor; the other
+    arguments are the attributes of these names."""
     kinds = backend.state_dict()["optimizer"]
     return BeforeStep(
-        weights=some(backend.master_params()),
-        optimizer={kind: some(tensors) for kind, tensors in kinds.items() if kind != "step"},
+        weights=some_of(backend.master_params(), most),
+        optimizer={kind: some_of(tensors, most) for kind, tensors in kinds.items() if kind != "step"},
         counts={name: count.detach().clone() for name, count in kinds.get("step", {}).items()},
         scale=float(backend.loss_scale()),
         lr=lr,
@@ -97,16 +92,16 @@ def trained_update(
     """
     backend = walk.backend
     task = promised_task(subject.task, promises_of(backend))
-    shown = _some(grads)
+    shown = some_of(grads)
     walk.through("clip")
     whole = grads if walk.in_one_piece or task.clip_norm is None else backend.grads()
     clips = []
     if task.clip_norm is not None and grads:
         before = None if walk.in_one_piece else grads
         clips.append(clip_errors(before, whole, said_norm(backend), task.clip_norm, task.clip_norm_type))
-    clipped = _some({name: g for name, g in whole.items() if name not in idle})
+    clipped = some_of({name: g for name, g in whole.items() if name not in idle})
     walk.through("step")
-    after, skipped = _some(backend.master_params()), bool(backend.skipped)
+    after, skipped = some_of(backend.master_params()), bool(backend.skipped)
     walk.finish()
     followed = remembers_all(subject.task.optimizer, start)
     if skipped or not followed or not grads or not all_finite(clipped):
@@ -145,7 +140,7 @@ def replayed(
     mistakes = rule.mistakes([update], [updates])
     lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
     step = Step(True, False, False, True, start.scale, start.scale)
-    remembered = {kind: _some(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}
+    remembered = {kind: some_of(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}
     drive = Drive([step], [updates], known_mistakes=mistakes or {}, digits=digits(remembered))
     return drive, moments
 

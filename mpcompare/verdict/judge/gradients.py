@@ -48,12 +48,11 @@ def of_drives(
 ) -> Checks:
     """Yields the checks of a pass of the run and its reference; a ``cause`` is that of all that fails."""
     run, reference = drives
-    if case.is_reference or not (run and reference and run.gradients and reference.gradients):
+    if case.is_reference or not (run and run.finite and reference and reference.finite):
         return
-    assert run.finite is not None
-    assert reference.finite is not None
-    passes = Pass(run.finite, run), Pass(reference.finite, reference)
-    yield from gradient_checks(case, where, passes, roundings, cause)
+    if run.gradients and reference.gradients:
+        passes = Pass(run.finite, run), Pass(reference.finite, reference)
+        yield from gradient_checks(case, where, passes, roundings, cause)
 
 
 def gradient_checks(
@@ -101,10 +100,8 @@ def _signed(errors: Mapping[str, TensorError], where: str, cause: str, because: 
         if e.of is None or e.signed_limit is None:
             continue
         part = abs(e.of.slope - 1)
-        alone = (
-            f"the gradient of {name} {where} is {e.of.slope:.5g} times what it should be, which rounding to nearest "
-        )
-        alone += "hardly makes: errors of one sign, as of numbers that are cut off"
+        alone = f"the gradient of {name} {where} is {e.of.slope:.5g} times what it should be, which rounding to "
+        alone += "nearest hardly makes: errors of one sign, as of numbers that are cut off"
         yield Check(f"signed error {where}", part, e.signed_limit, cause or "rounding", because or alone, tensor=name)
 
 
@@ -117,8 +114,7 @@ def errors_of(
     errors = {}
     for name, e in reference.gradients.items():
         limit = tensor_limit(case.run, e, roundings.get(name)) if e else math.nan
-        if not math.isnan(limit) and name not in overflowed:
-            assert e is not None
+        if e and not math.isnan(limit) and name not in overflowed:
             errors[name] = TensorError(run.gradients.get(name), limit, signed_limit(case.run, e, roundings.get(name)))
     return errors
 

@@ -61,8 +61,6 @@ def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:
         digits = {kind: share for kind, share in drive.digits.items() if later or kind != "momentum_buffer"}
         short = [kind for kind, share in digits.items() if share > 0.5 and drive.known_mistakes]
         if short:
-            return (
-                "moments",
-                f"not the optimizer's: what is remembered of it ({listed(short)}) has the digits of 16-bit numbers",
-            )
+            because = f"what is remembered of it ({listed(short)}) has the digits of 16-bit numbers"
+            return "moments", f"not the optimizer's: {because}"
     return "", ""

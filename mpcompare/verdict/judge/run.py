@@ -62,10 +62,9 @@ def checks(case: Case) -> Checks:
         difference, noise = loss_difference(run, reference)[:steps], float(losses.std(axis=0, ddof=1).max())
         largest = float(reference.steps["loss"].abs().iloc[:steps].max())
         limit = max(factor * noise + 4 * FP32 * largest, jump(reference) * largest)
-        because = (
-            f"the loss is up to {difference.max():.1e} away from that of {reference.name}, which varies by {noise:.1e}"
-        )
-        yield Check(LOSS, float(difference.max()), limit, "run", because)
+        apart = float(difference.max())
+        because = f"the loss is up to {apart:.1e} away from that of {reference.name}, which varies by {noise:.1e}"
+        yield Check(LOSS, apart, limit, "run", because)
     if steps == len(reference.steps) and not jump(reference):
         yield _weights(case, factor)
 

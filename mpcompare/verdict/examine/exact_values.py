@@ -35,17 +35,16 @@ class Problem:
     batch: Batches
 
 
+@dataclass
 class ExactValues:
     """Values of a problem, which all entrants of a race share: computed where no backend has been, if there is such a
-    process, else here."""
+    process (``clean``), else here. ``lent`` has the fingerprint of the network as it was before any backend was made,
+    or nothing."""
 
-    def __init__(self, shared: Shared, clean: CleanProcess | None, lent: Lent) -> None:
-        """
-        Args:
-            lent: the fingerprint of the network as it was before any backend was made, or nothing.
-        """
-        self.shared, self.clean, self.lent = shared, clean, lent
-        self._is_made = False
+    shared: Shared
+    clean: CleanProcess | None
+    lent: Lent
+    _is_made: bool = False
 
     def once(self, name: str, problem: Problem, function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns ``function(problem, *arguments)``, which is what ``shared.once`` can share, under a name; the problem

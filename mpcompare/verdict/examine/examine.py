@@ -19,7 +19,6 @@ from itertools import islice
 from typing import Any
 
 from mpcompare.contract import Batches, Stepper, promises_of
-from mpcompare.instruments import heap
 from mpcompare.precision import Precision
 from mpcompare.race.orders import Progress
 from mpcompare.tasks.task import Task, buffers_of, with_values
@@ -66,7 +65,7 @@ def examine(
         noise: the number of runs that find the noise; 0 for a backend that others are not compared with.
         moves: how far each training step moved the weights; None where nobody looked.
     """
-    late, promises = Attempts(heap.trim), promises_of(stepper.backend)
+    late, promises = Attempts(), promises_of(stepper.backend)
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact, x = oracle(subject, batches[0], subject.precision), batches[0][0][0]

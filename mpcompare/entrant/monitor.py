@@ -35,10 +35,6 @@ class Monitor:
     clock: Clock
     every: int | None
 
-    def due(self, step: int) -> bool:
-        """Returns whether this step, counted from 1, is monitored."""
-        return self.every is not None and step % self.every == 0
-
     def step(self, stepper: Stepper, batches: Batches) -> tuple[Tensor, dict[str, Any], int]:
         """Takes the stepper's next step.
 

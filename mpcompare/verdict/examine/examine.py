@@ -28,10 +28,9 @@ from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.drive import Driver, drive
 from mpcompare.verdict.examine.exact_values import Problem
-from mpcompare.verdict.examine.exponents import exponents_of
 from mpcompare.verdict.examine.forced.passes import layers_at_sharp_weights, layers_at_the_start
 from mpcompare.verdict.examine.idle import uses_all
-from mpcompare.verdict.examine.last import last
+from mpcompare.verdict.examine.last import exponents_of, last
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
 from mpcompare.verdict.examine.masks import masks_of

@@ -33,7 +33,7 @@ class Age:
     loss_scale: dict[str, float]
 
 
-def age_of(subject: Subject, young: Driver) -> Age | None:
+def age_of(young: Driver) -> Age | None:
     """Returns what a backend would have after long training; None where it remembers nothing that ages.
 
     The moments are those that it has now; the optimizer counts ``UPDATES``, and the loss scale, which is the one whose
@@ -55,7 +55,7 @@ def age_of(subject: Subject, young: Driver) -> Age | None:
     if isinstance(young.policy.scaling, DynamicLossScale):
         good = next((step.loss_scale for step in young.found.steps if step.finite), young.policy.scaling.scale)
         loss_scale = {"scale": good, "growth_tracker": young.policy.scaling.growth_interval - 1}
-    return Age(subject.shared.aside(optimizer), loss_scale)
+    return Age(young.subject.shared.aside(optimizer), loss_scale)
 
 
 def aged(subject: Subject, age: Age, batch: Batches, exact: Exact) -> Aged:

@@ -107,7 +107,7 @@ def examine(
 def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> None:
     """Takes the passes of backends that have not trained."""
     batch, driver = batches[0], _first(subject, batches, exact)
-    age = late.take("aged", partial(age_of, subject, driver), None)
+    age = late.take("aged", partial(age_of, driver), None)
     late.found["first"] = driver.result()
     late.find("infinite", partial(infinite_input, subject, driver, batch), "infinite input")
     late.find("again", partial(again, subject, driver.backend, batch))

@@ -24,7 +24,7 @@ from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.new_step import compared, gradients_of, new_step
 from mpcompare.verdict.examine.oracle import Exact, exact_step
-from mpcompare.verdict.examine.promised import promised_task
+from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update
 from mpcompare.verdict.findings import Counts
@@ -48,10 +48,10 @@ def last(
     start = start_of(backend, lr, before + sum(not row["skipped"] for row in rows), rows[-1]["step"])
     scale, walk = float(backend.loss_scale()), Walk(backend, batch, lr)
     try:
+        rule = UpdateRule(subject.task, subject.precision, promises_of(backend))
         new = new_step(subject, trained, scale, batch, lr)
         with recorded_layers(backend, batch) as record:
-            clips = promised_task(subject.task, promises_of(backend)).clip_norm is not None
-            loss, grads = gradients_of(walk, kept=clips)
+            loss, grads = gradients_of(walk, kept=rule.task.clip_norm is not None)
         gradients, buffers = compared(loss, grads, new), new.buffers
         del new  # before the replays
         step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
@@ -59,7 +59,7 @@ def last(
         record.calls.clear()  # the hooks in the graph of the loss, which the backend keeps, know the record
         weights = params_of(trained)
         without = idle(trained, subject.task.loss_fn, batch, grads, weights)
-        update = trained_update(subject, walk, start, grads, without)
+        update = trained_update(rule, walk, start, grads, without)
         if update and without:
             found = moved(without, weights, Stored(backend.master_params()))
             update = replace(update, drive=replace(update.drive, idle=[found]))

@@ -8,11 +8,11 @@ its update is made of are kept.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mpcompare.contract import Batches, Stepper, Walk
+from mpcompare.contract import Batches, Stepper, Walk, promises_of
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.schedules import Schedule
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.seen import Seen, all_finite
+from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import BeforeStep, remembers_all, replayed, some_of, start_of
 from mpcompare.verdict.judge.drive import Drive
@@ -85,8 +85,9 @@ def midway(subject: Subject, stepper: Stepper) -> Drive | None:
     if kept is None:
         return None
     start, seen = kept
-    if not remembers_all(subject.task.optimizer, start) or not seen.clipped or not all_finite(seen.clipped):
+    rule = UpdateRule(subject.task, subject.precision, promises_of(stepper.backend))
+    if not remembers_all(rule, start) or not seen.clipped or not all_finite(seen.clipped):
         return None
     # A gradient of 0 may be that of a parameter that has none, and stays as it is.
     clipped = {name: g for name, g in seen.clipped.items() if bool(g.any())}
-    return replayed(subject, stepper.backend, start, replace(seen, clipped=clipped), {})[0]
+    return replayed(rule, start, replace(seen, clipped=clipped), {})[0]

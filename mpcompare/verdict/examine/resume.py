@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpcompare.contract import Batches, State, Stepper, Walk
+from mpcompare.contract import Batches, State, Stepper, Walk, promises_of
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
@@ -15,6 +15,7 @@ from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.new_step import compared, gradients_of
 from mpcompare.verdict.examine.oracle import Exact
+from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update
 from mpcompare.verdict.judge.drive import NextScale
@@ -65,7 +66,8 @@ def resume(subject: Subject, batches: Sequence[Batches]) -> Reload:
     loss, grads = gradients_of(walk, kept=subject.task.clip_norm is not None)
     gradients = compared(loss, grads, first.step)
     without = idle(subject.model, subject.task.loss_fn, batches[1], grads, first.params)
-    update = trained_update(subject, walk, begin, grads, without)
+    rule = UpdateRule(subject.task, subject.precision, promises_of(loaded))
+    update = trained_update(rule, walk, begin, grads, without)
     return Reload(
         step=gradients,
         next_scale=NextScale(float(loaded.loss_scale()), first.loss_scale),

@@ -13,15 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpcompare.contract import Walk, promises_of
+from mpcompare.contract import Walk
 from mpcompare.dtypes import dtype_name
-from mpcompare.tasks.optimizers import Optimizer
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, clip_errors, largest
 from mpcompare.verdict.examine.numerics import spread
-from mpcompare.verdict.examine.promised import promised_task
 from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, said_norm
-from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.counts import Count
 from mpcompare.verdict.judge.drive import Drive, Step, UpdateError
 from mpcompare.verdict.judge.trained import TrainedUpdate
@@ -79,19 +76,19 @@ def start_of(backend: Any, lr: float, updates: int, steps: int, most: int | None
 
 
 def trained_update(
-    subject: Subject, walk: Walk, start: BeforeStep, grads: Params, idle: frozenset[str] = frozenset()
+    rule: UpdateRule, walk: Walk, start: BeforeStep, grads: Params, idle: frozenset[str]
 ) -> TrainedUpdate | None:
     """Takes a step to its end, and returns its update compared with the optimizer's. None where there is none, because
     the step is skipped, and where it cannot be followed, because no gradients are shown or the optimizer remembers
     something else.
 
     Args:
+        rule: has not replayed anything.
         walk: the step, of which the gradients are there.
         grads: before they were clipped, copies where the task clips; of a step in one piece, after.
         idle: the parameters without a gradient, whatever is shown of them.
     """
-    backend = walk.backend
-    task = promised_task(subject.task, promises_of(backend))
+    backend, task = walk.backend, rule.task
     shown = some_of(grads)
     walk.through("clip")
     whole = grads if walk.in_one_piece or task.clip_norm is None else backend.grads()
@@ -103,22 +100,21 @@ def trained_update(
     walk.through("step")
     after, skipped = some_of(backend.master_params()), bool(backend.skipped)
     walk.finish()
-    followed = remembers_all(subject.task.optimizer, start)
-    if skipped or not followed or not grads or not all_finite(clipped):
+    if skipped or not remembers_all(rule, start) or not grads or not all_finite(clipped):
         return None
     kinds = backend.state_dict()["optimizer"]
-    drive, moments = replayed(subject, backend, start, start.seen(shown, clipped, after), kinds)
+    drive, moments = replayed(rule, start, start.seen(shown, clipped, after), kinds)
     return TrainedUpdate(replace(drive, clips=clips), moments, _counts(start, kinds.get("step", {}), clipped))
 
 
-def remembers_all(optimizer: Optimizer, start: BeforeStep) -> bool:
+def remembers_all(rule: UpdateRule, start: BeforeStep) -> bool:
     """Returns whether a backend remembers what the optimizer does, so that its update can be followed."""
-    known = set(optimizer.initial_state(torch.zeros(()))) - {"step"}
+    known = set(rule.task.optimizer.initial_state(torch.zeros(()))) - {"step"}
     return start.updates == 0 or known <= set(start.optimizer)
 
 
 def replayed(
-    subject: Subject, backend: Any, start: BeforeStep, seen: Seen, kinds: Mapping[str, Params]
+    rule: UpdateRule, start: BeforeStep, seen: Seen, kinds: Mapping[str, Params]
 ) -> tuple[Drive, dict[str, dict[str, float]]]:
     """Returns the update compared with the replay's. And by kind and tensor, of what the optimizer remembers after it,
     the largest error over its bound.
@@ -126,7 +122,6 @@ def replayed(
     Args:
         kinds: the optimizer's tensors after the step; empty where only the update is asked for.
     """
-    rule = UpdateRule(subject.task, subject.precision, promises_of(backend))
     updates: dict[str, UpdateError] = {}
     moments: dict[str, dict[str, float]] = {}
     for name, g in seen.clipped.items():

@@ -43,8 +43,8 @@ def age_of(young: Driver) -> Age | None:
         young: the driver of the pass ``first``, after its steps.
     """
     kept = young.backend.state_dict()["optimizer"]
-    grows = isinstance(young.policy.scaling, DynamicLossScale)
-    if not grows and "step" not in kept:
+    scaling = young.policy.scaling
+    if not isinstance(scaling, DynamicLossScale) and "step" not in kept:
         return None
     known = young.subject.task.optimizer.initial_state(torch.zeros(()))
     # A backend that remembers something else under names of its own begins anew: no replay could follow it.
@@ -52,9 +52,9 @@ def age_of(young: Driver) -> Age | None:
     if "step" in optimizer:
         optimizer["step"] = {name: torch.full_like(count, UPDATES) for name, count in optimizer["step"].items()}
     loss_scale = {}
-    if isinstance(young.policy.scaling, DynamicLossScale):
-        good = next((step.loss_scale for step in young.found.steps if step.finite), young.policy.scaling.scale)
-        loss_scale = {"scale": good, "growth_tracker": young.policy.scaling.growth_interval - 1}
+    if isinstance(scaling, DynamicLossScale):
+        good = next((step.loss_scale for step in young.found.steps if step.finite), scaling.scale)
+        loss_scale = {"scale": good, "growth_tracker": scaling.growth_interval - 1}
     return Age(young.subject.shared.aside(optimizer), loss_scale)
 
 

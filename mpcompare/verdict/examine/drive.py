@@ -34,30 +34,6 @@ from mpcompare.verdict.judge.errors import Errors
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
 
 
-def drive(
-    subject: Subject,
-    scaling: LossScale,
-    start: Batches,
-    follow: Sequence[Batches],
-    exact: Exact,
-    with_oracle: bool = False,
-) -> "Driver":
-    """Lets a new backend take the batch ``start`` until its gradients are finite, then the batches ``follow``.
-
-    Args:
-        scaling: the loss scale of the backend.
-        exact: the oracle's step on ``start``.
-        with_oracle: whether gradients and buffers are compared with the oracle's, and not with a new backend's.
-    """
-    driver = Driver(subject, scaling, start, exact, with_oracle)
-    for _ in range(RETRIES):
-        if driver.take(start) or not isinstance(scaling, DynamicLossScale):
-            break
-    for batch in follow:
-        driver.take(batch)
-    return driver
-
-
 def rows_of(tensors: Mapping[str, Tensor]) -> Params:
     """Returns the tensors row by row: those that lie so are no copies."""
     return {name: t.detach().contiguous() for name, t in tensors.items()}
@@ -75,6 +51,13 @@ class Driver:
     def __init__(
         self, subject: Subject, scaling: LossScale, start: Batches, exact: Exact, with_oracle: bool = False
     ) -> None:
+        """
+        Args:
+            scaling: the loss scale of the backend.
+            start: the batch of its first step.
+            exact: the oracle's step on it.
+            with_oracle: whether gradients and buffers are compared with the oracle's, and not with a new backend's.
+        """
         self.subject, self.start, self.exact, self.with_oracle = subject, start, exact, with_oracle
         self.backend = subject.make_backend(subject.examined, scaling)
         self.rule = UpdateRule(subject.task, subject.precision, promises_of(self.backend))
@@ -94,6 +77,15 @@ class Driver:
         self.loaded = Remembered(tensors, max(counts, default=0), at_once=True)
         for t in (t for of_kind in tensors.values() for t in of_kind.values()):
             heap.forget(t)  # the backend has read it
+
+    def through(self, follow: Sequence[Batches]) -> "Driver":
+        """Takes the first batch until its gradients are finite, then the batches ``follow``."""
+        for _ in range(RETRIES if isinstance(self.policy.asked, DynamicLossScale) else 1):
+            if self.take(self.start):
+                break
+        for batch in follow:
+            self.take(batch)
+        return self
 
     def take(self, batch: Batches) -> bool:
         """Takes a step; returns whether its gradients were finite."""

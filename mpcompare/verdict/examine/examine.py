@@ -26,7 +26,7 @@ from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
-from mpcompare.verdict.examine.drive import Driver, drive
+from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.exact_values import Problem
 from mpcompare.verdict.examine.forced.passes import layers_at_sharp_weights, layers_at_the_start
 from mpcompare.verdict.examine.idle import uses_all
@@ -127,7 +127,7 @@ def _first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driver
     follow = batches[1:3] if task.optimizer.remembers else batches[1 : 1 + bool(task.schedule.length)]
     if not uses_all(subject.examined, exact.grads):
         follow = batches[1:4]
-    return drive(subject, subject.scaling, batches[0], follow, exact, with_oracle=True)
+    return Driver(subject, subject.scaling, batches[0], exact, with_oracle=True).through(follow)
 
 
 def _at_the_end(

@@ -14,7 +14,7 @@ from mpcompare.precision import FORMATS, FP16
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.optimizers import Optimizer
-from mpcompare.verdict.examine.drive import Driver, drive
+from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import LOWEST
@@ -33,9 +33,10 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
     if infinite := _infinite(subject.examined, batches[3]):
         follow.insert(2, infinite)
     scaling = _too_large(subject.scaling, exact.largest)
-    driver = drive(subject, scaling, batches[0], follow, exact)
+    driver = Driver(subject, scaling, batches[0], exact).through(follow)
     if driver.found.steps[0].finite and subject.precision.storage == FP16:  # bf16 would overflow at no scale
-        driver = drive(subject, _far_too_large(subject.examined, scaling, exact), batches[0], follow, exact)
+        scaling = _far_too_large(subject.examined, scaling, exact)
+        driver = Driver(subject, scaling, batches[0], exact).through(follow)
     return driver.result()
 
 

@@ -12,9 +12,10 @@ from mpcompare.contract import Batches, Stepper, Walk, promises_of
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.schedules import Schedule
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.numerics import spreads
 from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite
 from mpcompare.verdict.examine.subject import Subject
-from mpcompare.verdict.examine.trained import BeforeStep, remembers_all, replayed, some_of, start_of
+from mpcompare.verdict.examine.trained import BeforeStep, remembers_all, replayed, start_of
 from mpcompare.verdict.judge.drive import Drive
 
 ELEMENTS = 1 << 12  # of each tensor
@@ -57,11 +58,11 @@ class _KeptWalk(Walk):
     def __iter__(self) -> Iterator[str]:
         for phase in super().__iter__():
             if phase == "unscale":
-                self.grads = some_of(self.backend.grads(), ELEMENTS)
+                self.grads = spreads(self.backend.grads(), ELEMENTS)
             if phase in ("clip", WHOLE_STEP):
-                self.clipped = some_of(self.backend.grads(), ELEMENTS)
+                self.clipped = spreads(self.backend.grads(), ELEMENTS)
             if phase in ("step", WHOLE_STEP) and not bool(self.backend.skipped):
-                after = some_of(self.backend.master_params(), ELEMENTS)
+                after = spreads(self.backend.master_params(), ELEMENTS)
                 self.stepper.kept = self.start, self.start.seen(self.grads or self.clipped, self.clipped, after)
             yield phase
 

@@ -17,7 +17,7 @@ from mpcompare.contract import Walk
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, clip_errors, largest
-from mpcompare.verdict.examine.numerics import spread
+from mpcompare.verdict.examine.numerics import spread, spreads
 from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, said_norm
 from mpcompare.verdict.judge.counts import Count
 from mpcompare.verdict.judge.drive import Drive, Step, UpdateError
@@ -55,18 +55,13 @@ class BeforeStep:
         return Seen(self.lr, math.nan, grads, clipped, self.weights, after, self.scale, skipped=False)
 
 
-def some_of(tensors: Mapping[str, Tensor], most: int | None = None) -> Params:
-    """Returns at most so many elements of each tensor, copied."""
-    return {name: spread(t, most) for name, t in tensors.items()}
-
-
 def start_of(backend: Any, lr: float, updates: int, steps: int, most: int | None = None) -> BeforeStep:
     """Returns what the next update of a backend starts from, at most so many elements of each tensor; the other
     arguments are the attributes of these names."""
     kinds = backend.state_dict()["optimizer"]
     return BeforeStep(
-        weights=some_of(backend.master_params(), most),
-        optimizer={kind: some_of(tensors, most) for kind, tensors in kinds.items() if kind != "step"},
+        weights=spreads(backend.master_params(), most),
+        optimizer={kind: spreads(tensors, most) for kind, tensors in kinds.items() if kind != "step"},
         counts={name: count.detach().clone() for name, count in kinds.get("step", {}).items()},
         scale=float(backend.loss_scale()),
         lr=lr,
@@ -89,16 +84,16 @@ def trained_update(
         idle: the parameters without a gradient, whatever is shown of them.
     """
     backend, task = walk.backend, rule.task
-    shown = some_of(grads)
+    shown = spreads(grads)
     walk.through("clip")
     whole = grads if walk.in_one_piece or task.clip_norm is None else backend.grads()
     clips = []
     if task.clip_norm is not None and grads:
         before = None if walk.in_one_piece else grads
         clips.append(clip_errors(before, whole, said_norm(backend), task.clip_norm, task.clip_norm_type))
-    clipped = some_of({name: g for name, g in whole.items() if name not in idle})
+    clipped = spreads({name: g for name, g in whole.items() if name not in idle})
     walk.through("step")
-    after, skipped = some_of(backend.master_params()), bool(backend.skipped)
+    after, skipped = spreads(backend.master_params()), bool(backend.skipped)
     walk.finish()
     if skipped or not remembers_all(rule, start) or not grads or not all_finite(clipped):
         return None
@@ -135,7 +130,7 @@ def replayed(
     mistakes = rule.mistakes([update], [updates])
     lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
     step = Step(True, False, False, True, start.scale, start.scale)
-    remembered = {kind: some_of(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}
+    remembered = {kind: spreads(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}
     drive = Drive([step], [updates], known_mistakes=mistakes or {}, digits=digits(remembered))
     return drive, moments
 

@@ -13,7 +13,7 @@ late        takes a pass that may stop with an error
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -39,20 +39,20 @@ from mpcompare.verdict.examine.noise import noise_runs
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.padding import padding
-from mpcompare.verdict.examine.promised import first_wrong_scale, promised_task
+from mpcompare.verdict.examine.promised import StepRows, first_wrong_scale, promised_task
 from mpcompare.verdict.examine.resume import resume
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.drive import Gradients
-from mpcompare.verdict.judge.errors import RoundingError
+from mpcompare.verdict.judge.errors import RoundingError, RoundingErrors
 from mpcompare.verdict.judge.moves import Moves
 
 
 def examine(
     subject: Subject,
     stepper: Stepper,
-    rows: Sequence[Mapping[str, Any]],
+    rows: StepRows,
     moved: dict[str, list[float]],
     noise: int,
     moves: Moves | None = None,
@@ -131,12 +131,7 @@ def _first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driver
 
 
 def _at_the_end(
-    subject: Subject,
-    stepper: Stepper,
-    rows: Sequence[Mapping[str, Any]],
-    exact: Exact | None,
-    batch: Batches,
-    late: Attempts,
+    subject: Subject, stepper: Stepper, rows: StepRows, exact: Exact | None, batch: Batches, late: Attempts
 ) -> None:
     """Looks at what training left, and takes the step that follows. Without ``exact`` no exponents are counted."""
     trained = stepper.backend
@@ -151,7 +146,7 @@ def _at_the_end(
         late.found["exponents"] = late.take("exponents", counted, dict[str, Any]())
 
 
-def _rounding(subject: Subject, batch: Batches) -> dict[str, RoundingError]:
+def _rounding(subject: Subject, batch: Batches) -> RoundingErrors:
     """Returns what one rounding of each result does to the first step; all entrants of a race share it."""
     precision = subject.precision
     values = subject.exact_values.once(

@@ -5,7 +5,7 @@ The exponents of activations, gradients and updates are counted there, and in th
 of them?
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
 from mpcompare.verdict.examine.new_step import compared, gradients_of, new_step
 from mpcompare.verdict.examine.oracle import Exact, exact_step
+from mpcompare.verdict.examine.promised import StepRows
 from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update
@@ -31,12 +32,7 @@ from mpcompare.verdict.findings import Counts
 
 
 def last(
-    subject: Subject,
-    stepper: Stepper,
-    rows: Sequence[Mapping[str, Any]],
-    trained: nn.Module,
-    batch: Batches,
-    late: Attempts,
+    subject: Subject, stepper: Stepper, rows: StepRows, trained: nn.Module, batch: Batches, late: Attempts
 ) -> dict[str, Any]:
     """Returns, by the names of findings, loss and gradients of the trained backend compared with those of a new one,
     its buffers after the step likewise, and its update; and as ``replay`` the step layer by layer.

@@ -1,6 +1,6 @@
 """The noise: the same backend trains again under changes that must not matter. So far apart may correct runs be."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from itertools import islice
 from typing import Any, cast
 
@@ -21,14 +21,13 @@ from mpcompare.tasks.task import buffers_of, params_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.moves import Digest
+from mpcompare.verdict.examine.promised import StepRows
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.widened import widened
 from mpcompare.verdict.judge.run import NoiseRun
 
 
-def noise_runs(
-    subject: Subject, rows: Sequence[Mapping[str, Any]], noise: int
-) -> Generator[Progress, Any, list[NoiseRun]]:
+def noise_runs(subject: Subject, rows: StepRows, noise: int) -> Generator[Progress, Any, list[NoiseRun]]:
     """Trains again, so many times."""
     runs: list[NoiseRun] = []
     for number in range(noise):
@@ -37,9 +36,7 @@ def noise_runs(
     return runs
 
 
-def train_again(
-    subject: Subject, rows: Sequence[Mapping[str, Any]], number: int, of: int
-) -> Generator[Progress, Any, NoiseRun]:
+def train_again(subject: Subject, rows: StepRows, number: int, of: int) -> Generator[Progress, Any, NoiseRun]:
     """Trains once more, for as many steps.
 
     Weights are moved by less than the precision resolves, up to u |w|; the rows of each batch stand in another order,

@@ -10,6 +10,8 @@ from mpcompare.promises import Promises
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.judge.loss_scale import WrongScale
 
+StepRows = Sequence[Mapping[str, Any]]  # those of ``steps.csv``, a training step each
+
 
 def promised_task(task: Task, promises: Promises) -> Task:
     """Returns the task, clipped as a backend promises to where the task clips nothing."""
@@ -52,7 +54,7 @@ class ExpectedScale:
         return self.skips, scale, None if asked == scale else asked
 
 
-def first_wrong_scale(scaling: LossScale, rows: Sequence[Mapping[str, Any]]) -> WrongScale | None:
+def first_wrong_scale(scaling: LossScale, rows: StepRows) -> WrongScale | None:
     """Returns the first training step whose loss scale does not follow from the steps that were skipped before;
     ``scaling`` is that before the first one."""
     scaling = copy.deepcopy(scaling)

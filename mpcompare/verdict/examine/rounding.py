@@ -28,16 +28,14 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.roundings import Roundings, in_operations
 from mpcompare.verdict.examine.numerics import chunks, sketch
 from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent, shares_of, unfrozen
-from mpcompare.verdict.judge.errors import RoundingError
+from mpcompare.verdict.judge.errors import RoundingError, RoundingErrors
 
 SAMPLES = 8
 ROWS = 256  # of a large batch whose rows do not depend on each other
 ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated in how many dimensions its errors vary
 
 
-def rounding_errors(
-    model: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision
-) -> dict[str, RoundingError]:
+def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision) -> RoundingErrors:
     """Returns how far such errors move gradients, and buffers after the step, from rounded weights and inputs.
 
     Some rows of a large batch are enough where rows do not depend on each other: neither do their errors, and the mean

@@ -18,11 +18,12 @@ from collections.abc import Mapping
 from mpcompare.verdict.judge.causes import Pass, TensorError, explain, too_small
 from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import RoundingError
+from mpcompare.verdict.judge.errors import RoundingErrors
 from mpcompare.verdict.judge.limits import K, signed_limit, sum_error, tensor_limit
 
 FIRST = "in the first step"
 AFTER_TRAINING = "after training"
+Passes = tuple[Pass, Pass]  # the run's and its reference's
 
 
 def checks(case: Case) -> Checks:
@@ -40,11 +41,7 @@ def not_finite(gradients: Gradients) -> list[str]:
 
 
 def of_drives(
-    case: Case,
-    where: str,
-    drives: tuple[Drive | None, Drive | None],
-    roundings: dict[str, RoundingError],
-    cause: str,
+    case: Case, where: str, drives: tuple[Drive | None, Drive | None], roundings: RoundingErrors, cause: str
 ) -> Checks:
     """Yields the checks of a pass of the run and its reference; a ``cause`` is that of all that fails."""
     run, reference = drives
@@ -56,19 +53,13 @@ def of_drives(
 
 
 def gradient_checks(
-    case: Case,
-    where: str,
-    passes: tuple[Pass, Pass],
-    roundings: dict[str, RoundingError],
-    cause: str,
-    first_is_right: bool = True,
+    case: Case, where: str, passes: Passes, roundings: RoundingErrors, cause: str, first_is_right: bool = True
 ) -> Checks:
     """Yields the checks of the gradients and the loss of one pass.
 
     The loss is one number, which may be right by luck: 4 standard deviations plus K times the reference's error.
 
     Args:
-        passes: the run's and its reference's.
         roundings: by tensor.
         cause: that of all checks that fail; empty where the errors tell it.
         first_is_right: whether the gradients of the first step are right where these are not.
@@ -105,9 +96,7 @@ def _signed(errors: Mapping[str, TensorError], where: str, cause: str, because: 
         yield Check(f"signed error {where}", part, e.signed_limit, cause or "rounding", because or alone, tensor=name)
 
 
-def errors_of(
-    case: Case, where: str, passes: tuple[Pass, Pass], roundings: dict[str, RoundingError]
-) -> dict[str, TensorError]:
+def errors_of(case: Case, where: str, passes: Passes, roundings: RoundingErrors) -> dict[str, TensorError]:
     """Returns the error and the limit of each gradient; a reference that diverged is no measure."""
     run, reference = (each.step for each in passes)
     overflowed = not_finite(run)
@@ -119,13 +108,13 @@ def errors_of(
     return errors
 
 
-def vanishes(name: str, reference: Gradients, roundings: dict[str, RoundingError]) -> bool:
+def vanishes(name: str, reference: Gradients, roundings: RoundingErrors) -> bool:
     """Returns whether a gradient is 0 but for rounding errors, like that of a bias before a batch norm."""
     e, rounding = reference.gradients[name], roundings.get(name)
     return e is not None and e.norm <= (rounding.error if rounding else 0.0)
 
 
-def _zeros(case: Case, where: str, passes: tuple[Pass, Pass], names: list[str]) -> Checks:
+def _zeros(case: Case, where: str, passes: Passes, names: list[str]) -> Checks:
     """Yields how often a gradient is 0 where the oracle's is not: as often as the reference's, twice, and as often as
     two 16-bit numbers cancel where a tensor has two gradients, as a weight that is tied, or all weights where a backend
     computes the batch in parts.

@@ -19,7 +19,7 @@ from mpcompare.verdict.judge.causes import LOST, Pass, underflows
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
+from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingErrors
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
 
@@ -48,7 +48,7 @@ class Layers(Gradients):
     """
 
     places: dict[str, PlaceError] = field(default_factory=dict)
-    rounding: dict[str, RoundingError] = field(default_factory=dict)
+    rounding: RoundingErrors = field(default_factory=dict)
     detached: list[str] = field(default_factory=list)
     digits: dict[str, Digits] = field(default_factory=dict)
     as_given: bool = True

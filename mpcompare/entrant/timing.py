@@ -140,8 +140,9 @@ def _block(
     del padding
     if not kept:
         return row, None
-    sample = Sample(setup.model)
-    return row, Ended((order.seed, now.seed), (first, timed.loss), sample, sample.of(stepper.backend, weights))
+    backend, sample = stepper.backend, Sample(setup.model)
+    left = sample.of(weights, backend.buffers(), backend.state_dict()["optimizer"])
+    return row, Ended((order.seed, now.seed), (first, timed.loss), sample, left)
 
 
 def fresh(setup: Setup, trained: Trained) -> Stepper:

@@ -174,7 +174,7 @@ class _Tally:
         for x, y, weight in parts:
             for name, grad in self._part(x, y, weight).items():
                 own[name] = own[name] + grad if name in own else grad
-        self.largest = max([self.largest, *(_magnitude(g) for g in own.values())])
+        self.largest = max([self.largest, *(abs(end.item()) for g in own.values() for end in g.aminmax())])
         self.grads |= {name: self.grads[name] + g if name in self.grads else g for name, g in own.items()}
         return own
 
@@ -208,12 +208,6 @@ class _Tally:
             counts = numerics.exponents(values)
             before = self.counts.setdefault(group, {}).get(name)
             self.counts[group][name] = (counts if before is None else counts + torch.tensor(before)).tolist()
-
-
-def _magnitude(values: Tensor) -> float:
-    """Returns ``max |value|``, without a tensor of them."""
-    low, high = values.aminmax()
-    return max(-low.item(), high.item())
 
 
 def unfrozen(network: nn.Module) -> dict[str, nn.Parameter]:

@@ -81,14 +81,11 @@ def doubt(run: Examined) -> str:
             kind, _, layer = worst.partition(" ")
             said = f"{_said(kind, layer, WHERE[name])} is itself {_percent(places[worst])} off"
             said += ", beyond what roundings make"
-            reason = digits.beyond(layers.digits.get(_computed_at(kind, layer)), run.precision)
+            # The place whose operators made the tensor: a layer, or the work before one.
+            made_at = {"input": f"before {layer}", "output": layer, "parameter": layer.rpartition(".")[0]}
+            reason = digits.beyond(layers.digits.get(made_at.get(kind, "")), run.precision)
             return f"{said}: {reason}" if reason else said
     return ""
-
-
-def _computed_at(kind: str, layer: str) -> str:
-    """Returns the place whose operators made a tensor: a layer, or the work before one; empty where it is not known."""
-    return {"input": f"before {layer}", "output": layer, "parameter": layer.rpartition(".")[0]}.get(kind, "")
 
 
 def _as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:

@@ -25,7 +25,11 @@ def checks(case: Case) -> Checks:
     yield from _numbers(case)
     if case.is_reference:
         return
-    yield from _next_step(case)
+    # In the next step both round alike: as for gradients, but that the numbers themselves are not rounded.
+    errors, others = case.run.findings.last_buffers, case.reference.findings.last_buffers
+    beyond = {name for name, e in errors.items() if e and not math.isfinite(e.norm)}
+    known = {name: e for name, e in others.items() if errors and name not in beyond}
+    yield from of_step(case, "after training", errors, known, {}, ", and right after the first step")
     own, noise = case.run.findings.buffers, case.reference.findings.noise
     if not noise or case.run.start != case.reference.start or promises.kept(case.run):
         return
@@ -45,14 +49,6 @@ def _numbers(case: Case) -> Checks:
         wrong = not all(math.isfinite(v) for v in b.sketch)
         because = f"{name} holds inf or NaN after training, and no weight does"
         yield Check("numbers in buffer", float(wrong), 0, cause_of(case, name), because, tensor=name)
-
-
-def _next_step(case: Case) -> Checks:
-    """Both round alike: as for gradients, but that the numbers themselves are not rounded."""
-    own, others = case.run.findings.last_buffers, case.reference.findings.last_buffers
-    beyond = {name for name, e in own.items() if e and not math.isfinite(e.norm)}
-    known = {name: e for name, e in others.items() if own and name not in beyond}
-    yield from of_step(case, "after training", own, known, {}, ", and right after the first step")
 
 
 def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:

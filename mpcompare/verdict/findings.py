@@ -130,8 +130,7 @@ _converter = cattrs.Converter(omit_if_default=True, detailed_validation=False)
 
 def to_document(findings: Findings) -> dict[str, Any]:
     """The findings as plain values, which JSON can hold but for inf and NaN."""
-    document: dict[str, Any] = _converter.unstructure(findings)
-    return document
+    return _converter.unstructure(findings)
 
 
 def from_document(document: dict[str, Any]) -> Findings:

@@ -21,7 +21,7 @@ from typing import Any
 from mpcompare.contract import Batches, Stepper, promises_of
 from mpcompare.precision import Precision
 from mpcompare.race.orders import Progress
-from mpcompare.tasks.task import Task, buffers_of, with_values
+from mpcompare.tasks.task import buffers_of, with_values
 from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
@@ -88,9 +88,11 @@ def examine(
     yield Progress(0, 1, "a backend that is loaded")
     late.find("resume", lambda: resume(subject, batches))
     runs = yield from late.over("noise", noise_runs(subject, rows, noise), [])
+    task = promised_task(subject.task, promises)
+    clips = task.clip_norm, task.clip_norm_type
     return Findings(
         precision=subject.precision.name,
-        recipe=recipe(promised_task(subject.task, promises)),
+        recipe=Recipe(task.batch_size, task.accumulate, *clips, task.optimizer.linear, task.optimizer.bounded),
         loss_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         moves=moves,
@@ -158,9 +160,3 @@ def _rounding(subject: Subject, batch: Batches) -> RoundingErrors:
 def _rounding_values(problem: Problem, precision: Precision) -> dict[str, dict[str, float]]:
     errors = rounding_errors(problem.network, problem.loss_fn, problem.batch, precision)
     return {name: vars(error) for name, error in errors.items()}
-
-
-def recipe(task: Task) -> Recipe:
-    """Returns the settings of the task that decide how its numbers are read."""
-    clips, optimizer = (task.clip_norm, task.clip_norm_type), task.optimizer
-    return Recipe(task.batch_size, task.accumulate, *clips, optimizer.linear, optimizer.bounded)

@@ -23,8 +23,7 @@ def promised_task(task: Task, promises: Promises) -> Task:
 def promised_scaling(scaling: LossScale, promises: Promises) -> LossScale:
     """Returns a copy of the loss scale asked for, with the settings that a backend promises to be its own."""
     if scaling.is_dynamic and promises.loss_scale:
-        changed: LossScale = replace(scaling, **promises.loss_scale)  # type: ignore[arg-type]
-        return changed
+        return replace(scaling, **promises.loss_scale)  # type: ignore[arg-type]
     return copy.deepcopy(scaling)
 
 

@@ -1,7 +1,7 @@
-"""The step of a new backend, which the step of another one at the same weights and loss scale is compared with.
+"""The steps of an examination: how they begin, what is seen of them, and the step that they are compared with.
 
-Both round alike, so they are equal but for the order of sums, unless the other one computes with anything else than its
-weights and its batch.
+That is the oracle's, or the step of a new backend at the same weights and loss scale. Both backends round alike, so
+their steps are equal but for the order of sums, unless one computes with anything else than its weights and its batch.
 """
 
 import copy

@@ -82,9 +82,10 @@ def _compared(
     """
     torch.manual_seed(ended.seeds[0])
     streams = (islice(setup.drawn_batches(seed), number) for seed, number in zip(ended.seeds, steps, strict=True))
-    start = ended.sample.of_state(state)
+    start = ended.sample.of(state["params"], state["buffers"], state["optimizer"])
     losses = [float(trained.step(batch)) for batch in chain.from_iterable(streams)]
-    expected = ended.sample.of(trained.backend, trained.backend.master_params())
+    backend = trained.backend
+    expected = ended.sample.of(backend.master_params(), backend.buffers(), backend.state_dict()["optimizer"])
     first, last = (abs(mine - its) for mine, its in zip(ended.losses, (losses[0], losses[-1]), strict=True))
     return ComparedRecord(
         **vars(part),

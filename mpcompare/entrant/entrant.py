@@ -15,20 +15,21 @@ inference     the trained network in each precision, forward only
 A run that was trained and examined in a sweep that was killed has one pass for both, ``taken``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from mpcompare.clean_process import CleanProcess
 from mpcompare.entrant import blocks, examination, inference, memory, passes, phases, training
 from mpcompare.entrant.plan import Plan
-from mpcompare.entrant.state import Entrant, Pass
+from mpcompare.entrant.state import Entrant
 from mpcompare.race import timetable
 from mpcompare.race.orders import Progress, Turn, Turns
 from mpcompare.records import RunRecorder
 from mpcompare.shared import ALONE, Shared
 
-# Each with the stage (race/timetable.py) of which it is a part.
-Passes = tuple[tuple[str, Callable[[Entrant], Pass[Any]]], ...]
+# Each with the stage (race/timetable.py) of which it is a part. A pass that takes turns is a generator.
+Take = Callable[[Entrant], Any]
+Passes = tuple[tuple[str, Take], ...]
 MADE: Passes = (
     (timetable.SET_UP, passes.find_checkpoint),
     (timetable.SET_UP, passes.make_setup),
@@ -59,13 +60,15 @@ def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, clean: Cl
     for stage, take in _passes(entrant):
         if stage != timetable.TIMING:  # the race says when that begins
             yield Progress(0, 1, "", stage)
-        part = yield from take(entrant)
+        part = take(entrant)
+        if isinstance(part, Generator):
+            part = yield from part
         recorder.add(**(part if isinstance(part, dict) else vars(part)))
     recorder.add(status="ok")
     yield Progress(1, 1, "done")
 
 
-def _passes(entrant: Entrant) -> Iterator[tuple[str, Callable[[Entrant], Pass[Any]]]]:
+def _passes(entrant: Entrant) -> Iterator[tuple[str, Take]]:
     yield from MADE
     yield from TAKEN if entrant.taken else TRAINED  # ``checkpoint`` has found that out
     yield from MEASURED

@@ -109,10 +109,6 @@ class Evaluations:
     recorder: RunRecorder
     every: int | None
 
-    def due(self, step: int) -> bool:
-        """Returns whether the network is evaluated after this step, counted from 1."""
-        return self.every is not None and step % self.every == 0
-
     def take(self, step: int, backend: Backend) -> Scores:
         """Evaluates a backend that took its step number ``step``, and returns its scores."""
         setup = self.setup

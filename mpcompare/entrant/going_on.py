@@ -6,7 +6,7 @@ that its record is as if nobody had killed it. A run that was trained and examin
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest
@@ -39,10 +39,6 @@ class Before:
             weights={name: max(self.moves.weights[name], norm) for name, norm in after.weights.items()},
             short=self.moves.short + after.short,
         )
-
-    def record(self, recorder: RunRecorder, after: Moves) -> None:
-        """Records the moves so far, of which a checkpoint is about to be saved."""
-        recorder.moves(asdict(self.with_moves(after)))
 
 
 NOTHING = Before([], None)

@@ -28,7 +28,7 @@ from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import Scores, score
 from mpcompare.entrant.plan import Inference
 from mpcompare.entrant.setup import Setup
-from mpcompare.entrant.state import Entrant, Fields, Pass
+from mpcompare.entrant.state import Entrant, Fields
 from mpcompare.instruments import fp32_products, meter
 from mpcompare.instruments.clock import Clock
 from mpcompare.precision import PRECISIONS, preferred
@@ -104,9 +104,8 @@ def ways(precision: str, device: torch.device) -> dict[str, Callable[[nn.Module]
     return makers
 
 
-def take(entrant: Entrant) -> Pass[Fields]:
+def take(entrant: Entrant) -> Fields:
     """Needs ``setup`` and ``trained``. Leaves nothing."""
-    yield from ()
     plan, trained = entrant.plan.inference, entrant.trained
     if not plan.enabled:
         return {}

@@ -8,10 +8,8 @@ from typing import cast
 
 from mpcompare.contract import State
 from mpcompare.entrant import going_on, resume
-from mpcompare.entrant.examined_memory import ExaminedMemory
 from mpcompare.entrant.setup import set_up
-from mpcompare.entrant.start import Start
-from mpcompare.entrant.state import Entrant, Fields, Pass, Trained
+from mpcompare.entrant.state import Entrant, ExaminedMemory, Fields, Start, Trained
 from mpcompare.entrant.timing import fresh, try_block
 from mpcompare.fields import ProvenanceRecord, SetUpRecord
 from mpcompare.instruments import machine
@@ -20,12 +18,11 @@ from mpcompare.records import EXAMINED, WENT_ON, numbers
 log = logging.getLogger(__name__)
 
 
-def find_checkpoint(entrant: Entrant) -> Pass[Fields]:
+def find_checkpoint(entrant: Entrant) -> Fields:
     """Reads the checkpoint to continue from, before anything is made: a wrong one ends the run at once.
 
     Needs nothing. Leaves ``checkpoint`` and ``taken``.
     """
-    yield from ()
     plan, result = entrant.plan, entrant.recorder.result
     saved = going_on.find(plan, result) if plan.resume.goes_on else resume.find(plan)
     entrant.checkpoint = saved
@@ -33,12 +30,11 @@ def find_checkpoint(entrant: Entrant) -> Pass[Fields]:
     return {}
 
 
-def make_setup(entrant: Entrant) -> Pass[SetUpRecord]:
+def make_setup(entrant: Entrant) -> SetUpRecord:
     """Makes device, precision, network, data and clock.
 
     Needs nothing. Leaves ``memory`` and ``setup``; nothing is examined where its data are not finite.
     """
-    yield from ()
     entrant.memory = ExaminedMemory(entrant.clean)
     setup = entrant.setup = set_up(entrant.plan, entrant.shared)
     if setup.record.not_finite:  # what such data do is no fault of a backend
@@ -46,22 +42,20 @@ def make_setup(entrant: Entrant) -> Pass[SetUpRecord]:
     return setup.record
 
 
-def record_machine(entrant: Entrant) -> Pass[ProvenanceRecord]:
+def record_machine(entrant: Entrant) -> ProvenanceRecord:
     """Records the machine, its software and their flags, as they are when training begins.
 
     Needs ``setup``, which has set the flags. Leaves nothing.
     """
-    yield from ()
     return machine.provenance(entrant.setup.device)
 
 
-def find_start(entrant: Entrant) -> Pass[Fields]:
+def find_start(entrant: Entrant) -> Fields:
     """Finds where training begins: at the initial weights, or at a checkpoint of the same task.
 
     Needs ``checkpoint``, ``taken`` and ``setup``. Leaves ``start``. The part of a run that went on says in which folder
     it was before, the step after which it goes on, None where all of it is taken, and the machine that it was on.
     """
-    yield from ()
     plan, setup, saved, recorder = entrant.plan, entrant.setup, entrant.checkpoint, entrant.recorder
     if saved is None:
         recorder.keep(0)
@@ -80,12 +74,11 @@ def find_start(entrant: Entrant) -> Pass[Fields]:
     return {WENT_ON: {**recorder.result[WENT_ON], "step": None if entrant.taken else saved.step}}
 
 
-def take_as_it_is(entrant: Entrant) -> Pass[Fields]:
+def take_as_it_is(entrant: Entrant) -> Fields:
     """Takes a run that was trained and examined before its sweep was killed as it is: it is only timed.
 
     Needs ``start``, at the end of training. Leaves ``stepper`` and ``trained``, and ends ``clean``.
     """
-    yield from ()
     start, result = entrant.start, numbers(entrant.recorder.result)
     assert start.checkpoint is not None
     if entrant.clean is not None:
@@ -101,7 +94,7 @@ def take_as_it_is(entrant: Entrant) -> Pass[Fields]:
     return {}
 
 
-def try_length(entrant: Entrant) -> Pass[Fields]:
+def try_length(entrant: Entrant) -> Fields:
     """Tries out how many steps a timed block has.
 
     Needs ``setup``, ``trained`` and ``stepper``. Leaves ``trial``.
@@ -109,7 +102,6 @@ def try_length(entrant: Entrant) -> Pass[Fields]:
     A backend that will be examined stays as training left it, and another takes the steps. Without an examination the
     trained one takes them itself, so that there is one backend in memory.
     """
-    yield from ()
     setup, examined = entrant.setup, entrant.plan.verdict.enabled
     stepper = fresh(setup, entrant.trained) if examined else entrant.stepper
     entrant.trial = try_block(stepper, setup.batches(), entrant.plan.measure.block_s, setup.clock)

@@ -1,6 +1,7 @@
 """The rows of ``steps.csv``, one a step: values are kept while steps run, and read when they are written."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -15,30 +16,26 @@ from mpcompare.tasks.draws import seed_step
 from mpcompare.verdict.examine.moves import Digest
 
 
+@dataclass
 class Rows:
     """Takes training steps by the clock, and records each.
 
     Attributes:
         begun: the number of steps that were taken before the first of these.
+        seed: that of the run, from which each step begins with random numbers of its own.
+        digest: looks at the weights after each step, while no clock runs.
         written: the rows that are on disk.
     """
 
-    def __init__(
-        self,
-        recorder: RunRecorder,
-        clock: Clock,
-        clip_norm: float | None,
-        warmup_steps: int,
-        begun: int = 0,
-        seed: int = 0,
-        digest: Digest | None = None,
-    ) -> None:
-        """``seed`` is that of the run, from which each step begins with random numbers of its own; ``digest`` looks at
-        the weights after each step, while no clock runs."""
-        self.recorder, self.clock, self.clip_norm, self.warmup_steps = recorder, clock, clip_norm, warmup_steps
-        self.begun, self.seed, self.digest = begun, seed, digest
-        self.written: list[dict[str, Any]] = []
-        self._waiting: list[dict[str, Any]] = []  # steps whose values are not read yet
+    recorder: RunRecorder
+    clock: Clock
+    clip_norm: float | None
+    warmup_steps: int
+    begun: int = 0
+    seed: int = 0
+    digest: Digest | None = None
+    written: list[dict[str, Any]] = field(default_factory=list)
+    _waiting: list[dict[str, Any]] = field(default_factory=list)  # steps whose values are not read yet
 
     def take_step(self, stepper: Stepper, batches: Batches, monitor: Monitor | None = None) -> None:
         """Takes the stepper's next step, through ``monitor`` if there is one, and keeps what it shows."""

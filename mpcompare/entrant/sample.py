@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpcompare.contract import State
 from mpcompare.instruments.clock import Clock
 
 Kinds = dict[str, dict[str, Tensor]]
+Tensors = Mapping[str, Tensor]
 
 # Of each kind: 128 KB of weights, as many of each moment. A thousandth of the weights of GPT-2 are more.
 NUMBERS = 1 << 15
@@ -34,16 +34,9 @@ class Sample:
         self.most = max(1, NUMBERS // len(list(model.parameters())))
         self.seed = _UNFORESEEN.getrandbits(32)
 
-    def of(self, backend: Any, weights: Mapping[str, Tensor]) -> Kinds:
-        """Returns values of the ``weights`` of a backend, its buffers and the optimizer's tensors, by kind, fp32 on the
-        host."""
-        return self._all({"weights": weights, "buffers": backend.buffers(), **backend.state_dict()["optimizer"]})
-
-    def of_state(self, state: State) -> Kinds:
-        """Returns the same of a :class:`State`."""
-        return self._all({"weights": state["params"], "buffers": state["buffers"], **state["optimizer"]})
-
-    def _all(self, kinds: Mapping[str, Mapping[str, Tensor]]) -> Kinds:
+    def of(self, weights: Tensors, buffers: Tensors, optimizer: Mapping[str, Tensors]) -> Kinds:
+        """Returns values of weights, buffers and the optimizer's tensors, by kind, fp32 on the host."""
+        kinds = {"weights": weights, "buffers": buffers, **optimizer}
         found = {
             kind: {name: self._values(name, t.detach()) for name, t in tensors.items() if t.is_floating_point()}
             for kind, tensors in kinds.items()

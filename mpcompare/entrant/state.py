@@ -2,24 +2,96 @@
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from mpcompare.checkpoints import Checkpoint
 from mpcompare.clean_process import CleanProcess
 from mpcompare.contract import State, Stepper
+from mpcompare.entrant import generators
 from mpcompare.entrant.evaluation import Scores
-from mpcompare.entrant.examined_memory import ExaminedMemory
+from mpcompare.entrant.going_on import NOTHING, Before
 from mpcompare.entrant.plan import Plan
-from mpcompare.entrant.setup import Setup
-from mpcompare.entrant.start import Start
+from mpcompare.entrant.setup import Setup, Stream
+from mpcompare.instruments import meter
 from mpcompare.race.orders import Order, Progress, Turn
 from mpcompare.records import RunRecorder
 from mpcompare.shared import Shared
+from mpcompare.tasks.task import Params, params_of
 from mpcompare.verdict.findings import Moves
 
 Part = TypeVar("Part")
 Pass = Generator[Progress | Turn, Order | None, Part]  # returns its part of ``result.json``
 Fields = dict[str, Any]  # some by their names; none of a pass that records nothing
+
+
+class ExaminedMemory:
+    """The memory that an examination took: of the entrant's process, and of the one that computes its oracle."""
+
+    def __init__(self, clean: CleanProcess | None) -> None:
+        self.pid = None if clean is None else clean.pid
+        self.own, self.of_clean = meter.rss_bytes(), self._of_clean(meter.rss_bytes)
+        self.rest: int | None = None
+
+    def begin(self) -> int | None:
+        """Is told that the examination begins. Returns the bytes that the own process holds then, beyond those before;
+        None where that is not known."""
+        self.rest = meter.rss_bytes() if meter.reset_peak_rss() else None
+        return None if self.rest is None or self.own is None else max(self.rest - self.own, 0)
+
+    def peak(self) -> int | None:
+        """Returns the most bytes that both took together in the examination, beyond those before; None where that is
+        not known. While the oracle is computed the entrant waits, and while it works the oracle's process does."""
+        own = meter.peak_rss_bytes()
+        if self.rest is None or self.own is None or own is None:
+            return None
+        now, peak = self._of_clean(meter.rss_bytes), self._of_clean(meter.peak_rss_bytes)
+        if self.of_clean is None or now is None or peak is None:
+            return max(own - self.own, 0)  # a process that gives memory back meanwhile may end with less
+        return max(own + now - self.own - self.of_clean, self.rest + peak - self.own - self.of_clean, 0)
+
+    def _of_clean(self, measure: Callable[[int | None], int | None]) -> int | None:
+        return None if self.pid is None else measure(self.pid)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The point where training begins.
+
+    Attributes:
+        checkpoint: as this process continues from it; None: training begins with the initial weights.
+        before: the steps of the run before it, which are part of this training.
+    """
+
+    setup: Setup
+    checkpoint: Checkpoint | None
+    before: Before = NOTHING
+
+    @property
+    def origin(self) -> Checkpoint | None:
+        """The checkpoint where this training began; None: it began with the initial weights."""
+        return None if self.before.rows else self.checkpoint
+
+    @property
+    def step(self) -> int:
+        """The number of steps that were taken before."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def params(self) -> Params:
+        """The fp32 parameters with which training began, under the module's names."""
+        return params_of(self.setup.model) if self.origin is None else self.origin.state["params"]
+
+    def batches(self) -> Stream:
+        """Yields the training batches from here on."""
+        return self.setup.batches(0 if self.checkpoint is None else self.checkpoint.position)
+
+    def new_stepper(self) -> Stepper:
+        """Returns a backend in this state, at its next learning rate; a checkpoint's random generators are restored."""
+        if self.checkpoint is None:
+            return self.setup.new_stepper()
+        stepper = self.setup.stepper_at(cast(State, self.checkpoint.state), self.checkpoint.updates)
+        generators.restore(self.checkpoint.generators, self.setup.device)
+        return stepper
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,9 @@ def _block(
 ) -> Generator[Turn, Order | None, tuple[dict[str, Any], Ended | None]]:
     """Times one block. Returns its row of ``blocks.csv``, and its end, if that is to be ``kept``."""
     torch.manual_seed(order.seed)  # for a backend that draws numbers: the trained one will draw the same
-    bystanders, padding, stepper = Bystanders(setup.device), _padding(setup.device), fresh(setup, trained)
+    bystanders, shift = Bystanders(setup.device), random.randrange(1 << 12, 1 << 22)
+    padding = torch.empty(shift, dtype=torch.uint8, device=setup.device)  # shifts all that is allocated after it
+    stepper = fresh(setup, trained)
     untimed = setup.drawn_batches(order.seed)
     first = float(stepper.step(next(untimed)))
     time_block(stepper, untimed, trial.untimed - 1, setup.clock)
@@ -135,11 +137,12 @@ def _block(
         "finished": timed.still(weights),
         **load,
     }
-    del padding  # it shifted all that lies above it
+    del padding
     if not kept:
         return row, None
-    sample = Sample(setup.model)
-    return row, Ended((order.seed, now.seed), (first, timed.loss), sample, sample.of(stepper.backend, weights))
+    backend, sample = stepper.backend, Sample(setup.model)
+    left = sample.of(weights, backend.buffers(), backend.state_dict()["optimizer"])
+    return row, Ended((order.seed, now.seed), (first, timed.loss), sample, left)
 
 
 def fresh(setup: Setup, trained: Trained) -> Stepper:
@@ -156,11 +159,6 @@ def untimed_steps(steps: int, backend: Any) -> int:
     """Returns how many steps a fresh backend takes before a block of ``steps``: after another's turn caches are cold,
     and fresh pages are not mapped yet; and all of the backend's warm-up is over, such as the capture of a graph."""
     return max(warmup_steps(backend) + 1, steps // 4)
-
-
-def _padding(device: torch.device) -> Tensor:
-    """Returns up to 4 MB, which shift all tensors that are allocated after it."""
-    return torch.empty(random.randrange(1 << 12, 1 << 22), dtype=torch.uint8, device=device)
 
 
 def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock, lines: Lines | None = None) -> TimedBlock:

@@ -1,28 +1,83 @@
-"""The pass that trains, with every step recorded, and evaluates in the end."""
+"""The pass that trains, with every step recorded and checkpoints saved, and evaluates in the end."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
+import torch
+
+from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, save
 from mpcompare.contract import Stepper
 from mpcompare.dtypes import torch_dtype
+from mpcompare.entrant import generators
 from mpcompare.entrant.evaluation import Evaluations
+from mpcompare.entrant.going_on import Before
 from mpcompare.entrant.monitor import Monitor
+from mpcompare.entrant.plan import Training
 from mpcompare.entrant.resume import what_is_trained
 from mpcompare.entrant.rows import Rows
-from mpcompare.entrant.saving import Saver
 from mpcompare.entrant.setup import Stream
 from mpcompare.entrant.state import Entrant, Pass, Trained
 from mpcompare.fields import TrainingRecord
 from mpcompare.instruments import meter
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Progress
+from mpcompare.records import RunRecorder
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.midway import Midway
 from mpcompare.verdict.examine.moves import Digest
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often
+
+
+@dataclass(frozen=True)
+class Saver:
+    """Saves checkpoints of a run into its folder, and before each the moves of the weights up to there.
+
+    Attributes:
+        train: says when a checkpoint is saved.
+        what_is_trained: :func:`mpcompare.entrant.resume.what_is_trained` of the run.
+        before: the steps that were recorded before this process began.
+        digest: the moves of the others; None where nobody looks.
+    """
+
+    recorder: RunRecorder
+    train: Training
+    what_is_trained: Mapping[str, Any]
+    device: torch.device
+    before: Before
+    digest: Digest | None
+
+    def due(self, step: int) -> bool:
+        """Returns whether a checkpoint is saved after this step, counted from 1; the last one has one in any case."""
+        every = self.train.checkpoint_every
+        return every is not None and (step % every == 0 or step == self.train.last_step)
+
+    def save(self, stepper: Stepper, step: int) -> None:
+        """Saves the state of ``stepper`` after its first ``step`` steps; waits for the device, and for the disk.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        if self.digest is not None:
+            self.recorder.moves(asdict(self.before.with_moves(self.digest.moves())))
+        checkpoint = checkpoint_of(stepper, step, self.what_is_trained, self.device)
+        save(self.recorder.folder / CHECKPOINTS, checkpoint)
+
+
+def checkpoint_of(stepper: Stepper, step: int, what_is_trained: Mapping[str, Any], device: torch.device) -> Checkpoint:
+    """Returns everything that the steps after ``step`` depend on. Its tensors are the backend's own, which the next
+    step changes."""
+    return Checkpoint(
+        state=stepper.backend.state_dict(),
+        step=step,
+        updates=int(stepper.rates.updates),
+        position=step,  # a batch a step
+        what_is_trained=what_is_trained,
+        generators=generators.states(device),
+    )
 
 
 def take(entrant: Entrant) -> Pass[TrainingRecord]:
@@ -48,7 +103,7 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
         read=entrant.shared.aside(backend.state_dict()),
         updates=int(stepper.rates.updates),
         scores=scores,
-        moved=_moved(entrant),
+        moved=numerics.sketch_of_change(start.params, backend.master_params()),
         moves=start.before.with_moves(digest.moves()) if digest else None,
     )
     return TrainingRecord(
@@ -63,12 +118,6 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
         test_loss=scores["test_loss"],
         test_accuracy=scores["test_accuracy"],
     )
-
-
-def _moved(entrant: Entrant) -> dict[str, Any]:
-    """Returns the sketch of how far training has moved each parameter."""
-    before, after = entrant.start.params, entrant.stepper.backend.master_params()
-    return numerics.sketch_of_change(before, after)
 
 
 def train(
@@ -91,8 +140,8 @@ def train(
     yield Progress(begun, last_step, "first step" if begun == 0 else f"first step after {begun}")
     try:
         for number, batch in enumerate(islice(stream, last_step - begun), start=begun + 1):
-            rows.take_step(stepper, batch, monitor if monitor and monitor.due(number) else None)
-            if evaluations and evaluations.due(number) and number < last_step:
+            rows.take_step(stepper, batch, monitor if monitor and _is_due(number, monitor.every) else None)
+            if evaluations and _is_due(number, evaluations.every) and number < last_step:
                 evaluations.take(number, stepper.backend)
             saves = saver is not None and saver.due(number)
             if saves or time.monotonic() - written > WRITE_EVERY_S or number == last_step:
@@ -103,6 +152,11 @@ def train(
                 yield _progress(rows.written[-1], last_step)
     finally:
         rows.write()
+
+
+def _is_due(step: int, every: int | None) -> bool:
+    """Returns whether a step, counted from 1, is one of every so many; none is where that is None."""
+    return every is not None and step % every == 0
 
 
 def _progress(row: dict[str, Any], last_step: int) -> Progress:

@@ -7,7 +7,7 @@ import numpy as np
 from scipy import special  # scipy.stats takes half a second to import
 
 from mpcompare.report.comparison import Entry
-from mpcompare.verdict.judge.block_clock import clock_because, clocks_apart
+from mpcompare.verdict.judge.timed_steps import clock_because, clocks_apart
 
 # Cores. Ratios are known within 2 % (measure.rel_ci), and that much of a core can shift them by as much. An entrant
 # that waits uses 0.0004, and 0.002 where its blocks take 10 ms: the messages between two turns.

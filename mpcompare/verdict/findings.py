@@ -17,7 +17,7 @@ from mpcompare.verdict.judge.again import Again
 from mpcompare.verdict.judge.aged import Aged
 from mpcompare.verdict.judge.buffers import Buffers
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import Errors, RoundingError
+from mpcompare.verdict.judge.errors import Errors, RoundingErrors
 from mpcompare.verdict.judge.held_out import HeldOut
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.verdict.judge.loss_scale import WrongScale
@@ -94,7 +94,7 @@ class Findings:
     layers: dict[str, Layer]
     first: Drive
     last: Gradients
-    rounding: dict[str, RoundingError] = field(default_factory=dict)
+    rounding: RoundingErrors = field(default_factory=dict)
     overflow: Drive | None = None
     infinite: Drive | None = None
     aged: Aged | None = None
@@ -130,8 +130,7 @@ _converter = cattrs.Converter(omit_if_default=True, detailed_validation=False)
 
 def to_document(findings: Findings) -> dict[str, Any]:
     """The findings as plain values, which JSON can hold but for inf and NaN."""
-    document: dict[str, Any] = _converter.unstructure(findings)
-    return document
+    return _converter.unstructure(findings)
 
 
 def from_document(document: dict[str, Any]) -> Findings:

@@ -17,8 +17,7 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
-from mpcompare.verdict.examine.rule import digits
-from mpcompare.verdict.examine.seen import Seen, all_finite
+from mpcompare.verdict.examine.seen import Seen, all_finite, digits
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers

@@ -10,8 +10,9 @@ from support.entrants import AT_START, PLAN, turn
 from support.plans import replan
 from support.records import result_of
 
-from mpcompare.entrant import examination, examined_memory
+from mpcompare.entrant import examination
 from mpcompare.entrant.entrant import compete
+from mpcompare.entrant.state import ExaminedMemory
 from mpcompare.race.orders import Train
 from mpcompare.records import RunRecorder
 from mpcompare.report.verdicts import judge_run
@@ -47,7 +48,7 @@ def test_an_examination_that_would_not_fit_does_not_begin(tmp_path, monkeypatch)
 
 
 def test_the_peak_is_what_was_taken_beyond_the_beginning():
-    memory = examined_memory.ExaminedMemory(None)
+    memory = ExaminedMemory(None)
     memory.begin()
     if memory.rest is None:  # elsewhere than on Linux
         return

@@ -19,8 +19,7 @@ from mpcompare.backends.scratch import Scratch
 from mpcompare.contract import Stepper
 from mpcompare.entrant import monitor as looking
 from mpcompare.entrant.entrant import compete
-from mpcompare.entrant.monitor import Monitor
-from mpcompare.entrant.underflow import gradient_shares, lost_share, moving
+from mpcompare.entrant.monitor import Monitor, gradient_shares, lost_share, moving
 from mpcompare.errors import InputError
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.loss_scale import DynamicLossScale, NoLossScale

@@ -31,10 +31,10 @@ from support.tasks import make_task
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, load, newest, save
 from mpcompare.contract import options_of
-from mpcompare.entrant import generators, resume, saving
+from mpcompare.entrant import generators, resume, training
 from mpcompare.entrant.entrant import compete
 from mpcompare.entrant.setup import Setup
-from mpcompare.entrant.start import Start
+from mpcompare.entrant.state import Start
 from mpcompare.errors import InputError
 from mpcompare.fields import SetUpRecord
 from mpcompare.instruments.clock import clock
@@ -131,7 +131,7 @@ def what_is_trained(setup):
 
 def left_at(folder, setup, stepper, step):
     """Returns the point to resume from, saved after a step and loaded again."""
-    save(folder, saving.checkpoint_of(stepper, step, what_is_trained(setup), setup.device))
+    save(folder, training.checkpoint_of(stepper, step, what_is_trained(setup), setup.device))
     return resume.fit(load(folder), what_is_trained(setup), setup.loss_scale, folder)
 
 
@@ -369,13 +369,13 @@ def test_every_step_of_a_checkpoint_is_in_the_record(tmp_path, monkeypatch):
     def counted(folder, checkpoint, keep=2):
         seen.append((checkpoint.step, pd.read_csv(folder.parent / "steps.csv")["step"].tolist()))
 
-    monkeypatch.setattr(saving, "save", counted)
+    monkeypatch.setattr(training, "save", counted)
     trained(replan(PLAN, train={"checkpoint_every": 3}), tmp_path / "run")
     assert seen == [(step, list(range(1, step + 1))) for step in (3, 6, 9, 10)]
 
 
 def test_saving_is_no_part_of_a_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "save", lambda *args: time.sleep(0.5))
+    monkeypatch.setattr(training, "save", lambda *args: time.sleep(0.5))
     trained(replan(PLAN, train={"checkpoint_every": 2, "steps": 4}), tmp_path / "run")
     assert pd.read_csv(tmp_path / "run" / "steps.csv")["step_ms"].max() < 400
 

@@ -4,16 +4,16 @@ Every other step is taken with the same numbers from torch's generators, so nois
 each time. Here they are other ones the second time, unless the network itself draws from them.
 """
 
-import copy
 from typing import Any
 
 from torch import Tensor
 
-from mpcompare.contract import Batches, State, Walk
+from mpcompare.contract import Batches, State
 from mpcompare.stored import Stored
-from mpcompare.tasks.draws import EXAMINED, draws, seed_step
+from mpcompare.tasks.draws import EXAMINED, draws
 from mpcompare.tasks.task import buffers_of, params_of, sharing_parameters
 from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.again import Again
 
@@ -24,30 +24,23 @@ def again(subject: Subject, backend: Any, batch: Batches) -> Again:
     Args:
         backend: one that nobody needs any more; it loads the initial weights.
     """
-    loaded = ("params", "buffers", "optimizer")
-    own = copy.deepcopy({kind: kept for kind, kept in backend.state_dict().items() if kind not in loaded})
-    scale = {**own["loss_scale"], "scale": 1.0} if "scale" in own["loss_scale"] else own["loss_scale"]
-    values = {"params": params_of(subject.examined), "buffers": buffers_of(subject.examined)}
-    state: State = {**own, **values, "optimizer": {}, "loss_scale": scale}  # type: ignore[typeddict-item]
+    state = starts_anew(backend, params_of(subject.examined), buffers_of(subject.examined))
     network, x = sharing_parameters(subject.examined), batch[0][0]
     other = EXAMINED if draws(lambda: network(x), x.device) else EXAMINED + 1
     first, second = (_gradients(backend, state, subject, batch, number) for number in (EXAMINED, other))
-    apart = {name: _apart(g, second[name]) for name, g in first.items() if not numerics.same_bits(g, second[name])}
+    apart = {
+        name: numerics.distance({"": g}, {"": second[name]}) / max(numerics.finite_norm({"": g}), 1e-300)
+        for name, g in first.items()
+        if not numerics.same_bits(g, second[name])
+    }
     return Again(list(first), apart)
 
 
 def _gradients(backend: Any, state: State, subject: Subject, batch: Batches, number: int) -> Stored:
     """Returns copies of the loss and the gradients of a step; the step is finished."""
     backend.load_state_dict(state)
-    seed_step(number)
-    walk = Walk(backend, batch, float(subject.task.new_rates().now))
-    walk.through("unscale")
+    walk = begun(backend, batch, float(subject.task.new_rates().now), number)
     found = {"loss": walk.loss, **backend.grads()}
     copies = Stored({name: g for name, g in found.items() if isinstance(g, Tensor)})
     walk.finish()
     return copies
-
-
-def _apart(a: Tensor, b: Tensor) -> float:
-    """Returns the distance of two tensors, relative to the first."""
-    return numerics.distance({"": a}, {"": b}) / max(numerics.finite_norm({"": a}), 1e-300)

@@ -33,7 +33,7 @@ class Age:
     loss_scale: dict[str, float]
 
 
-def age_of(subject: Subject, young: Driver) -> Age | None:
+def age_of(young: Driver) -> Age | None:
     """Returns what a backend would have after long training; None where it remembers nothing that ages.
 
     The moments are those that it has now; the optimizer counts ``UPDATES``, and the loss scale, which is the one whose
@@ -43,8 +43,8 @@ def age_of(subject: Subject, young: Driver) -> Age | None:
         young: the driver of the pass ``first``, after its steps.
     """
     kept = young.backend.state_dict()["optimizer"]
-    grows = isinstance(young.policy.scaling, DynamicLossScale)
-    if not grows and "step" not in kept:
+    scaling = young.policy.scaling
+    if not isinstance(scaling, DynamicLossScale) and "step" not in kept:
         return None
     known = young.subject.task.optimizer.initial_state(torch.zeros(()))
     # A backend that remembers something else under names of its own begins anew: no replay could follow it.
@@ -52,19 +52,14 @@ def age_of(subject: Subject, young: Driver) -> Age | None:
     if "step" in optimizer:
         optimizer["step"] = {name: torch.full_like(count, UPDATES) for name, count in optimizer["step"].items()}
     loss_scale = {}
-    if isinstance(young.policy.scaling, DynamicLossScale):
-        good = next((step.loss_scale for step in young.found.steps if step.finite), young.policy.scaling.scale)
-        loss_scale = {"scale": good, "growth_tracker": young.policy.scaling.growth_interval - 1}
-    return Age(subject.shared.aside(optimizer), loss_scale)
+    if isinstance(scaling, DynamicLossScale):
+        good = next((step.loss_scale for step in young.found.steps if step.finite), scaling.scale)
+        loss_scale = {"scale": good, "growth_tracker": scaling.growth_interval - 1}
+    return Age(young.subject.shared.aside(optimizer), loss_scale)
 
 
 def aged(subject: Subject, age: Age, batch: Batches, exact: Exact) -> Aged:
-    """Takes a step of the first batch at the initial weights, so that its gradients are compared with the same oracle.
-
-    Args:
-        batch: the first one.
-        exact: the oracle's step on it.
-    """
+    """Takes a step of ``batch`` at the initial weights, so that its gradients are compared with the same oracle."""
     driver, optimizer = Driver(subject, subject.scaling, batch, exact), age.optimizer()
     state: State = driver.backend.state_dict()
     driver.load({**state, "optimizer": optimizer, "loss_scale": {**state["loss_scale"], **age.loss_scale}})

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from mpcompare.errors import one_line, want_of_memory
+from mpcompare.instruments import heap
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 
 log = logging.getLogger(__name__)
@@ -13,6 +15,7 @@ Y = TypeVar("Y")
 T = TypeVar("T")
 
 
+@dataclass
 class Attempts:
     """Takes passes one by one, whatever they raise.
 
@@ -22,11 +25,9 @@ class Attempts:
         hidden: why a step cannot be replayed layer by layer, by name of the pass.
     """
 
-    def __init__(self, trim: Callable[[], object] = lambda: None) -> None:
-        self.found: dict[str, Any] = {}
-        self.stopped: dict[str, str] = {}
-        self.hidden: dict[str, str] = {}
-        self.trim = trim
+    found: dict[str, Any] = field(default_factory=dict)
+    stopped: dict[str, str] = field(default_factory=dict)
+    hidden: dict[str, str] = field(default_factory=dict)
 
     def find(self, field: str, found: Callable[[], object], name: str = "") -> None:
         """Takes a pass of this name, or that of its field; None is found where it stops."""
@@ -44,7 +45,7 @@ class Attempts:
             self._write(name, error)
             return otherwise
         finally:
-            self.trim()
+            heap.trim()
 
     def over(self, name: str, found: Generator[Y, Any, T], otherwise: T) -> Generator[Y, Any, T]:
         """Does the same for a pass that yields its progress."""

@@ -8,30 +8,26 @@ from torch import Tensor
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.fingerprint import fingerprint
-from mpcompare.tasks.task import buffers_of
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.numerics import short_share, sketch
-from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.buffers import Buffer, Buffers
 from mpcompare.verdict.judge.errors import Errors
 
 
-def buffers_of_backend(subject: Subject, backend: Any) -> Buffers:
-    """Returns the buffers of a backend that training has moved; those that it left as they were are compared in the
-    first step."""
-    initial = buffers_of(subject.model)
-    named = {name: b for name, b in backend.buffers().items() if name in initial and _moved(initial[name], b)}
-    return {name: _buffer(name, initial[name], b.detach()) for name, b in named.items()}
+def buffers_of_backend(initial: Mapping[str, Tensor], backend: Any) -> Buffers:
+    """Returns the buffers of a backend that training has moved from the ``initial`` ones; those that it left as they
+    were are compared in the first step."""
+    return {
+        name: _buffer(name, initial[name], b.detach())
+        for name, b in backend.buffers().items()
+        if name in initial and not torch.equal(initial[name].double(), b.detach().to(initial[name].device).double())
+    }
 
 
 def step_errors(found: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Errors:
     """Returns the error of each buffer after a step, compared with a new backend that took the step from the same
     weights and buffers."""
     return gradient_errors(found, {name: b.detach().double() for name, b in new.items()})
-
-
-def _moved(initial: Tensor, b: Tensor) -> bool:
-    return not torch.equal(initial.double(), b.detach().to(initial.device).double())
 
 
 def _buffer(name: str, initial: Tensor, b: Tensor) -> Buffer:

@@ -5,108 +5,38 @@ pass ``first`` are compared with the oracle's, those of later passes with a new 
 optimizer's in fp32 arithmetic; the loss scale with its policy.
 """
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
-from mpcompare.clipping import factor_of_norm
 from mpcompare.contract import Batches, State, Walk, promises_of
 from mpcompare.instruments import heap
-from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale, load_state
-from mpcompare.promises import Promises
+from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
-from mpcompare.tasks.task import Params, Task, buffers_of, with_values
-from mpcompare.verdict.examine import numerics
+from mpcompare.tasks.task import Params, buffers_of, with_values
 from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.effective_precision import effective_precision
-from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered, gradient_errors, micro_batches
+from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
 from mpcompare.verdict.examine.masks import forward_as_the_oracle
-from mpcompare.verdict.examine.new_step import new_step
+from mpcompare.verdict.examine.new_step import compared, new_step
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.rule import UpdateRule, digits, early
-from mpcompare.verdict.examine.seen import Seen, all_finite, moved
-from mpcompare.verdict.examine.subject import Subject, promised_scaling
+from mpcompare.verdict.examine.promised import ExpectedScale, promised_scaling
+from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, early, moved, own_factor, said_norm
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.updates import Update
-from mpcompare.verdict.judge.drive import Drive, Gradients, NextScale, Step
+from mpcompare.verdict.judge.drive import Drive, Gradients, NextScale
 from mpcompare.verdict.judge.errors import Errors
 
 RETRIES = 40  # a scale of 2^24 that halves gets everywhere in fewer
 
 
-def drive(
-    subject: Subject,
-    scaling: LossScale,
-    start: Batches,
-    follow: Sequence[Batches],
-    exact: Exact,
-    with_oracle: bool = False,
-) -> "Driver":
-    """Lets a new backend take the batch ``start`` until its gradients are finite, then the batches ``follow``.
-
-    Args:
-        scaling: the loss scale of the backend.
-        exact: the oracle's step on ``start``.
-        with_oracle: whether gradients and buffers are compared with the oracle's, and not with a new backend's.
-    """
-    driver = Driver(subject, scaling, start, exact, with_oracle)
-    for _ in range(RETRIES):
-        if driver.take(start) or not isinstance(scaling, DynamicLossScale):
-            break
-    for batch in follow:
-        driver.take(batch)
-    return driver
-
-
 def rows_of(tensors: Mapping[str, Tensor]) -> Params:
     """Returns the tensors row by row: those that lie so are no copies."""
     return {name: t.detach().contiguous() for name, t in tensors.items()}
-
-
-def compared(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
-    """Returns loss and gradients compared with the oracle's; ``grads`` is empty where none are shown."""
-    of_batches = {name: g for name, g in grads.items() if any(name in share for share in exact.shares)}
-    sketches = numerics.sketch(of_batches)
-    return Gradients(
-        loss=loss,
-        exact_loss=exact.loss,
-        loss_noise=exact.loss_noise,
-        gradients=gradient_errors(grads, exact.grads) if grads else {},
-        micro_batches=micro_batches(sketches, exact.shares, exact.weights) if sketches else None,
-        of_tensors={name: micro_batches({name: s}, exact.shares, exact.weights) for name, s in sketches.items()},
-    )
-
-
-class ExpectedScale:
-    """The loss scale that a backend should have, and the steps that it should skip.
-
-    Attributes:
-        scaling: as the backend promises it, after the steps that were seen.
-        asked: as it was asked for.
-        skips: whether a step is skipped whose gradients are not finite.
-    """
-
-    def __init__(self, scaling: LossScale, promises: Promises) -> None:
-        self.asked, self.scaling = copy.deepcopy(scaling), promised_scaling(scaling, promises)
-        self.skips = promises.skips_without_scale or not isinstance(scaling, NoLossScale)
-
-    def load(self, state: Mapping[str, float]) -> None:
-        """Loads the state of a loss scale."""
-        for scaling in (self.scaling, self.asked):
-            load_state(scaling, state)
-
-    def step(self, seen: Seen, finite: bool) -> Step:
-        """Returns what a step should have done, and goes on to the next one."""
-        asked = None if self.asked.scale == self.scaling.scale else self.asked.scale
-        step = seen.step(finite, self.skips, self.scaling.scale, asked)
-        for scaling in (self.scaling, self.asked):
-            scaling.update(not finite)
-        return step
 
 
 class Driver:
@@ -121,9 +51,16 @@ class Driver:
     def __init__(
         self, subject: Subject, scaling: LossScale, start: Batches, exact: Exact, with_oracle: bool = False
     ) -> None:
+        """
+        Args:
+            scaling: the loss scale of the backend.
+            start: the batch of its first step.
+            exact: the oracle's step on it.
+            with_oracle: whether gradients and buffers are compared with the oracle's, and not with a new backend's.
+        """
         self.subject, self.start, self.exact, self.with_oracle = subject, start, exact, with_oracle
         self.backend = subject.make_backend(subject.examined, scaling)
-        self.rule = UpdateRule(subject, promises_of(self.backend))
+        self.rule = UpdateRule(subject.task, subject.precision, promises_of(self.backend))
         self.policy, self.rates = ExpectedScale(scaling, self.rule.promises), subject.task.new_rates()
         self.loaded: Remembered | None = None  # until the first update
         self.found = Drive()
@@ -141,6 +78,15 @@ class Driver:
         for t in (t for of_kind in tensors.values() for t in of_kind.values()):
             heap.forget(t)  # the backend has read it
 
+    def through(self, follow: Sequence[Batches]) -> "Driver":
+        """Takes the first batch until its gradients are finite, then the batches ``follow``."""
+        for _ in range(RETRIES if isinstance(self.policy.asked, DynamicLossScale) else 1):
+            if self.take(self.start):
+                break
+        for batch in follow:
+            self.take(batch)
+        return self
+
     def take(self, batch: Batches) -> bool:
         """Takes a step; returns whether its gradients were finite."""
         heap.trim()  # what is compared after one step, and what the next one needs, are of other sizes
@@ -149,7 +95,7 @@ class Driver:
         kept = replace(taken, after={})  # the backend's own would outlive it
         if self.exact.buffers and not found.steps and taken.draws_alike:  # its forward is that of the oracle
             self.first_buffers = kept, Stored(self.backend.buffers())
-        found.steps.append(self.policy.step(taken, finite))
+        found.steps.append(taken.step(finite, *self.policy.step(finite)))
         if not self.updates and taken.skipped and self.loaded is None:
             found.early[:] = early(self.backend.state_dict()["optimizer"], self.subject.task.optimizer)
         self.rates.count(self.policy.skips and not finite)
@@ -269,14 +215,3 @@ class Driver:
         taken, found = self.first_buffers
         restored = taken.skipped and self.rule.promises.restores_buffers
         return step_errors(found, buffers_of(self.subject.examined) if restored else expected)
-
-
-def said_norm(backend: Any) -> float:
-    """Returns the norm that a backend says its gradients had; NaN where it says none."""
-    return math.nan if backend.grad_norm is None else float(backend.grad_norm)
-
-
-def own_factor(norm: float, task: Task) -> float:
-    """Returns the factor by which a backend multiplied its gradients when it clipped them, from the norm that it says
-    they had."""
-    return factor_of_norm(norm, task.clip_norm) if task.clip_norm is not None and norm >= 0 else 1.0

@@ -1,15 +1,16 @@
 """The exact values of a problem: of a network, a loss and a batch, in which no backend has a say."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from mpcompare.clean_process import CleanProcess, CleanProcessError
 from mpcompare.contract import Batches
+from mpcompare.instruments import heap
 from mpcompare.shared import ALONE, Shared
 from mpcompare.tasks.fingerprint import fingerprint
 from mpcompare.tasks.losses import Loss
@@ -34,17 +35,16 @@ class Problem:
     batch: Batches
 
 
+@dataclass
 class ExactValues:
     """Values of a problem, which all entrants of a race share: computed where no backend has been, if there is such a
-    process, else here."""
+    process (``clean``), else here. ``lent`` has the fingerprint of the network as it was before any backend was made,
+    or nothing."""
 
-    def __init__(self, shared: Shared, clean: CleanProcess | None, lent: Lent) -> None:
-        """
-        Args:
-            lent: the fingerprint of the network as it was before any backend was made, or nothing.
-        """
-        self.shared, self.clean, self.lent = shared, clean, lent
-        self._is_made = False
+    shared: Shared
+    clean: CleanProcess | None
+    lent: Lent
+    _is_made: bool = False
 
     def once(self, name: str, problem: Problem, function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns ``function(problem, *arguments)``, which is what ``shared.once`` can share, under a name; the problem
@@ -87,3 +87,28 @@ def of_batch(batch: Batches) -> Lent:
     """Returns the fingerprint of the first batch, which every backend is given; to be taken before any step."""
     named = {f"{name}{number}": t for number, (x, y) in enumerate(batch) for name, t in (("x", x), ("y", y))}
     return {"batch": fingerprint(named)}
+
+
+class Mapped(Mapping[str, Tensor]):
+    """Large tensors that are mapped from a file: the one that was asked for last is in memory, and no other."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._last: Tensor | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._forget()
+        self._last = self._tensors[name]
+        return self._last
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._tensors
+        self._forget()
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def _forget(self) -> None:
+        if self._last is not None:
+            heap.forget(self._last)  # its pages are read again if somebody still looks at it
+            self._last = None

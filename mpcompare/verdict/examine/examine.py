@@ -1,53 +1,58 @@
 """The examination of a backend: it is driven where its errors show, and what it does is written down as numbers.
 
 Each pass is a file here. What one finds stands where a later one stops with an error. verdict/judge says what the
-numbers mean.
+numbers mean. All passes speak of the same things:
+
+subject     what is examined: a maker of backends, the network and the task
+stepper     the backend that training left, with its next learning rate
+trained     the network with the weights and buffers that training left
+batches     the first four of training; ``batch`` is the first, and of a pass after training the one that follows
+rows        those of ``steps.csv``, a training step each
+exact       the oracle's step on the first batch
+late        takes a pass that may stop with an error
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from mpcompare.contract import Batches, Stepper, promises_of
-from mpcompare.instruments import heap
 from mpcompare.precision import Precision
 from mpcompare.race.orders import Progress
-from mpcompare.race.timetable import NOISE
-from mpcompare.tasks.task import Task, with_values
+from mpcompare.tasks.task import buffers_of, with_values
 from mpcompare.verdict.examine.again import again
 from mpcompare.verdict.examine.aged import age_of, aged
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import buffers_of_backend
+from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.exact_values import Problem
-from mpcompare.verdict.examine.exponents import exponents_of
-from mpcompare.verdict.examine.first import first
 from mpcompare.verdict.examine.forced.passes import layers_at_sharp_weights, layers_at_the_start
-from mpcompare.verdict.examine.last import last
+from mpcompare.verdict.examine.idle import uses_all
+from mpcompare.verdict.examine.last import exponents_of, last
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
-from mpcompare.verdict.examine.loss_scale import first_wrong_scale
 from mpcompare.verdict.examine.masks import masks_of
 from mpcompare.verdict.examine.midway import midway
-from mpcompare.verdict.examine.noise import train_again
+from mpcompare.verdict.examine.noise import noise_runs
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.padding import padding
+from mpcompare.verdict.examine.promised import StepRows, first_wrong_scale, promised_task
 from mpcompare.verdict.examine.resume import resume
 from mpcompare.verdict.examine.rounding import rounding_errors
-from mpcompare.verdict.examine.subject import Subject, promised_task
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge.drive import Gradients
-from mpcompare.verdict.judge.errors import RoundingError
+from mpcompare.verdict.judge.errors import RoundingError, RoundingErrors
 from mpcompare.verdict.judge.moves import Moves
-from mpcompare.verdict.judge.run import NoiseRun
 
 
 def examine(
     subject: Subject,
     stepper: Stepper,
-    rows: Sequence[Mapping[str, Any]],
+    rows: StepRows,
     moved: dict[str, list[float]],
     noise: int,
     moves: Moves | None = None,
@@ -55,13 +60,11 @@ def examine(
     """Takes all passes, one after the other.
 
     Args:
-        stepper: the backend that training left, with all that it has become, and its next learning rate.
-        rows: those of ``steps.csv``.
         moved: the change of each parameter over training, as ``numerics.sketch``.
         noise: the number of runs that find the noise; 0 for a backend that others are not compared with.
         moves: how far each training step moved the weights; None where nobody looked.
     """
-    late, promises = Attempts(heap.trim), promises_of(stepper.backend)
+    late, promises = Attempts(), promises_of(stepper.backend)
     yield Progress(0, 1, "gradients of the first step")
     batches = list(islice(subject.batches(), 4))
     exact, x = oracle(subject, batches[0], subject.precision), batches[0][0][0]
@@ -84,10 +87,12 @@ def examine(
     late.find("overflow", lambda: overflow(subject, batches, exact))
     yield Progress(0, 1, "a backend that is loaded")
     late.find("resume", lambda: resume(subject, batches))
-    runs = yield from late.over("noise", _noise_runs(subject, rows, noise), [])
+    runs = yield from late.over("noise", noise_runs(subject, rows, noise), [])
+    task = promised_task(subject.task, promises)
+    clips = task.clip_norm, task.clip_norm_type
     return Findings(
         precision=subject.precision.name,
-        recipe=recipe(promised_task(subject.task, promises)),
+        recipe=Recipe(task.batch_size, task.accumulate, *clips, task.optimizer.linear, task.optimizer.bounded),
         loss_scale=first_wrong_scale(subject.scaling_at_start(promises), rows),
         moved=moved,
         moves=moves,
@@ -102,9 +107,9 @@ def examine(
 
 
 def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, late: Attempts) -> None:
-    """Takes the passes of backends that have not trained; ``exact`` is the oracle's step on the first batch."""
-    batch, driver = batches[0], first(subject, batches, exact)
-    age = late.take("aged", partial(age_of, subject, driver), None)
+    """Takes the passes of backends that have not trained."""
+    batch, driver = batches[0], _first(subject, batches, exact)
+    age = late.take("aged", partial(age_of, driver), None)
     late.found["first"] = driver.result()
     late.find("infinite", partial(infinite_input, subject, driver, batch), "infinite input")
     late.find("again", partial(again, subject, driver.backend, batch))
@@ -113,22 +118,27 @@ def _at_the_start(subject: Subject, batches: Sequence[Batches], exact: Exact, la
     late.find("aged", lambda: age and aged(subject, age, batch, exact))
 
 
-def _at_the_end(
-    subject: Subject,
-    stepper: Stepper,
-    rows: Sequence[Mapping[str, Any]],
-    exact: Exact | None,
-    batch: Batches,
-    late: Attempts,
-) -> None:
-    """Looks at what training left, and takes the step that follows, on ``batch``.
+def _first(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driver:
+    """Takes the first step, and as many more as show what else an update depends on; returns who took them.
 
-    Args:
-        exact: the oracle's first step, whose exponents are counted too; None: none are.
+    The second step shows another learning rate, and what the optimizer remembers; the third, how well: what it
+    remembers of one gradient has no more digits than that. Where the first does not depend on every parameter, more
+    batches may show the others.
     """
+    task = subject.task
+    follow = batches[1:3] if task.optimizer.remembers else batches[1 : 1 + bool(task.schedule.length)]
+    if not uses_all(subject.examined, exact.grads):
+        follow = batches[1:4]
+    return Driver(subject, subject.scaling, batches[0], exact, with_oracle=True).through(follow)
+
+
+def _at_the_end(
+    subject: Subject, stepper: Stepper, rows: StepRows, exact: Exact | None, batch: Batches, late: Attempts
+) -> None:
+    """Looks at what training left, and takes the step that follows. Without ``exact`` no exponents are counted."""
     trained = stepper.backend
     network = with_values(subject.model, trained.master_params(), trained.buffers())
-    late.found["buffers"] = buffers_of_backend(subject, trained)
+    late.found["buffers"] = buffers_of_backend(buffers_of(subject.model), trained)
     late.found["held_out"] = subject.held_out_by(trained)
     nothing = {"last": Gradients(math.nan, math.nan, math.nan)}
     late.found |= late.take("last", lambda: last(subject, stepper, rows, network, batch, late), nothing)
@@ -138,17 +148,7 @@ def _at_the_end(
         late.found["exponents"] = late.take("exponents", counted, dict[str, Any]())
 
 
-def _noise_runs(
-    subject: Subject, rows: Sequence[Mapping[str, Any]], noise: int
-) -> Generator[Progress, Any, list[NoiseRun]]:
-    runs: list[NoiseRun] = []
-    for number in range(noise):
-        yield Progress(number, noise, f"run {number + 1} of {noise}", NOISE)
-        runs.append((yield from train_again(subject, rows, number, noise)))
-    return runs
-
-
-def _rounding(subject: Subject, batch: Batches) -> dict[str, RoundingError]:
+def _rounding(subject: Subject, batch: Batches) -> RoundingErrors:
     """Returns what one rounding of each result does to the first step; all entrants of a race share it."""
     precision = subject.precision
     values = subject.exact_values.once(
@@ -160,9 +160,3 @@ def _rounding(subject: Subject, batch: Batches) -> dict[str, RoundingError]:
 def _rounding_values(problem: Problem, precision: Precision) -> dict[str, dict[str, float]]:
     errors = rounding_errors(problem.network, problem.loss_fn, problem.batch, precision)
     return {name: vars(error) for name, error in errors.items()}
-
-
-def recipe(task: Task) -> Recipe:
-    """Returns the settings of the task that decide how its numbers are read."""
-    clips, optimizer = (task.clip_norm, task.clip_norm_type), task.optimizer
-    return Recipe(task.batch_size, task.accumulate, *clips, optimizer.linear, optimizer.bounded)

@@ -1,54 +1,53 @@
 """The pass ``last``: the trained backend's next step, compared with the step of a new backend at the same weights, and
-its update, compared with the optimizer's from the same state."""
+its update, compared with the optimizer's from the same state.
 
-from collections.abc import Mapping, Sequence
+The exponents of activations, gradients and updates are counted there, and in the first step: what would a format hold
+of them?
+"""
+
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mpcompare.contract import Batches, Stepper, Walk, promises_of
 from mpcompare.stored import Stored
-from mpcompare.tasks.task import params_of
+from mpcompare.tasks.optimizers import Optimizer
+from mpcompare.tasks.task import Params, params_of
+from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.attempts import Attempts
 from mpcompare.verdict.examine.buffers import step_errors
-from mpcompare.verdict.examine.drive import compared
 from mpcompare.verdict.examine.forced.passes import layers_of, recorded_layers
 from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
-from mpcompare.verdict.examine.new_step import gradients_of, new_step
-from mpcompare.verdict.examine.subject import Subject, promised_task
+from mpcompare.verdict.examine.new_step import compared, gradients_of, new_step
+from mpcompare.verdict.examine.oracle import Exact, exact_step
+from mpcompare.verdict.examine.promised import StepRows
+from mpcompare.verdict.examine.seen import UpdateRule
+from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update
+from mpcompare.verdict.findings import Counts
 
 
 def last(
-    subject: Subject,
-    stepper: Stepper,
-    rows: Sequence[Mapping[str, Any]],
-    trained: nn.Module,
-    batch: Batches,
-    late: Attempts,
+    subject: Subject, stepper: Stepper, rows: StepRows, trained: nn.Module, batch: Batches, late: Attempts
 ) -> dict[str, Any]:
     """Returns, by the names of findings, loss and gradients of the trained backend compared with those of a new one,
     its buffers after the step likewise, and its update; and as ``replay`` the step layer by layer.
 
-    Args:
-        stepper: the backend as training left it; it takes a step, whatever stops here: timed steps are compared with
-            its next ones.
-        rows: those of ``steps.csv``.
-        trained: the network with its weights and buffers.
-        batch: of the step.
-        late: takes the replay of the layers.
+    The stepper's backend takes a step, whatever stops here: timed steps are compared with its next ones.
     """
     backend, lr = stepper.backend, float(stepper.rates.now)
     before = 0 if subject.start is None else subject.start.updates
     start = start_of(backend, lr, before + sum(not row["skipped"] for row in rows), rows[-1]["step"])
     scale, walk = float(backend.loss_scale()), Walk(backend, batch, lr)
     try:
+        rule = UpdateRule(subject.task, subject.precision, promises_of(backend))
         new = new_step(subject, trained, scale, batch, lr)
         with recorded_layers(backend, batch) as record:
-            clips = promised_task(subject.task, promises_of(backend)).clip_norm is not None
-            loss, grads = gradients_of(walk, kept=clips)
+            loss, grads = gradients_of(walk, kept=rule.task.clip_norm is not None)
         gradients, buffers = compared(loss, grads, new), new.buffers
         del new  # before the replays
         step = Recorded(record, trained, subject.task.loss_fn, batch, loss, grads, scale, Stored(backend.buffers()))
@@ -56,7 +55,7 @@ def last(
         record.calls.clear()  # the hooks in the graph of the loss, which the backend keeps, know the record
         weights = params_of(trained)
         without = idle(trained, subject.task.loss_fn, batch, grads, weights)
-        update = trained_update(subject, walk, start, grads, without)
+        update = trained_update(rule, walk, start, grads, without)
         if update and without:
             found = moved(without, weights, Stored(backend.master_params()))
             update = replace(update, drive=replace(update.drive, idle=[found]))
@@ -64,3 +63,32 @@ def last(
     finally:
         walk.finish()
     return {"last": gradients, "last_buffers": of_buffers, "trained": update, "replay": layers}
+
+
+def exponents_of(subject: Subject, exact: Exact, trained: nn.Module, batch: Batches) -> dict[str, Counts]:
+    """Returns the counts of the first step (``first``) and of one after training (``last``), for whose exponents fp32
+    is exact enough."""
+    last = exact_step(trained, subject.task.loss_fn, batch, subject.precision, count=True, dtype=torch.float32)
+    return {
+        "first": {
+            **exact.exponents,
+            "updates": _updates(subject.task.optimizer, params_of(subject.model), exact.grads),
+        },
+        "last": {**last.exponents, "updates": _updates(subject.task.optimizer, params_of(trained), last.grads)},
+    }
+
+
+def _updates(optimizer: Optimizer, params: Params, grads: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Returns ``numerics.exponents`` of ``|first update| / |w|`` from these gradients, by parameter."""
+    by_name = {}
+    for name in grads:
+        counts = []
+        for w, g in numerics.chunks(params[name], grads[name]):
+            w = w.double()
+            update, _ = optimizer.replay().step(name, g.double(), w, optimizer.lr)
+            no_weight = w == 0
+            count = numerics.exponents(update.div_(w).masked_fill_(no_weight, 0))
+            count[0] -= int(no_weight.sum())
+            counts.append(count)
+        by_name[name] = torch.stack(counts).sum(dim=0).tolist()
+    return by_name

@@ -1,7 +1,8 @@
 """The layers of a network as an examination needs them: the owner of each tensor, and how long sums are."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,23 +48,19 @@ def owners(model: nn.Module, order: Sequence[str], inputs: Mapping[str, str]) ->
 
 def _inputs(model: nn.Module, x: Tensor) -> dict[str, str]:
     """Returns, for each layer that is given the output of another as it is, the name of that other."""
-    model = sharing_parameters(model)
     made: dict[int, str] = {}
     inputs: dict[str, str] = {}
     kept = []  # an output that is gone could lend its id to another
-    for name, module in model.named_modules():
+
+    def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
         if any(True for _ in module.children()):
-            continue
+            return
+        if args and id(args[0]) in made:
+            inputs[name] = made[id(args[0])]
+        made[id(output)] = name
+        kept.append(output)
 
-        def hook(_: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
-            if args and id(args[0]) in made:
-                inputs[name] = made[id(args[0])]
-            made[id(output)] = name
-            kept.append(output)
-
-        module.register_forward_hook(hook)
-    with torch.no_grad():
-        model(x)
+    _call(model, x, watch)
     return inputs
 
 
@@ -73,16 +70,21 @@ def longest_sum(model: nn.Module, x: Tensor, rows: int) -> int:
     few, lengths = x[:4], [rows]
     lengths += [p[0].numel() if p.dim() > 1 else len(p) for p in model.parameters() if p.dim()]
 
-    def hook(module: nn.Module, _: Any, output: Any) -> None:
+    def watch(name: str, module: nn.Module, args: Any, output: Any) -> None:
         values = output[0] if isinstance(output, tuple) else output
         if isinstance(values, Tensor) and values.dim() > 1:
             channels_first = isinstance(module, (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase))
             channels = values.shape[1 if channels_first else -1]
             lengths.append(values.numel() // channels // len(few) * rows)
 
-    model = sharing_parameters(model)
-    for module in model.modules():
-        module.register_forward_hook(hook)
-    with torch.no_grad():
-        model(few)
+    _call(model, few, watch)
     return max(lengths)
+
+
+def _call(model: nn.Module, x: Tensor, watch: Callable[[str, nn.Module, Any, Any], None]) -> None:
+    """Calls a copy of a network; ``watch`` is given the name of each module, the module, its arguments and output."""
+    model = sharing_parameters(model)
+    for name, module in model.named_modules():
+        module.register_forward_hook(partial(watch, name))
+    with torch.no_grad():
+        model(x)

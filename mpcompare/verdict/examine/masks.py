@@ -18,6 +18,7 @@ from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import EXAMINED, draws, masks_depend_on_dtype, seed_step, state
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.new_step import begun
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.masks import Masks, MaskSamples
@@ -62,9 +63,7 @@ def training_draws_alike(subject: Subject, batch: Batches) -> bool | None:
         return None
     drawn = _drawn_by(copy_of(subject.model), subject.task.loss_fn, batch)
     backend = subject.make_backend(subject.model, subject.scaling)
-    walk = Walk(backend, batch, subject.task.optimizer.lr)
-    seed_step(EXAMINED)
-    walk.through("forward")
+    walk = begun(backend, batch, subject.task.optimizer.lr, through="forward")
     return state(device) == drawn[walk.in_one_piece] and not masks_depend_on_dtype(device)
 
 
@@ -89,9 +88,7 @@ def _samples(subject: Subject, batch: Batches) -> MaskSamples:
     losses, slopes = [], []
     for number in OWN:
         backend.load_state_dict(copy.deepcopy(start))
-        walk = Walk(backend, batch, subject.task.optimizer.lr)
-        seed_step(number)
-        walk.through("unscale")
+        walk = begun(backend, batch, subject.task.optimizer.lr, number)
         losses.append(float(walk.loss))
         if not walk.in_one_piece or subject.task.clip_norm is None:
             slopes.append(_slope(backend.grads(), exact["direction"]))

@@ -5,17 +5,15 @@ nothing. So a step between the end of the warm-up and that of training is taken 
 its update is made of are kept.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
-from torch import Tensor
-
-from mpcompare.contract import Batches, Stepper, Walk
+from mpcompare.contract import Batches, Stepper, Walk, promises_of
 from mpcompare.phases import WHOLE_STEP
 from mpcompare.tasks.schedules import Schedule
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.numerics import spread
-from mpcompare.verdict.examine.seen import Seen, all_finite
+from mpcompare.verdict.examine.numerics import spreads
+from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import BeforeStep, remembers_all, replayed, start_of
 from mpcompare.verdict.judge.drive import Drive
@@ -52,7 +50,7 @@ class _KeptWalk(Walk):
     def __init__(self, stepper: Midway, batches: Batches) -> None:
         backend, rates = stepper.backend, stepper.rates
         lr = float(rates.now)
-        self.stepper, self.start = stepper, start_of(backend, lr, int(rates.updates), stepper.taken - 1, _some)
+        self.stepper, self.start = stepper, start_of(backend, lr, int(rates.updates), stepper.taken - 1, ELEMENTS)
         self.grads: Params = {}
         self.clipped: Params = {}
         super().__init__(backend, batches, rates.now, lambda: rates.count(backend.skipped))
@@ -60,11 +58,11 @@ class _KeptWalk(Walk):
     def __iter__(self) -> Iterator[str]:
         for phase in super().__iter__():
             if phase == "unscale":
-                self.grads = _some(self.backend.grads())
+                self.grads = spreads(self.backend.grads(), ELEMENTS)
             if phase in ("clip", WHOLE_STEP):
-                self.clipped = _some(self.backend.grads())
+                self.clipped = spreads(self.backend.grads(), ELEMENTS)
             if phase in ("step", WHOLE_STEP) and not bool(self.backend.skipped):
-                after = _some(self.backend.master_params())
+                after = spreads(self.backend.master_params(), ELEMENTS)
                 self.stepper.kept = self.start, self.start.seen(self.grads or self.clipped, self.clipped, after)
             yield phase
 
@@ -88,12 +86,9 @@ def midway(subject: Subject, stepper: Stepper) -> Drive | None:
     if kept is None:
         return None
     start, seen = kept
-    if not remembers_all(subject, start) or not seen.clipped or not all_finite(seen.clipped):
+    rule = UpdateRule(subject.task, subject.precision, promises_of(stepper.backend))
+    if not remembers_all(rule, start) or not seen.clipped or not all_finite(seen.clipped):
         return None
     # A gradient of 0 may be that of a parameter that has none, and stays as it is.
     clipped = {name: g for name, g in seen.clipped.items() if bool(g.any())}
-    return replayed(subject, stepper.backend, start, replace(seen, clipped=clipped), {})[0]
-
-
-def _some(tensors: Mapping[str, Tensor]) -> Params:
-    return {name: spread(t, ELEMENTS) for name, t in tensors.items()}
+    return replayed(rule, start, replace(seen, clipped=clipped), {})[0]

@@ -141,10 +141,8 @@ def _of_decay(optimizer: Any, compute_dtype: torch.dtype) -> Iterator[tuple[str,
     yield "with the decay beside the gradient, as AdamW has it", by_the_rate()
     scaled = _decayed_by(without.replay(), lambda update: decay * update.scale)
     yield "with a decay that is multiplied by the loss scale", scaled
-    yield (
-        "with a decay that is divided by the loss scale",
-        _decayed_by(without.replay(), lambda update: decay / update.scale),
-    )
+    divided = _decayed_by(without.replay(), lambda update: decay / update.scale)
+    yield "with a decay that is divided by the loss scale", divided
 
 
 def _decayed(replay: UpdateReplay, share: Callable[[Update], float], of_new: bool = False) -> Mistake:

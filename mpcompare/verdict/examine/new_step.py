@@ -1,17 +1,24 @@
-"""The step of a new backend, which the step of another one at the same weights and loss scale is compared with.
+"""The steps of an examination: how they begin, what is seen of them, and the step that they are compared with.
 
-Both round alike, so they are equal but for the order of sums, unless the other one computes with anything else than its
-weights and its batch.
+That is the oracle's, or the step of a new backend at the same weights and loss scale. Both backends round alike, so
+their steps are equal but for the order of sums, unless one computes with anything else than its weights and its batch.
 """
 
-from torch import nn
+import copy
+from collections.abc import Mapping
+from typing import Any, cast
 
-from mpcompare.contract import Batches, Walk
+from torch import Tensor, nn
+
+from mpcompare.contract import Batches, State, Walk
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine import numerics
+from mpcompare.verdict.examine.errors import gradient_errors, micro_batches
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.judge.drive import Gradients
 
 
 def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches, lr: float) -> Exact:
@@ -30,6 +37,25 @@ def new_step(subject: Subject, network: nn.Module, scale: float, batch: Batches,
     return Exact(loss, kept, dict(Stored(new.buffers())), 0.0)
 
 
+def starts_anew(backend: Any, params: Params, buffers: Params) -> State:
+    """Returns the state from which a used backend begins anew: with these weights and buffers, a loss scale of 1, and
+    nothing in its optimizer. All else is a copy of what it has now."""
+    given: dict[str, Any] = {"params": params, "buffers": buffers, "optimizer": {}}
+    own = copy.deepcopy({kind: kept for kind, kept in backend.state_dict().items() if kind not in given})
+    if "scale" in own["loss_scale"]:
+        own["loss_scale"]["scale"] = 1.0
+    return cast(State, {**own, **given})
+
+
+def begun(backend: Any, batch: Batches, lr: float, number: int = EXAMINED, through: str = "unscale") -> Walk:
+    """Begins a step with the random numbers of the training step ``number``, and takes it through a phase; returns what
+    takes the rest."""
+    walk = Walk(backend, batch, lr)
+    seed_step(number)
+    walk.through(through)
+    return walk
+
+
 def gradients_of(walk: Walk, kept: bool = False) -> tuple[float, Params]:
     """Returns loss and gradients of a step that is taken as far as they can be seen; it begins with the random numbers
     of every examined step.
@@ -41,3 +67,17 @@ def gradients_of(walk: Walk, kept: bool = False) -> tuple[float, Params]:
     walk.through("unscale")
     grads = {name: g.detach() for name, g in walk.backend.grads().items()}
     return float(walk.loss), {name: g.clone() for name, g in grads.items()} if kept else grads
+
+
+def compared(loss: float, grads: Mapping[str, Tensor], exact: Exact) -> Gradients:
+    """Returns loss and gradients compared with the oracle's; ``grads`` is empty where none are shown."""
+    of_batches = {name: g for name, g in grads.items() if any(name in share for share in exact.shares)}
+    sketches = numerics.sketch(of_batches)
+    return Gradients(
+        loss=loss,
+        exact_loss=exact.loss,
+        loss_noise=exact.loss_noise,
+        gradients=gradient_errors(grads, exact.grads) if grads else {},
+        micro_batches=micro_batches(sketches, exact.shares, exact.weights) if sketches else None,
+        of_tensors={name: micro_batches({name: s}, exact.shares, exact.weights) for name, s in sketches.items()},
+    )

@@ -1,6 +1,6 @@
 """The noise: the same backend trains again under changes that must not matter. So far apart may correct runs be."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from itertools import islice
 from typing import Any, cast
 
@@ -17,18 +17,26 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.draws import seed_step, state
 from mpcompare.tasks.losses import Loss
-from mpcompare.tasks.task import Params, params_of, with_values
+from mpcompare.tasks.task import buffers_of, params_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
 from mpcompare.verdict.examine.moves import Digest
+from mpcompare.verdict.examine.promised import StepRows
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.widened import widened
 from mpcompare.verdict.judge.run import NoiseRun
 
 
-def train_again(
-    subject: Subject, rows: Sequence[Mapping[str, Any]], number: int, of: int
-) -> Generator[Progress, Any, NoiseRun]:
+def noise_runs(subject: Subject, rows: StepRows, noise: int) -> Generator[Progress, Any, list[NoiseRun]]:
+    """Trains again, so many times."""
+    runs: list[NoiseRun] = []
+    for number in range(noise):
+        yield Progress(number, noise, f"run {number + 1} of {noise}", NOISE)
+        runs.append((yield from train_again(subject, rows, number, noise)))
+    return runs
+
+
+def train_again(subject: Subject, rows: StepRows, number: int, of: int) -> Generator[Progress, Any, NoiseRun]:
     """Trains once more, for as many steps.
 
     Weights are moved by less than the precision resolves, up to u |w|; the rows of each batch stand in another order,
@@ -36,7 +44,6 @@ def train_again(
     overflowed, for it would skip other steps.
 
     Args:
-        rows: those of ``steps.csv``.
         number: the run's, from 0; another one draws other changes.
         of: the number of runs.
     """
@@ -66,14 +73,17 @@ def train_again(
     changes += ["rows in another order"] if reorders else []
     changes += [] if keeps_scale or not scaling.scales else [f"loss scale {scaling.scale:g}"]
     moved = numerics.sketch_of_change(start, stepper.backend.master_params())
-    buffers, held_out = buffers_of_backend(subject, stepper.backend), subject.held_out_by(stepper.backend)
+    buffers = buffers_of_backend(buffers_of(subject.model), stepper.backend)
+    held_out = subject.held_out_by(stepper.backend)
     return NoiseRun(", ".join(changes), losses, skipped, moved, buffers, held_out, digest.moves())
 
 
 def _moved_weights(subject: Subject, generator: torch.Generator) -> Stored:
     """Returns the weights at which training began, each times ``1 + e`` with e uniform in +- u."""
-    u, initial = subject.precision.unit_roundoff, params_of(subject.model)
-    start = initial if subject.start is None else _like(subject.start.state["params"], initial)
+    u, start = subject.precision.unit_roundoff, params_of(subject.model)
+    if subject.start is not None:
+        saved = subject.start.state["params"]
+        start = {name: saved[name].to(p.device) for name, p in start.items()}
     moved = Stored()
     for name, p in start.items():
         moved[name] = torch.rand(p.shape, generator=generator).mul_(2).sub_(1).mul_(u).add_(1).to(p.device).mul_(p)
@@ -90,11 +100,6 @@ def _stepper(subject: Subject, start: Stored, scaling: LossScale) -> Stepper:
     state = {**begin.state, "params": dict(start), "loss_scale": {**scale, "scale": scaling.scale} if scale else {}}
     backend.load_state_dict(cast(State, state))
     return Stepper(backend, subject.task.new_rates(begin.updates))
-
-
-def _like(values: Mapping[str, Tensor], params: Params) -> Params:
-    """Returns the values of a checkpoint where the parameters are."""
-    return {name: values[name].to(p.device) for name, p in params.items()}
 
 
 def order_is_free(model: nn.Module, loss_fn: Loss, x: Tensor, y: Tensor) -> bool:

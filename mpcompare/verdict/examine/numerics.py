@@ -103,6 +103,11 @@ def spread(tensor: Tensor, most: int | None = None) -> Tensor:
     return t.flatten().clone() if at is None else t[at]
 
 
+def spreads(tensors: Mapping[str, Tensor], most: int | None = None) -> dict[str, Tensor]:
+    """Returns :func:`spread` of each tensor."""
+    return {name: spread(t, most) for name, t in tensors.items()}
+
+
 def places(tensor: Tensor, most: int) -> tuple[Tensor, ...] | None:
     """Returns the places of at most so many elements, as an index of the tensor; None where these are all."""
     distance = stride_of(tensor, most)

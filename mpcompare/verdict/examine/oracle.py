@@ -21,8 +21,7 @@ from mpcompare.tasks.draws import EXAMINED, masks_are_shared, seed_step, state
 from mpcompare.tasks.losses import Loss, shares
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.exact_values import Problem
-from mpcompare.verdict.examine.mapped import Mapped
+from mpcompare.verdict.examine.exact_values import Mapped, Problem
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.widened import widened
 from mpcompare.verdict.findings import LOWEST, Counts
@@ -138,6 +137,10 @@ def exact_step(
             sketches.append(numerics.sketch(own))
     for name, grad in tally.grads.items():
         tally.count("gradients of weights", name, grad)
+    drawn: list[str] = []
+    if tally.drawn != before:
+        after = state(x.device)
+        drawn = [tally.drawn, after] if masks_are_shared(network, x[:8]) else ["", ""]
     return Exact(
         loss=tally.loss,
         grads=tally.grads,
@@ -148,13 +151,8 @@ def exact_step(
         shares=sketches,
         weights=[len(batches) * share for share in parts_of_loss],
         largest=tally.largest,
-        drawn=[] if tally.drawn == before else _drawn(network, x, [tally.drawn, state(x.device)]),
+        drawn=drawn,
     )
-
-
-def _drawn(network: nn.Module, x: Batch, states: list[str]) -> list[str]:
-    """Returns these states of the generators, or empty texts where the oracle's masks are nobody else's."""
-    return states if masks_are_shared(network, x[:8]) else ["", ""]
 
 
 class _Tally:
@@ -176,7 +174,7 @@ class _Tally:
         for x, y, weight in parts:
             for name, grad in self._part(x, y, weight).items():
                 own[name] = own[name] + grad if name in own else grad
-        self.largest = max([self.largest, *(_magnitude(g) for g in own.values())])
+        self.largest = max([self.largest, *(abs(end.item()) for g in own.values() for end in g.aminmax())])
         self.grads |= {name: self.grads[name] + g if name in self.grads else g for name, g in own.items()}
         return own
 
@@ -210,12 +208,6 @@ class _Tally:
             counts = numerics.exponents(values)
             before = self.counts.setdefault(group, {}).get(name)
             self.counts[group][name] = (counts if before is None else counts + torch.tensor(before)).tolist()
-
-
-def _magnitude(values: Tensor) -> float:
-    """Returns ``max |value|``, without a tensor of them."""
-    low, high = values.aminmax()
-    return max(-low.item(), high.item())
 
 
 def unfrozen(network: nn.Module) -> dict[str, nn.Parameter]:

@@ -13,7 +13,8 @@ from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.precision import FORMATS, FP16
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.copies import copy_of
-from mpcompare.verdict.examine.drive import Driver, drive
+from mpcompare.tasks.optimizers import Optimizer
+from mpcompare.verdict.examine.drive import Driver
 from mpcompare.verdict.examine.oracle import Exact
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.findings import LOWEST
@@ -25,20 +26,17 @@ def overflow(subject: Subject, batches: Sequence[Batches], exact: Exact) -> Driv
 
     A backend that computes a batch in parts has smaller sums, which overflow at a larger scale. So one that does not
     overflow at the first scale is driven again, at one at which the gradient of the output overflows, row by row.
-
-    Args:
-        batches: the first four.
-        exact: the oracle's step on the first batch.
     """
     if not subject.scaling.scales:
         return None
     follow = list(batches[1:])
-    if infinite := _infinite(subject, batches[3]):
+    if infinite := _infinite(subject.examined, batches[3]):
         follow.insert(2, infinite)
     scaling = _too_large(subject.scaling, exact.largest)
-    driver = drive(subject, scaling, batches[0], follow, exact)
+    driver = Driver(subject, scaling, batches[0], exact).through(follow)
     if driver.found.steps[0].finite and subject.precision.storage == FP16:  # bf16 would overflow at no scale
-        driver = drive(subject, _far_too_large(subject, scaling, exact), batches[0], follow, exact)
+        scaling = _far_too_large(subject.examined, scaling, exact)
+        driver = Driver(subject, scaling, batches[0], exact).through(follow)
     return driver.result()
 
 
@@ -50,20 +48,20 @@ def infinite_input(subject: Subject, driver: Driver, batch: Batches) -> Drive | 
     Args:
         driver: that of the pass ``first``, which is over: the weights become NaN.
     """
-    infinite = _infinite(subject, batch)
-    if subject.scaling.scales or infinite is None or not _moves_by_nan(subject):
+    infinite = _infinite(subject.examined, batch)
+    if subject.scaling.scales or infinite is None or not _moves_by_nan(subject.task.optimizer):
         return None
     return driver.one_more(infinite)
 
 
-def _moves_by_nan(subject: Subject) -> bool:
+def _moves_by_nan(optimizer: Optimizer) -> bool:
     """Returns whether the optimizer moves a weight whose gradient is NaN: Rprop asks for its sign, which is none."""
-    optimizer, nan = subject.task.optimizer, torch.tensor([math.nan], dtype=torch.float64)
+    nan = torch.tensor([math.nan], dtype=torch.float64)
     change, _ = optimizer.replay().step("", nan, torch.ones_like(nan), optimizer.lr)
     return bool(change != 0)
 
 
-def _infinite(subject: Subject, batch: Batches) -> Batches | None:
+def _infinite(network: nn.Module, batch: Batches) -> Batches | None:
     """Returns the batch with an infinite input in one micro-batch (if there are several, it must not be forgotten);
     None where inputs are whole numbers, or the network makes whole numbers of them, such as that of a branch."""
     (x, y), *others = batch
@@ -72,7 +70,7 @@ def _infinite(subject: Subject, batch: Batches) -> Batches | None:
     infinite = each(lambda t: torch.full_like(t, math.inf) if t.is_floating_point() else t, x)
     try:
         with torch.no_grad():
-            copy_of(subject.examined)(infinite[:4])
+            copy_of(network)(infinite[:4])
     except (ArithmeticError, ValueError, LookupError, RuntimeError):
         return None
     return [(infinite, y), *others]
@@ -92,7 +90,7 @@ def _too_large(scaling: LossScale, largest: float) -> LossScale:
     return scaling
 
 
-def _far_too_large(subject: Subject, scaling: LossScale, exact: Exact) -> LossScale:
+def _far_too_large(network: nn.Module, scaling: LossScale, exact: Exact) -> LossScale:
     """Returns the policy of :func:`_too_large` from the scale on at which the largest gradient of the last product's
     output overflows in fp16: an element of it belongs to one row, and is the same in a part of the batch. A dynamic
     scale backs off to where that of the other policy does.
@@ -101,7 +99,8 @@ def _far_too_large(subject: Subject, scaling: LossScale, exact: Exact) -> LossSc
         scaling: the other policy.
     """
     counts = exact.exponents.get("gradients of activations", {})
-    products = [name for name in counts if _multiplies(subject.examined.get_submodule(name.partition("#")[0]))]
+    layers = {name: network.get_submodule(name.partition("#")[0]) for name in counts}
+    products = [name for name, each in layers.items() if any(p.dim() > 1 for p in each.parameters(recurse=False))]
     *_, last = products or list(counts)
     largest = max(place for place, count in enumerate(counts[last]) if count)  # the first count is that of zeros
     scale = 2.0 ** min(17 - (LOWEST + largest - 1), 120)
@@ -111,7 +110,3 @@ def _far_too_large(subject: Subject, scaling: LossScale, exact: Exact) -> LossSc
     if isinstance(higher, DynamicLossScale):
         return replace(higher, backoff_factor=higher.backoff_factor * scaling.scale / scale)
     return higher
-
-
-def _multiplies(layer: nn.Module) -> bool:
-    return any(p.dim() > 1 for p in layer.parameters(recurse=False))

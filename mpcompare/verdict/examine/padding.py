@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpcompare.contract import Batches, State, Walk
+from mpcompare.contract import Batches
 from mpcompare.tasks.batch import each
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params, buffers_of, params_of, with_values
 from mpcompare.verdict.examine.exact_values import Problem
+from mpcompare.verdict.examine.new_step import begun, starts_anew
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.judge.padding import Padding
 
@@ -36,21 +37,11 @@ def padding(subject: Subject, backend: Any, batch: Batches) -> Padding | None:
     exact = subject.exact_values.once("padding", subject.problem(batch), _exact_values)
     if not exact:
         return None
-    _let_be_zero(subject, backend)
-    seed_step(EXAMINED)
-    walk = Walk(backend, [(_zero(x), y) for x, y in batch], float(subject.task.new_rates().now))
-    walk.through("unscale")
+    backend.load_state_dict(starts_anew(backend, _zeros(subject.examined), buffers_of(subject.examined)))
+    walk = begun(backend, [(_zero(x), y) for x, y in batch], float(subject.task.new_rates().now))
     shown = backend.grads()
     finite = {name: bool(shown[name].isfinite().all()) for name in exact["finite"] if name in shown}
     return Padding(float(walk.loss), exact["loss"], finite)
-
-
-def _let_be_zero(subject: Subject, backend: Any) -> None:
-    """Lets a backend load zeros for weights, and forget what its optimizer remembers. Nothing of both states stays."""
-    state: State = backend.state_dict()
-    scale = {**state["loss_scale"], "scale": 1.0} if "scale" in state["loss_scale"] else state["loss_scale"]
-    values = {"params": _zeros(subject.examined), "buffers": buffers_of(subject.examined)}
-    backend.load_state_dict({**state, **values, "optimizer": {}, "loss_scale": scale})
 
 
 def _exact_values(problem: Problem) -> dict[str, Any]:

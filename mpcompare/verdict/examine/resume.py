@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpcompare.contract import Batches, State, Stepper, Walk
+from mpcompare.contract import Batches, State, Stepper, Walk, promises_of
 from mpcompare.instruments import heap
 from mpcompare.loss_scale import DynamicLossScale, LossScale
 from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.drive import compared
 from mpcompare.verdict.examine.idle import idle
-from mpcompare.verdict.examine.new_step import gradients_of
+from mpcompare.verdict.examine.new_step import compared, gradients_of
 from mpcompare.verdict.examine.oracle import Exact
+from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update
 from mpcompare.verdict.judge.drive import NextScale
@@ -66,7 +66,8 @@ def resume(subject: Subject, batches: Sequence[Batches]) -> Reload:
     loss, grads = gradients_of(walk, kept=subject.task.clip_norm is not None)
     gradients = compared(loss, grads, first.step)
     without = idle(subject.model, subject.task.loss_fn, batches[1], grads, first.params)
-    update = trained_update(subject, walk, begin, grads, without)
+    rule = UpdateRule(subject.task, subject.precision, promises_of(loaded))
+    update = trained_update(rule, walk, begin, grads, without)
     return Reload(
         step=gradients,
         next_scale=NextScale(float(loaded.loss_scale()), first.loss_scale),
@@ -104,13 +105,10 @@ def lost_entries(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[st
             heap.forget(t)  # it may be mapped from a file
         return same
 
-    lost = [part for part in ("params", "buffers") if not equal(state[part], loaded[part])]
-    lost += [
-        f"optimizer.{kind}"
-        for kind, tensors in state["optimizer"].items()
-        if not equal(tensors, loaded["optimizer"].get(kind, {}))
-    ]
-    if not equal(state.get("generators", {}), loaded.get("generators", {})):
-        lost.append("generators")
-    scales = state["loss_scale"].items()
+    def parts(of: Mapping[str, Any]) -> dict[str, Params]:
+        kinds = {f"optimizer.{kind}": tensors for kind, tensors in of["optimizer"].items()}
+        return {"params": of["params"], "buffers": of["buffers"], **kinds, "generators": of.get("generators", {})}
+
+    others, scales = parts(loaded), state["loss_scale"].items()
+    lost = [part for part, tensors in parts(state).items() if not equal(tensors, others.get(part, {}))]
     return [*lost, *(f"loss_scale.{name}" for name, value in scales if loaded["loss_scale"].get(name) != value)]

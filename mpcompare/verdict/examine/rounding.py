@@ -28,16 +28,14 @@ from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.roundings import Roundings, in_operations
 from mpcompare.verdict.examine.numerics import chunks, sketch
 from mpcompare.verdict.examine.oracle import rounded, rounded_batch, rows_are_independent, shares_of, unfrozen
-from mpcompare.verdict.judge.errors import RoundingError
+from mpcompare.verdict.judge.errors import RoundingError, RoundingErrors
 
 SAMPLES = 8
 ROWS = 256  # of a large batch whose rows do not depend on each other
 ELEMENTS = 1 << 20  # of a large tensor, evenly spread, from which is estimated in how many dimensions its errors vary
 
 
-def rounding_errors(
-    model: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision, number: int = SAMPLES
-) -> dict[str, RoundingError]:
+def rounding_errors(model: nn.Module, loss_fn: Loss, batches: Batches, precision: Precision) -> RoundingErrors:
     """Returns how far such errors move gradients, and buffers after the step, from rounded weights and inputs.
 
     Some rows of a large batch are enough where rows do not depend on each other: neither do their errors, and the mean
@@ -45,9 +43,6 @@ def rounding_errors(
 
     Errors g - exact of a tensor, whose covariance is C, vary in ``(tr C)^2 / tr C^2`` dimensions, of which up to about
     ``numerics.SKETCH`` are told apart. Where they are many, the length of the error varies little.
-
-    Args:
-        number: that of the samples.
     """
     fine = precision.unit_roundoff > FORMATS["fp32"].unit_roundoff  # fp32 arithmetic shows errors of u
     network = rounded(model, precision).to(dtype := torch.float32 if fine else torch.float64)
@@ -60,7 +55,7 @@ def rounding_errors(
     exact: Params = {}
     step.take(exact.__setitem__)
     errors = {name: _Errors(exact[name]) for name in step.names}
-    for roundings.sample in range(number):
+    for roundings.sample in range(SAMPLES):
 
         def compare(name: str, again: Tensor) -> None:
             if name in step.named:

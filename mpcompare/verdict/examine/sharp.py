@@ -29,8 +29,7 @@ RECURRENT = {"weight_hh": 1.0}  # and 2 of all other weights of layers that are 
 def sharp_weights(subject: Subject, batch: Batches) -> Params:
     """Returns these weights; ``batch`` is the first one."""
     name, precision = f"sharp-{subject.precision.name}", subject.precision
-    weights: Params = subject.exact_values.once(name, subject.problem(batch), _sharp_weights, precision)
-    return weights
+    return subject.exact_values.once(name, subject.problem(batch), _sharp_weights, precision)
 
 
 def _sharp_weights(problem: Problem, precision: Precision) -> Params:

@@ -1,6 +1,5 @@
 """The subject of an examination: a maker of backends, the network, and the task."""
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
@@ -19,6 +18,7 @@ from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.tasks.groups import by_names
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.exact_values import ExactValues, Lent, Problem
+from mpcompare.verdict.examine.promised import promised_scaling
 from mpcompare.verdict.judge.held_out import HeldOut
 
 
@@ -83,18 +83,3 @@ class Subject:
         if self.start is not None:
             load_state(scaling, self.start.state["loss_scale"])
         return scaling
-
-
-def promised_scaling(scaling: LossScale, promises: Promises) -> LossScale:
-    """Returns a copy of the loss scale asked for, with the settings that a backend promises to be its own."""
-    if scaling.is_dynamic and promises.loss_scale:
-        changed: LossScale = replaced(scaling, **promises.loss_scale)  # type: ignore[arg-type]
-        return changed
-    return copy.deepcopy(scaling)
-
-
-def promised_task(task: Task, promises: Promises) -> Task:
-    """Returns the task, clipped as a backend promises to where the task clips nothing."""
-    if task.clip_norm is None and promises.clip_norm is not None:
-        return replaced(task, clip_norm=promises.clip_norm)
-    return task

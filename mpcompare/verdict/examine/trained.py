@@ -6,23 +6,19 @@ element, and some elements of a large tensor tell what is made of all.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpcompare.contract import Walk, promises_of
+from mpcompare.contract import Walk
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
-from mpcompare.verdict.examine.drive import said_norm
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, clip_errors, largest
-from mpcompare.verdict.examine.numerics import spread
-from mpcompare.verdict.examine.rule import UpdateRule, digits
-from mpcompare.verdict.examine.seen import Seen, all_finite
-from mpcompare.verdict.examine.subject import Subject, promised_task
-from mpcompare.verdict.examine.updates import Update
+from mpcompare.verdict.examine.numerics import spread, spreads
+from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, said_norm
 from mpcompare.verdict.judge.counts import Count
 from mpcompare.verdict.judge.drive import Drive, Step, UpdateError
 from mpcompare.verdict.judge.trained import TrainedUpdate
@@ -54,33 +50,18 @@ class BeforeStep:
         tensors = {kind: {name: kept[name]} for kind, kept in self.optimizer.items() if name in kept}
         return Remembered(tensors, int(self.counts[name]) if name in self.counts else 0)
 
-    def update(self, seen: Seen) -> Update:
-        """Returns the update as known mistakes are compared with it."""
-        count = max((int(count) for count in self.counts.values()), default=self.updates)
-        return seen.update(self.updates, self.steps, Remembered(self.optimizer, count))
-
     def seen(self, grads: Params, clipped: Params, after: Params) -> Seen:
         """Returns the step, some elements of each tensor, from its gradients and the weights after it."""
         return Seen(self.lr, math.nan, grads, clipped, self.weights, after, self.scale, skipped=False)
 
 
-def _some(tensors: Mapping[str, Tensor]) -> Params:
-    return {name: spread(t) for name, t in tensors.items()}
-
-
-def start_of(
-    backend: Any,
-    lr: float,
-    updates: int,
-    steps: int,
-    some: Callable[[Mapping[str, Tensor]], Params] = _some,
-) -> BeforeStep:
-    """Returns what the next update of a backend starts from, ``some`` elements of each tensor; the other arguments are
-    the attributes of these names."""
+def start_of(backend: Any, lr: float, updates: int, steps: int, most: int | None = None) -> BeforeStep:
+    """Returns what the next update of a backend starts from, at most so many elements of each tensor; the other
+    arguments are the attributes of these names."""
     kinds = backend.state_dict()["optimizer"]
     return BeforeStep(
-        weights=some(backend.master_params()),
-        optimizer={kind: some(tensors) for kind, tensors in kinds.items() if kind != "step"},
+        weights=spreads(backend.master_params(), most),
+        optimizer={kind: spreads(tensors, most) for kind, tensors in kinds.items() if kind != "step"},
         counts={name: count.detach().clone() for name, count in kinds.get("step", {}).items()},
         scale=float(backend.loss_scale()),
         lr=lr,
@@ -90,46 +71,45 @@ def start_of(
 
 
 def trained_update(
-    subject: Subject, walk: Walk, start: BeforeStep, grads: Params, idle: frozenset[str] = frozenset()
+    rule: UpdateRule, walk: Walk, start: BeforeStep, grads: Params, idle: frozenset[str]
 ) -> TrainedUpdate | None:
     """Takes a step to its end, and returns its update compared with the optimizer's. None where there is none, because
     the step is skipped, and where it cannot be followed, because no gradients are shown or the optimizer remembers
     something else.
 
     Args:
+        rule: has not replayed anything.
         walk: the step, of which the gradients are there.
         grads: before they were clipped, copies where the task clips; of a step in one piece, after.
         idle: the parameters without a gradient, whatever is shown of them.
     """
-    backend = walk.backend
-    task = promised_task(subject.task, promises_of(backend))
-    shown = _some(grads)
+    backend, task = walk.backend, rule.task
+    shown = spreads(grads)
     walk.through("clip")
     whole = grads if walk.in_one_piece or task.clip_norm is None else backend.grads()
     clips = []
     if task.clip_norm is not None and grads:
         before = None if walk.in_one_piece else grads
         clips.append(clip_errors(before, whole, said_norm(backend), task.clip_norm, task.clip_norm_type))
-    clipped = _some({name: g for name, g in whole.items() if name not in idle})
+    clipped = spreads({name: g for name, g in whole.items() if name not in idle})
     walk.through("step")
-    after, skipped = _some(backend.master_params()), bool(backend.skipped)
+    after, skipped = spreads(backend.master_params()), bool(backend.skipped)
     walk.finish()
-    followed = remembers_all(subject, start)
-    if skipped or not followed or not grads or not all_finite(clipped):
+    if skipped or not remembers_all(rule, start) or not grads or not all_finite(clipped):
         return None
     kinds = backend.state_dict()["optimizer"]
-    drive, moments = replayed(subject, backend, start, start.seen(shown, clipped, after), kinds)
+    drive, moments = replayed(rule, start, start.seen(shown, clipped, after), kinds)
     return TrainedUpdate(replace(drive, clips=clips), moments, _counts(start, kinds.get("step", {}), clipped))
 
 
-def remembers_all(subject: Subject, start: BeforeStep) -> bool:
+def remembers_all(rule: UpdateRule, start: BeforeStep) -> bool:
     """Returns whether a backend remembers what the optimizer does, so that its update can be followed."""
-    known = set(subject.task.optimizer.initial_state(torch.zeros(()))) - {"step"}
+    known = set(rule.task.optimizer.initial_state(torch.zeros(()))) - {"step"}
     return start.updates == 0 or known <= set(start.optimizer)
 
 
 def replayed(
-    subject: Subject, backend: Any, start: BeforeStep, seen: Seen, kinds: Mapping[str, Params]
+    rule: UpdateRule, start: BeforeStep, seen: Seen, kinds: Mapping[str, Params]
 ) -> tuple[Drive, dict[str, dict[str, float]]]:
     """Returns the update compared with the replay's. And by kind and tensor, of what the optimizer remembers after it,
     the largest error over its bound.
@@ -137,7 +117,6 @@ def replayed(
     Args:
         kinds: the optimizer's tensors after the step; empty where only the update is asked for.
     """
-    rule = UpdateRule(subject, promises_of(backend))
     updates: dict[str, UpdateError] = {}
     moments: dict[str, dict[str, float]] = {}
     for name, g in seen.clipped.items():
@@ -146,10 +125,12 @@ def replayed(
             if name in kinds.get(kind, {}):
                 error = (spread(kinds[kind][name]).double() - value).abs_()
                 moments.setdefault(kind, {})[name] = largest(error.div_(magnitude.mul(UNIT_ROUNDOFF)))
-    mistakes = rule.mistakes([start.update(seen)], [updates])
+    count = max((int(count) for count in start.counts.values()), default=start.updates)
+    update = seen.update(start.updates, start.steps, Remembered(start.optimizer, count))
+    mistakes = rule.mistakes([update], [updates])
     lost = not all(excess <= 1 for of_kind in moments.values() for excess in of_kind.values())
     step = Step(True, False, False, True, start.scale, start.scale)
-    remembered = {kind: _some(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}
+    remembered = {kind: spreads(tensors) for kind, tensors in kinds.items()} if mistakes is not None or lost else {}
     drive = Drive([step], [updates], known_mistakes=mistakes or {}, digits=digits(remembered))
     return drive, moments
 

@@ -5,13 +5,11 @@
 - *Limit.* As `later steps`.
 """
 
-from collections.abc import Iterator
-
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Checks
 from mpcompare.verdict.judge.gradients import of_drives
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the pass ``overflow``."""
     drives = (case.run.findings.overflow, case.reference.findings.overflow)
     yield from of_drives(case, "after a skipped step", drives, {}, "after a skip")

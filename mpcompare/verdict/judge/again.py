@@ -6,10 +6,9 @@
 - *Not checked* of a backend with masks of its own, or of one that declares that it does not repeat.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.limits import K, sum_error
 from mpcompare.verdict.judge.trajectories import draws_alike
 
@@ -27,10 +26,8 @@ class Again:
     apart: dict[str, float]
 
 
-def checks(case: Case) -> Iterator[Check]:
-    """Yields a check of the loss and all gradients together. They may differ by fp32 sums in another order, each of the
-    two by one, since a GPU may take them in any. Those that differ in the reference, too, are left out. A backend with
-    masks of its own has other ones."""
+def checks(case: Case) -> Checks:
+    """Yields a check of the loss and all gradients together. Those that differ in the reference, too, are left out."""
     run, reference = case.run.findings.again, case.reference.findings.again
     if case.is_reference or run is None or reference is None or not case.run.findings.promises.repeats:
         return

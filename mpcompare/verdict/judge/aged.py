@@ -6,11 +6,10 @@
   known. So AdamW's decay after the update is found here, which is 1e-5 of it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mpcompare.verdict.judge import clip, loss_scale, optimizer
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Checks
 from mpcompare.verdict.judge.counts import Count, of_step
 from mpcompare.verdict.judge.drive import Drive
 from mpcompare.verdict.judge.gradients import of_drives
@@ -33,7 +32,7 @@ class Aged:
     counts: dict[str, Count] = field(default_factory=dict)
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields the checks of the first pass, once more, and the count of updates, exactly."""
     aged, reference = case.run.findings.aged, case.reference.findings.aged
     if aged is None:

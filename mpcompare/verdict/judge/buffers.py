@@ -7,12 +7,12 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.causes import TensorError
-from mpcompare.verdict.judge.check import Case, Check, listed
+from mpcompare.verdict.judge.check import Case, Check, Checks, listed
 from mpcompare.verdict.judge.errors import Errors, RoundingError
 from mpcompare.verdict.judge.limits import K, stored_coarsely, tensor_limit
 
@@ -42,7 +42,7 @@ class Buffer:
 Buffers = dict[str, Buffer]
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields a check for each buffer in the passes ``first``, unless a forced replay sees it, and ``overflow``; and
     one for the digits of all that training moves."""
     yield from _formats(case)
@@ -68,7 +68,7 @@ def _is_short(dtype: str) -> bool:
     return dtype in PRECISIONS and PRECISIONS[dtype].is_16_bit
 
 
-def _formats(case: Case) -> Iterator[Check]:
+def _formats(case: Case) -> Checks:
     """A sum that grows step by step stops growing in 16 bits: after 256 in bf16, after 2048 in fp16. Buffers that stay
     what they are may be kept in any format that holds their values, which the first step shows."""
     if stored_coarsely(case.run):
@@ -79,7 +79,7 @@ def _formats(case: Case) -> Iterator[Check]:
         yield Check("format of buffer", float(short), 0, IN_16_BITS, because, tensor=name)
 
 
-def _digits(case: Case) -> Iterator[Check]:
+def _digits(case: Case) -> Checks:
     """Numbers with 24 digits seldom end in 13 zeros: as many as the reference has, twice, and 9 times more (Poisson,
     1e-6), of all buffers together."""
     run, reference = case.run.findings.buffers, case.reference.findings.buffers
@@ -96,7 +96,7 @@ def _digits(case: Case) -> Iterator[Check]:
     yield Check("digits of buffers", short(run), K * short(reference) + 9, IN_16_BITS, because)
 
 
-def _of_pass(case: Case, where: str, after: str, roundings: Mapping[str, RoundingError]) -> Iterator[Check]:
+def _of_pass(case: Case, where: str, after: str, roundings: Mapping[str, RoundingError]) -> Checks:
     """Yields the checks of one pass: as for gradients, but that buffers stay in fp32, unless a backend promises other
     weights. The numbers that they are made of may be rounded, and they may not."""
     run, reference = case.run.findings.drives.get(where), case.reference.findings.drives.get(where)
@@ -106,7 +106,7 @@ def _of_pass(case: Case, where: str, after: str, roundings: Mapping[str, Roundin
 
 def of_step(
     case: Case, after: str, own: Errors, others: Errors, roundings: Mapping[str, RoundingError], more: str = ""
-) -> Iterator[Check]:
+) -> Checks:
     """Yields the checks of the buffers ``after`` a step, as far as the reference shows them; ``more`` goes on after
     their sentences."""
     for name, e in others.items():

@@ -1,6 +1,6 @@
 """A check, and the case that it looks at."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -49,6 +49,9 @@ class Check:
     def passed(self) -> bool:
         """Whether the value is within its limit."""
         return self.value <= self.limit
+
+
+Checks = Iterator[Check]  # a generator yields them
 
 
 def listed(names: Iterable[str]) -> str:

@@ -9,28 +9,28 @@ import math
 from collections.abc import Iterator, Sequence
 
 from mpcompare.clipping import USUAL_NORMS, factor_of_norm
-from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.drive import Clip, Drive, Gradients
 from mpcompare.verdict.judge.limits import FP32, stored_coarsely
 
 ROUNDINGS = 8.0  # a norm: each square, the sums of the tensors', two roots, and the unscaling of what is summed
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the norm and the factors of each clipped update. The shown gradients tell which norm, and which
     factors, are right."""
     for where, drive in case.run.findings.drives.items():
         yield from of_pass(case.run, where, drive)
 
 
-def of_pass(run: Examined, where: str, drive: Drive) -> Iterator[Check]:
+def of_pass(run: Examined, where: str, drive: Drive) -> Checks:
     """Yields the checks of one pass."""
     u = FP32 + stored_coarsely(run)  # gradients are stored as weights are
     for number, clip in enumerate(drive.clips, start=1):
         yield from _clip(f"update {number} of pass {where}", clip, scales(drive), u)
 
 
-def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Iterator[Check]:
+def _clip(name: str, clip: Clip, scales: Sequence[float], u: float) -> Checks:
     """Yields the checks of one update.
 
     Where only clipped gradients can be seen, the norm before is what the backend says, and the norm after must fit to
@@ -73,24 +73,22 @@ def norm_error(clip: Clip, u: float = FP32) -> tuple[float, float]:
 
 def _factors(clip: Clip, scales: Sequence[float]) -> str:
     """Returns a clause that names the mistake behind the factors, if it is known."""
-    norm, factors = clip.should_norm or 0.0, clip.factors.values()
-
-    def makes(norms: list[float]) -> bool:
+    for mistake, norms in _known_norms(clip.should_norm or 0.0, [e.norm for e in clip.factors.values()], scales):
         expected = [factor_of_norm(n, clip.clip_norm) for n in norms]
-        return all(math.isclose(e.factor, f, rel_tol=1e-3) for e, f in zip(factors, expected, strict=True))
-
-    if makes([0.0] * len(factors)):
-        return ": they are not clipped"
-    if makes([e.norm for e in factors]):
-        return ": each tensor by its own norm"
-    for scale in scales:
-        if makes([norm * scale] * len(factors)):
-            return f": the norm is that of gradients times the loss scale {scale:g}"
-        if makes([norm / scale] * len(factors)):
-            return f": the norm is that of gradients over the loss scale {scale:g}"
-    if makes([sum(e.norm for e in factors)] * len(factors)):
-        return ": the tensors' norms are added"
+        pairs = zip(clip.factors.values(), expected, strict=True)
+        if all(math.isclose(e.factor, factor, rel_tol=1e-3) for e, factor in pairs):
+            return f": {mistake}"
     return ""
+
+
+def _known_norms(norm: float, own: list[float], scales: Sequence[float]) -> Iterator[tuple[str, list[float]]]:
+    """Yields the mistakes that are known, each with the norms by which it clips tensors of these ``own`` norms."""
+    yield "they are not clipped", [0.0] * len(own)
+    yield "each tensor by its own norm", own
+    for scale in scales:
+        yield f"the norm is that of gradients times the loss scale {scale:g}", [norm * scale] * len(own)
+        yield f"the norm is that of gradients over the loss scale {scale:g}", [norm / scale] * len(own)
+    yield "the tensors' norms are added", [sum(own)] * len(own)
 
 
 def clip_mistake(factor: float, run: Examined, drive: Drive, step: Gradients) -> str:

@@ -4,10 +4,10 @@
 - *Limit.* All updates that were taken, exactly.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Count:
     dtype: str
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields the checks of the trained backend's next step. They come before those of updates, which a wrong count
     makes wrong."""
     trained = case.run.findings.trained
@@ -31,7 +31,7 @@ def checks(case: Case) -> Iterator[Check]:
         yield from of_step(trained.counts, " after training")
 
 
-def of_step(counts: Mapping[str, Count], when: str = "") -> Iterator[Check]:
+def of_step(counts: Mapping[str, Count], when: str = "") -> Checks:
     """A count that stops makes every later bias correction that of a younger state; ``when`` is a part of the names."""
     for name, e in counts.items():
         because = f"the optimizer counts {e.count:g} updates of {name} after update {e.should_count}"

@@ -10,10 +10,10 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 
 TECHNIQUES = {
     "params": "no master weights",
@@ -25,7 +25,7 @@ LOSS = "(loss)"  # the row of all that lies between the network's output and its
 PRODUCTS = re.compile(r"(Bi)?Linear$|(Lazy)?Conv(Transpose)?[123]d$|(RNN|LSTM|GRU)(Cell)?$")
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields a check of the layers, one for each dtype, one for the precision that the gradients show, and those of
     each layer's products and of the loss.
 
@@ -36,9 +36,12 @@ def checks(case: Case) -> Iterator[Check]:
     first = run.findings.first.finite
     effective = (first.effective_precision if first else None) or precision
     formats = _formats(case)
-    elsewhere = _elsewhere(run, formats, effective)
+    computed, nowhere = PRECISIONS[precision].storage.name, False
     if formats:
-        yield _layers(run, formats)
+        nowhere = computed not in formats
+        because = f"no layer computes in {computed}: all compute in {' and '.join(formats)}"
+        yield Check("dtypes of layers", float(nowhere), 0, "precision", because, detail=_asked(run, formats))
+    elsewhere = _asked(run, formats if nowhere else [effective]) if nowhere or effective != precision else ""
     for what, dtype in run.dtypes.items():
         expected = _expected(case, what)
         because = f"{what} in {dtype}, and precision={precision} means {' or '.join(expected)}"
@@ -53,13 +56,9 @@ def checks(case: Case) -> Iterator[Check]:
     yield from _others(case)
 
 
-def _products(case: Case) -> Iterator[Check]:
+def _products(case: Case) -> Checks:
     """Yields two checks of each layer of products, of its forward and of its backward, where the reference computes
-    them in the precision's format and in no other.
-
-    The format must be among those in which the layer computes. fp32 may come to it: a bias may be added in fp32, and a
-    sum be kept there. Another 16-bit format may not, because it holds other numbers.
-    """
+    them in the precision's format and in no other."""
     computed = PRECISIONS[case.run.precision].storage.name
     for name, expected in case.reference.layers.items():
         row = case.run.layers.get(name)
@@ -76,7 +75,7 @@ def _products(case: Case) -> Iterator[Check]:
             yield Check(f"{words} of {name}", float(wrong), 0, "precision", because + computed, detail=detail)
 
 
-def _loss(case: Case) -> Iterator[Check]:
+def _loss(case: Case) -> Checks:
     """Yields a check of the softmax and the loss, forward and backward: whatever the precision, no 16-bit format stands
     there unless the reference computes in it, too. Its errors may be hidden among those of the products before it."""
     own, right = (of.layers.get(LOSS) for of in (case.run, case.reference))
@@ -93,7 +92,7 @@ def _short() -> set[str]:
     return {name for name, precision in PRECISIONS.items() if precision.is_16_bit}
 
 
-def _others(case: Case) -> Iterator[Check]:
+def _others(case: Case) -> Checks:
     """Yields a check of each other layer: a 16-bit format that is not the precision's holds other numbers, and stands
     nowhere unless the reference computes in it there, too."""
     short = _short() - {PRECISIONS[case.run.precision].storage.name}
@@ -131,22 +130,6 @@ def _formats(case: Case) -> list[str]:
 
 def _formats_of(row: Mapping[str, str], what: str) -> list[str]:
     return [dtype for dtype in row[what].split("+") if dtype != "-"]
-
-
-def _layers(run: Examined, formats: list[str]) -> Check:
-    """Returns the check that any layer computes in the precision."""
-    computed = PRECISIONS[run.precision].storage.name
-    because = f"no layer computes in {computed}: all compute in {' and '.join(formats)}"
-    value, detail = float(computed not in formats), _asked(run, formats)
-    return Check("dtypes of layers", value, 0, "precision", because, detail=detail)
-
-
-def _elsewhere(run: Examined, formats: list[str], effective: str) -> str:
-    """Returns a sentence with the precision asked for and the one in which the run computes; empty where they are not
-    known to differ."""
-    if formats and PRECISIONS[run.precision].storage.name not in formats:
-        return _asked(run, formats)
-    return _asked(run, [effective]) if effective != run.precision else ""
 
 
 def _asked(run: Examined, formats: list[str]) -> str:

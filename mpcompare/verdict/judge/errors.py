@@ -72,6 +72,9 @@ class RoundingError:
     zeros: float = 0.0
 
 
+RoundingErrors = dict[str, RoundingError]
+
+
 @dataclass(frozen=True)
 class PlaceError:
     """The error at one place of a layer compared with the forced replay: of what arrives there, of its output, or of

@@ -13,19 +13,20 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from mpcompare.verdict.judge.causes import Pass, TensorError, explain, too_small
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import RoundingError
+from mpcompare.verdict.judge.errors import RoundingErrors
 from mpcompare.verdict.judge.limits import K, signed_limit, sum_error, tensor_limit
 
 FIRST = "in the first step"
 AFTER_TRAINING = "after training"
+Passes = tuple[Pass, Pass]  # the run's and its reference's
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the pass ``first`` where no forced replay sees all of the step: the oracle of the whole network
     sees less."""
     layers = case.run.findings.replays.get("first")
@@ -40,36 +41,25 @@ def not_finite(gradients: Gradients) -> list[str]:
 
 
 def of_drives(
-    case: Case,
-    where: str,
-    drives: tuple[Drive | None, Drive | None],
-    roundings: dict[str, RoundingError],
-    cause: str,
-) -> Iterator[Check]:
+    case: Case, where: str, drives: tuple[Drive | None, Drive | None], roundings: RoundingErrors, cause: str
+) -> Checks:
     """Yields the checks of a pass of the run and its reference; a ``cause`` is that of all that fails."""
     run, reference = drives
-    if case.is_reference or not (run and reference and run.gradients and reference.gradients):
+    if case.is_reference or not (run and run.finite and reference and reference.finite):
         return
-    assert run.finite is not None
-    assert reference.finite is not None
-    passes = Pass(run.finite, run), Pass(reference.finite, reference)
-    yield from gradient_checks(case, where, passes, roundings, cause)
+    if run.gradients and reference.gradients:
+        passes = Pass(run.finite, run), Pass(reference.finite, reference)
+        yield from gradient_checks(case, where, passes, roundings, cause)
 
 
 def gradient_checks(
-    case: Case,
-    where: str,
-    passes: tuple[Pass, Pass],
-    roundings: dict[str, RoundingError],
-    cause: str,
-    first_is_right: bool = True,
-) -> Iterator[Check]:
+    case: Case, where: str, passes: Passes, roundings: RoundingErrors, cause: str, first_is_right: bool = True
+) -> Checks:
     """Yields the checks of the gradients and the loss of one pass.
 
     The loss is one number, which may be right by luck: 4 standard deviations plus K times the reference's error.
 
     Args:
-        passes: the run's and its reference's.
         roundings: by tensor.
         cause: that of all checks that fail; empty where the errors tell it.
         first_is_right: whether the gradients of the first step are right where these are not.
@@ -95,41 +85,36 @@ def gradient_checks(
     yield Check(f"loss {where}", loss_error, loss_limit, cause or "loss", because)
 
 
-def _signed(errors: Mapping[str, TensorError], where: str, cause: str, because: str) -> Iterator[Check]:
+def _signed(errors: Mapping[str, TensorError], where: str, cause: str, because: str) -> Checks:
     """Yields the part of each error in the direction of the gradient; with its own cause where nothing else failed."""
     for name, e in errors.items():
         if e.of is None or e.signed_limit is None:
             continue
         part = abs(e.of.slope - 1)
-        alone = (
-            f"the gradient of {name} {where} is {e.of.slope:.5g} times what it should be, which rounding to nearest "
-        )
-        alone += "hardly makes: errors of one sign, as of numbers that are cut off"
+        alone = f"the gradient of {name} {where} is {e.of.slope:.5g} times what it should be, which rounding to "
+        alone += "nearest hardly makes: errors of one sign, as of numbers that are cut off"
         yield Check(f"signed error {where}", part, e.signed_limit, cause or "rounding", because or alone, tensor=name)
 
 
-def errors_of(
-    case: Case, where: str, passes: tuple[Pass, Pass], roundings: dict[str, RoundingError]
-) -> dict[str, TensorError]:
+def errors_of(case: Case, where: str, passes: Passes, roundings: RoundingErrors) -> dict[str, TensorError]:
     """Returns the error and the limit of each gradient; a reference that diverged is no measure."""
     run, reference = (each.step for each in passes)
     overflowed = not_finite(run)
     errors = {}
     for name, e in reference.gradients.items():
         limit = tensor_limit(case.run, e, roundings.get(name)) if e else math.nan
-        if not math.isnan(limit) and name not in overflowed:
-            assert e is not None
+        if e and not math.isnan(limit) and name not in overflowed:
             errors[name] = TensorError(run.gradients.get(name), limit, signed_limit(case.run, e, roundings.get(name)))
     return errors
 
 
-def vanishes(name: str, reference: Gradients, roundings: dict[str, RoundingError]) -> bool:
+def vanishes(name: str, reference: Gradients, roundings: RoundingErrors) -> bool:
     """Returns whether a gradient is 0 but for rounding errors, like that of a bias before a batch norm."""
     e, rounding = reference.gradients[name], roundings.get(name)
     return e is not None and e.norm <= (rounding.error if rounding else 0.0)
 
 
-def _zeros(case: Case, where: str, passes: tuple[Pass, Pass], names: list[str]) -> Iterator[Check]:
+def _zeros(case: Case, where: str, passes: Passes, names: list[str]) -> Checks:
     """Yields how often a gradient is 0 where the oracle's is not: as often as the reference's, twice, and as often as
     two 16-bit numbers cancel where a tensor has two gradients, as a weight that is tied, or all weights where a backend
     computes the batch in parts.

@@ -6,13 +6,13 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mpcompare.verdict.judge import promises
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.limits import FP32
 from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_factor
 
@@ -32,14 +32,11 @@ class HeldOut:
     targets: int
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields a check of each; the reference and its noise runs are the sample, as for the losses over the run.
 
     Where runs part a loss has no upper limit, but is a number where the last loss of training is one. Accuracies are
     compared there, too, if all correct runs have learned: else a network may say anything, and all of them the same.
-
-    An accuracy is a count over the number of targets. That rounds it to a whole number, so that its standard deviation
-    is no less than that of a rounding, the root of 1/12, however alike the sample happens to be.
     """
     run, reference = case.run.findings.held_out, case.reference.findings.held_out
     noisy = case.reference.findings.noise

@@ -4,14 +4,12 @@
 - *Limit.* No bit. torch's optimizers pass over it, where a gradient of 0 would let it decay.
 """
 
-from collections.abc import Iterator
-
 from mpcompare.verdict.judge.aged import AGED
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.optimizer import LAST
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields a check for each parameter that has no gradient in an update: no bit of it may change."""
     findings = case.run.findings
     later = {AGED: findings.aged, LAST: findings.trained}

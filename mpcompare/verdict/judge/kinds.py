@@ -6,7 +6,6 @@ it measured; none was chosen so that something passes. To add a check, write its
 with the question, the value and the limit, of which ``scripts/docs_numbers.py`` makes docs/checks.md.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
 
@@ -40,7 +39,7 @@ from mpcompare.verdict.judge import (
     trained_buffers,
     trained_layers,
 )
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Checks
 
 # Each has a function ``checks``. Of the reference itself it yields what needs no other run.
 KINDS: dict[str, ModuleType] = {
@@ -53,7 +52,7 @@ KINDS: dict[str, ModuleType] = {
 }  # fmt: skip
 
 
-def all_checks(case: Case) -> Iterator[Check]:
+def all_checks(case: Case) -> Checks:
     """Yields all checks, kind by kind."""
     for kind, module in KINDS.items():
         yield from (replace(check, kind=kind) for check in module.checks(case))

@@ -4,14 +4,12 @@
 - *Limit.* One rounding of the largest element, and fp32 sums: both round alike.
 """
 
-from collections.abc import Iterator
-
 from mpcompare.verdict.judge.causes import Pass
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Checks
 from mpcompare.verdict.judge.gradients import AFTER_TRAINING, gradient_checks
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the pass ``last``."""
     run, reference = case.run.findings.last, case.reference.findings.last
     if not case.is_reference and run.gradients and reference.gradients:

@@ -10,16 +10,16 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mpcompare.verdict.judge import digits
 from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import LOST, Pass, underflows
-from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingError
+from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingErrors
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
 
@@ -48,19 +48,19 @@ class Layers(Gradients):
     """
 
     places: dict[str, PlaceError] = field(default_factory=dict)
-    rounding: dict[str, RoundingError] = field(default_factory=dict)
+    rounding: RoundingErrors = field(default_factory=dict)
     detached: list[str] = field(default_factory=list)
     digits: dict[str, Digits] = field(default_factory=dict)
     as_given: bool = True
     loss_is_replayed: bool = True
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the first step."""
     yield from of_replay(case, "first")
 
 
-def of_replay(case: Case, name: str) -> Iterator[Check]:
+def of_replay(case: Case, name: str) -> Checks:
     """Yields checks of the step whose replay has this name."""
     run, reference = (each.findings.replays.get(name) for each in (case.run, case.reference))
     if not case.is_reference and run is not None:
@@ -81,14 +81,11 @@ def doubt(run: Examined) -> str:
             kind, _, layer = worst.partition(" ")
             said = f"{_said(kind, layer, WHERE[name])} is itself {_percent(places[worst])} off"
             said += ", beyond what roundings make"
-            reason = digits.beyond(layers.digits.get(_computed_at(kind, layer)), run.precision)
+            # The place whose operators made the tensor: a layer, or the work before one.
+            made_at = {"input": f"before {layer}", "output": layer, "parameter": layer.rpartition(".")[0]}
+            reason = digits.beyond(layers.digits.get(made_at.get(kind, "")), run.precision)
             return f"{said}: {reason}" if reason else said
     return ""
-
-
-def _computed_at(kind: str, layer: str) -> str:
-    """Returns the place whose operators made a tensor: a layer, or the work before one; empty where it is not known."""
-    return {"input": f"before {layer}", "output": layer, "parameter": layer.rpartition(".")[0]}.get(kind, "")
 
 
 def _as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:
@@ -96,9 +93,7 @@ def _as_place(e: GradientError, layers: Layers, tensor: str) -> PlaceError:
     return PlaceError(e.error, e.norm, rounding.error, rounding.dimensions, rounding.samples, rounding.terms)
 
 
-def of_step(
-    case: Case, run: Layers, reference: Layers | None, where: str, first_is_right: bool = True
-) -> Iterator[Check]:
+def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first_is_right: bool = True) -> Checks:
     """Yields the checks of one step.
 
     Args:

@@ -6,9 +6,7 @@
   function of torch, makes every other sentence wrong.
 """
 
-from collections.abc import Iterator
-
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 
 BECAUSE = {
     "network": "the network with the initial weights is not what it was: a backend copies it, and never writes into it",
@@ -18,7 +16,7 @@ BECAUSE = {
 }
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields a check for each. All other findings are computed from them."""
     written = case.run.findings.lent
     if written is None:

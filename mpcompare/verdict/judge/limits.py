@@ -57,9 +57,8 @@ def signed_limit(run: Examined, reference: GradientError, rounding: RoundingErro
         return None
     once = max(1.0, max(rounding.error / run.unit_roundoff, rounding.terms) / reference.norm)
     along = rounding.along * max(1.0, reference.error / rounding.error if rounding.error else 0.0)
-    return (
-        K * max(abs(reference.slope - 1), t_quantile(rounding.samples) * along / reference.norm) + sum_error(run) * once
-    )
+    part = max(abs(reference.slope - 1), t_quantile(rounding.samples) * along / reference.norm)
+    return K * part + sum_error(run) * once
 
 
 def place_limit(run: Examined, place: PlaceError, reference: PlaceError | None) -> float:

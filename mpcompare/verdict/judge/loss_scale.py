@@ -7,10 +7,9 @@
   that leaves it out without a word differs. No weight moves before the gradients of the last micro-batch are there.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.drive import Drive, NextScale, Step
 
 
@@ -21,7 +20,7 @@ class WrongScale(NextScale):
     step: int
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the training steps, and of each step of the passes ``first`` and ``overflow``."""
     findings = case.run.findings
     wrong = findings.loss_scale
@@ -33,7 +32,7 @@ def checks(case: Case) -> Iterator[Check]:
         yield from of_pass(name, drive)
 
 
-def of_pass(name: str, drive: Drive) -> Iterator[Check]:
+def of_pass(name: str, drive: Drive) -> Checks:
     """Yields the checks of one pass."""
     for number, step in enumerate(drive.steps, start=1):
         yield from _step(f"in step {number} of pass {name}", step)
@@ -46,7 +45,7 @@ def _scale(name: str, scale: float, expected: float) -> Check:
     return Check(f"loss scale {name}", float(scale != expected), 0, "loss scale", because)
 
 
-def _step(name: str, step: Step) -> Iterator[Check]:
+def _step(name: str, step: Step) -> Checks:
     """Yields the checks of one step. Of one that is taken, and moves nothing, the update tells more (optimizer.py)."""
     yield _scale(name, step.loss_scale, step.should_scale)
     gradients = f"{'finite' if step.finite else 'inf or NaN in the'} gradients {name}"

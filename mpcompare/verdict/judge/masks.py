@@ -7,12 +7,12 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.limits import K, t_quantile
 
 CAUSE = "dropout"
@@ -47,7 +47,7 @@ class MaskSamples:
     exact_slopes: list[float]
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of a backend whose random numbers in training are not those that the network draws.
 
     Its loss is another one with other masks, where the network's is by more than roundings could hide. Its losses and
@@ -68,7 +68,7 @@ def checks(case: Case) -> Iterator[Check]:
     yield from _means("gradient along the mean gradient", samples.slopes, samples.exact_slopes)
 
 
-def _means(what: str, own: Sequence[float], exact: Sequence[float]) -> Iterator[Check]:
+def _means(what: str, own: Sequence[float], exact: Sequence[float]) -> Checks:
     if not own or not np.isfinite([*own, *exact]).all():
         return
     mean, expected = float(np.mean(own)), float(np.mean(exact))

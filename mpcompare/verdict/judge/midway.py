@@ -5,13 +5,11 @@
 - *Limit.* That of one update. After training a cosine has come to a rate of 0, at which any update is right.
 """
 
-from collections.abc import Iterator
-
 from mpcompare.verdict.judge import optimizer
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Checks
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields the checks of that update, with the roundings of one update."""
     drive = case.run.findings.midway
     if drive is not None:

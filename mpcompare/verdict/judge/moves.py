@@ -6,13 +6,13 @@
   as in amp: of two Poisson counts the sum is known, so the limit is a quantile of the negative binomial distribution.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mpcompare.verdict.judge import promises
-from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.limits import FP32, K
 from mpcompare.verdict.judge.trajectories import common_steps, noise_factor
 
@@ -37,7 +37,7 @@ class Moves:
     short: list[int]
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the steps before runs part, and of the skipped ones."""
     run, reference = case.run.findings.moves, case.reference.findings.moves
     if run is None:

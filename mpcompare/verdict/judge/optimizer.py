@@ -6,21 +6,21 @@
   moments, five more with loss scaling.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.judge.check import Case, Check, Examined, listed
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined, listed
 from mpcompare.verdict.judge.drive import Drive
 
 LAST = "last"  # the pass in which the trained backend takes its next step
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields each update compared with the optimizer's in fp32, in units of what its roundings allow."""
     yield from of_passes(case.run, case.run.findings.drives)
 
 
-def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Iterator[Check]:
+def of_passes(run: Examined, drives: Mapping[str, Drive]) -> Checks:
     """Yields the checks of some passes, which share a cause."""
     cause, how = _known_mistake(drives)
     digits_tell = PRECISIONS[run.findings.precision].is_16_bit and not run.findings.promises.coarse
@@ -61,8 +61,6 @@ def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:
         digits = {kind: share for kind, share in drive.digits.items() if later or kind != "momentum_buffer"}
         short = [kind for kind, share in digits.items() if share > 0.5 and drive.known_mistakes]
         if short:
-            return (
-                "moments",
-                f"not the optimizer's: what is remembered of it ({listed(short)}) has the digits of 16-bit numbers",
-            )
+            because = f"what is remembered of it ({listed(short)}) has the digits of 16-bit numbers"
+            return "moments", f"not the optimizer's: {because}"
     return "", ""

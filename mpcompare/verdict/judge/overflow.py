@@ -8,15 +8,15 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.judge.check import Case, Check, Examined
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.drive import Drive, Step
 from mpcompare.verdict.judge.trajectories import common_steps, draws_alike
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the skipped training steps, and of the passes ``first``, ``overflow`` and ``infinite
     input``.
 
@@ -26,9 +26,6 @@ def checks(case: Case) -> Iterator[Check]:
     A backend may hold gradients in fp16 which the reference holds in fp32, such as those of a scale that multiplies all
     logits, or of a network that autocast leaves in fp32. It overflows as long as the exact gradients times the loss
     scale do: such steps are not counted.
-
-    A backend may compute a batch in parts, whose sums are smaller, and overflow at a loss scale that is larger by the
-    number of rows at the most.
     """
     if case.is_reference or case.run.findings.promises.loss_scale:
         return

@@ -5,10 +5,9 @@
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 
 WHERE = "where weights and inputs are 0, as in a row of padding"
 
@@ -28,7 +27,7 @@ class Padding:
     finite: dict[str, bool] = field(default_factory=dict)
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields a check of the loss, and of each gradient."""
     run, reference = case.run.findings.padding, case.reference.findings.padding
     if case.is_reference or run is None or reference is None:

@@ -5,10 +5,9 @@
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpcompare.verdict.judge.check import Case, Check, Examined, listed
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined, listed
 
 SIGMAS = 4  # standard deviations
 ROUNDED = {"nearest": "", "stochastic": ", rounded at random", "compensated": ", with a compensation"}
@@ -31,7 +30,7 @@ class Promise:
     changes_training: bool = True
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields a check for each promise that can be seen. Whether more differs than is promised, the other kinds say."""
     for promise in promises_of(case.run):
         if promise.kept is not None:
@@ -57,23 +56,16 @@ def unseen(run: Examined) -> list[str]:
 def promises_of(run: Examined) -> list[Promise]:
     """Returns everything that was promised."""
     promises = run.findings.promises
-    made = []
-    if promises.weights != "fp32":
-        made.append(_weights(run))
-    if promises.moments != "fp32":
-        made.append(_moments(run))
-    if promises.clip_norm is not None:
-        made.append(_clip(run, promises.clip_norm))
-    if promises.loss_scale:
-        made.append(_loss_scale(run))
-    if promises.skips_without_scale:
-        made.append(_skips(run))
-    if promises.restores_buffers:
-        made.append(_restores(run))
-    if not promises.repeats:
-        differ = run.findings.again is not None and bool(run.findings.again.apart)
-        made.append(Promise("gives other bits each time", True if differ else None, changes_training=False))
-    return made
+    declared = {
+        _weights: promises.weights != "fp32",
+        _moments: promises.moments != "fp32",
+        _clip: promises.clip_norm is not None,
+        _loss_scale: bool(promises.loss_scale),
+        _skips: promises.skips_without_scale,
+        _restores: promises.restores_buffers,
+        _differs: not promises.repeats,
+    }
+    return [seen(run) for seen, is_declared in declared.items() if is_declared]
 
 
 def _weights(run: Examined) -> Promise:
@@ -103,8 +95,9 @@ def _moments(run: Examined) -> Promise:
     return Promise(words, not longer if run.findings.first.digits else None, because)
 
 
-def _clip(run: Examined, clip_norm: float) -> Promise:
+def _clip(run: Examined) -> Promise:
     """Whether the factor is right the checks of clipping say."""
+    clip_norm = run.findings.promises.clip_norm or 0.0
     clips = [clip for drive in run.findings.drives.values() for clip in drive.clips]
     larger = [clip for clip in clips if (clip.norm if clip.should_norm is None else clip.should_norm) > clip_norm]
     return Promise(f"clips to a norm of {clip_norm:g}", True if larger else None)
@@ -140,3 +133,8 @@ def _restores(run: Examined) -> Promise:
     because = f"a step that it skips moves {listed(moved)}"
     words = "puts buffers back after a step that it skips"
     return Promise(words, not moved if errors else None, because)
+
+
+def _differs(run: Examined) -> Promise:
+    differ = run.findings.again is not None and bool(run.findings.again.apart)
+    return Promise("gives other bits each time", True if differ else None, changes_training=False)

@@ -8,12 +8,11 @@
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mpcompare.verdict.judge import optimizer
 from mpcompare.verdict.judge.causes import Pass
-from mpcompare.verdict.judge.check import Case, Check, listed
+from mpcompare.verdict.judge.check import Case, Check, Checks, listed
 from mpcompare.verdict.judge.drive import Gradients, NextScale
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import FP32, update_part
@@ -43,9 +42,8 @@ class Reload:
     update: TrainedUpdate | None
 
 
-def checks(case: Case) -> Iterator[Check]:
-    """Yields checks of the pass ``resume``: state and loss scale exactly; loss and gradients as those of later steps;
-    weights but for the order of sums, as each activation may be rounded once more or less.
+def checks(case: Case) -> Checks:
+    """Yields checks of the pass ``resume``: weights are equal but for the order of sums.
 
     Either backend then rounds each new weight once, by at most 2^-24 of it: updates that differ by nearly nothing, as
     the sums of a GPU's atomics do, may end at two neighbouring numbers. In fp32 that is more than 8 u of the distance.

@@ -5,14 +5,13 @@
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.buffers import Buffers
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.held_out import HeldOut
 from mpcompare.verdict.judge.limits import FP32
 from mpcompare.verdict.judge.moves import Moves
@@ -43,7 +42,7 @@ class NoiseRun:
     moves: Moves
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields checks of the losses up to the step where correct runs part, and of the weights where they do not part.
 
     The differences of correct runs grow along the one direction that grows fastest, so their length is one number: the
@@ -63,10 +62,9 @@ def checks(case: Case) -> Iterator[Check]:
         difference, noise = loss_difference(run, reference)[:steps], float(losses.std(axis=0, ddof=1).max())
         largest = float(reference.steps["loss"].abs().iloc[:steps].max())
         limit = max(factor * noise + 4 * FP32 * largest, jump(reference) * largest)
-        because = (
-            f"the loss is up to {difference.max():.1e} away from that of {reference.name}, which varies by {noise:.1e}"
-        )
-        yield Check(LOSS, float(difference.max()), limit, "run", because)
+        apart = float(difference.max())
+        because = f"the loss is up to {apart:.1e} away from that of {reference.name}, which varies by {noise:.1e}"
+        yield Check(LOSS, apart, limit, "run", because)
     if steps == len(reference.steps) and not jump(reference):
         yield _weights(case, factor)
 

@@ -2,19 +2,34 @@
 
 A check finds what is larger than its limit. Where one rounding of each result, or the reference's own error, is as
 large as a tensor, nothing can be seen of it, and a verdict must not be green.
+
+And errors are planted into the findings themselves: the judgement must flag each, or it has not seen. A tensor is drawn
+of those that are said to be seen. Its gradient is taken as negated, as halved, and as that of another order of its
+elements, and judged again. This tests every line between a measured error and the verdict.
 """
 
-from dataclasses import dataclass, field
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
+from mpcompare.verdict.judge import gradients, layers
 from mpcompare.verdict.judge.causes import Pass
-from mpcompare.verdict.judge.check import Case
+from mpcompare.verdict.judge.check import Case, Checks
+from mpcompare.verdict.judge.errors import GradientError, known
 from mpcompare.verdict.judge.gradients import FIRST, errors_of, vanishes
 from mpcompare.verdict.judge.layers import Layers, passes
 from mpcompare.verdict.judge.limits import place_limit, roundings
-from mpcompare.verdict.judge.planted import not_flagged
 
 COARSEST = 0.1  # the relative error of a tensor that must be found for it to be seen
 ENOUGH = 0.95  # the share of the numbers of the parameters that must be seen
+# What each makes of the errors of a gradient g that is right: ||-g - g|| = 2 ||g||, and so on. Another order of the
+# elements has no part in the direction of g.
+PLANTED: dict[str, Callable[[GradientError], GradientError]] = {
+    "negated": lambda e: replace(e, error=2 * e.norm, slope=-e.slope),
+    "halved": lambda e: replace(e, error=e.norm / 2, slope=e.slope / 2),
+    "in another order": lambda e: replace(e, error=math.sqrt(2) * e.norm, slope=0.0, residual=e.norm),
+}
 
 
 @dataclass(frozen=True)
@@ -46,28 +61,28 @@ def sight(case: Case) -> Sight | None:
     run, reference = (each.findings.replays.get("first") for each in (case.run, case.reference))
     blind = _unseen_layers(case, run, reference) if run else []
     if run is not None and run.loss_is_replayed:
-        known, rounding = passes(case, run, reference), run.rounding
+        both, rounding = passes(case, run, reference), run.rounding
     else:
         steps = case.run.findings.first, case.reference.findings.first
         if not all(step.gradients and step.finite for step in steps):
             return None
-        known = tuple(Pass(step.finite, step) for step in steps if step.finite)  # type: ignore[assignment]
+        both = tuple(Pass(step.finite, step) for step in steps if step.finite)  # type: ignore[assignment]
         rounding = case.run.findings.rounding
-    errors = errors_of(case, FIRST, known, rounding)
+    errors = errors_of(case, FIRST, both, rounding)
     finest, seen, numbers = {}, 0, 0
     for name, e in errors.items():
-        exact = known[1].step.gradients[name]
+        exact = both[1].step.gradients[name]
         assert exact is not None
         elements = max(exact.elements, 1)
         numbers += elements
-        if vanishes(name, known[1].step, rounding):  # 0 but for roundings, and held to those
+        if vanishes(name, both[1].step, rounding):  # 0 but for roundings, and held to those
             seen += elements
             continue
         finest[name] = e.limit / exact.norm if exact.norm else 0.0
         seen += elements if finest[name] <= COARSEST else 0
     unseen = [name for name, each in finest.items() if not each <= COARSEST]
     middle = sorted(finest.values())[len(finest) // 2] if finest else 0.0
-    fine = [name for name in finest if name not in unseen and known[0].step.gradients.get(name)]
+    fine = [name for name in finest if name not in unseen and both[0].step.gradients.get(name)]
     planted = [] if case.is_reference else not_flagged(case, fine)
     return Sight(seen / max(numbers, 1), unseen, blind, middle, planted)
 
@@ -82,3 +97,29 @@ def _unseen_layers(case: Case, run: Layers, reference: Layers | None) -> list[st
         if kind in ("output", "gradient") and blind and place.norm > roundings(case.run, place):
             unseen[layer] = None
     return list(unseen)
+
+
+def not_flagged(case: Case, seen: Sequence[str]) -> list[str]:
+    """Returns in words what was planted and is not flagged; empty where all is, and where nothing is seen.
+
+    Args:
+        seen: names of gradients of the first step.
+    """
+    if not seen:
+        return []
+    name = seen[zlib.crc32(" ".join(seen).encode()) % len(seen)]
+    words = {what: f"the gradient of {name} taken as {what}" for what in PLANTED}
+    return [words[what] for what, spoil in PLANTED.items() if all(c.passed for c in _judged(case, name, spoil))]
+
+
+def _judged(case: Case, name: str, spoil: Callable[[GradientError], GradientError]) -> Checks:
+    """Yields the checks of the first step with one gradient spoilt."""
+    findings = case.run.findings
+    if shown := findings.replays.get("first"):
+        first = replace(shown, gradients={**shown.gradients, name: spoil(known(shown.gradients[name]))})
+        run = replace(case.run, findings=replace(findings, replays={**findings.replays, "first": first}))
+        yield from layers.checks(replace(case, run=run))
+    elif finite := findings.first.finite:
+        step = replace(finite, gradients={**finite.gradients, name: spoil(known(finite.gradients[name]))})
+        run = replace(case.run, findings=replace(findings, first=replace(findings.first, finite=step)))
+        yield from gradients.checks(replace(case, run=run))

@@ -9,16 +9,20 @@
 """
 
 import math
-from collections.abc import Iterator
+
+import pandas as pd
 
 from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.judge import block_clock
-from mpcompare.verdict.judge.check import Case, Check, Timed
+from mpcompare.race.intervals import MIN_VALUES
+from mpcompare.verdict.judge.check import Case, Check, Checks, Timed
 from mpcompare.verdict.judge.limits import FP32, reordered_loss, stored_coarsely, update_part
 from mpcompare.verdict.judge.trajectories import common_steps
 
+OF_A_BLOCK = 0.02  # ratios are known within that (measure.rel_ci)
+MARK_MS = 1.0  # a clock on a GPU begins later than the wall's and ends earlier: a kernel is launched in less
 
-def checks(case: Case) -> Iterator[Check]:
+
+def checks(case: Case) -> Checks:
     """Yields checks where anything was timed: weights did not change once they had been read, exactly; its times are
     true; and of a backend that rounds the same way every time, the loss and the state at the end of a block are the
     examined backend's."""
@@ -27,7 +31,7 @@ def checks(case: Case) -> Iterator[Check]:
         return
     because = f"weights went on changing after the clock had stopped, in {timed.record.timed_unfinished} timed blocks"
     yield Check("weights after the clock stopped", timed.record.timed_unfinished, 0, "unfinished steps", because)
-    yield from block_clock.checks(timed)
+    yield from _clocks(timed)
     if run.findings.promises.rounding == "stochastic":
         return
     loss, difference = timed.record.timed_loss, timed.record.timed_loss_difference
@@ -38,7 +42,7 @@ def checks(case: Case) -> Iterator[Check]:
         yield from _states(case, timed)
 
 
-def _states(case: Case, timed: Timed) -> Iterator[Check]:
+def _states(case: Case, timed: Timed) -> Checks:
     """Yields the check of each kind of tensors, unless correct runs part in training: they would here.
 
     Each activation may be rounded once more or less, as in ``resume``. Such errors of updates add up as randomly as the
@@ -54,3 +58,41 @@ def _states(case: Case, timed: Timed) -> Iterator[Check]:
         because += f" after the same steps, which moved by {moved:.1e}"
         limit = part * moved + math.sqrt(timed.record.timed_steps) * (FP32 + stored_coarsely(case.run)) * apart.norm
         yield Check(f"{kind} after timed steps", difference, limit, "timed steps", because)
+
+
+def _clocks(timed: Timed) -> Checks:
+    """Yields a check of the two clocks where there are enough blocks, and one of the block that was compared."""
+    if apart := clocks_apart(timed.blocks):
+        value, limit = apart
+        yield Check("clock of timed blocks", value, limit, "clock", clock_because(timed.blocks))
+    step_ms = timed.blocks.set_index("round")["step_ms"]
+    share = float(step_ms[timed.record.timing.compared] / step_ms.median())
+    because = f"the block that was compared took {share:.2f} times the median of all blocks"
+    yield Check("time of the compared block", share, 1.0, "timed steps", because)
+
+
+def clocks_apart(blocks: pd.DataFrame) -> tuple[float, float] | None:
+    """Returns the milliseconds by which a block by the entrant's clock is longer or shorter than the race's clock
+    allows, in the median, and how many they may be; None of too few blocks.
+
+    A message is heard after it was sent, however full the machine is. So the block lasts no longer than from the race's
+    order to the news of its end. And the race hears of its beginning no sooner, and of its end no later, than the
+    entrant's clock says of the moments before the one message and after the answer to the other:
+
+        block <= longest,    seen <= block + messages
+
+    A clock that goes wrong changes the median that is reported only if it does so in half of the blocks.
+    """
+    seen_ms, block_ms = blocks["seen_s"] * 1e3, blocks["step_ms"] * blocks["steps"]
+    if blocks["messages_s"].count() < MIN_VALUES:
+        return None
+    too_long = block_ms - blocks["longest_s"] * 1e3
+    too_short = seen_ms - block_ms - blocks["messages_s"] * 1e3
+    wrong_ms = too_long.where(too_long > too_short, too_short).clip(lower=0)
+    return float(wrong_ms.median()), float(OF_A_BLOCK * seen_ms.median() + MARK_MS)
+
+
+def clock_because(blocks: pd.DataFrame) -> str:
+    """Returns the sentence for clocks that are apart."""
+    rate = float((blocks["step_ms"] * blocks["steps"] / 1e3 / blocks["seen_s"]).median())
+    return f"the clock of its process says {rate:.2f} of the time that the race saw its blocks take"

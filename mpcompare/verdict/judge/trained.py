@@ -6,11 +6,10 @@
 - *Not checked* where that step is skipped, or where the backend remembers something else than the optimizer.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mpcompare.verdict.judge import clip, optimizer
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.counts import Count
 from mpcompare.verdict.judge.drive import Drive
 from mpcompare.verdict.judge.optimizer import LAST
@@ -31,7 +30,7 @@ class TrainedUpdate:
     counts: dict[str, Count] = field(default_factory=dict)
 
 
-def checks(case: Case) -> Iterator[Check]:
+def checks(case: Case) -> Checks:
     """Yields the checks of one update, and what the optimizer remembers after it, with the roundings of one update.
 
     Moments that are rounded once they are used make no update wrong, and every next one starts from them.
@@ -44,7 +43,7 @@ def checks(case: Case) -> Iterator[Check]:
     yield from _moments(trained)
 
 
-def _moments(trained: TrainedUpdate) -> Iterator[Check]:
+def _moments(trained: TrainedUpdate) -> Checks:
     for kind, tensors in trained.moments.items():
         for name, excess in tensors.items():
             because = f"{kind} of {name} is {excess:.2g} times as far as fp32 rounds it from what the update after "

@@ -8,28 +8,28 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.buffers import Buffers, cause_of, of_step
-from mpcompare.verdict.judge.check import Case, Check
+from mpcompare.verdict.judge.check import Case, Check, Checks
 from mpcompare.verdict.judge.limits import FP32, sum_error
 from mpcompare.verdict.judge.trajectories import common_steps, jump, noise_factor
 
 
-def checks(case: Case) -> Iterator[Check]:
-    """Yields checks of the buffers that training moves.
-
-    In the step after training they are compared with a new backend's. At the end of training they are compared with the
-    reference's: whole numbers exactly, and others together, where runs do not part. In fp32 these are not compared, as
-    weights are not (run.py). Of the reference, too, is asked whether they are numbers at all.
-    """
+def checks(case: Case) -> Checks:
+    """Yields checks of the buffers that training moves. In fp32 those at its end are not compared together, as weights
+    are not (run.py). Of the reference, too, is asked whether they are numbers at all."""
     yield from _numbers(case)
     if case.is_reference:
         return
-    yield from _next_step(case)
+    # In the next step both round alike: as for gradients, but that the numbers themselves are not rounded.
+    errors, others = case.run.findings.last_buffers, case.reference.findings.last_buffers
+    beyond = {name for name, e in errors.items() if e and not math.isfinite(e.norm)}
+    known = {name: e for name, e in others.items() if errors and name not in beyond}
+    yield from of_step(case, "after training", errors, known, {}, ", and right after the first step")
     own, noise = case.run.findings.buffers, case.reference.findings.noise
     if not noise or case.run.start != case.reference.start or promises.kept(case.run):
         return
@@ -39,7 +39,7 @@ def checks(case: Case) -> Iterator[Check]:
         yield from _others(case, own, correct)
 
 
-def _numbers(case: Case) -> Iterator[Check]:
+def _numbers(case: Case) -> Checks:
     """A running mean that once took up inf or NaN holds it for ever. Weights that are finite can be trained on from
     there, but the network cannot be evaluated."""
     findings = case.run.findings
@@ -51,15 +51,7 @@ def _numbers(case: Case) -> Iterator[Check]:
         yield Check("numbers in buffer", float(wrong), 0, cause_of(case, name), because, tensor=name)
 
 
-def _next_step(case: Case) -> Iterator[Check]:
-    """Both round alike: as for gradients, but that the numbers themselves are not rounded."""
-    own, others = case.run.findings.last_buffers, case.reference.findings.last_buffers
-    beyond = {name for name, e in own.items() if e and not math.isfinite(e.norm)}
-    known = {name: e for name, e in others.items() if own and name not in beyond}
-    yield from of_step(case, "after training", own, known, {}, ", and right after the first step")
-
-
-def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iterator[Check]:
+def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:
     """Whole numbers that all correct runs agree in, such as a count of steps: exactly."""
     for name, b in correct[0].items():
         if not b.whole or any(name not in other or other[name].whole != b.whole for other in correct):
@@ -69,7 +61,7 @@ def _whole_numbers(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iter
         yield Check("whole number", float(found != b.whole), 0, cause_of(case, name), because, tensor=name)
 
 
-def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Iterator[Check]:
+def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:
     """Yields one check for all, each in units of its norm: the distance that one more correct run may have, one
     rounding of each buffer in each step, and one of the numbers of which it is made. A network may keep the mean of its
     inputs, which has no noise, and ``master_weights`` gives it inputs in 16 bits.

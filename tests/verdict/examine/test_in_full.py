@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpcompare.report.verdicts import judge_run
-from mpcompare.verdict.examine.in_full import grouped_product
+from mpcompare.verdict.examine.widened import grouped_product
 
 ENDS = torch.tensor([3, 3, 8], dtype=torch.int32)  # the second expert has nothing
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpcompare.instruments import meter
-from mpcompare.verdict.examine.mapped import Mapped
+from mpcompare.verdict.examine.exact_values import Mapped
 
 MB = 1 << 20
 

@@ -14,8 +14,7 @@ from mpcompare.backends.amp import Amp
 from mpcompare.report.verdicts import examined_of, judge_run
 from mpcompare.verdict.judge.check import Case
 from mpcompare.verdict.judge.layers import checks as layer_checks
-from mpcompare.verdict.judge.planted import PLANTED
-from mpcompare.verdict.judge.sight import sight
+from mpcompare.verdict.judge.sight import PLANTED, sight
 
 MLP = make_task(in_features=20, hidden=[64], out_features=5, batch_size=64, samples=64 * 4)
 TASK = replace(MLP, model=lambda: nn.Sequential(nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 5)))

@@ -1,0 +1,64 @@
+"""The task and the loss scale that a backend is held to: as they were asked for, but for what it promises."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mpcompare.loss_scale import LossScale, NoLossScale, load_state
+from mpcompare.promises import Promises
+from mpcompare.tasks.task import Task
+from mpcompare.verdict.judge.loss_scale import WrongScale
+
+StepRows = Sequence[Mapping[str, Any]]  # those of ``steps.csv``, a training step each
+
+
+def promised_task(task: Task, promises: Promises) -> Task:
+    """Returns the task, clipped as a backend promises to where the task clips nothing."""
+    if task.clip_norm is None and promises.clip_norm is not None:
+        return replace(task, clip_norm=promises.clip_norm)
+    return task
+
+
+def promised_scaling(scaling: LossScale, promises: Promises) -> LossScale:
+    """Returns a copy of the loss scale asked for, with the settings that a backend promises to be its own."""
+    if scaling.is_dynamic and promises.loss_scale:
+        return replace(scaling, **promises.loss_scale)  # type: ignore[arg-type]
+    return copy.deepcopy(scaling)
+
+
+class ExpectedScale:
+    """The loss scale that a backend should have, and the steps that it should skip.
+
+    Attributes:
+        scaling: as the backend promises it, after the steps that were seen.
+        asked: as it was asked for.
+        skips: whether a step is skipped whose gradients are not finite.
+    """
+
+    def __init__(self, scaling: LossScale, promises: Promises) -> None:
+        self.asked, self.scaling = copy.deepcopy(scaling), promised_scaling(scaling, promises)
+        self.skips = promises.skips_without_scale or not isinstance(scaling, NoLossScale)
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """Loads the state of a loss scale."""
+        for scaling in (self.scaling, self.asked):
+            load_state(scaling, state)
+
+    def step(self, finite: bool) -> tuple[bool, float, float | None]:
+        """Returns the arguments of :meth:`Seen.step` beside ``finite``, and goes on to the next step."""
+        scale, asked = self.scaling.scale, self.asked.scale
+        for scaling in (self.scaling, self.asked):
+            scaling.update(not finite)
+        return self.skips, scale, None if asked == scale else asked
+
+
+def first_wrong_scale(scaling: LossScale, rows: StepRows) -> WrongScale | None:
+    """Returns the first training step whose loss scale does not follow from the steps that were skipped before;
+    ``scaling`` is that before the first one."""
+    scaling = copy.deepcopy(scaling)
+    for row in rows:
+        if row["loss_scale"] != scaling.scale:
+            return WrongScale(row["loss_scale"], scaling.scale, row["step"])
+        scaling.update(row["skipped"])
+    return None

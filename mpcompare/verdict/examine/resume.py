@@ -63,10 +63,10 @@ def resume(subject: Subject, batches: Sequence[Batches]) -> Reload:
     loaded.load_state_dict(first.state())
     lost = lost_entries({**first.state(), "params": first.params}, loaded.state_dict())
     begin, walk = start_of(loaded, first.lr, first.updates, 1), Walk(loaded, batches[1], first.lr)
-    loss, grads = gradients_of(walk, kept=subject.task.clip_norm is not None)
+    rule = UpdateRule(subject.task, subject.precision, promises_of(loaded))
+    loss, grads = gradients_of(walk, kept=rule.task.clip_norm is not None)
     gradients = compared(loss, grads, first.step)
     without = idle(subject.model, subject.task.loss_fn, batches[1], grads, first.params)
-    rule = UpdateRule(subject.task, subject.precision, promises_of(loaded))
     update = trained_update(rule, walk, begin, grads, without)
     return Reload(
         step=gradients,

@@ -95,11 +95,9 @@ def test_any_field_may_hold_anything_and_two_others_have_their_rows(three):
 )
 def test_a_damaged_record_is_a_row_with_its_reason(three, content, said):
     (three / "2-other" / "result.json").write_bytes(content)
-    assert not report([three], three.parent / "report", "amp")
-    table = pd.read_csv(three.parent / "report" / "summary.csv").set_index("run")
-    assert table["status"].to_dict() == {"0-mine": "ok", "1-amp": "ok", "2-other": UNREADABLE}
-    assert said in table["error"]["2-other"]
-    assert (three.parent / "report" / "index.html").exists()
+    assert rows(three) == {"0-mine": "ok", "1-amp": "ok", "2-other": UNREADABLE}
+    errors = {row["run"]: row["error"] for row in data.summary_rows(contents_of([three]))}
+    assert said in errors["2-other"]
 
 
 def test_columns_that_are_missing_or_too_many_are_named(three):
@@ -108,6 +106,7 @@ def test_columns_that_are_missing_or_too_many_are_named(three):
     assert not report([three], three.parent / "report", "amp")
     table = pd.read_csv(three.parent / "report" / "summary.csv").set_index("run")
     assert "blocks.csv lacks seen_s and should not have seen_h" in table["error"]["2-other"]
+    assert (three.parent / "report" / "index.html").exists()
     assert "other bf16` cannot be read." in (three.parent / "report" / "summary.md").read_text()
 
 

@@ -56,10 +56,16 @@ def complex_loop(layer: type[nn.Module], dtype: torch.dtype, adam: bool) -> Loop
     return made
 
 
-@pytest.mark.parametrize("layer", [Spectral, Around])
+# A GradScaler on a CPU takes no complex gradients.
 @pytest.mark.parametrize(
-    ("dtype", "adam"), [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)]
-)  # a GradScaler on a CPU takes no complex gradients
+    ("layer", "dtype", "adam"),
+    [
+        (Spectral, torch.bfloat16, True),
+        (Around, torch.float32, False),
+        pytest.param(Spectral, torch.float32, True, marks=pytest.mark.slow),
+        pytest.param(Around, torch.bfloat16, True, marks=pytest.mark.slow),
+    ],
+)
 def test_complex_parameters_are_examined(layer: type[nn.Module], dtype: torch.dtype, adam: bool) -> None:
     loop = complex_loop(layer, dtype, adam)
     seen = loop.run(mpcompare.watch)
@@ -70,8 +76,10 @@ def test_complex_parameters_are_examined(layer: type[nn.Module], dtype: torch.dt
     assert all(torch.equal(a, b) for a, b in zip(bits, loop.weights(), strict=True))
 
 
-@pytest.mark.parametrize("layer", [Spectral, Around])
-@pytest.mark.parametrize("wrong", [lambda g: g / 2, torch.conj_physical])
+@pytest.mark.parametrize(
+    ("layer", "wrong"),
+    [(Around, lambda g: g / 2), pytest.param(Spectral, torch.conj_physical, marks=pytest.mark.slow)],
+)
 def test_a_wrong_complex_gradient_is_seen(layer: type[nn.Module], wrong: object) -> None:
     loop = complex_loop(layer, torch.bfloat16, True)
     make = loop.make
@@ -86,8 +94,14 @@ def test_a_wrong_complex_gradient_is_seen(layer: type[nn.Module], wrong: object)
     assert {defect.place for defect in seen.defects} == {"1.weight"}, str(seen)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize(
+    ("dtype", "clip"),
+    [
+        (torch.float16, 0.1),
+        pytest.param(torch.float32, 0.1, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, None, marks=pytest.mark.slow),
+    ],
+)
 def test_sparse_gradients_are_examined(dtype: torch.dtype, clip: float | None) -> None:
     seen = Loop(make=Words, optimizer=sgd, dtype=dtype, clip=clip).run(mpcompare.watch)
     assert seen.defects == [], str(seen)

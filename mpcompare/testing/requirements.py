@@ -36,7 +36,7 @@ from mpcompare.testing.candidate import LOSS_SCALES, Candidate
 from mpcompare.testing.examined import examined_run
 from mpcompare.testing.outcome import Checked
 from mpcompare.verdict.examine import numerics
-from mpcompare.verdict.examine.promised import promised_scaling
+from mpcompare.verdict.examine.loss_scale import promised_scaling
 from mpcompare.verdict.judge.word import Word
 
 Requirement = Callable[[Candidate, Checked], Iterator[str]]

@@ -21,10 +21,10 @@ from mpcompare.verdict.examine.effective_precision import effective_precision
 from mpcompare.verdict.examine.errors import FROM_THE_START, Remembered
 from mpcompare.verdict.examine.idle import idle
 from mpcompare.verdict.examine.idle import moved as moved_ones
+from mpcompare.verdict.examine.loss_scale import ExpectedScale, promised_scaling
 from mpcompare.verdict.examine.masks import forward_as_the_oracle
 from mpcompare.verdict.examine.new_step import compared, new_step
 from mpcompare.verdict.examine.oracle import Exact
-from mpcompare.verdict.examine.promised import ExpectedScale, promised_scaling
 from mpcompare.verdict.examine.seen import Seen, UpdateRule, all_finite, digits, early, moved, own_factor, said_norm
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.updates import Update

@@ -33,13 +33,13 @@ from mpcompare.verdict.examine.idle import uses_all
 from mpcompare.verdict.examine.last import exponents_of, last
 from mpcompare.verdict.examine.layers import layers, longest_sum
 from mpcompare.verdict.examine.lent import written
+from mpcompare.verdict.examine.loss_scale import StepRows, first_wrong_scale, promised_task
 from mpcompare.verdict.examine.masks import masks_of
 from mpcompare.verdict.examine.midway import midway
 from mpcompare.verdict.examine.noise import noise_runs
 from mpcompare.verdict.examine.oracle import Exact, oracle
 from mpcompare.verdict.examine.overflow import infinite_input, overflow
 from mpcompare.verdict.examine.padding import padding
-from mpcompare.verdict.examine.promised import StepRows, first_wrong_scale, promised_task
 from mpcompare.verdict.examine.resume import resume
 from mpcompare.verdict.examine.rounding import rounding_errors
 from mpcompare.verdict.examine.subject import Subject

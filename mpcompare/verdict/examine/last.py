@@ -22,9 +22,9 @@ from mpcompare.verdict.examine.buffers import step_errors
 from mpcompare.verdict.examine.forced.passes import layers_of, recorded_layers
 from mpcompare.verdict.examine.forced.step import Recorded
 from mpcompare.verdict.examine.idle import idle, moved
+from mpcompare.verdict.examine.loss_scale import StepRows
 from mpcompare.verdict.examine.new_step import compared, gradients_of, new_step
 from mpcompare.verdict.examine.oracle import Exact, exact_step
-from mpcompare.verdict.examine.promised import StepRows
 from mpcompare.verdict.examine.seen import UpdateRule
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.trained import start_of, trained_update

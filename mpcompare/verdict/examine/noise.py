@@ -20,8 +20,8 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import buffers_of, params_of, with_values
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.buffers import buffers_of_backend
+from mpcompare.verdict.examine.loss_scale import StepRows
 from mpcompare.verdict.examine.moves import Digest
-from mpcompare.verdict.examine.promised import StepRows
 from mpcompare.verdict.examine.subject import Subject
 from mpcompare.verdict.examine.widened import widened
 from mpcompare.verdict.judge.run import NoiseRun

@@ -20,7 +20,7 @@ from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.errors import FROM_THE_START, Change, Remembered, clip_errors, update_errors
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
-from mpcompare.verdict.examine.promised import promised_task
+from mpcompare.verdict.examine.loss_scale import promised_task
 from mpcompare.verdict.examine.updates import Update, some_of
 from mpcompare.verdict.judge.drive import Clip, KnownMistake, Step, UpdateError
 

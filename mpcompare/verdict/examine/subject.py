@@ -18,7 +18,7 @@ from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.tasks.groups import by_names
 from mpcompare.tasks.task import Params, Task
 from mpcompare.verdict.examine.exact_values import ExactValues, Lent, Problem
-from mpcompare.verdict.examine.promised import promised_scaling
+from mpcompare.verdict.examine.loss_scale import promised_scaling
 from mpcompare.verdict.judge.held_out import HeldOut
 
 

@@ -1,7 +1,7 @@
 """The loss scale of a run beside the one that its policy gives."""
 
 from mpcompare.loss_scale import DynamicLossScale
-from mpcompare.verdict.examine.promised import first_wrong_scale
+from mpcompare.verdict.examine.loss_scale import first_wrong_scale
 from mpcompare.verdict.judge.loss_scale import WrongScale
 
 

@@ -21,7 +21,7 @@ from mpcompare.verdict.examine.drive import RETRIES
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
-from mpcompare.verdict.examine.promised import promised_task
+from mpcompare.verdict.examine.loss_scale import promised_task
 from mpcompare.verdict.examine.seen import all_finite, own_factor, said_norm
 from mpcompare.verdict.examine.sharp import sharp_weights
 from mpcompare.verdict.examine.subject import Subject

@@ -1,4 +1,4 @@
-"""The task and the loss scale that a backend is held to: as they were asked for, but for what it promises."""
+"""The loss scale that a backend is held to, and its task: as they were asked for, but for what it promises."""
 
 import copy
 from collections.abc import Mapping, Sequence

@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.watching.own_functions import called, is_own
+from mpcompare.watching.own_functions import Ended, OwnFunction, forward_of, has_context, leave, listen
 
 STEP = 1e-4  # of a finite difference, by the size of the arguments: an error of about 1e-8 in float64
 SAME = 2.0**-12  # derivatives that are no further apart, as a part of them: half a unit of the last digit of fp16
@@ -52,28 +51,27 @@ class Derivatives:
             finds_out: whether it is found out which are wrong, in float64.
         """
 
-        def derived(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
-            before, generator = sum(map(len, replay.arrived.values())), torch.get_rng_state()
-            args = tuple(map(replay.weights.taken, args))
-            result = called(kind, *args, **kwargs)
-            if is_own(kind):
-                found = tree_leaves(result)
-                node = next((t.grad_fn for t in found if isinstance(t, Tensor) and t.grad_fn is not None), None)
-                if node is not None and getattr(node, "_forward_cls", None) is kind:
-                    if sum(map(len, replay.arrived.values())) != before or kwargs:
-                        self.believed.add(kind.__name__)
-                    elif finds_out or kind in self._wrong:
-                        node.register_hook(
-                            partial(self._derived, _Forward(kind, args, generator, replay.weights), finds_out)
-                        )
-            return result
+        def begins(function: OwnFunction, args: tuple[Any, ...]) -> Ended:
+            return partial(ends, function.kind, args, sum(map(len, replay.arrived.values())), torch.get_rng_state())
 
-        outer = Function.__dict__["apply"]
-        Function.apply = classmethod(derived)
+        def ends(kind: type[Function], args: Any, before: int, generator: Tensor, node: Any, _: Any) -> None:
+            if sum(map(len, replay.arrived.values())) != before:
+                self.believed.add(kind.__name__)
+            elif finds_out or kind in self._wrong:
+                forward = _Forward(kind, args, generator, replay.weights)
+                node.register_hook(partial(self._derived, forward, finds_out))
+
+        def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:  # torch's modes do not see what it is given
+            return plain.__get__(None, kind)(*map(replay.weights.taken, args), **kwargs)
+
+        plain = vars(Function)["apply"]
+        listen(begins)
+        Function.apply = classmethod(apply)
         try:
             yield
         finally:
-            Function.apply = outer
+            Function.apply = plain
+            leave(begins)
 
     def _derived(
         self, forward: "_Forward", finds_out: bool, own: Sequence[Tensor | None], arrived: Sequence[Tensor | None]
@@ -85,7 +83,7 @@ class Derivatives:
             self.believed.add(name)
             return None
         pairs = list(zip(own, derived, strict=True))
-        right = [g if g is None or d is None else torch.where(d != 0, d, g) for g, d in pairs]
+        right = [g if g is None or d is None else torch.where(d != 0, d, g).to(g.dtype) for g, d in pairs]
         if finds_out:
             with _disable_current_modes():
                 apart = [None if r is None or g is None else r - g for r, g in zip(right, own, strict=True)]
@@ -152,12 +150,12 @@ class _Forward:
     def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
         context: Any = FunctionCtx()
         context.needs_input_grad = tuple(self.trained)
-        given = () if self.kind.setup_context is not Function.setup_context else (context,)
+        given = (context,) if has_context(self.kind) else ()
         after = torch.get_rng_state()
         torch.set_rng_state(self.generator)
         try:
             with self.widened:  # autograd calls hooks outside of all modes
-                result = self.kind.forward(*given, *args)
+                result = forward_of(self.kind)(*given, *args)
         finally:
             torch.set_rng_state(after)
         return result if isinstance(result, tuple) else (result,)

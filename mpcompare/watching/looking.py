@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from mpcompare.verdict.examine.forced.record import Hook
@@ -22,6 +23,7 @@ from mpcompare.watching.steps import Sum
 from mpcompare.watching.sums import CLIPPING, Sums
 from mpcompare.watching.tape import Called
 
+PLAIN = (Tensor, torch.dtype, torch.device, int, float, bool, str, type(None))  # what a tape can hand on once more
 BACKWARD = (Tensor.backward, torch.autograd.backward)
 
 
@@ -56,7 +58,7 @@ class Look(TorchFunctionMode):
         self._handles = [outer.register_forward_pre_hook(before, with_kwargs=True, prepend=True)]
         if not self.attached.compiled:
             self._handles += self.sums.recorder.attach(self.network)
-            own_functions.listen(self._told)
+            own_functions.listen(self._own)
         self._handles.append(outer.register_forward_hook(after, with_kwargs=True, always_call=True))
         scalers.look(self.steps)
         self.on = self._entered = True
@@ -70,7 +72,7 @@ class Look(TorchFunctionMode):
             for handle in self._handles:
                 handle.remove()
             scalers.look_away(self.steps)
-            own_functions.leave(self._told)
+            own_functions.leave(self._own)
             self.sums.forget()
         if self._entered and self._is_on_top():
             self._entered = False
@@ -108,17 +110,23 @@ class Look(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        end = None if own_functions.is_called() else self._told(func, args, kwargs)
+        end = self.guard(self._begins, func, args, kwargs) if self._is_of_loop() else None
         result = func(*args, **kwargs)
         if end is not None:
-            end(result)
+            self.guard(end, result)
         return result
 
-    def _told(self, func: Any, args: Any, kwargs: Any) -> Callable[[Any], None] | None:
-        """Is told of a function before it is called; returns what is to be told of its result."""
-        busy = self._inside or self.steps.step or self.guard.calls or torch._C._current_graph_task_id() != -1
-        end = None if busy or not self.on else self.guard(self._begins, func, args, kwargs)
-        return partial(self.guard, end) if end is not None else None
+    def _is_of_loop(self) -> bool:
+        """Returns whether it is the loop's own code that calls a function."""
+        busy = self._inside or self.steps.step or self.guard.calls or own_functions.is_called()
+        return self.on and not busy and torch._C._current_graph_task_id() == -1
+
+    def _own(self, function: own_functions.OwnFunction, args: tuple[Any, ...]) -> own_functions.Ended | None:
+        """Is told of a function of the user's own before it is called, and returns what is to be told of its result."""
+        if not self._is_of_loop() or not all(isinstance(each, PLAIN) for each in tree_leaves(args)):
+            return None
+        begun = self.guard(self.sums.tape.begin, function, args, {}, self.steps.scaling)
+        return partial(self.guard, self.sums.tape.end_own, begun) if begun is not None else None
 
     def _begins(self, func: Any, args: Any, kwargs: Any) -> Callable[[Any], None] | None:
         """Is told of a function that is called next, and returns what is to be told of its result."""

@@ -1,20 +1,19 @@
-"""Functions of the user's own, ``torch.autograd.Function``, as functions of torch that a tape can hold.
+"""The user's own functions, ``torch.autograd.Function``, while somebody listens to their calls.
 
-Torch tells nobody of their calls, so ``Function.apply`` is replaced while somebody listens.
+Torch tells nobody of these calls, and many functions have another name (``relu = MyReLU.apply``). So the forward method
+of each class is replaced for that time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd.function import Function
-from torch.utils._pytree import tree_leaves
 
-_APPLY = Function.__dict__["apply"]
-PLAIN = (Tensor, torch.dtype, torch.device, int, float, bool, str, type(None))  # what a tape can hand on once more
-Told = Callable[..., Callable[[Any], None] | None]
-_told: list[Told] = []
+Ended = Callable[[Any, Any], None]  # is given the node of autograd's graph, which is the context, and the result
+_listeners: list[Callable[["OwnFunction", tuple[Any, ...]], Ended | None]] = []
+_replaced: list[tuple[type[Function], str, Any]] = []  # class, method, and what the class itself had
+_begun: list[list[Ended]] = []  # of functions whose context is set up by another method
 _inside = [0]
 
 
@@ -24,23 +23,29 @@ class OwnFunction:
     def __init__(self, kind: type[Function]) -> None:
         self.kind, self.__name__ = kind, kind.__name__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kind.apply(*args, **kwargs)
+    def __call__(self, *args: Any) -> Any:
+        return self.kind.apply(*args)
 
 
-def listen(told: Told) -> None:
-    """Tells of each call of a user's own function from now on. ``told`` is given function and arguments before it, and
-    returns what is to be told of the result."""
-    _told.append(told)
-    Function.apply = classmethod(apply)
+def listen(listener: Callable[[OwnFunction, tuple[Any, ...]], Ended | None]) -> None:
+    """Tells a listener of each call of a user's own function: the function and its arguments before it, and, where that
+    returns a function, node and result after it."""
+    if not _listeners:
+        for kind in _own(Function):
+            _replace(kind)
+    _listeners.append(listener)
 
 
-def leave(told: Told) -> None:
-    """Tells ``told`` of no more calls."""
-    if told in _told:
-        _told.remove(told)
-    if not _told:
-        Function.apply = _APPLY
+def leave(listener: Callable[[OwnFunction, tuple[Any, ...]], Ended | None]) -> None:
+    """Tells a listener of no more calls."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+    while _replaced and not _listeners:
+        kind, name, own = _replaced.pop()
+        if own is None:
+            delattr(kind, name)
+        else:
+            setattr(kind, name, own)
 
 
 def is_called() -> bool:
@@ -48,26 +53,56 @@ def is_called() -> bool:
     return _inside[0] > 0
 
 
-def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of ``Function.apply``. A compiler knows that by this name."""
-    plain = is_own(kind) and all(isinstance(each, PLAIN) for each in tree_leaves((args, kwargs)))
-    ends = [told(OwnFunction(kind), args, kwargs) for told in _told] if plain else []
-    _inside[0] += 1
-    try:
-        result = called(kind, *args, **kwargs)
-    finally:
-        _inside[0] -= 1
-    for end in ends:
-        if end is not None:
-            end(result)
-    return result
+def has_context(kind: type[Function]) -> bool:
+    """Returns whether forward is given the context, and no other method is."""
+    return kind.setup_context is Function.setup_context
 
 
-def called(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function, and tells nobody."""
-    return _APPLY.__get__(None, kind)(*args, **kwargs)
+def forward_of(kind: type[Function]) -> Callable[..., Any]:
+    """Returns the forward method of a function, which tells nobody."""
+    found: Callable[..., Any] = getattr(kind.forward, "plain", kind.forward)
+    return found
 
 
-def is_own(kind: type[Function]) -> bool:
-    """Returns whether a function is the user's, and neither torch's nor ours."""
-    return kind.__module__.partition(".")[0] not in ("torch", "mpcompare")
+def _own(kind: type[Function]) -> Iterator[type[Function]]:
+    """Yields the functions that are neither torch's nor ours."""
+    for each in kind.__subclasses__():
+        if each.__module__.partition(".")[0] not in ("torch", "mpcompare"):
+            yield each
+        yield from _own(each)
+
+
+def _replace(kind: type[Function]) -> None:
+    forward, with_context = forward_of(kind), has_context(kind)
+    set_up = getattr(kind.setup_context, "plain", kind.setup_context)
+
+    def told(*given: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return forward(*given)
+        args = given[1:] if with_context else given
+        ends = [listener(OwnFunction(kind), args) for listener in _listeners]
+        _inside[0] += 1
+        try:
+            result = forward(*given)
+        finally:
+            _inside[0] -= 1
+        _begun.append([end for end in ends if end is not None])
+        if with_context:
+            _end(given[0], result)
+        return result
+
+    def told_context(context: Any, inputs: Any, output: Any) -> None:
+        set_up(context, inputs, output)
+        if not torch.compiler.is_compiling():
+            _end(context, output)
+
+    methods = {"forward": (told, forward)} | ({} if with_context else {"setup_context": (told_context, set_up)})
+    for name, (method, plain) in methods.items():
+        vars(method)["plain"] = plain  # a subclass may have the method of another class
+        _replaced.append((kind, name, vars(kind).get(name)))
+        setattr(kind, name, staticmethod(method))
+
+
+def _end(node: Any, result: Any) -> None:
+    for end in _begun.pop():
+        end(node, result)

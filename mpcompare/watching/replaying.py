@@ -124,7 +124,7 @@ class FromTheRoot(Replay):
         leaves = [self._leaf(leaf, values) for leaf in op.leaves]
         args, kwargs = tree_unflatten(leaves, op.spec)
         if isinstance(op.func, OwnFunction):
-            result = self._own(op.func, args, kwargs)
+            result = self._own(op.func, args)
         else:
             result = args[0].to(self.dtype) if op.func in CASTS else op.func(*args, **kwargs)
         found = tree_flatten(result)[0]
@@ -133,11 +133,11 @@ class FromTheRoot(Replay):
                 half = dtype in HALF and op.writes is None
                 values[slot.number] = _Stored.apply(value, self) if half else value
 
-    def _own(self, function: OwnFunction, args: Any, kwargs: Any) -> Any:
+    def _own(self, function: OwnFunction, args: Any) -> Any:
         """Calls a function of the user's own, which may round each of its results as a layer does."""
         self.passing("forward")
         try:
-            result = function(*args, **kwargs)
+            result = function(*map(self.weights.taken, args))
         except Exception as error:
             raise NotInFloat64Error(function.__name__) from error
         self.passing("loss")

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -140,6 +142,7 @@ class Tape:
         self.names, self.copy = names, copy
         self.events: list[Event] = []
         self.slots: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.own: WeakKeyDictionary[Any, Op] = WeakKeyDictionary()  # by its node a call of a function of the user's own
         self.hidden: dict[int, str] = {}  # by the number of a slot, what it depends on that nobody saw
         self.count = 0
 
@@ -192,6 +195,28 @@ class Tape:
             )
         )  # fmt: skip
 
+    def end_own(self, begun: "Begun", node: Any, result: Any) -> None:
+        """Notes a call of a function of the user's own. Its results are no part of the graph yet, and get their slots
+        when they are used."""
+        results = result if isinstance(result, tuple) else (result,)
+        dtypes = [t.dtype if isinstance(t, Tensor) else None for t in results]
+        drew = None if torch.equal(begun.generator, torch.get_rng_state()) else begun.generator
+        self.own[node] = Op(
+            begun.func, begun.leaves, begun.spec, [None] * len(results), dtypes, None, "; ".join(begun.hidden[:1]),
+            drew, begun.scaled, begun.line, len(results) == 1 and results[0].numel() == 1,
+        )  # fmt: skip
+
+    def _of_own(self, tensor: Tensor) -> Slot | None:
+        """Returns the slot of a result of such a function; None of any other tensor."""
+        node = tensor.grad_fn
+        op = self.own.get(node) if isinstance(node, BackwardCFunction) else None
+        if op is None:
+            return None
+        if op not in self.events:
+            self.events.append(op)
+        op.results[tensor.output_nr] = slot = self.slot(tensor, hidden=op.hidden)
+        return slot
+
     def root(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], line: str) -> Root:
         """Returns the root of a backward that begins at these tensors."""
         hidden: list[str] = []
@@ -217,7 +242,7 @@ class Tape:
         return frozenset(names - {""})
 
     def _ref(self, tensor: Tensor, hidden: list[str]) -> Any:
-        if (slot := self.slots.get(tensor)) is not None:
+        if (slot := self.slots.get(tensor) or self._of_own(tensor)) is not None:
             if slot.number in self.hidden:
                 hidden.append(self.hidden[slot.number])
             return slot

@@ -1,5 +1,5 @@
-"""``mpcompare.watch`` on losses in a function of autograd. Where it cannot be seen, the layers are examined, and the
-loss is said not to be."""
+"""``mpcompare.watch`` on losses in a function of autograd. Where one is given what a tape cannot hold, the layers are
+examined, and the loss is said not to be."""
 
 import pytest
 import torch
@@ -10,10 +10,10 @@ import mpcompare
 
 
 class Fused(torch.autograd.Function):
-    """Cross-entropy whose gradient is made in forward."""
+    """Cross-entropy whose gradient is made in forward, with settings that nobody knows."""
 
     @staticmethod
-    def forward(ctx, z, y):
+    def forward(ctx, z, y, settings):
         log_p = z.float().log_softmax(-1)
         rows = torch.arange(len(y))
         g = log_p.exp()
@@ -24,7 +24,7 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         (of_z,) = ctx.saved_tensors
-        return of_z * g.to(of_z.dtype), None
+        return of_z * g.to(of_z.dtype), None, None
 
 
 class FusedWithHead(torch.autograd.Function):
@@ -58,7 +58,7 @@ class Head(nn.Module):
 
 
 def loop(tied: bool, wrong: bool, **options) -> Loop:
-    made = Loop(updates=2, loss=Fused.apply, **options)  # a watch cannot see this function, which is noted before it
+    made = Loop(updates=2, loss=lambda z, y: Fused.apply(z, y, object()), **options)
 
     def make():
         model = Head() if tied else small_network()
@@ -80,7 +80,7 @@ def loop(tied: bool, wrong: bool, **options) -> Loop:
 def test_layers_are_examined_where_the_loss_is_hidden(tied, dtype, accumulate):
     seen = loop(tied, False, dtype=dtype, accumulate=accumulate).run(mpcompare.watch)
     assert seen.defects == [], str(seen)
-    if tied:  # its loss is called by ``apply`` of its class, and replayed
+    if tied:  # its loss is given tensors alone, and replayed
         assert (seen.not_examined, seen.facts["own_backward"]) == ([], {"FusedWithHead": 0.0})
     else:
         (said,) = seen.not_examined

@@ -134,6 +134,23 @@ class OfFloatsOnly(SumOfSquares):
         return factor * ((output.float() - target) ** 2).mean()
 
 
+class Both(torch.autograd.Function):
+    """Two results, of which the first one has a wrong gradient, and which takes a dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        return (x * x).to(dtype), x.exp().to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> Any:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return (1.5 * x * first + x.exp() * second).to(x.dtype), None
+
+
+both = Both.apply  # as many name their functions, before any watch
+
+
 class Calls(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -143,9 +160,11 @@ class Calls(nn.Module):
         return self.function.apply(self.linear(x))
 
 
-def trained(function: Any = None, loss: Any = F.mse_loss, watch: bool = True) -> tuple[Watch | None, nn.Module]:
+def trained(
+    function: Any = None, loss: Any = F.mse_loss, watch: bool = True, layer: nn.Module | None = None
+) -> tuple[Watch | None, nn.Module]:
     torch.manual_seed(0)
-    layer = nn.Identity() if function is None else Calls(function)
+    layer = layer or (nn.Identity() if function is None else Calls(function))
     network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), layer, nn.Linear(16, 4))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     seen = mpcompare.watch(network, optimizer, steps=2) if watch else None
@@ -203,6 +222,50 @@ def test_a_loss_is_replayed_with_the_derivative_of_its_own_forward_method() -> N
     assert wrong.facts["own_backward"] == {"SumOfSquares": 0.33}
 
 
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, factor: float) -> Tensor:
+        ctx.save_for_backward(x, gate)
+        ctx.factor = factor
+        return x * gate.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        x, gate = ctx.saved_tensors
+        return grad * gate.to(grad.dtype), (ctx.factor * grad * x).sum(0).to(gate.dtype), None
+
+
+class Gated(nn.Module):
+    """Has a layer, and a parameter that no layer has."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.linear, self.gate, self.factor = nn.Linear(16, 16), nn.Parameter(torch.randn(16)), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Gate.apply(self.linear(x), self.gate, self.factor)
+
+
+@pytest.mark.parametrize(("factor", "places"), [(1.0, set()), (0.8, {"2.gate"})])
+def test_a_parameter_that_no_layer_has_gets_its_derivative(factor: float, places: set[str]) -> None:
+    seen, _ = trained(layer=Gated(factor))
+    assert seen is not None
+    assert {d.place for d in seen.defects} == places
+    assert seen.not_examined == []
+
+
+def test_a_function_of_another_name_and_two_results_is_compared() -> None:
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        square, exponential = both(output, torch.float32)
+        return (square.mean() + (exponential * y).mean()) / 2
+
+    seen, _ = trained(loss=loss)
+    assert seen is not None
+    assert {d.cause for d in seen.defects} == {"loss"}
+    assert seen.facts["own_backward"] == {"Both": pytest.approx(0.2, abs=0.15)}
+    assert seen.not_examined == []
+
+
 def test_a_loss_that_computes_no_float64_is_believed() -> None:
     seen, _ = trained(loss=lambda output, y: OfFloatsOnly.apply(output, y, 3.0, 2.0))
     assert seen is not None
@@ -217,9 +280,10 @@ def test_a_watch_leaves_functions_and_bits_as_they_are() -> None:
         total: Tensor = SumOfSquares.apply(output, y, 3.0, 3.0)
         return total
 
-    apply = torch.autograd.Function.__dict__["apply"]
+    kinds = (Square, TenPercentLess, InTwoMethods, SumOfSquares)
+    before = [dict(vars(kind)) for kind in kinds]
     _, watched = trained(TenPercentLess, loss)
-    assert torch.autograd.Function.__dict__["apply"] is apply
+    assert [dict(vars(kind)) for kind in kinds] == before
     _, alone = trained(TenPercentLess, loss, watch=False)
     assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters(), strict=True))
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mpcompare.verdict.examine.forced.record import is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.examine.numerics import same_bits
-from mpcompare.watching.own_functions import Ended, OwnFunction, forward_of, has_context, leave, listen
+from mpcompare.watching.own_functions import Ended, OwnFunction, called, forward_of, has_context, leave, listen
 
 STEP = 1e-4  # of a finite difference, by the size of the arguments: an error of about 1e-8 in float64
 SAME = 2.0**-12  # derivatives that are no further apart, as a part of them: half a unit of the last digit of fp16
@@ -154,7 +154,7 @@ class _Forward:
         after = torch.get_rng_state()
         torch.set_rng_state(self.generator)
         try:
-            with self.widened:  # autograd calls hooks outside of all modes
+            with called(), self.widened:  # autograd calls hooks outside of all modes
                 result = forward_of(self.kind)(*given, *args)
         finally:
             torch.set_rng_state(after)

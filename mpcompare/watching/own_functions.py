@@ -5,10 +5,11 @@ of each class is replaced for that time.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd.function import Function
+from torch.autograd.function import BackwardCFunction, Function
 
 Ended = Callable[[Any, Any], None]  # is given the node of autograd's graph, which is the context, and the result
 _listeners: list[Callable[["OwnFunction", tuple[Any, ...]], Ended | None]] = []
@@ -53,6 +54,16 @@ def is_called() -> bool:
     return _inside[0] > 0
 
 
+@contextmanager
+def called() -> Iterator[None]:
+    """A forward method is being called while it is entered, so that nobody is told of others that it calls."""
+    _inside[0] += 1
+    try:
+        yield
+    finally:
+        _inside[0] -= 1
+
+
 def has_context(kind: type[Function]) -> bool:
     """Returns whether forward is given the context, and no other method is."""
     return kind.setup_context is Function.setup_context
@@ -77,15 +88,12 @@ def _replace(kind: type[Function]) -> None:
     set_up = getattr(kind.setup_context, "plain", kind.setup_context)
 
     def told(*given: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_called():
             return forward(*given)
         args = given[1:] if with_context else given
         ends = [listener(OwnFunction(kind), args) for listener in _listeners]
-        _inside[0] += 1
-        try:
+        with called():
             result = forward(*given)
-        finally:
-            _inside[0] -= 1
         _begun.append([end for end in ends if end is not None])
         if with_context:
             _end(given[0], result)
@@ -93,7 +101,7 @@ def _replace(kind: type[Function]) -> None:
 
     def told_context(context: Any, inputs: Any, output: Any) -> None:
         set_up(context, inputs, output)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not is_called():
             _end(context, output)
 
     methods = {"forward": (told, forward)} | ({} if with_context else {"setup_context": (told_context, set_up)})
@@ -105,4 +113,5 @@ def _replace(kind: type[Function]) -> None:
 
 def _end(node: Any, result: Any) -> None:
     for end in _begun.pop():
-        end(node, result)
+        if isinstance(node, BackwardCFunction):  # a forward method may be called by itself
+            end(node, result)

@@ -44,6 +44,18 @@ class InTwoMethods(torch.autograd.Function):
         return 1.8 * ctx.saved_tensors[0] * grad
 
 
+class OfAnother(Square):
+    """Calls the forward and the backward method of another function, with its own context."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 3 * Square.forward(ctx, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return 3 * Square.backward(ctx, grad)
+
+
 class StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -195,6 +207,7 @@ def test_a_wrong_backward_method_is_a_wrong_gradient_of_the_layer_before(functio
     ("function", "said"),
     [
         (Square, 0.0),
+        (OfAnother, 0.0),
         (Noisy, 0.0),
         (StraightThrough, "believed"),
         (ThroughTheClamp, "believed"),

@@ -1,5 +1,5 @@
-"""A closer look into single steps: the norm of the gradients, and the shares that the format loses of them, 0,
-subnormal, inf or NaN, and of the updates."""
+"""A closer look into single steps: the norm of the gradients, the shares of them that are 0, subnormal, inf or NaN in
+their format, and the share of the updates that are lost."""
 
 import math
 from collections.abc import Mapping

@@ -30,7 +30,7 @@ AGREES = 0.1  # a finite difference is nearer than that to one of two derivative
 
 
 class Derivatives:
-    """What is known of the user's own functions.
+    """The user's own functions, as far as replays have compared them.
 
     Attributes:
         off: by name how far a backward method is from the derivative of its forward method, as a part of it.
@@ -51,11 +51,14 @@ class Derivatives:
             finds_out: whether it is found out which are wrong, in float64.
         """
 
+        def calls() -> int:
+            return sum(map(len, replay.arrived.values()))
+
         def begins(function: OwnFunction, args: tuple[Any, ...]) -> Ended:
-            return partial(ends, function.kind, args, sum(map(len, replay.arrived.values())), torch.get_rng_state())
+            return partial(ends, function.kind, args, calls(), torch.get_rng_state())
 
         def ends(kind: type[Function], args: Any, before: int, generator: Tensor, node: Any, _: Any) -> None:
-            if sum(map(len, replay.arrived.values())) != before:
+            if calls() != before:
                 self.believed.add(kind.__name__)
             elif finds_out or kind in self._wrong:
                 forward = _Forward(kind, args, generator, replay.weights)
@@ -88,14 +91,14 @@ class Derivatives:
             with _disable_current_modes():
                 apart = [None if r is None or g is None else r - g for r, g in zip(right, own, strict=True)]
                 distance, size = _norm(apart), _norm(right)
-                if distance > SAME * size and not self._confirms(forward, arrived, right, apart):
-                    self.believed.add(name)
-                    return None
+                if distance > SAME * size:
+                    if not self._confirms(forward, arrived, right, apart):
+                        self.believed.add(name)
+                        return None
+                    self._wrong.add(forward.kind)
                 self.off[name] = max(self.off.get(name, 0.0), distance / size if size else 0.0)
                 if any(g is not None and (d is None or bool(((d == 0) & (g != 0)).any())) for g, d in pairs):
                     self.believed.add(name)
-            if distance > SAME * size:
-                self._wrong.add(forward.kind)
         return tuple(right)
 
     def said(self) -> dict[str, Any]:
@@ -133,7 +136,9 @@ class _Forward:
             found = iter(torch.autograd.grad([r for r, _ in ends], leaves, [g for _, g in ends], allow_unused=True))
         except Exception:  # whatever somebody's own code does outside its function: its backward method is believed
             return None
-        return [next(found) if t else None for a, t in zip(self.args, self.trained, strict=True) if is_tensor(a)]
+        return [
+            next(found) if t else None for a, t in zip(self.args, self.trained, strict=True) if isinstance(a, Tensor)
+        ]
 
     def slope(self, arrived: Sequence[Tensor | None], along: Sequence[Tensor | None]) -> float:
         """Returns a finite difference of the function, weighted by the gradients that arrived, along a direction."""
@@ -142,7 +147,7 @@ class _Forward:
         sides = []
         for sign in (step, -step):
             ways = iter(along)
-            args = [a if not is_tensor(a) else _moved(a, next(ways), sign) for a in self.args]
+            args = [_moved(a, next(ways), sign) if isinstance(a, Tensor) else a for a in self.args]
             with torch.no_grad():
                 sides.append(_dot(self(args), arrived))
         return (sides[0] - sides[1]) / (2 * step)
@@ -159,10 +164,6 @@ class _Forward:
         finally:
             torch.set_rng_state(after)
         return result if isinstance(result, tuple) else (result,)
-
-
-def is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _moved(tensor: Tensor, along: Tensor | None, step: float) -> Tensor:

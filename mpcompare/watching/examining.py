@@ -60,7 +60,7 @@ def replayed(look: Look, seen: Sum) -> Replayed:
     hidden = next((root.hidden for root in seen.roots if root.hidden), "")
     apart = {name for root in seen.roots if root.hidden for name in root.uses}
     made: list[FromTheRoot] = []
-    derivatives = look.derivatives
+    derivatives = look.derivatives  # the look itself is freed when it was compared
     kernels = Kernels()
 
     def make(*args: Any) -> FromTheRoot:
@@ -214,8 +214,9 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
 def _groups(step: Taken) -> list[list[str]]:
     """Returns the parameters that have a gradient, group by group."""
     groups: dict[int, list[str]] = {}
-    for name in [n for n in step.given if n not in step.row_by_row]:
-        groups.setdefault(id(step.settings[name]), []).append(name)
+    for name in step.given:
+        if name not in step.row_by_row:
+            groups.setdefault(id(step.settings[name]), []).append(name)
     return list(groups.values())
 
 

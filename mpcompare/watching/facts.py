@@ -29,17 +29,16 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     if not look.taken:
         return facts
     seen = _sums(look.taken)
-    known = {id(s): sums[id(s)] for s in seen if id(s) in sums}
-    facts["precision"] = _one([r.precision for r in known.values() if r.dtypes]) or NOT_SEEN
+    facts["precision"] = _one([r.precision for r in sums.values() if r.dtypes]) or NOT_SEEN
     facts["autocast"] = _one([s.autocast or "none" for s in seen])
     dtypes: dict[str, str] = {}
-    for replay in known.values():
+    for replay in sums.values():
         dtypes |= replay.dtypes
     facts["layers"] = _by_value(dtypes)
     facts["masters"] = _by_value({n: d for t in taken for n, d in t.dtypes.items()})
     facts["moments"] = _moments(taken)
     facts["training_mode"] = _one([s.training for s in seen])
-    facts |= _sums_of(seen, known)
+    facts |= _sums_of(seen, sums)
     facts["loss_in_16_bits"] = sorted({each for s in seen for each in _loss_in_16_bits(s)})
     facts["own_backward"] = look.derivatives.said()
     facts |= _clipping(taken)
@@ -90,11 +89,11 @@ def _moments(taken: Sequence[Taken]) -> dict[str, str]:
     return {kind: "+".join(sorted(found)) for kind, found in sorted(kinds.items())}
 
 
-def _sums_of(seen: Sequence[Sum], known: Mapping[int, Replayed]) -> dict[str, Any]:
+def _sums_of(seen: Sequence[Sum], sums: Mapping[int, Replayed]) -> dict[str, Any]:
     """Returns the micro-batches of the sums: their number, the loss, and how much each of them counts."""
     facts: dict[str, Any] = {"micro_batches": _one([len(s.roots) for s in seen])}
     weights, labels, losses = [], [], []
-    for one, replay in ((s, known[id(s)]) for s in seen if id(s) in known):
+    for one, replay in ((s, sums[id(s)]) for s in seen if id(s) in sums):
         weights.append([rounded(share / one.scale) for _, share in replay.shares])
         labels.append([op.labels for op, _ in replay.shares if isinstance(op, Op)])
         losses += [_loss(op) for op, _ in replay.shares]

@@ -12,7 +12,8 @@ import torch
 from torch.autograd.function import BackwardCFunction, Function
 
 Ended = Callable[[Any, Any], None]  # is given the node of autograd's graph, which is the context, and the result
-_listeners: list[Callable[["OwnFunction", tuple[Any, ...]], Ended | None]] = []
+Listener = Callable[["OwnFunction", tuple[Any, ...]], Ended | None]
+_listeners: list[Listener] = []
 _replaced: list[tuple[type[Function], str, Any]] = []  # class, method, and what the class itself had
 _begun: list[list[Ended]] = []  # of functions whose context is set up by another method
 _inside = [0]
@@ -28,7 +29,7 @@ class OwnFunction:
         return self.kind.apply(*args)
 
 
-def listen(listener: Callable[[OwnFunction, tuple[Any, ...]], Ended | None]) -> None:
+def listen(listener: Listener) -> None:
     """Tells a listener of each call of a user's own function: the function and its arguments before it, and, where that
     returns a function, node and result after it."""
     if not _listeners:
@@ -37,7 +38,7 @@ def listen(listener: Callable[[OwnFunction, tuple[Any, ...]], Ended | None]) -> 
     _listeners.append(listener)
 
 
-def leave(listener: Callable[[OwnFunction, tuple[Any, ...]], Ended | None]) -> None:
+def leave(listener: Listener) -> None:
     """Tells a listener of no more calls."""
     if listener in _listeners:
         _listeners.remove(listener)

@@ -141,10 +141,9 @@ class FromTheRoot(Replay):
         except Exception as error:
             raise NotInFloat64Error(function.__name__) from error
         self.passing("loss")
-        for value in tree_flatten(result)[0]:
-            if isinstance(value, Tensor) and value.grad_fn is not None:
-                value.grad_fn.register_prehook(lambda _: self.passing("backward"))
-                value.grad_fn.register_hook(lambda _, __: self.passing("loss"))
+        for node in {value.grad_fn for value in tree_flatten(result)[0] if is_real(value)} - {None}:
+            node.register_prehook(lambda _: self.passing("backward"))
+            node.register_hook(lambda _, __: self.passing("loss"))
         return result
 
     def _leaf(self, leaf: Any, values: dict[int, Tensor]) -> Any:

@@ -100,7 +100,8 @@ class Root:
         gradients: that it was given.
         loss, line: its loss, and the line of the user's code.
         hidden: what the loss depends on that no function of torch made; empty where all was seen.
-        uses: the parameters that the loss depends on by another way than through the network.
+        uses: of a loss that is hidden, or may turn out so, the parameters on which it depends, but not through the
+            network.
     """
 
     slots: list[Slot]
@@ -128,6 +129,21 @@ class Begun:
     scaled: bool
     line: str
     labels: int | None
+
+    @property
+    def why(self) -> str:
+        """Where one of its arguments comes from that nobody saw; empty where all are known."""
+        return self.hidden[0] if self.hidden else ""
+
+    def ended(self, results: Sequence[Any], slots: list[Slot | None], writes: Slot | None = None) -> Op:
+        """Returns the call, which has returned."""
+        dtypes = [t.dtype if isinstance(t, Tensor) else None for t in results]
+        drew = None if torch.equal(self.generator, torch.get_rng_state()) else self.generator
+        scalar = len(results) == 1 and isinstance(results[0], Tensor) and results[0].numel() == 1
+        return Op(
+            self.func, self.leaves, self.spec, slots, dtypes, writes, self.why, drew, self.scaled, self.line, scalar,
+            self.labels,
+        )  # fmt: skip
 
 
 class Tape:
@@ -171,40 +187,26 @@ class Tape:
 
     def end(self, begun: "Begun", result: Any) -> None:
         """Notes a call where its result requires a gradient."""
-        mutates, tensors, hidden, before = begun.mutates, begun.tensors, begun.hidden, begun.generator
+        mutates, tensors, why = begun.mutates, begun.tensors, begun.why
         found = tree_flatten(result)[0]
         if not mutates and not any(isinstance(t, Tensor) and t.requires_grad for t in found):
             return
         target = self.slots.get(tensors[0]) if mutates else None
-        why = hidden[0] if hidden else ""
         slots: list[Slot | None] = []
         for t in found:
             tracked = isinstance(t, Tensor) and t.requires_grad
             slots.append(self.slot(t, hidden=why) if tracked and t is not tensors[0] else target if tracked else None)
         if mutates and why and target:
             self.hidden[target.number] = why
-        drew = before if not torch.equal(before, torch.get_rng_state()) else None
         if not mutates and slots and slots[0] is None and isinstance(found[0], Tensor) and found[0].requires_grad:
             slots[0] = self.slots.get(found[0])  # a cast that changes nothing hands on what it was given
-        dtypes = [t.dtype if isinstance(t, Tensor) else None for t in found]
-        scalar = len(found) == 1 and isinstance(found[0], Tensor) and found[0].numel() == 1
-        self.events.append(
-            Op(
-                begun.func, begun.leaves, begun.spec, slots, dtypes, target, why, drew, begun.scaled, begun.line,
-                scalar, begun.labels,
-            )
-        )  # fmt: skip
+        self.events.append(begun.ended(found, slots, target))
 
     def end_own(self, begun: "Begun", node: Any, result: Any) -> None:
         """Notes a call of a function of the user's own. Its results are no part of the graph yet, and get their slots
         when they are used."""
         results = result if isinstance(result, tuple) else (result,)
-        dtypes = [t.dtype if isinstance(t, Tensor) else None for t in results]
-        drew = None if torch.equal(begun.generator, torch.get_rng_state()) else begun.generator
-        self.own[node] = Op(
-            begun.func, begun.leaves, begun.spec, [None] * len(results), dtypes, None, "; ".join(begun.hidden[:1]),
-            drew, begun.scaled, begun.line, len(results) == 1 and results[0].numel() == 1,
-        )  # fmt: skip
+        self.own[node] = begun.ended(results, [None] * len(results))
 
     def _of_own(self, tensor: Tensor) -> Slot | None:
         """Returns the slot of a result of such a function; None of any other tensor."""
@@ -225,7 +227,8 @@ class Tape:
         why = hidden[0] if hidden else "" if len(known) == len(slots) else "a tensor that no function made"
         loss = float(sum(float(t.detach().double()) for t in tensors)) if all(t.numel() == 1 for t in tensors) else 0.0
         kept = [None if g is None else self.copy(g) for g in gradients]
-        return Root(known, kept, loss, line, why, self._used_by(tensors))
+        may_be_hidden = why or self.own  # a function of the user's own may compute no float64
+        return Root(known, kept, loss, line, why, self._used_by(tensors) if may_be_hidden else frozenset())
 
     def _used_by(self, ends: Sequence[Tensor]) -> frozenset[str]:
         """Returns the names of the parameters that some tensors depend on above the outputs of the network."""

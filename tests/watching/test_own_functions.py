@@ -1,5 +1,6 @@
 """Backward methods of the user's own, compared with the derivative of their forward methods."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ class Reversed(torch.autograd.Function):
 
 
 class PartlyDetached(torch.autograd.Function):
-    """What torch differentiates of its forward method is no derivative of it; its backward method is right."""
+    """A function whose backward method is right. Torch's derivative of its forward method is not."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -141,9 +142,7 @@ class OfFloatsOnly(SumOfSquares):
     def forward(ctx: Any, output: Tensor, target: Tensor, factor: float, given: float) -> Tensor:
         if output.dtype is torch.float64:
             raise RuntimeError("no kernel for double")
-        ctx.save_for_backward(output, target)
-        ctx.factor = given
-        return factor * ((output.float() - target) ** 2).mean()
+        return SumOfSquares.forward(ctx, output, target, factor, given)
 
 
 class Both(torch.autograd.Function):
@@ -179,18 +178,14 @@ def trained(
     layer = layer or (nn.Identity() if function is None else Calls(function))
     network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), layer, nn.Linear(16, 4))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    seen = mpcompare.watch(network, optimizer, steps=2) if watch else None
-    if seen is not None:
-        seen.__enter__()
-    for _ in range(2):
-        x, y = torch.randn(32, 8), torch.randn(32, 4)
-        with torch.autocast("cpu", torch.bfloat16):
-            output = network(x)
-        optimizer.zero_grad()
-        loss(output.float() if loss is F.mse_loss else output, y).backward()
-        optimizer.step()
-    if seen is not None:
-        seen.__exit__(None, None, None)
+    with mpcompare.watch(network, optimizer, steps=2) if watch else nullcontext() as seen:
+        for _ in range(2):
+            x, y = torch.randn(32, 8), torch.randn(32, 4)
+            with torch.autocast("cpu", torch.bfloat16):
+                output = network(x)
+            optimizer.zero_grad()
+            loss(output.float() if loss is F.mse_loss else output, y).backward()
+            optimizer.step()
     return seen, network
 
 

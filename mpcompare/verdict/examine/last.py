@@ -1,8 +1,8 @@
 """The pass ``last``: the trained backend's next step, compared with the step of a new backend at the same weights, and
 its update, compared with the optimizer's from the same state.
 
-The exponents of activations, gradients and updates are counted there, and in the first step: what would a format hold
-of them?
+The exponents of activations, gradients and updates are counted there, and in the first step. They tell what a format
+would hold of these numbers.
 """
 
 from collections.abc import Mapping

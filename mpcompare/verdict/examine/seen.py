@@ -114,7 +114,7 @@ class Seen:
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:
     """Returns whether all numbers of all tensors are finite: the smallest and the largest, which are NaN if any is."""
-    each = [numerics.numbers(t) for t in tensors.values() if t.numel()]
+    each = (numerics.numbers(t) for t in tensors.values() if t.numel())
     return all(bool(torch.stack(t.aminmax()).isfinite().all()) for t in each)
 
 

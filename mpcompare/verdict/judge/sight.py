@@ -23,8 +23,8 @@ from mpcompare.verdict.judge.limits import place_limit, roundings
 
 COARSEST = 0.1  # the relative error of a tensor that must be found for it to be seen
 ENOUGH = 0.95  # the share of the numbers of the parameters that must be seen
-# What each makes of the errors of a gradient g that is right: ||-g - g|| = 2 ||g||, and so on. Another order of the
-# elements has no part in the direction of g.
+# The errors that each makes of those of a gradient g that is right: ||-g - g|| = 2 ||g||, and so on. Another order of
+# the elements has no part in the direction of g.
 PLANTED: dict[str, Callable[[GradientError], GradientError]] = {
     "negated": lambda e: replace(e, error=2 * e.norm, slope=-e.slope),
     "halved": lambda e: replace(e, error=e.norm / 2, slope=e.slope / 2),

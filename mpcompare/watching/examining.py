@@ -13,6 +13,7 @@ from mpcompare.errors import first_line
 from mpcompare.precision import PRECISIONS, Precision
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, largest, update_errors
+from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
@@ -48,8 +49,12 @@ class Replayed:
     reference: Layers | None = None
 
 
-def replayed(look: Look, seen: Sum) -> Replayed:
-    """Returns a sum of gradients, layer by layer, from the root of each backward on."""
+def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
+    """Returns a sum of gradients, layer by layer, from the root of each backward on.
+
+    Args:
+        earlier: sums whose roundings are taken where one is like this. Else this is added.
+    """
     calls = seen.record.calls
     dtypes = {name: d for name, each in calls.items() if name != OUTPUT and (d := _computes(each))}
     precision = _precision(dtypes.values())
@@ -80,12 +85,12 @@ def replayed(look: Look, seen: Sum) -> Replayed:
             seen.record, network, _no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make
         )
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), without_autocast():
-            layers = compared_with_the_replay(step, precision)
+            layers = compared_with_the_replay(step, precision, earlier)
     except NotReplayedError as error:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)
     except NotInFloat64Error as error:
         tape = [replace(event, hidden=str(error)) if isinstance(event, Root) else event for event in seen.tape]
-        return replayed(look, replace(seen, tape=tape))
+        return replayed(look, replace(seen, tape=tape), earlier)
     except Exception as error:  # whatever somebody's own network does in float64
         return Replayed(precision.name, None, f"its replay stopped with {first_line(error)}", dtypes=dtypes)
     if apart:

@@ -9,14 +9,17 @@ from typing import Any
 from torch import nn
 
 from mpcompare.errors import InputError, check_whole
+from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.watching import expecting
 from mpcompare.watching.attach import attached
 from mpcompare.watching.defect import Defect
 from mpcompare.watching.defects import defects_of
+from mpcompare.watching.defects_of_layers import of_gradients
 from mpcompare.watching.examining import Replayed, Updates, compared, replayed
 from mpcompare.watching.facts import facts_of
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.looking import Look
+from mpcompare.watching.steps import Sum
 
 NOTHING = "nothing was seen"
 _watched: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -51,6 +54,7 @@ class Watch:
         self.replays: list[Replayed] = []
         self.entered = False
         self._count = self._compared = 0
+        self._earlier = EarlierSteps()
         self._counting = Guard()
         self._handles: list[Any] = []
 
@@ -139,7 +143,7 @@ class Watch:
             seen = [seen[self._compared % len(seen)]]
             self._note("the layers of other updates than one in each look after the first")
         self._compared += 1
-        sums = {id(each): replayed(look, each) for each in seen}
+        sums = {id(each): self._replayed(look, each) for each in seen}
         updates: dict[str, Updates] = {}
         for name in self.attached.optimizers:
             taken = [t for t in look.taken if t.optimizer == name]
@@ -151,6 +155,13 @@ class Watch:
         self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
         self._say(look, sums, updates)
         self.replays = list(sums.values())
+
+    def _replayed(self, look: Look, seen: Sum) -> Replayed:
+        """Returns a sum, replayed: with samples of its own where the roundings of earlier ones leave a defect."""
+        known = bool(self._earlier.kept)
+        replay = replayed(look, seen, self._earlier)
+        again = known and any(of_gradients(look, {id(seen): replay}))
+        return replayed(look, seen, EarlierSteps()) if again else replay
 
     def _say(self, look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> None:
         numbers: dict[tuple[str, str], list[str]] = {}

@@ -22,6 +22,7 @@ from mpcompare.tasks.losses import Loss
 from mpcompare.verdict.examine.errors import gradient_errors
 from mpcompare.verdict.examine.forced.call import Point
 from mpcompare.verdict.examine.forced.digits import Ranges, digits_of
+from mpcompare.verdict.examine.forced.earlier import EarlierSteps, carried_to_gradients, carried_to_places
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.places import FP32, Errors
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
@@ -59,8 +60,12 @@ class Recorded:
     replays: Callable[..., Replay] = Replay
 
 
-def compared_with_the_replay(recorded: Recorded, precision: Precision) -> Layers:
-    """Returns the errors of a recorded step at all places of all layers, and of its gradients."""
+def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: EarlierSteps | None = None) -> Layers:
+    """Returns the errors of a recorded step at all places of all layers, and of its gradients.
+
+    Args:
+        earlier: steps whose roundings are taken in place of samples, where one is like this. Else this is added.
+    """
     errors = Errors(len(recorded.batches))
     ranges, roundings = Ranges(precision, recorded.scale), Roundings(precision, recorded.scale)
     dtype, u = torch.float32 if precision.is_16_bit else torch.float64, precision.unit_roundoff
@@ -92,24 +97,33 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision) -> Layers
     for name, b in _statistics(replay):
         if name in recorded.buffers:
             errors.compare(Point("buffer", name), recorded.buffers[name], b, recorded.buffers[name].dtype)
-    known.drop_sums(replay.sums.sources)
-    heap.trim()  # the samples have tensors of other sizes, and all of them alike
-    _take_samples(recorded, errors, roundings, known, gradient.itemsize)
-    _sum_terms(recorded, errors, roundings, dtype, gradient.itemsize)
-    points = [point for point in errors.errors if point.kind not in ("parameter", "back")]
-    norms = {point: norm for point, (_, norm, _) in errors.errors.items()}
-    return Layers(
+    points = {p: (error, norm) for p, (error, norm, _) in errors.errors.items() if p.kind not in ("parameter", "back")}
+    layers = Layers(
         loss=recorded.loss,
         exact_loss=recorded.loss if exact_loss is None else exact_loss,
         loss_noise=errors.loss_noise,
         gradients={name: gradients[name] for name in replay.sums.sources},
-        places=_worst({point: _place(errors, point) for point in points}),
         detached=list(dict.fromkeys(replay.detached)),
-        rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sums.sources},
-        digits=digits_of(replay, recorded.loss, norms, errors.rounding, ranges) if precision.is_16_bit else {},
         as_given=replay.as_given,
         loss_is_replayed=exact_loss is not None,
     )
+    if earlier is not None and (like := earlier.like(precision, points, layers.gradients)):
+        places = _worst(carried_to_places(like, points))
+        return replace(layers, places=places, rounding=carried_to_gradients(like, layers.gradients))
+    known.drop_sums(replay.sums.sources)
+    heap.trim()  # the samples have tensors of other sizes, and all of them alike
+    _take_samples(recorded, errors, roundings, known, gradient.itemsize)
+    _sum_terms(recorded, errors, roundings, dtype, gradient.itemsize)
+    norms = {point: norm for point, (_, norm, _) in errors.errors.items()}
+    layers = replace(
+        layers,
+        places=_worst({point: _place(errors, point) for point in points}),
+        rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sums.sources},
+        digits=digits_of(replay, recorded.loss, norms, errors.rounding, ranges) if precision.is_16_bit else {},
+    )
+    if earlier is not None:
+        earlier.kept.append((precision, layers))
+    return layers
 
 
 def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, itemsize: int) -> None:

@@ -1,6 +1,7 @@
 """``mpcompare.watch``: right loops have no defect, and not a bit of them changes; wrong ones are named."""
 
 import copy
+import math
 import pickle
 import weakref
 from dataclasses import replace
@@ -98,13 +99,17 @@ def test_the_loss_between_output_and_backward_is_replayed():
         seen.raise_if_wrong(expect={"weights": [0.5, 0.5]})
 
 
-def test_a_wrong_gradient_is_named_by_its_layer():
-    def hook(model):
-        model[1].weight.register_hook(lambda g: g * 0.9)
-        return model
+def a_gradient_of_90_percent():
+    model = two_layers()
+    model[1].weight.register_hook(lambda g: g * 0.9)
+    return model
 
-    assert TINY.run(mpcompare.watch).defects == []
-    seen = replace(TINY, make=lambda: hook(TINY.make())).run(mpcompare.watch)
+
+@pytest.mark.parametrize("more", [0.0, math.inf])
+def test_a_wrong_gradient_is_named_by_its_layer(more):
+    loop = replace(TINY, loss=lambda y, target: F.cross_entropy(y, target) + more)
+    assert loop.run(mpcompare.watch).defects == []
+    seen = replace(loop, make=a_gradient_of_90_percent).run(mpcompare.watch)
     assert seen.defects[0].place == "1.weight"
     assert seen.verdict == "defects"
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.call import HALF
@@ -47,10 +48,10 @@ class FromTheRoot(Replay):
 
     @staticmethod
     def sums_in(half: torch.dtype, layer: nn.Module) -> bool:
-        """Returns whether torch sums in a format of 16 bits: on a CPU it adds up in fp16 what a convolution passes down
-        from each place of its kernel."""
+        """Returns whether torch sums in a format of 16 bits: on a CPU for which oneDNN has no kernels in that format,
+        it adds up so what a convolution passes down from each place of its kernel."""
         is_convolution = isinstance(layer, nn.modules.conv._ConvNd)
-        return is_convolution and half is torch.float16 and layer.weight.device.type == "cpu"
+        return is_convolution and layer.weight.device.type == "cpu" and not _has_kernels(half)
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns 1: the loss scale is on the tape."""
@@ -160,6 +161,13 @@ class FromTheRoot(Replay):
 
     def _constant(self, value: Tensor) -> Tensor:
         return value.to(self.dtype) if is_real(value) else value
+
+
+def _has_kernels(half: torch.dtype) -> bool:
+    """Returns whether oneDNN has kernels for a format of 16 bits on this CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype_name(half)}_supported")())
 
 
 class NotInFloat64Error(Exception):

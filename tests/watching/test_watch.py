@@ -672,6 +672,27 @@ def convolutional():
     )
 
 
+class UnitRows(nn.Module):
+    """Divides by no less than the last digit of a 16-bit number."""
+
+    def forward(self, x):
+        return x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).eps)
+
+
+def small_rows():
+    network = nn.Sequential(nn.Linear(4, 16), UnitRows(), nn.Linear(16, 3))
+    nn.init.normal_(network[0].weight, std=1e-3)
+    nn.init.zeros_(network[0].bias)
+    return network
+
+
+def depthwise():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 1), nn.Conv2d(16, 16, 7, padding=3, groups=16), nn.GELU(),
+        nn.Flatten(), nn.LazyLinear(3)
+    )  # fmt: skip
+
+
 def made(make, *shape):
     """Returns a maker of networks that have been called once."""
 
@@ -687,7 +708,9 @@ def made(make, *shape):
     ("make", "width"),
     [
         (made(convolutional, 256), 256),
+        (made(depthwise, 64), 64),
         (Masked, 4),
+        (small_rows, 4),
     ],
 )
 def test_roundings_of_torchs_own_functions_are_no_defects(make, width):

@@ -24,8 +24,8 @@ from mpcompare.instruments import fp32_products
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.losses import Loss
 from mpcompare.tasks.task import Params
+from mpcompare.verdict.examine.forced.as_recorded import as_recorded
 from mpcompare.verdict.examine.forced.call import At, Compare, Forced, ForcedLayer, Point, factor_of, is_torchs
-from mpcompare.verdict.examine.forced.formats import limits_as_recorded
 from mpcompare.verdict.examine.forced.gradient_sums import GradientSums
 from mpcompare.verdict.examine.forced.known import KnownLayers
 from mpcompare.verdict.examine.forced.random_numbers import Fed
@@ -278,7 +278,7 @@ class Replay:
                 again, named = tree_unflatten(given, spec)
                 forced, module.forward = module.forward, original
                 try:
-                    with limits_as_recorded(call, self.dtype):
+                    with as_recorded(call, self.dtype):
                         return tree_flatten(functional_call(module, params, again, named))[0]
                 finally:
                     module.forward = forced

@@ -1,0 +1,64 @@
+"""The answers that a replayed layer gets as the recorded one did, besides its operands.
+
+A layer may ask for the limits of a format, and it may choose, as a router chooses experts. Both are no results that a
+rounding moves a little: with another answer the layer computes another function.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpcompare.verdict.examine.forced.record import Call, is_real
+
+
+@contextmanager
+def as_recorded(call: Call, dtype: torch.dtype) -> Iterator[None]:
+    """A layer that is called while it is entered gets the answers of a recorded call. The replay is in ``dtype``."""
+    with _limits(call, dtype), _Choices(call):
+        yield
+
+
+@contextmanager
+def _limits(call: Call, dtype: torch.dtype) -> Iterator[None]:
+    """Who asks for the limits of ``dtype``, as by ``torch.finfo(x.dtype).eps``, is told those of the format that the
+    inputs had. Inputs of several formats do not tell which it is."""
+    formats = {value.dtype for value in call.inputs if is_real(value)}
+    if len(formats) != 1:
+        yield
+        return
+    (recorded,), finfo = formats, torch.finfo
+    torch.finfo = lambda *asked: finfo(*(recorded if each is dtype else each for each in asked))  # type: ignore
+    try:
+        yield
+    finally:
+        torch.finfo = finfo  # type: ignore[misc]
+
+
+class _Choices(TorchDispatchMode):
+    """The k largest numbers of a row are those that the recorded call chose and returned the places of, where they are
+    as large but for half of the digits. Roundings choose between such numbers. Another choice stays wrong."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.chosen = [v for v in call.outputs if isinstance(v, Tensor) and v.dtype is torch.int64]
+        formats = [v.dtype for v in (*call.inputs, *call.outputs) if is_real(v)]
+        formats += [call.autocast] if call.autocast else []
+        self.near = math.sqrt(max((torch.finfo(each).eps for each in formats), default=0.0))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not torch.ops.aten.topk.default:
+            return result
+        row, dim, largest = args[0], args[2] if len(args) > 2 else -1, result[0]
+        for places in self.chosen:
+            if places.shape == largest.shape:
+                own = row.gather(dim, places)
+                near = (own - largest).abs() <= self.near * torch.maximum(own.abs(), largest.abs())
+                if bool((near & own.isfinite() | (own == largest)).all()):
+                    return own, places
+        return result

@@ -672,6 +672,19 @@ def convolutional():
     )
 
 
+class OwnStatistics(nn.Module):
+    """Keeps a mean of squares that autograd does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("squares", torch.zeros(16))
+
+    def forward(self, x):
+        seen = x.detach()
+        self.squares.mul_(0.9).add_((seen * seen).mean(0) * 0.1)
+        return x
+
+
 class UnitRows(nn.Module):
     """Divides by no less than the last digit of a 16-bit number."""
 
@@ -736,6 +749,7 @@ def made(make, *shape):
         (Masked, 4),
         (small_rows, 4),
         (Routed, 4),
+        (lambda: nn.Sequential(nn.Linear(4, 16), OwnStatistics(), nn.Linear(16, 3)), 4),
     ],
 )
 def test_roundings_of_torchs_own_functions_are_no_defects(make, width):

@@ -23,6 +23,7 @@ from mpcompare.verdict.examine.numerics import chunks
 
 SEEDS = 32  # elements of a tensor on which its error depends
 ADDMM, CONVOLUTION = torch.ops.aten.addmm.default, torch.ops.aten.convolution.default
+DETACH = torch.ops.aten.detach.default
 WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # its bits as a number, and its digits
 PIECE = 1 << 18  # elements that are rounded at a time: they alone stay in the cache
 # Operators whose results are some of the numbers that they are given, or none that is rounded.
@@ -83,7 +84,7 @@ class Roundings(TorchDispatchMode):
             result = self._without_bias(func, args)
         else:
             result = func(*args, **(kwargs or {}))
-        if self.on and not _is_new(func) and self._is_quantity(args, kwargs, result):
+        if self.on and not _is_new(func) and self._is_quantity(func, args, kwargs, result):
             for value in computed(func, result):
                 self.round_(value)
         return result
@@ -104,15 +105,16 @@ class Roundings(TorchDispatchMode):
         self.quantities[operand] = True
         return operand
 
-    def _is_quantity(self, args: Any, kwargs: Any, result: Any) -> bool:
+    def _is_quantity(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
         """Returns whether a result depends on inputs or parameters. Positions and their angles do not, and a precision
         that rounded them would compute another function."""
         enabled = torch.is_grad_enabled()
         if self.backward and not enabled:
             return True
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        depends = any(t.requires_grad or t in self.quantities for t in given)
-        if depends and not enabled:  # as in a checkpoint, which calls its layers without gradients at first
+        is_seen = enabled and func is not DETACH and any(t.requires_grad for t in given)
+        depends = is_seen or any(t.requires_grad or t in self.quantities for t in given)
+        if depends and not is_seen:  # as in a checkpoint, which calls its layers without gradients at first
             self.quantities.update({t: True for t in tree_leaves(result) if isinstance(t, Tensor)})
         return depends
 

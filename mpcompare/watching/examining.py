@@ -22,6 +22,7 @@ from mpcompare.verdict.examine.seen import Seen, all_finite, digits
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
+from mpcompare.watching.generators import kept
 from mpcompare.watching.kernels import Kernels, of_kernels
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import FromTheRoot, NotInFloat64Error, as_it_was, without_autocast
@@ -84,7 +85,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
         step = Recorded(
             seen.record, network, _no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make
         )
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), without_autocast():
+        with kept(), torch.enable_grad(), without_autocast():
             layers = compared_with_the_replay(step, precision, earlier)
     except NotReplayedError as error:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)

@@ -17,6 +17,7 @@ from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.derivatives import Derivatives
+from mpcompare.watching.generators import put_back
 from mpcompare.watching.own_functions import OwnFunction
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import CASTS, Called, Event, Op, Own, Root, Slot
@@ -104,7 +105,7 @@ class FromTheRoot(Replay):
 
     def _called(self, event: Called, call: Call) -> Any:
         """Calls the network as it was called then, and returns its output."""
-        torch.set_rng_state(event.generator)
+        put_back(event.generators)
         set_modes(self.network, event.modes)
         self.passing("forward")
         self.whose("forward", "")

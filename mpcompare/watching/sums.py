@@ -20,6 +20,7 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Record
 from mpcompare.verdict.examine.numerics import numbers, same_bits
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
+from mpcompare.watching.generators import states
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import Sum
@@ -91,7 +92,7 @@ class Sums:
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
         modes = {name: each.training for name, each in self.network.named_modules()}
-        return Called([], torch.get_rng_state(), buffers, modes, first, foreign, self.moves, autocast_dtype())
+        return Called([], states(), buffers, modes, first, foreign, self.moves, autocast_dtype())
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""

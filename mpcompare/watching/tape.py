@@ -16,6 +16,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mpcompare.watching.generators import Generators
+
 CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double}
 
 
@@ -36,12 +38,12 @@ class Own:
 
 @dataclass(eq=False)
 class Called:
-    """A call of the network: the slots of its outputs, and the state of the generator, the buffers and the mode of each
+    """A call of the network: the slots of its outputs, and the states of the generators, the buffers, the mode of each
     module and the dtype of autocast when it began. ``moves`` counts how often the loop had moved the weights without a
     step."""
 
     slots: list[Slot | None]
-    generator: Tensor
+    generators: Generators
     buffers: dict[str, Tensor]
     modes: dict[str, bool]
     first: dict[str, int]  # by layer the number of calls before it, and after it

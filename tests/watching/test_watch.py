@@ -672,64 +672,6 @@ def convolutional():
     )
 
 
-class OwnStatistics(nn.Module):
-    """Keeps a mean of squares that autograd does not see."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("squares", torch.zeros(16))
-
-    def forward(self, x):
-        seen = x.detach()
-        self.squares.mul_(0.9).add_((seen * seen).mean(0) * 0.1)
-        return x
-
-
-class UnitRows(nn.Module):
-    """Divides by no less than the last digit of a 16-bit number."""
-
-    def forward(self, x):
-        return x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).eps)
-
-
-class Routed(nn.Module):
-    """Each row goes to two of eight experts; in 16 bits some rows have two scores that are equal."""
-
-    def __init__(self):
-        super().__init__()
-        self.router, self.experts = Router(), nn.Parameter(torch.randn(8, 3, 16) / 4)
-        self.up = nn.Linear(4, 16)
-
-    def forward(self, x):
-        x = self.up(x)
-        share, chosen = self.router(x)
-        return (share[..., None] * (self.experts[chosen] @ x[:, None, :, None]).squeeze(-1)).sum(1)
-
-
-class Router(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(8, 16) / 4)
-
-    def forward(self, x):
-        scores, chosen = F.linear(x, self.weight).topk(2)
-        return scores.softmax(-1, dtype=torch.float32), chosen
-
-
-def small_rows():
-    network = nn.Sequential(nn.Linear(4, 16), UnitRows(), nn.Linear(16, 3))
-    nn.init.normal_(network[0].weight, std=1e-3)
-    nn.init.zeros_(network[0].bias)
-    return network
-
-
-def depthwise():
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 1), nn.Conv2d(16, 16, 7, padding=3, groups=16), nn.GELU(),
-        nn.Flatten(), nn.LazyLinear(3)
-    )  # fmt: skip
-
-
 def made(make, *shape):
     """Returns a maker of networks that have been called once."""
 
@@ -745,16 +687,12 @@ def made(make, *shape):
     ("make", "width"),
     [
         (made(convolutional, 256), 256),
-        (made(depthwise, 64), 64),
         (Masked, 4),
-        (small_rows, 4),
-        (Routed, 4),
-        (lambda: nn.Sequential(nn.Linear(4, 16), OwnStatistics(), nn.Linear(16, 3)), 4),
     ],
 )
 def test_roundings_of_torchs_own_functions_are_no_defects(make, width):
     def batch():
         return torch.randn(32, width), torch.randint(3, (32,))
 
-    seen = replace(BF16, make=make, batch=batch, clip=None, seed=6).run(mpcompare.watch)
+    seen = replace(BF16, make=make, batch=batch, clip=None).run(mpcompare.watch)
     assert (causes(seen), seen.not_examined) == ([], [])

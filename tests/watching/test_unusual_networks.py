@@ -1,0 +1,144 @@
+"""Right loops with networks that do what others do not: they have no defect, and all of their layers are examined."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.watched_loops import Loop
+from torch import nn
+from torch.nn import functional as F
+
+import mpcompare
+from mpcompare.verdict.examine.forced.call import is_torchs
+
+WIDTH = 16
+LOOP = replace(Loop(), updates=2, clip=None, batch=lambda: (torch.randn(32, 4), torch.randint(3, (32,))))
+
+
+class OwnStatistics(nn.Module):
+    """Keeps a mean of squares that autograd does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("squares", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        seen = x.detach()
+        self.squares.mul_(0.9).add_((seen * seen).mean(0) * 0.1)
+        return x
+
+
+class UnitRows(nn.Module):
+    """Divides by no less than the last digit of a 16-bit number. Its rows are smaller."""
+
+    def forward(self, x):
+        x = 1e-3 * x
+        return x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).eps)
+
+
+class Router(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, WIDTH) / 4)
+
+    def forward(self, x):
+        scores, chosen = F.linear(x, self.weight).topk(2)
+        return scores.softmax(-1, dtype=torch.float32), chosen
+
+
+class Routed(nn.Module):
+    """Each row goes to two of eight experts; in 16 bits some rows have two scores that are equal."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = Router(), nn.Parameter(torch.randn(8, WIDTH, WIDTH) / 4)
+
+    def forward(self, x):
+        share, chosen = self.router(x)
+        return (share[..., None] * (self.experts[chosen] @ x[:, None, :, None]).squeeze(-1)).sum(1)
+
+
+class CastBack(nn.LayerNorm):
+    """A norm that returns the format of its input, as those of CLIP do."""
+
+    def forward(self, x):
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)
+
+
+class Layerdrop(nn.Module):
+    """Leaves layers out as Python's or numpy's random numbers say."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            if (random.random() if number % 2 else np.random.rand()) < 0.5:
+                x = x + layer(x)
+        return x
+
+
+class Mixed(nn.Module):
+    """Multiplies with a tensor in fp32 that is no buffer, outside of autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixing = torch.randn(WIDTH, WIDTH) / 4
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return x.float() @ self.mixing
+
+
+class Depthwise(nn.Conv2d):
+    """Is made in its own way, and computes as torch's."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)
+
+
+class Scaled(nn.Conv2d):
+    def forward(self, x):
+        return self._conv_forward(x, 2 * self.weight, self.bias)
+
+
+def images(layer):
+    return nn.Sequential(
+        nn.Unflatten(1, (WIDTH, 1, 1)), nn.Upsample(8), layer, nn.GELU(), nn.Flatten(), nn.AvgPool1d(64)
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        OwnStatistics, UnitRows, Routed, Layerdrop, Mixed,
+        lambda: nn.Sequential(CastBack(WIDTH), nn.GELU(), CastBack(WIDTH)),
+        lambda: images(Depthwise()),
+    ],
+)  # fmt: skip
+def test_a_right_loop_has_no_defect(make):
+    random.seed(4)
+    np.random.seed(4)
+    loop = replace(LOOP, make=lambda: nn.Sequential(nn.Linear(4, WIDTH), make(), nn.Linear(WIDTH, 3)), seed=4)
+    seen = loop.run(mpcompare.watch)
+    assert ([str(each) for each in seen.defects], seen.not_examined) == ([], [])
+
+
+def test_a_loss_that_is_written_into_in_16_bits():
+    def loss(y, target):
+        found = 1 - y.softmax(-1).gather(1, target[:, None]).to(torch.bfloat16)
+        found *= 2
+        return found.mean()
+
+    seen = replace(LOOP, make=lambda: nn.Linear(4, 3), loss=loss).run(mpcompare.watch)
+    assert (seen.defects, seen.not_examined) == ([], [])
+
+
+def test_a_subclass_that_computes_as_torch_is_torchs():
+    assert is_torchs(Depthwise())
+    assert is_torchs(nn.Linear(2, 2))
+    assert not is_torchs(Scaled(2, 2, 1))
+    assert not is_torchs(OwnStatistics())

@@ -68,6 +68,7 @@ class FromTheRoot(Replay):
         network."""
         values: dict[int, Tensor] = {}
         self.own: dict[str, GradientError] = {}
+        self.written = {op.writes.number for op in self.events if isinstance(op, Op) and op.writes is not None}
         number, loss, self.exact = 0, 0.0, 0.0
         self.shares: list[tuple[Op | None, float]] = []
         losses: list[tuple[Op | None, Tensor]] = []
@@ -133,7 +134,10 @@ class FromTheRoot(Replay):
         for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
             if slot is not None:
                 half = dtype in HALF and op.writes is None
-                values[slot.number] = _Stored.apply(value, self) if half else value
+                stored = _Stored.apply(value, self) if half else value
+                # What is written into later must not be a view that a function of ours made.
+                is_written = half and slot.number in self.written and not value._is_view()
+                values[slot.number] = stored.clone() if is_written else stored
 
     def _own(self, function: OwnFunction, args: Any) -> Any:
         """Calls a function of the user's own, which may round each of its results as a layer does."""

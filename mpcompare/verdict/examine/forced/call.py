@@ -38,8 +38,13 @@ Compare = Callable[[Point, Tensor, Tensor, torch.dtype], None]
 
 
 def is_torchs(module: nn.Module) -> bool:
-    """Returns whether the code of a layer is torch's own, and not that of a subclass."""
-    return type(module).__module__.startswith("torch.nn.")
+    """Returns whether the code of a layer is torch's own: a subclass may make it otherwise, and must do as it does."""
+    changed: set[str] = set()
+    for each in type(module).__mro__:
+        if each.__module__.startswith("torch.nn."):
+            return each is not nn.Module and not changed & set(dir(each))
+        changed |= {name for name in vars(each) if not name.startswith("__")}
+    return False
 
 
 @dataclass

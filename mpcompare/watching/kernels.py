@@ -22,6 +22,7 @@ from mpcompare.verdict.examine.oracle import MULTIPLY
 
 NORMS = ("layer_norm", "group_norm", "batch_norm", "rms_norm")
 # Functions of torch that a norm may call besides: they turn its tensors, or are an activation.
+CASTS = {"to", "float", "type_as", "half", "bfloat16"}
 BESIDE = {
     "permute", "transpose", "movedim", "contiguous", "is_contiguous", "view", "reshape", "size", "dim", "__get__",
     "relu", "relu_", "silu", "gelu", "elu", "mish", "leaky_relu", "hardswish", "hardsigmoid", "sigmoid", "tanh",
@@ -108,10 +109,15 @@ def _calls_torchs_norm(module: nn.Module, call: Call) -> bool:
 
 
 class _Called(TorchFunctionMode):
+    """The names of the functions that are called while it is entered, but of casts that lose nothing of what is normed.
+    The result may be cast to the format that it shall have."""
+
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func.__name__)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if not (func.__name__ in CASTS and (self.names & set(NORMS) or args[0].itemsize <= result.itemsize)):
+            self.names.add(func.__name__)
+        return result

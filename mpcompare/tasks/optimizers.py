@@ -115,6 +115,8 @@ class Sgd:
         groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
     """
 
+    linear: ClassVar[bool] = True
+    bounded: ClassVar[bool] = True
     lr: float = 1e-3
     momentum: float = 0.0
     nesterov: bool = False
@@ -122,26 +124,16 @@ class Sgd:
     groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
-        check_number("task.optimizer.lr", self.lr, above=0)
+        _check_common(self)
         if self.momentum != 0:
             check_number("task.optimizer.momentum", self.momentum, above=0, below=1)
         check_flag("task.optimizer.nesterov", self.nesterov)
         if self.nesterov and not self.momentum:
             raise InputError("task.optimizer.nesterov", self.nesterov, "needs a task.optimizer.momentum above 0")
-        _check_weight_decay(self.weight_decay)
-        object.__setattr__(self, "groups", read_groups(self.groups))
 
     @property
     def remembers(self) -> bool:
         return self.momentum > 0
-
-    @property
-    def linear(self) -> bool:
-        return True
-
-    @property
-    def bounded(self) -> bool:
-        return True
 
     def initial_state(self, like: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": torch.zeros_like(like)} if self.momentum else {}
@@ -206,6 +198,7 @@ class _AdamOrAdamW:
 
     of_torch: ClassVar[type[torch.optim.Adam | torch.optim.AdamW]]
     decoupled: ClassVar[bool]
+    linear: ClassVar[bool] = False
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -213,10 +206,8 @@ class _AdamOrAdamW:
     groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
-        check_number("task.optimizer.lr", self.lr, above=0)
+        _check_common(self)
         check_number("task.optimizer.eps", self.eps, above=0)
-        _check_weight_decay(self.weight_decay)
-        object.__setattr__(self, "groups", read_groups(self.groups))
         betas: object = self.betas
         if (
             not isinstance(betas, (list, tuple))
@@ -230,10 +221,6 @@ class _AdamOrAdamW:
     @property
     def remembers(self) -> bool:
         return any(self.betas)
-
-    @property
-    def linear(self) -> bool:
-        return False
 
     @property
     def bounded(self) -> bool:
@@ -427,6 +414,9 @@ def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor,
     return grad + weight_decay * weight, grad.abs() + weight_decay * weight.abs()
 
 
-def _check_weight_decay(weight_decay: object) -> None:
-    if weight_decay != 0:
-        check_number("task.optimizer.weight_decay", weight_decay, above=0)
+def _check_common(optimizer: Sgd | _AdamOrAdamW) -> None:
+    """Checks the attributes that all optimizers have, and reads the groups of a configuration."""
+    check_number("task.optimizer.lr", optimizer.lr, above=0)
+    if optimizer.weight_decay != 0:
+        check_number("task.optimizer.weight_decay", optimizer.weight_decay, above=0)
+    object.__setattr__(optimizer, "groups", read_groups(optimizer.groups))

@@ -52,6 +52,11 @@ class TorchModel:
         """Returns the parameters as the module has them, for others to write into."""
         return params_of(self.model)
 
+    def updated_params(self) -> Mapping[str, nn.Parameter]:
+        """Returns the parameters that the optimizer updates, under the names of the module's: these themselves, unless
+        there are masters."""
+        return dict(self.model.named_parameters())
+
     def buffers(self) -> Params:
         return buffers_of(self.model)
 
@@ -62,24 +67,24 @@ class TorchModel:
         return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale; get_scale() would wait
 
     def dtypes(self) -> dict[str, str]:
-        return observed_dtypes(self.model.parameters(), self.optimizer, self.observed)
+        return observed_dtypes(self.updated_params().values(), self.optimizer, self.observed)
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
-        return layer_dtypes_of_step(self.model, params_of(self.model), step)
+        return layer_dtypes_of_step(self.model, self.updated_params(), step)
 
     def state_dict(self) -> State:
         return {
             "params": self.master_params(),
             "buffers": self.buffers(),
-            "optimizer": optimizer_state(self.optimizer, dict(self.model.named_parameters())),
+            "optimizer": optimizer_state(self.optimizer, self.updated_params()),
             "loss_scale": scaler_state(self.scaler) if hasattr(self, "scaler") else {},
         }
 
     def load_state_dict(self, state: State) -> None:
         copy_into(self.own_params(), state["params"])
-        copy_into(self.buffers(), state["buffers"])
-        load_optimizer_state(self.optimizer, dict(self.model.named_parameters()), state["optimizer"])
+        copy_into(buffers_of(self.model), state["buffers"])
+        load_optimizer_state(self.optimizer, self.updated_params(), state["optimizer"])
         if hasattr(self, "scaler"):
             load_scaler_state(self.scaler, state["loss_scale"])
 

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
-from mpcompare.backends.torch_model import copy_into
 from mpcompare.contract import ModuleDtypes, State
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
 from mpcompare.tasks.cast import cast_wholly
-from mpcompare.tasks.task import Params, Task, buffers_of, params_of
+from mpcompare.tasks.task import Params, Task, params_of
 
 
 class Bf16Weights(Fp32):
@@ -56,9 +55,6 @@ class Bf16Weights(Fp32):
 
     # The harness asks for fp32, which holds every bf16 number.
 
-    def master_params(self) -> Params:
-        return _in_fp32(super().master_params())
-
     def buffers(self) -> Params:
         return _in_fp32(super().buffers())
 
@@ -68,11 +64,6 @@ class Bf16Weights(Fp32):
     def state_dict(self) -> State:
         state = super().state_dict()
         return {**state, "optimizer": {kind: _in_fp32(tensors) for kind, tensors in state["optimizer"].items()}}
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        copy_into(params_of(self.model), state["params"])
-        copy_into(buffers_of(self.model), state["buffers"])
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         return layer_dtypes_of_step(self.model, params_of(self.model), partial(self._forward_and_backward, x, y))

@@ -42,17 +42,20 @@ def ledger_before_a_step(task: PlainMlp, itemsize: int = 4) -> Ledger:
     micro-batches' gradients: they are live from the first micro-batch on, and the peak is in a later one.
     """
     ledger = ledger_with_inputs(task)
-    for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
-        ledger.alloc("master params", f"master W{layer}", fan_in * fan_out, itemsize)
-        ledger.alloc("master params", f"master b{layer}", fan_out, itemsize)
+    for layer in range(1, len(task.sizes)):
+        alloc_both(ledger, "master params", "master {}", task, layer, itemsize)
         for kind in state_kinds(task):
-            ledger.alloc("optimizer state", f"{kind} W{layer}", fan_in * fan_out, itemsize)
-            ledger.alloc("optimizer state", f"{kind} b{layer}", fan_out, itemsize)
-    if task.accumulate > 1:
-        for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
-            ledger.alloc("gradients", f"sum of dW{layer}", fan_in * fan_out, 4)
-            ledger.alloc("gradients", f"sum of db{layer}", fan_out, 4)
+            alloc_both(ledger, "optimizer state", f"{kind} {{}}", task, layer, itemsize)
+    for layer in range(1, len(task.sizes) if task.accumulate > 1 else 1):
+        alloc_both(ledger, "gradients", "sum of d{}", task, layer, 4)
     return ledger
+
+
+def alloc_both(ledger: Ledger, kind: str, name: str, task: PlainMlp, layer: int, itemsize: int) -> None:
+    """Adds two tensors, of the shapes of a layer's weight and bias; ``name`` has ``{}`` for ``W1`` and ``b1``."""
+    fan_in, fan_out = task.sizes[layer - 1 : layer + 1]
+    ledger.alloc(kind, name.format(f"W{layer}"), fan_in * fan_out, itemsize)
+    ledger.alloc(kind, name.format(f"b{layer}"), fan_out, itemsize)
 
 
 def state_kinds(task: PlainMlp) -> list[str]:

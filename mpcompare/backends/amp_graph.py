@@ -22,6 +22,7 @@ from mpcompare.tasks.task import Task
 class AmpGraph(Amp):
     """The step of ``amp``, on copies of micro-batches and learning rate that always lie at the same places."""
 
+    called_module = None  # a graph that is replayed calls no hooks
     warmup_steps = graph.WARMUP
     peak_of = captured_peak
 
@@ -33,11 +34,6 @@ class AmpGraph(Amp):
         self.lr = torch.full((), task.optimizer.lr, device=device)
         self.batches: Batches = []  # copies, made when the shapes are known
         self.graph = graph.StepGraph(self._whole_step)
-
-    @property
-    def called_module(self) -> None:
-        """None: a graph that is replayed calls no hooks."""
-        return None
 
     def _whole_step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)  # not at the end: until here grads() shows them

@@ -7,19 +7,17 @@ It needs the least memory. But an update below half a gap of bf16, which is 1/25
 away, and so is most of what a moment remembers. The loss is computed in fp32, of the bf16 output.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
-from mpcompare.contract import ModuleDtypes, State
+from mpcompare.contract import ModuleDtypes, State, show_gradients
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
 from mpcompare.tasks.cast import cast_wholly
-from mpcompare.tasks.task import Params, Task, params_of
+from mpcompare.tasks.task import Params, Task
 
 
 class Bf16Weights(Fp32):
@@ -66,12 +64,8 @@ class Bf16Weights(Fp32):
         return {**state, "optimizer": {kind: _in_fp32(tensors) for kind, tensors in state["optimizer"].items()}}
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        return layer_dtypes_of_step(self.model, params_of(self.model), partial(self._forward_and_backward, x, y))
-
-    def _forward_and_backward(self, x: Tensor, y: Tensor) -> Tensor:
-        loss = self.forward(x, y)
-        self.backward()
-        return loss
+        lr = self.task.optimizer.lr
+        return layer_dtypes_of_step(self.model, self.updated_params(), lambda: show_gradients(self, [(x, y)], lr)[0])
 
 
 def _in_fp32(tensors: Params) -> Params:

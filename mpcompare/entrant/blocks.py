@@ -75,7 +75,7 @@ def _block(
     untimed = setup.drawn_batches(order.seed)
     first = float(stepper.step(next(untimed)))
     time_block(stepper, untimed, trial.untimed - 1, setup.clock)
-    lines = Lines(stepper.backend)
+    lines = Lines(stepper.backend.master_params())
     bystanders.start()
     now = yield Turn()
     assert isinstance(now, Time)

@@ -70,14 +70,17 @@ def untimed_steps(steps: int, backend: Any) -> int:
 def time_block(stepper: Stepper, stream: Stream, steps: int, clock: Clock, lines: Lines | None = None) -> TimedBlock:
     """Takes ``steps`` bare steps: nothing is read or written between them. The block ends when the loss of the last one
     and a line of every weight (``lines``, or others) have been read."""
-    lines = lines or Lines(stepper.backend)
+    backend = stepper.backend
+    lines = lines or Lines(backend.master_params())
     loss: Any = float("nan")
     start = time.perf_counter()
     clock.mark()
     for batch in islice(stream, steps):
         loss = stepper.step(batch)
     returned = time.perf_counter()
-    loss, read = float(loss), lines.read(clock)
+    loss = float(loss)
+    clock.wait()
+    read = lines.of(backend.master_params())
     clock.mark()
     (block_ms,) = clock.read()
     end, steps = time.perf_counter(), max(steps, 1)

@@ -236,7 +236,7 @@ class _AdamOrAdamW:
         return self.of_torch(for_torch(self, params), **_settings(self), fused=fused or None)
 
     def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
-        return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, self.decoupled, coarse)
+        return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, coarse)
 
 
 @dataclass(frozen=True)
@@ -306,9 +306,8 @@ class AdamReplay:
     The decay of AdamW multiplies w by the constant ``1 - lr weight_decay``, one rounding for each of the two.
     """
 
-    def __init__(self, optimizer: _AdamOrAdamW, decoupled: bool, coarse: Coarse = IN_FP32) -> None:
-        self.optimizer, self.decoupled = optimizer, decoupled
-        self.coarse = coarse
+    def __init__(self, optimizer: _AdamOrAdamW, coarse: Coarse = IN_FP32) -> None:
+        self.optimizer, self.coarse = optimizer, coarse
         self.means = Stored()  # m, M, v and S^2, ``[4, *weight]``; without the last one where it is v
         self.updates: dict[str, int] = {}
         self.loaded: dict[str, int] = {}  # the updates before the state that was loaded, which rounded nothing here
@@ -331,7 +330,7 @@ class AdamReplay:
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         (beta1, beta2), decay = self.optimizer.betas, self.optimizer.weight_decay
-        coupled = not self.decoupled and decay > 0  # else the size is |g|, and S^2 is v
+        coupled = not self.optimizer.decoupled and decay > 0  # else the size is |g|, and S^2 is v
         grad, size = _decayed(grad, weight, decay if coupled else 0.0)
         new = (grad, size, grad.square(), size.square())[: 3 + coupled]
         kept = self._means(name) if name in self.means else (torch.zeros_like(grad),) * 4
@@ -358,7 +357,7 @@ class AdamReplay:
         S = ((means[3] / c2).sqrt() if coupled else root) + 2.0**-39 / c2**0.5
         smallest = d - torch.minimum(2.0**-24 * of_v * S, root)
         magnitude = lr * (of_m * (M + 2.0**-102 / c1) + of_v * m.abs() * S / d) / smallest
-        if self.decoupled and decay:
+        if self.optimizer.decoupled and decay:
             change = change - lr * decay * weight
             magnitude = magnitude + 2 * self.coarse.arithmetic * (1 + lr * decay) * weight.abs()
         return change, magnitude

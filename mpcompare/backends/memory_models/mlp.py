@@ -4,24 +4,14 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import torch
-from torch import nn
 
-from mpcompare.contract import BackendUnavailable, MemoryModel
+from mpcompare.contract import MemoryModel
 from mpcompare.cost.memory import Ledger
 from mpcompare.tasks.groups import in_group
-from mpcompare.tasks.mlp import PlainMlp, plain_mlp
+from mpcompare.tasks.mlp import PlainMlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
-from mpcompare.tasks.task import Task
 
 PeakOf = Callable[[PlainMlp, str], MemoryModel]  # of an MLP in a precision
-
-
-def peak_of_mlp(peak_of: PeakOf, model: nn.Module, task: Task, precision: str) -> MemoryModel:
-    """Returns ``peak_of(mlp, precision)`` where the task is a plain MLP; {} for other networks, which have no model."""
-    try:
-        return peak_of(plain_mlp(model, task), precision)
-    except BackendUnavailable:
-        return {}
 
 
 def ledger_with_inputs(task: PlainMlp) -> Ledger:

@@ -145,21 +145,17 @@ class JaxRow:
     def dtypes(self) -> dict[str, str]:
         name = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
         first = self.params[f"{self.mlp.layers[0]}.weight"]
-        output = self.jax.eval_shape(self.network, self.params, self.jnp.zeros((1, self.mlp.sizes[0])))
+        x = self.jnp.zeros((1, self.mlp.sizes[0]))
+        y = self.jnp.zeros((1, self.mlp.sizes[-1])) if self.mlp.loss == "mse" else self.jnp.zeros(1, self.jnp.int32)
         moments = [next(iter(arrays.values())) for arrays in self._moments().values()]
         observed = {
             "params": first,
-            "activations": output,
+            "activations": self.jax.eval_shape(self.network, self.params, x),
             "gradients": next(iter(self.shown.values())),
-            "loss": self.jax.eval_shape(self._loss, *self._one_row(), self.params),
+            "loss": self.jax.eval_shape(self._loss, x, y, self.params),
             "optimizer": (moments or [first])[0],
         }
         return {what: name[str(array.dtype)] for what, array in observed.items()}
-
-    def _one_row(self) -> tuple[Any, Any]:
-        x = self.jnp.zeros((1, self.mlp.sizes[0]))
-        y = self.jnp.zeros((1, self.mlp.sizes[-1])) if self.mlp.loss == "mse" else self.jnp.zeros(1, self.jnp.int32)
-        return x, y
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         return {}  # torch's hooks see nothing of it

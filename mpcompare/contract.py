@@ -25,7 +25,7 @@ the current stream, or the current stream waits for it. A timed block ends when 
 have been read: work that goes on until then is timed, and weights that change after it make the verdict ``differs``.
 There is no base class: the constructor is the same, and so are the names and the order of the methods. The differences
 between backends are what is compared, so each backend spells out its own way. The answers that all backends on a torch
-module share are written once, in ``backends/torch_model.py``, whose ``step_or_skip`` says whether a
+module share are written once, in ``backends/torch_model.py``, whose ``skipped_by`` says whether a
 ``GradScaler`` skipped, with a fused optimizer, too. A difference from ``amp`` that is meant is declared (``promises``).
 
 Before a step the harness sets torch's generators (``tasks/draws.py``). A backend that calls the network with the rows

@@ -205,7 +205,7 @@ class BlocksRecord:
     flops_per_step: int | None  # operations of the products; None where they are not known
     tflops: float | None  # 1e12 of them a second
     timing: Timing
-    timed_unfinished: int  # mpcompare.entrant.timing.Blocks.unfinished
+    timed_unfinished: int  # blocks whose weights went on changing after the clock had stopped
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from mpcompare.backends.amp import Amp
 from mpcompare.contract import Stepper
 from mpcompare.entrant.rows import Rows
 from mpcompare.entrant.timing import time_block
-from mpcompare.entrant.training import train
+from mpcompare.entrant.training import WRITE_EVERY_S
 from mpcompare.instruments.clock import CpuClock
 from mpcompare.race.intervals import interval
 from mpcompare.records import RunRecorder
@@ -139,8 +139,13 @@ def overhead(sweeps: int, overrides: list[str]) -> bool:
         def recorded() -> None:
             with tempfile.TemporaryDirectory() as name:
                 rows = Rows(RunRecorder(Path(name), {}), clock, clip_norm=None, warmup_steps=0)  # noqa: B023
-                for _ in train(stepper, stream, rows, steps):  # noqa: B023
-                    pass
+                written = time.monotonic()
+                for batch in islice(stream, steps):  # noqa: B023
+                    rows.take_step(stepper, batch)  # noqa: B023
+                    if time.monotonic() - written > WRITE_EVERY_S:
+                        rows.write()
+                        written = time.monotonic()
+                rows.write()
 
         def timed() -> None:
             time_block(stepper, stream, steps, clock)  # noqa: B023

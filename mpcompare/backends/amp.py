@@ -17,7 +17,7 @@ from mpcompare.backends.torch_model import (
     require_kernels,
     set_lr,
     share_of_step,
-    step_or_skip,
+    skipped_by,
 )
 from mpcompare.dtypes import torch_dtype
 from mpcompare.errors import InputError
@@ -81,7 +81,7 @@ class Amp(TorchModel):
 
     def step(self, lr: float | Tensor) -> None:
         set_lr(self.optimizer, lr)
-        self.skipped = step_or_skip(self.scaler, self.optimizer)
+        self.skipped = skipped_by(lambda: self.scaler.step(self.optimizer), self.optimizer)
 
     def update(self) -> None:
         self.scaler.update(self.static_scale)

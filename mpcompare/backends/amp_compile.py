@@ -66,6 +66,7 @@ class AmpCompile(Amp):
     """``amp`` with forward and loss as one compiled function, which brings its backward. The optimizer is fused, and
     skips a step on the device."""
 
+    called_module = None  # the layers of a compiled step call no hooks
     peak_of = None  # inductor chooses which tensors it keeps and which it computes again
 
     def __init__(self, model: nn.Module, task: Task, precision: str, loss_scale: LossScale) -> None:
@@ -78,11 +79,6 @@ class AmpCompile(Amp):
         self.forward_and_loss = broken_at_recurrent_layers if recurrent else whole_graph
         # On CUDA inductor runs a compiled function once as it is, and captures it in the next call.
         self.warmup_steps = 2 if device_type == "cuda" else 0
-
-    @property
-    def called_module(self) -> None:
-        """None: the layers of a compiled step call no hooks."""
-        return None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # the last step's loss and gradients may go

@@ -71,14 +71,6 @@ def is_graphed(graph: bool | str, device: torch.device) -> bool:
     return graph
 
 
-def load_operators(device: torch.device) -> None:
-    """Raises BackendUnavailable where the native operators cannot be built."""
-    try:
-        ops.load(device.type)
-    except BuildError as error:
-        raise BackendUnavailable(f"backend=fused needs the native operators: {error}") from error
-
-
 class Fused:
     """Manual mixed precision with fused native operators; the same contract and the same steps as ``scratch``.
 
@@ -105,7 +97,10 @@ class Fused:
         if engine == "torch":
             raise InputError("engine", engine, "backend=fused accepts one of auto, native")
         graphed = is_graphed(graph, self.device)
-        load_operators(self.device)
+        try:
+            ops.load(self.device.type)
+        except BuildError as error:
+            raise BackendUnavailable(f"backend=fused needs the native operators: {error}") from error
         self.warmup_steps = WARMUP if graphed else 0
         if graphed:
             self.graph = StepGraph(self._step)

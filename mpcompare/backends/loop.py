@@ -38,12 +38,18 @@ class Loop(TorchModel):
         require_kernels(model, self.device_type, precision, self.name)
         self.model = without_doors(copy_of(model))
         self.optimizer = task.optimizer.make(self.model.named_parameters())
-        self.optimizer.register_step_pre_hook(lambda *_: self._note())
-        self.optimizer.register_step_post_hook(lambda *_: self._stepped())
+        self.optimizer.register_step_pre_hook(self._note)
+        self.optimizer.register_step_post_hook(self._stepped)
         self.more: dict[str, Any] = {}
         if takes_scaler(self.function):
             self.scaler = grad_scaler(loss_scale, self.device_type)
-            self.scaler.step = self._noted(self.scaler.step)  # type: ignore[method-assign]
+            step = self.scaler.step
+
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                self._note()
+                return step(*args, **kwargs)
+
+            self.scaler.step = noted  # type: ignore[method-assign]
             self.more = {"scaler": self.scaler}
         self.model.register_forward_hook(self._returned)
         self.skipped: bool | Tensor = False
@@ -74,19 +80,12 @@ class Loop(TorchModel):
     def loss_scale(self) -> float | Tensor:
         return super().loss_scale() if self.more else 1.0
 
-    def _note(self) -> None:
+    def _note(self, *_: object) -> None:
         self._grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         for gradient in self._grads.values():
             self.observed["gradients"] = gradient.dtype
 
-    def _noted(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self._note()
-            return step(*args, **kwargs)
-
-        return noted
-
-    def _stepped(self) -> None:
+    def _stepped(self, *_: object) -> None:
         self.skipped = getattr(self.optimizer, "found_inf", False)
 
     def _returned(self, _: nn.Module, __: Any, output: Any) -> None:

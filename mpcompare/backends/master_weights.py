@@ -13,23 +13,13 @@ Beside ``amp`` this costs a 16-bit copy of the weights that is always live, save
 residual streams in 16 bits that autocast promotes to fp32.
 """
 
-from functools import partial
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
-from mpcompare.backends.torch_model import (
-    TorchModel,
-    copy_into,
-    load_optimizer_state,
-    observed_dtypes,
-    optimizer_state,
-    require_kernels,
-    set_lr,
-    share_of_step,
-)
-from mpcompare.contract import ModuleDtypes, State, take_step
+from mpcompare.backends.torch_model import TorchModel, copy_into, require_kernels, set_lr, share_of_step
+from mpcompare.contract import State
 from mpcompare.dtypes import torch_dtype
 from mpcompare.loss_scale import LossScale, load_state, state_of
 from mpcompare.precision import PRECISIONS
@@ -107,24 +97,14 @@ class MasterWeights(TorchModel):
     def loss_scale(self) -> float:
         return self.scaling.scale
 
-    def dtypes(self) -> dict[str, str]:
-        return observed_dtypes(self.masters.values(), self.optimizer, self.observed)
-
-    def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
-        return layer_dtypes_of_step(self.model, self.masters, step)
+    def updated_params(self) -> Mapping[str, nn.Parameter]:
+        return self.masters
 
     def state_dict(self) -> State:
-        return {
-            "params": self.master_params(),
-            "buffers": {name: b.float() if b.is_floating_point() else b for name, b in self.buffers().items()},
-            "optimizer": optimizer_state(self.optimizer, self.masters),
-            "loss_scale": state_of(self.scaling),
-        }
+        buffers = {name: b.float() if b.is_floating_point() else b for name, b in self.buffers().items()}
+        return {**super().state_dict(), "buffers": buffers, "loss_scale": state_of(self.scaling)}
 
     def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
         copy_into(self.master_params(), state["params"])
-        copy_into({name: p.detach() for name, p in self.model.named_parameters()}, state["params"])
-        copy_into(self.buffers(), state["buffers"])
-        load_optimizer_state(self.optimizer, self.masters, state["optimizer"])
         load_state(self.scaling, state["loss_scale"])

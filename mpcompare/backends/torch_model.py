@@ -1,6 +1,6 @@
 """The answers that backends on a torch module and torch's optimizers share, all outside of the timed region."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
-from mpcompare.backends.memory_models.mlp import PeakOf, peak_of_mlp
+from mpcompare.backends.memory_models.mlp import PeakOf
 from mpcompare.contract import BackendUnavailable, MemoryModel, ModuleDtypes, State, take_step
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.precision import BF16, FP16, PRECISIONS, Format
+from mpcompare.tasks.mlp import plain_mlp
 from mpcompare.tasks.task import Params, Task, buffers_of, params_of
 
 
@@ -52,6 +53,11 @@ class TorchModel:
         """Returns the parameters as the module has them, for others to write into."""
         return params_of(self.model)
 
+    def updated_params(self) -> Mapping[str, nn.Parameter]:
+        """Returns the parameters that the optimizer updates, under the names of the module's: these themselves, unless
+        there are masters."""
+        return dict(self.model.named_parameters())
+
     def buffers(self) -> Params:
         return buffers_of(self.model)
 
@@ -62,43 +68,54 @@ class TorchModel:
         return self.scaler.scale(torch.ones((), device=self.device_type))  # 1 * scale; get_scale() would wait
 
     def dtypes(self) -> dict[str, str]:
-        return observed_dtypes(self.model.parameters(), self.optimizer, self.observed)
+        weight = next(p for p in self.updated_params().values() if p.requires_grad)
+        updated = next(p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
+        state = [value for value in self.optimizer.state[updated].values() if isinstance(value, Tensor) and value.dim()]
+        # Plain SGD has no state: it computes in the parameters' dtype.
+        dtypes = {"params": weight.dtype, **self.observed, "optimizer": (state or [updated])[0].dtype}
+        return {name: dtype_name(dtype) for name, dtype in dtypes.items()}
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         step = partial(take_step, self, [(x, y)], self.task.optimizer.lr)
-        return layer_dtypes_of_step(self.model, params_of(self.model), step)
+        return layer_dtypes_of_step(self.model, self.updated_params(), step)
 
     def state_dict(self) -> State:
+        loss_scale = {}
+        if hasattr(self, "scaler") and self.scaler.is_enabled():
+            scaler = self.scaler.state_dict()
+            loss_scale = {"scale": scaler["scale"], "growth_tracker": scaler["_growth_tracker"]}
         return {
             "params": self.master_params(),
             "buffers": self.buffers(),
-            "optimizer": optimizer_state(self.optimizer, dict(self.model.named_parameters())),
-            "loss_scale": scaler_state(self.scaler) if hasattr(self, "scaler") else {},
+            "optimizer": optimizer_state(self.optimizer, self.updated_params()),
+            "loss_scale": loss_scale,
         }
 
     def load_state_dict(self, state: State) -> None:
         copy_into(self.own_params(), state["params"])
-        copy_into(self.buffers(), state["buffers"])
-        load_optimizer_state(self.optimizer, dict(self.model.named_parameters()), state["optimizer"])
-        if hasattr(self, "scaler"):
-            load_scaler_state(self.scaler, state["loss_scale"])
+        copy_into(buffers_of(self.model), state["buffers"])
+        load_optimizer_state(self.optimizer, self.updated_params(), state["optimizer"])
+        loss_scale = state["loss_scale"]
+        if hasattr(self, "scaler") and self.scaler.is_enabled() and "scale" in loss_scale:
+            own = {"scale": loss_scale["scale"], "_growth_tracker": int(loss_scale.get("growth_tracker", 0))}
+            self.scaler.load_state_dict({**self.scaler.state_dict(), **own})
 
     def memory_model(self) -> MemoryModel:
         peak_of = type(self).peak_of
-        return peak_of_mlp(peak_of, self.model, self.task, self.precision) if peak_of else {}
+        if peak_of is None:
+            return {}
+        try:
+            return peak_of(plain_mlp(self.model, self.task), self.precision)
+        except BackendUnavailable:  # other networks have no model
+            return {}
 
 
-def step_or_skip(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool | Tensor:
-    """Lets a scaler take the optimizer's step, and returns whether it was skipped.
+def skipped_by(step: Callable[[], object], optimizer: torch.optim.Optimizer) -> bool | Tensor:
+    """Calls ``step``, and returns whether it left the optimizer's step out, or the optimizer itself its update.
 
     GradScaler leaves ``optimizer.step()`` out to skip. A fused optimizer is called all the same, and skips by itself
     where its ``found_inf`` is not 0, which GradScaler removes after the step.
     """
-    return skipped_by(lambda: scaler.step(optimizer), optimizer)
-
-
-def skipped_by(step: Callable[[], object], optimizer: torch.optim.Optimizer) -> bool | Tensor:
-    """Calls ``step``, and returns whether it left the optimizer's step out, or the optimizer itself its update."""
     skipped: bool | Tensor = True
 
     def stepped(*_: object) -> None:
@@ -170,36 +187,9 @@ def load_optimizer_state(
     optimizer.load_state_dict({**optimizer.state_dict(), "state": by_number})
 
 
-def scaler_state(scaler: torch.amp.GradScaler) -> dict[str, float]:
-    """Returns the state of a GradScaler as ``State["loss_scale"]`` has it; empty where it is disabled."""
-    if not scaler.is_enabled():
-        return {}
-    state = scaler.state_dict()
-    return {"scale": state["scale"], "growth_tracker": state["_growth_tracker"]}
-
-
-def load_scaler_state(scaler: torch.amp.GradScaler, state: Mapping[str, float]) -> None:
-    """Loads what :func:`scaler_state` returns."""
-    if scaler.is_enabled() and "scale" in state:
-        tracker = int(state.get("growth_tracker", 0))
-        scaler.load_state_dict({**scaler.state_dict(), "scale": state["scale"], "_growth_tracker": tracker})
-
-
 def gradient_dtype(model: nn.Module) -> torch.dtype:
     """Returns the dtype of the gradient of the first parameter that has one."""
     return next(p.grad.dtype for p in model.parameters() if p.grad is not None)
-
-
-def observed_dtypes(
-    params: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, observed: dict[str, torch.dtype]
-) -> dict[str, str]:
-    """Returns the names of the ``observed`` dtypes, and of those of the parameters and of the optimizer's state. Plain
-    SGD has no state: it computes in the parameters' dtype."""
-    weight = next(p for p in params if p.requires_grad)
-    updated = next(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
-    state = [value for value in optimizer.state[updated].values() if isinstance(value, Tensor) and value.dim()]
-    dtypes = {"params": weight.dtype, **observed, "optimizer": (state or [updated])[0].dtype}
-    return {name: dtype_name(dtype) for name, dtype in dtypes.items()}
 
 
 def require_kernels(model: nn.Module, device_type: str, precision: str, backend: str) -> None:

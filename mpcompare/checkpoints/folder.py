@@ -83,7 +83,9 @@ def load(path: Path, older: bool = False, before: float = math.inf) -> Checkpoin
         candidates = [candidate for candidate in candidates if _step(candidate) < before] or candidates
     for candidate in candidates:
         try:
-            checkpoint = _load(candidate)
+            checkpoint = read(candidate)
+            if (step := _step(candidate)) not in (-1, checkpoint.step):
+                raise Unreadable(f"its name says step {step}, and {CONTENT} says {checkpoint.step}")
         except Unreadable as error:
             faults.append(f"{candidate.name}: {error}")
             if not older:
@@ -93,13 +95,6 @@ def load(path: Path, older: bool = False, before: float = math.inf) -> Checkpoin
             log.warning(f"resume={path}: continues from the older {candidate.name}, because of {'; '.join(faults)}")
         return checkpoint
     raise InputError("resume", path, f"no checkpoint there can be read: {'; '.join(faults)}")
-
-
-def _load(path: Path) -> Checkpoint:
-    checkpoint = read(path)
-    if (step := _step(path)) not in (-1, checkpoint.step):
-        raise Unreadable(f"its name says step {step}, and {CONTENT} says {checkpoint.step}")
-    return checkpoint
 
 
 def _candidates(path: Path) -> list[Path]:

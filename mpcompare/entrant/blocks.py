@@ -2,22 +2,27 @@
 the same block of the backend that was trained and examined."""
 
 import math
-from collections.abc import Mapping
+import random
+import time
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpcompare.contract import State, Stepper
 from mpcompare.cost.flops import step_flops
-from mpcompare.entrant.sample import Ended
+from mpcompare.entrant.sample import Ended, Lines, Sample
 from mpcompare.entrant.setup import Setup
-from mpcompare.entrant.state import Entrant, Pass
-from mpcompare.entrant.timing import Blocks, take_turns
+from mpcompare.entrant.state import Entrant, Pass, Trained, Trial
+from mpcompare.entrant.timing import fresh, time_block
 from mpcompare.fields import BlocksRecord, ComparedRecord, Distance
 from mpcompare.instruments import meter
+from mpcompare.instruments.bystanders import Bystanders, Rest
 from mpcompare.instruments.clock import percentiles, settle
+from mpcompare.race.orders import Conclude, Finish, Order, Prepare, Time, Turn
 from mpcompare.verdict.examine import numerics
 
 
@@ -32,23 +37,84 @@ def take(entrant: Entrant) -> Pass[BlocksRecord]:
     if examined:  # it has taken a step more in its examination, and goes on from here with a timed block
         trained = replace(trained, read=entrant.shared.aside(entrant.stepper.backend.state_dict()))
     settle()
+    step_ms: list[float] = []
+    unfinished = 0  # blocks whose weights went on changing after the clock had stopped
+    ends: dict[int, Ended] = {}  # of each block by its round, for any may be the one that is compared
     with meter.frozen():
         text = _describe_training(entrant)
-        blocks = yield from take_turns(setup, trained, trial, entrant.recorder, text, kept=examined)
-    part = _part(entrant, blocks)
+        rest = Rest()
+        order = yield Turn(text=text)
+        while isinstance(order, Prepare):
+            waited = rest.stop()
+            row, end = yield from _block(setup, trained, trial, order, kept=examined)
+            meter.release()
+            entrant.recorder.block({**row, **waited, "settled": settle()})
+            step_ms.append(row["step_ms"])
+            unfinished += not row["finished"]
+            if end:
+                ends[row["round"]] = end
+            rest.start()
+            order = yield Turn()
+    assert isinstance(order, Finish)
+    part = _part(setup, step_ms, order, unfinished)
     if not examined:
         return part
     stepper = Stepper(entrant.stepper.backend, setup.task.new_rates(trained.updates))
     del entrant.stepper
-    ended = blocks.ends[blocks.finish.compared]
-    return _compared(part, setup, stepper, trained.state, ended, (trial.untimed, trial.steps))
+    return _compared(part, setup, stepper, trained.state, ends[order.compared], (trial.untimed, trial.steps))
 
 
-def _part(entrant: Entrant, blocks: Blocks) -> BlocksRecord:
-    task, timed = entrant.setup.task, percentiles(blocks.step_ms)
+def _block(
+    setup: Setup, trained: Trained, trial: Trial, order: Prepare, kept: bool
+) -> Generator[Turn, Order | None, tuple[dict[str, Any], Ended | None]]:
+    """Times one block. Returns its row of ``blocks.csv``, and its end, if that is to be ``kept``."""
+    torch.manual_seed(order.seed)  # for a backend that draws numbers: the trained one will draw the same
+    bystanders, shift = Bystanders(setup.device), random.randrange(1 << 12, 1 << 22)
+    padding = torch.empty(shift, dtype=torch.uint8, device=setup.device)  # shifts all that is allocated after it
+    stepper = fresh(setup, trained)
+    untimed = setup.drawn_batches(order.seed)
+    first = float(stepper.step(next(untimed)))
+    time_block(stepper, untimed, trial.untimed - 1, setup.clock)
+    lines = Lines(stepper.backend.master_params())
+    bystanders.start()
+    now = yield Turn()
+    assert isinstance(now, Time)
+    stream = setup.drawn_batches(now.seed)
+    began = time.perf_counter()
+    yield Turn(goes_on=True)
+    timed = time_block(stepper, stream, trial.steps, setup.clock, lines)
+    over = yield Turn(timed.step_ms)
+    heard = time.perf_counter()
+    assert isinstance(over, Conclude)
+    load = bystanders.stop()
+    settle()
+    setup.clock.wait()
+    weights = stepper.backend.master_params()
+    row = {
+        "round": now.round,
+        "steps": trial.steps,
+        "step_ms": timed.step_ms,
+        "wall_ms": timed.wall_ms,
+        "seen_s": over.seen_s,
+        "longest_s": over.longest_s,
+        "messages_s": heard - began - timed.wall_ms * max(trial.steps, 1) / 1e3,
+        "read_ms": timed.read_ms,
+        "finished": timed.still(weights),
+        **load,
+    }
+    del padding
+    if not kept:
+        return row, None
+    backend, sample = stepper.backend, Sample(setup.model)
+    left = sample.of(weights, backend.buffers(), backend.state_dict()["optimizer"])
+    return row, Ended((order.seed, now.seed), (first, timed.loss), sample, left)
+
+
+def _part(setup: Setup, step_ms: list[float], finish: Finish, unfinished: int) -> BlocksRecord:
+    task, timed = setup.task, percentiles(step_ms)
     seconds = timed["step_ms_p50"] / 1e3
-    x, y = next(entrant.setup.batches())[0]
-    micro_batch_flops = step_flops(entrant.setup.model, task.loss_fn, x, y)
+    x, y = next(setup.batches())[0]
+    micro_batch_flops = step_flops(setup.model, task.loss_fn, x, y)
     flops = None if micro_batch_flops is None else task.accumulate * micro_batch_flops
     return BlocksRecord(
         step_ms_p20=timed["step_ms_p20"],
@@ -57,8 +123,8 @@ def _part(entrant: Entrant, blocks: Blocks) -> BlocksRecord:
         samples_per_s=task.batch_size / seconds,
         flops_per_step=flops,
         tflops=None if flops is None else flops / seconds / 1e12,
-        timing=blocks.finish,
-        timed_unfinished=blocks.unfinished,
+        timing=finish,
+        timed_unfinished=unfinished,
     )
 
 

@@ -27,30 +27,7 @@ from mpcompare.race.orders import Progress, Turn, Turns
 from mpcompare.records import RunRecorder
 from mpcompare.shared import ALONE, Shared
 
-# Each with the stage (race/timetable.py) of which it is a part. A pass that takes turns is a generator.
 Take = Callable[[Entrant], Any]
-Passes = tuple[tuple[str, Take], ...]
-MADE: Passes = (
-    (timetable.SET_UP, passes.find_checkpoint),
-    (timetable.SET_UP, passes.make_setup),
-    (timetable.SET_UP, passes.record_machine),
-    (timetable.SET_UP, passes.find_start),
-)
-TRAINED: Passes = (
-    (timetable.TRAINING, training.take),
-    (timetable.TRAINING, passes.try_length),
-    (timetable.EXAMINATION, examination.take),
-)
-TAKEN: Passes = (
-    (timetable.TRAINING, passes.take_as_it_is),
-    (timetable.TRAINING, passes.try_length),
-)
-MEASURED: Passes = (
-    (timetable.TIMING, blocks.take),
-    (timetable.PHASES, phases.take),
-    (timetable.MEMORY, memory.take),
-    (timetable.INFERENCE, inference.take),
-)
 
 
 def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, clean: CleanProcess | None = None) -> Turns:
@@ -69,6 +46,17 @@ def compete(plan: Plan, recorder: RunRecorder, shared: Shared = ALONE, clean: Cl
 
 
 def _passes(entrant: Entrant) -> Iterator[tuple[str, Take]]:
-    yield from MADE
-    yield from TAKEN if entrant.taken else TRAINED  # ``checkpoint`` has found that out
-    yield from MEASURED
+    """Yields each pass with the stage (``race/timetable.py``) of which it is a part. A pass that takes turns is a
+    generator."""
+    yield timetable.SET_UP, passes.find_checkpoint  # finds out whether the run is ``taken``
+    yield timetable.SET_UP, passes.make_setup
+    yield timetable.SET_UP, passes.record_machine
+    yield timetable.SET_UP, passes.find_start
+    yield timetable.TRAINING, passes.take_as_it_is if entrant.taken else training.take
+    yield timetable.TRAINING, passes.try_length
+    if not entrant.taken:
+        yield timetable.EXAMINATION, examination.take
+    yield timetable.TIMING, blocks.take
+    yield timetable.PHASES, phases.take
+    yield timetable.MEMORY, memory.take
+    yield timetable.INFERENCE, inference.take

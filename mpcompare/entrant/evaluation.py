@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -93,25 +93,14 @@ def held_out_of(
     return held_out
 
 
-@dataclass(frozen=True)
-class Evaluations:
-    """Evaluates between two steps, where no clock runs, and writes a row of ``evals.csv`` each time.
+def record_evaluation(setup: Setup, recorder: RunRecorder, step: int, backend: Backend) -> Scores:
+    """Evaluates a backend that took its step number ``step``, where no clock runs. Writes a row of ``evals.csv``, and
+    returns its scores.
 
     Training does not notice: a copy of the network is evaluated, in evaluation mode, and torch's generators are put
     back. The step after an evaluation may take longer all the same, for its caches are cold, and the resident set's
     peak over training includes the memory of evaluating.
-
-    Attributes:
-        every: the network is evaluated after each step whose number is a multiple of this; None: not before the end.
     """
-
-    setup: Setup
-    recorder: RunRecorder
-    every: int | None
-
-    def take(self, step: int, backend: Backend) -> Scores:
-        """Evaluates a backend that took its step number ``step``, and returns its scores."""
-        setup = self.setup
-        scores = evaluate(setup.model, backend.master_params(), backend.buffers(), setup.dataset, setup.task)
-        self.recorder.evaluation({"step": step, **scores})
-        return scores
+    scores = evaluate(setup.model, backend.master_params(), backend.buffers(), setup.dataset, setup.task)
+    recorder.evaluation({"step": step, **scores})
+    return scores

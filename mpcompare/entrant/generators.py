@@ -35,21 +35,17 @@ def restore(named: Mapping[str, Tensor], device: torch.device) -> None:
         InputError: a state is none of such a generator.
     """
     try:
-        _restore(named, device)
+        if "cpu" in named:
+            torch.set_rng_state(named["cpu"])
+        if "python" in named:
+            version, words, normal = _from_bytes(named["python"])
+            random.setstate((version, tuple(words), normal))
+        if "numpy" in named:
+            np.random.set_state(_from_bytes(named["numpy"]))
+        if "cuda" in named and device.type == "cuda":
+            torch.cuda.set_rng_state(named["cuda"], device)
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise InputError("resume", "generators", f"expected states of torch, Python and numpy ({error})") from error
-
-
-def _restore(named: Mapping[str, Tensor], device: torch.device) -> None:
-    if "cpu" in named:
-        torch.set_rng_state(named["cpu"])
-    if "python" in named:
-        version, words, normal = _from_bytes(named["python"])
-        random.setstate((version, tuple(words), normal))
-    if "numpy" in named:
-        np.random.set_state(_from_bytes(named["numpy"]))
-    if "cuda" in named and device.type == "cuda":
-        torch.cuda.set_rng_state(named["cuda"], device)
 
 
 def _as_bytes(state: object) -> Tensor:

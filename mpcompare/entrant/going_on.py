@@ -67,11 +67,9 @@ def before(recorder: RunRecorder, step: int, moves: bool) -> Before | None:
     if [row["step"] for row in rows] != list(range(1, step + 1)) or (moves and not file.exists()):
         recorder.keep(0)
         return None
-    return Before(rows, _moves(json.loads(file.read_text()), step) if moves else None)
-
-
-def _moves(document: Mapping[str, Any], steps: int) -> Moves:
-    """Returns the moves of the first steps: some may have been recorded whose checkpoint was not saved any more."""
-    moves = Moves(**numbers(dict(document)))
-    tensors = {name: norms[:steps] for name, norms in moves.tensors.items()}
-    return Moves(moves.steps[:steps], tensors, moves.weights, moves.short[:steps])
+    if not moves:
+        return Before(rows, None)
+    whole = Moves(**numbers(json.loads(file.read_text())))
+    # Some may have been recorded whose checkpoint was not saved any more.
+    tensors = {name: norms[:step] for name, norms in whole.tensors.items()}
+    return Before(rows, Moves(whole.steps[:step], tensors, whole.weights, whole.short[:step]))

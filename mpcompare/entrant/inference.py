@@ -29,6 +29,7 @@ from mpcompare.entrant.evaluation import Scores, score
 from mpcompare.entrant.plan import Inference
 from mpcompare.entrant.setup import Setup
 from mpcompare.entrant.state import Entrant, Fields
+from mpcompare.errors import first_line
 from mpcompare.instruments import fp32_products, meter
 from mpcompare.instruments.clock import Clock
 from mpcompare.precision import PRECISIONS, preferred
@@ -137,7 +138,7 @@ def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inferenc
             rows[name] = dict(scores) if name == "fp32" else dict(_score(way, setup))
             able[name] = way
         except Exception as error:  # a user's network may raise anything where it meets another dtype
-            rows[name] = _unavailable(error)
+            rows[name] = {"unavailable": first_line(error)}
     key = "-".join(["inference", str(batch_size), *able]).replace(" ", "_")
     costs = shared.once(key, lambda: _costs(able, _batch(setup, batch_size), setup, plan.budget_s))
     for name, cost in costs["ways"].items():
@@ -149,10 +150,6 @@ def measure_inference(setup: Setup, state: State, scores: Scores, plan: Inferenc
 def _score(way: Way, setup: Setup) -> Scores:
     """Returns loss and accuracy of a way on the held-out samples, the loss in fp32."""
     return score(lambda x: way(x).float(), setup.dataset, setup.task)
-
-
-def _unavailable(error: Exception) -> Row:
-    return {"unavailable": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
 def _batch(setup: Setup, rows: int) -> Batch:
@@ -169,7 +166,7 @@ def _costs(able: dict[str, Way], x: Batch, setup: Setup, budget_s: float) -> dic
             peak = meter.peak_memory(setup.device, partial(way, x)).bytes  # which also warms it up
             rows[name] = {"weight_bytes": way.weight_bytes, "peak_memory_bytes": peak + nbytes(x) + way.weight_bytes}
         except Exception as error:  # out of memory, say
-            rows[name] = _unavailable(error)
+            rows[name] = {"unavailable": first_line(error)}
     times = time_batches(
         {name: way for name, way in able.items() if "unavailable" not in rows[name]}, x, setup.clock, budget_s
     )

@@ -27,13 +27,11 @@ class Monitor:
 
     Attributes:
         format: the one in which a step stores its gradients (:func:`gradient_shares`).
-        every: each step whose number is a multiple of this is monitored; None: none is.
     """
 
     task: Task
     format: Format
     clock: Clock
-    every: int | None
 
     def step(self, stepper: Stepper, batches: Batches) -> tuple[Tensor, dict[str, Any], int]:
         """Takes the stepper's next step.

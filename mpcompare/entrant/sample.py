@@ -6,12 +6,9 @@ import random
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from mpcompare.instruments.clock import Clock
 
 Kinds = dict[str, dict[str, Tensor]]
 Tensors = Mapping[str, Tensor]
@@ -78,20 +75,14 @@ class Lines:
     or gets weights that change afterwards: the weights that are compared with the examined backend's have these lines.
     """
 
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
+    def __init__(self, weights: Tensors) -> None:
         self.places = {
             name: tuple(_UNFORESEEN.randrange(length) for length in p.shape[:-1])
-            for name, p in backend.master_params().items()
+            for name, p in weights.items()
             if p.numel()
         }
 
-    def read(self, clock: Clock) -> Tensor:
-        """Returns the lines one after the other, on the host."""
-        clock.wait()
-        return self.of(self.backend.master_params())
-
-    def of(self, weights: Mapping[str, Tensor]) -> Tensor:
+    def of(self, weights: Tensors) -> Tensor:
         """Returns the lines of ``weights``, one after the other, on the host."""
         with torch.no_grad():
             lines = [weights[name][place].reshape(-1) for name, place in self.places.items()]

@@ -85,9 +85,9 @@ def set_up(plan: Plan, shared: Shared) -> Setup:
     device = machine.select_device(plan.device)
     precision = resolve_precision(plan.precision, plan.make_backend.PRECISIONS, device, plan.backend)
     loss_scale = plan.loss_scale(precision) if callable(plan.loss_scale) else plan.loss_scale
-    fp32_products.set_tf32(PRECISIONS[precision].uses_tf32)
-    task = plan.task.over(plan.train.last_step)
     uses_tf32 = PRECISIONS[precision].uses_tf32
+    fp32_products.set_tf32(uses_tf32)
+    task = plan.task.over(plan.train.last_step)
     with fp32_products.tf32(uses_tf32):  # a user's module may set flags of its own when it is imported
         model = task.new_model(plan.seed, device)
 

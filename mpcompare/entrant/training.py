@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -12,59 +12,20 @@ from mpcompare.checkpoints import CHECKPOINTS, Checkpoint, save
 from mpcompare.contract import Stepper
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant import generators
-from mpcompare.entrant.evaluation import Evaluations
-from mpcompare.entrant.going_on import Before
+from mpcompare.entrant.evaluation import record_evaluation
 from mpcompare.entrant.monitor import Monitor
-from mpcompare.entrant.plan import Training
 from mpcompare.entrant.resume import what_is_trained
 from mpcompare.entrant.rows import Rows
-from mpcompare.entrant.setup import Stream
 from mpcompare.entrant.state import Entrant, Pass, Trained
 from mpcompare.fields import TrainingRecord
 from mpcompare.instruments import meter
 from mpcompare.precision import PRECISIONS
 from mpcompare.race.orders import Progress
-from mpcompare.records import RunRecorder
 from mpcompare.verdict.examine import numerics
 from mpcompare.verdict.examine.midway import Midway
 from mpcompare.verdict.examine.moves import Digest
 
 WRITE_EVERY_S = 0.1  # steps are written at least this often
-
-
-@dataclass(frozen=True)
-class Saver:
-    """Saves checkpoints of a run into its folder, and before each the moves of the weights up to there.
-
-    Attributes:
-        train: says when a checkpoint is saved.
-        what_is_trained: :func:`mpcompare.entrant.resume.what_is_trained` of the run.
-        before: the steps that were recorded before this process began.
-        digest: the moves of the others; None where nobody looks.
-    """
-
-    recorder: RunRecorder
-    train: Training
-    what_is_trained: Mapping[str, Any]
-    device: torch.device
-    before: Before
-    digest: Digest | None
-
-    def due(self, step: int) -> bool:
-        """Returns whether a checkpoint is saved after this step, counted from 1; the last one has one in any case."""
-        every = self.train.checkpoint_every
-        return every is not None and (step % every == 0 or step == self.train.last_step)
-
-    def save(self, stepper: Stepper, step: int) -> None:
-        """Saves the state of ``stepper`` after its first ``step`` steps; waits for the device, and for the disk.
-
-        Raises:
-            InputError: the folder cannot be written.
-        """
-        if self.digest is not None:
-            self.recorder.moves(asdict(self.before.with_moves(self.digest.moves())))
-        checkpoint = checkpoint_of(stepper, step, self.what_is_trained, self.device)
-        save(self.recorder.folder / CHECKPOINTS, checkpoint)
 
 
 def checkpoint_of(stepper: Stepper, step: int, what_is_trained: Mapping[str, Any], device: torch.device) -> Checkpoint:
@@ -91,13 +52,10 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
     storage = PRECISIONS[setup.record.precision].storage
     digest = Digest(stepper.backend, torch_dtype(storage)) if plan.verdict.enabled else None
     rows = Rows(recorder, setup.clock, setup.task.clip_norm, plan.train.warmup_steps, start.step, plan.seed, digest)
-    monitor = Monitor(setup.task, storage, setup.clock, plan.monitor.every)
-    evaluations = Evaluations(setup, recorder, plan.eval.every)
-    saver = Saver(entrant.recorder, plan.train, what_is_trained(plan, setup), setup.device, start.before, digest)
-    yield from train(stepper, start.batches(), rows, plan.train.last_step, monitor, evaluations, saver)
+    yield from _train(entrant, rows, Monitor(setup.task, storage, setup.clock))
     peak_rss = meter.peak_rss_bytes()  # before the last evaluation, which has activations of its own
     backend, steps = stepper.backend, [*start.before.rows, *rows.written]
-    scores = evaluations.take(steps[-1]["step"], backend)
+    scores = record_evaluation(setup, recorder, steps[-1]["step"], backend)
     entrant.trained = Trained(
         rows=steps,
         read=entrant.shared.aside(backend.state_dict()),
@@ -120,38 +78,45 @@ def take(entrant: Entrant) -> Pass[TrainingRecord]:
     )
 
 
-def train(
-    stepper: Stepper,
-    stream: Stream,
-    rows: Rows,
-    last_step: int,
-    monitor: Monitor | None = None,
-    evaluations: Evaluations | None = None,
-    saver: Saver | None = None,
-) -> Generator[Progress, Any, None]:
-    """Trains up to the step number ``last_step``. However it ends, the rows of all steps that were taken are on disk.
-
-    Args:
-        monitor: takes the steps that are due to be looked into.
-        evaluations: evaluates after steps, the last one excluded, which is its caller's.
-        saver: saves checkpoints, of each of which all rows are on disk before; its time is in no step's.
-    """
-    begun, written = rows.begun, time.monotonic()
+def _train(entrant: Entrant, rows: Rows, monitor: Monitor) -> Generator[Progress, Any, None]:
+    """Trains to the end. However it ends, the rows of all steps that were taken are on disk. Those before a checkpoint
+    are there when it is saved, and its time is in no step's."""
+    plan, stepper = entrant.plan, entrant.stepper
+    begun, last_step, written = rows.begun, plan.train.last_step, time.monotonic()
     yield Progress(begun, last_step, "first step" if begun == 0 else f"first step after {begun}")
     try:
-        for number, batch in enumerate(islice(stream, last_step - begun), start=begun + 1):
-            rows.take_step(stepper, batch, monitor if monitor and _is_due(number, monitor.every) else None)
-            if evaluations and _is_due(number, evaluations.every) and number < last_step:
-                evaluations.take(number, stepper.backend)
-            saves = saver is not None and saver.due(number)
-            if saves or time.monotonic() - written > WRITE_EVERY_S or number == last_step:
+        for number, batch in enumerate(islice(entrant.start.batches(), last_step - begun), start=begun + 1):
+            rows.take_step(stepper, batch, monitor if _is_due(number, plan.monitor.every) else None)
+            is_last = number == last_step
+            if _is_due(number, plan.eval.every) and not is_last:  # the last one is its caller's
+                record_evaluation(entrant.setup, entrant.recorder, number, stepper.backend)
+            every = plan.train.checkpoint_every
+            saves = every is not None and (is_last or _is_due(number, every))
+            if saves or is_last or time.monotonic() - written > WRITE_EVERY_S:
                 rows.write()
-                if saver is not None and saves:
-                    saver.save(stepper, number)
+                if saves:
+                    _save(entrant, rows.digest, number)
                 written = time.monotonic()
                 yield _progress(rows.written[-1], last_step)
     finally:
         rows.write()
+
+
+def _save(entrant: Entrant, digest: Digest | None, step: int) -> None:
+    """Saves a checkpoint of the first ``step`` steps into the run's folder, and before it the moves of the weights;
+    waits for the device, and for the disk.
+
+    Args:
+        digest: the moves of the weights; None where nobody looks.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    if digest is not None:
+        entrant.recorder.moves(asdict(entrant.start.before.with_moves(digest.moves())))
+    trained = what_is_trained(entrant.plan, entrant.setup)
+    checkpoint = checkpoint_of(entrant.stepper, step, trained, entrant.setup.device)
+    save(entrant.recorder.folder / CHECKPOINTS, checkpoint)
 
 
 def _is_due(step: int, every: int | None) -> bool:

@@ -7,7 +7,6 @@ of CUDA. They are built and loaded when they are first asked for.
 import functools
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,24 +22,12 @@ WRITING = (  # the operators around gemm, which write into their arguments
 )  # fmt: skip
 
 
-class Gemm(Protocol):
-    """C = alpha op(A) op(B) + beta C, fp32 accumulation; the contract is in csrc/gemm.hpp."""
-
-    def __call__(
-        self,
-        a: Tensor,
-        b: Tensor,
-        out: Tensor,
-        *,
-        trans_a: bool = False,
-        trans_b: bool = False,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-    ) -> None: ...
+# C = alpha op(A) op(B) + beta C, fp32 accumulation, with the arguments of torch_gemm; the contract is in csrc/gemm.hpp.
+Gemm = Callable[..., None]
 
 
 def native_gemm(a: Tensor, b: Tensor, out: Tensor, **how: float) -> None:
-    """:class:`Gemm` by ``torch.ops.mpcompare.gemm``; raises RuntimeError where shapes, dtypes or strides are off.
+    """``Gemm`` by ``torch.ops.mpcompare.gemm``; raises RuntimeError where shapes, dtypes or strides are off.
 
     One argument more is ``fp16_sums=True``: operands, result and also the sums are fp16; on a GPU only.
     """
@@ -58,7 +45,7 @@ def torch_gemm(
     beta: float = 0.0,
     product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
 ) -> None:
-    """:class:`Gemm` in plain torch: operands are widened to fp32, which gives the same numerics at the speed of an fp32
+    """``Gemm`` in plain torch: operands are widened to fp32, which gives the same numerics at the speed of an fp32
     ``product``."""
     result = alpha * product((a.t() if trans_a else a).float(), (b.t() if trans_b else b).float())
     out.copy_(result if beta == 0 else result + beta * out.float())  # beta = 0 never reads out
@@ -77,7 +64,7 @@ def low_product(a: Tensor, b: Tensor, accumulate: torch.dtype) -> Tensor:
 
 
 def low_gemm(accumulate: torch.dtype) -> Gemm:
-    """Returns :class:`Gemm` in plain torch whose products are accumulated in the dtype ``accumulate``."""
+    """Returns a ``Gemm`` in plain torch whose products are accumulated in the dtype ``accumulate``."""
     return functools.partial(torch_gemm, product=functools.partial(low_product, accumulate=accumulate))
 
 

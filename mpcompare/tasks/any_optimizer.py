@@ -11,7 +11,7 @@ import pydoc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,8 @@ class AnyOptimizer:
         groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
     """
 
+    linear: ClassVar[bool] = False  # nobody knows
+    bounded: ClassVar[bool] = True
     name: str
     lr: float = 1e-3
     weight_decay: float | None = None
@@ -63,14 +65,6 @@ class AnyOptimizer:
     @cached_property
     def remembers(self) -> bool:
         return bool(self._kinds)
-
-    @property
-    def linear(self) -> bool:
-        return False  # nobody knows
-
-    @property
-    def bounded(self) -> bool:
-        return True
 
     def initial_state(self, like: Tensor) -> dict[str, Tensor]:
         """Tensors that the optimizer makes in its first update are 0 before it."""

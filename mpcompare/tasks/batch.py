@@ -120,10 +120,11 @@ def each(change: Callable[..., Tensor], *batches: Any) -> Any:
     """Returns ``change`` of one batch or of several, tensor by tensor."""
     if not isinstance(batches[0], Tree):
         return change(*batches)
-    spec = pytree.tree_structure(batches[0].value)
-    places = zip(*(pytree.tree_leaves(batch.value) for batch in batches), strict=True)
-    changed = [change(*leaves) if isinstance(leaves[0], Tensor) else leaves[0] for leaves in places]
-    return Tree(pytree.tree_unflatten(changed, spec))
+
+    def changed(*leaves: Any) -> Any:
+        return change(*leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    return Tree(pytree.tree_map(changed, *(batch.value for batch in batches)))
 
 
 def nbytes(*batches: Batch) -> int:

@@ -120,20 +120,13 @@ def cast_module(model: nn.Module, dtype: torch.dtype) -> None:
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN wants its weights in one piece
     if has_buffers or returns_trees(model):
-        _call_in(ProductsIn(dtype), model)
+        mode = ProductsIn(dtype)
 
+        def enter(*_: object) -> None:  # a hook that returns something changes the inputs
+            mode.__enter__()
 
-def _call_in(mode: TorchFunctionMode, model: nn.Module) -> None:
-    """Lets ``mode`` be entered in every call of a module."""
-
-    def enter(*_: object) -> None:
-        mode.__enter__()
-
-    def leave(*_: object) -> None:
-        mode.__exit__(None, None, None)
-
-    model.register_forward_pre_hook(enter)
-    model.register_forward_hook(leave, always_call=True)
+        model.register_forward_pre_hook(enter)
+        model.register_forward_hook(lambda *_: mode.__exit__(None, None, None), always_call=True)
 
 
 def cast_wholly(model: nn.Module, dtype: torch.dtype) -> None:

@@ -18,11 +18,15 @@ Loss = Callable[[Any, Any], Tensor]
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     """Returns the mean cross-entropy of logits ``[n, c]`` for classes ``[n]``, or of ``[n, t, c]`` for ``[n, t]``."""
+    _check_classes("cross_entropy", output, y)
+    return F.cross_entropy(output.flatten(0, -2), y.flatten())
+
+
+def _check_classes(loss: str, output: Tensor, y: Tensor) -> None:
     if y.is_floating_point():
-        raise TypeError("targets are real numbers, and cross_entropy takes classes")
+        raise TypeError(f"targets are real numbers, and {loss} takes classes")
     if output.shape[:-1] != y.shape:
         raise ValueError("expected the output's shape to be the targets' and one more for the classes")
-    return F.cross_entropy(output.flatten(0, -2), y.flatten())
 
 
 class MaskedCrossEntropy:
@@ -32,10 +36,7 @@ class MaskedCrossEntropy:
     ignored = -100
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        if y.is_floating_point():
-            raise TypeError("targets are real numbers, and masked_cross_entropy takes classes")
-        if output.shape[:-1] != y.shape:
-            raise ValueError("expected the output's shape to be the targets' and one more for the classes")
+        _check_classes("masked_cross_entropy", output, y)
         total = F.cross_entropy(output.flatten(0, -2), y.flatten(), ignore_index=self.ignored, reduction="sum")
         return total / self.count(y).clamp(min=1)
 

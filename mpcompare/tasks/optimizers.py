@@ -115,6 +115,8 @@ class Sgd:
         groups: parameters with values of their own (:mod:`mpcompare.tasks.groups`).
     """
 
+    linear: ClassVar[bool] = True
+    bounded: ClassVar[bool] = True
     lr: float = 1e-3
     momentum: float = 0.0
     nesterov: bool = False
@@ -122,26 +124,16 @@ class Sgd:
     groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
-        check_number("task.optimizer.lr", self.lr, above=0)
+        _check_common(self)
         if self.momentum != 0:
             check_number("task.optimizer.momentum", self.momentum, above=0, below=1)
         check_flag("task.optimizer.nesterov", self.nesterov)
         if self.nesterov and not self.momentum:
             raise InputError("task.optimizer.nesterov", self.nesterov, "needs a task.optimizer.momentum above 0")
-        _check_weight_decay(self.weight_decay)
-        object.__setattr__(self, "groups", read_groups(self.groups))
 
     @property
     def remembers(self) -> bool:
         return self.momentum > 0
-
-    @property
-    def linear(self) -> bool:
-        return True
-
-    @property
-    def bounded(self) -> bool:
-        return True
 
     def initial_state(self, like: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": torch.zeros_like(like)} if self.momentum else {}
@@ -206,6 +198,7 @@ class _AdamOrAdamW:
 
     of_torch: ClassVar[type[torch.optim.Adam | torch.optim.AdamW]]
     decoupled: ClassVar[bool]
+    linear: ClassVar[bool] = False
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -213,10 +206,8 @@ class _AdamOrAdamW:
     groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
-        check_number("task.optimizer.lr", self.lr, above=0)
+        _check_common(self)
         check_number("task.optimizer.eps", self.eps, above=0)
-        _check_weight_decay(self.weight_decay)
-        object.__setattr__(self, "groups", read_groups(self.groups))
         betas: object = self.betas
         if (
             not isinstance(betas, (list, tuple))
@@ -232,10 +223,6 @@ class _AdamOrAdamW:
         return any(self.betas)
 
     @property
-    def linear(self) -> bool:
-        return False
-
-    @property
     def bounded(self) -> bool:
         """Whether beta1 < sqrt(beta2) (Reddi, Kale and Kumar, ICLR 2018): else v forgets a large gradient before m
         does, m / sqrt(v) has no bound, and an element whose gradient is next to 0 may move by any distance."""
@@ -249,7 +236,7 @@ class _AdamOrAdamW:
         return self.of_torch(for_torch(self, params), **_settings(self), fused=fused or None)
 
     def replay(self, coarse: Coarse = IN_FP32) -> UpdateReplay:
-        return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, self.decoupled, coarse)
+        return GroupedReplay(self, coarse) if self.groups else AdamReplay(self, coarse)
 
 
 @dataclass(frozen=True)
@@ -319,9 +306,8 @@ class AdamReplay:
     The decay of AdamW multiplies w by the constant ``1 - lr weight_decay``, one rounding for each of the two.
     """
 
-    def __init__(self, optimizer: _AdamOrAdamW, decoupled: bool, coarse: Coarse = IN_FP32) -> None:
-        self.optimizer, self.decoupled = optimizer, decoupled
-        self.coarse = coarse
+    def __init__(self, optimizer: _AdamOrAdamW, coarse: Coarse = IN_FP32) -> None:
+        self.optimizer, self.coarse = optimizer, coarse
         self.means = Stored()  # m, M, v and S^2, ``[4, *weight]``; without the last one where it is v
         self.updates: dict[str, int] = {}
         self.loaded: dict[str, int] = {}  # the updates before the state that was loaded, which rounded nothing here
@@ -344,7 +330,7 @@ class AdamReplay:
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         (beta1, beta2), decay = self.optimizer.betas, self.optimizer.weight_decay
-        coupled = not self.decoupled and decay > 0  # else the size is |g|, and S^2 is v
+        coupled = not self.optimizer.decoupled and decay > 0  # else the size is |g|, and S^2 is v
         grad, size = _decayed(grad, weight, decay if coupled else 0.0)
         new = (grad, size, grad.square(), size.square())[: 3 + coupled]
         kept = self._means(name) if name in self.means else (torch.zeros_like(grad),) * 4
@@ -371,7 +357,7 @@ class AdamReplay:
         S = ((means[3] / c2).sqrt() if coupled else root) + 2.0**-39 / c2**0.5
         smallest = d - torch.minimum(2.0**-24 * of_v * S, root)
         magnitude = lr * (of_m * (M + 2.0**-102 / c1) + of_v * m.abs() * S / d) / smallest
-        if self.decoupled and decay:
+        if self.optimizer.decoupled and decay:
             change = change - lr * decay * weight
             magnitude = magnitude + 2 * self.coarse.arithmetic * (1 + lr * decay) * weight.abs()
         return change, magnitude
@@ -427,6 +413,9 @@ def _decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> tuple[Tensor,
     return grad + weight_decay * weight, grad.abs() + weight_decay * weight.abs()
 
 
-def _check_weight_decay(weight_decay: object) -> None:
-    if weight_decay != 0:
-        check_number("task.optimizer.weight_decay", weight_decay, above=0)
+def _check_common(optimizer: Sgd | _AdamOrAdamW) -> None:
+    """Checks the attributes that all optimizers have, and reads the groups of a configuration."""
+    check_number("task.optimizer.lr", optimizer.lr, above=0)
+    if optimizer.weight_decay != 0:
+        check_number("task.optimizer.weight_decay", optimizer.weight_decay, above=0)
+    object.__setattr__(optimizer, "groups", read_groups(optimizer.groups))

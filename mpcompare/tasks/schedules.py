@@ -26,10 +26,11 @@ class Schedule(Protocol):
 
     def over(self, total: int) -> "Schedule":
         """Returns the schedule of a run of ``total`` steps: a length that was left open becomes ``total``."""
+        return self
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Schedule):
     """The same learning rate from the first update to the last."""
 
     length = 0
@@ -37,12 +38,9 @@ class Constant:
     def factor(self, updates: int) -> float:
         return 1.0
 
-    def over(self, total: int) -> "Constant":
-        return self
-
 
 @dataclass(frozen=True)
-class Warmup:
+class Warmup(Schedule):
     """Linear from ``1 / steps`` at the first update to 1 at the update number ``steps``, then constant (Goyal et al.,
     arXiv 1706.02677). Raises InputError where an attribute has another value.
 
@@ -62,12 +60,9 @@ class Warmup:
     def factor(self, updates: int) -> float:
         return min((updates + 1) / self.steps, 1.0)
 
-    def over(self, total: int) -> "Warmup":
-        return self
-
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Schedule):
     """:class:`Warmup` over ``warmup_steps``, then half a cosine from 1 to ``min_factor``; from ``steps`` on it stays
     there (Loshchilov and Hutter, arXiv 1608.03983, without restarts). Raises InputError where an attribute has another
     value.

@@ -3,7 +3,7 @@
 Parameters, gradients and buffers travel as ``dict[str, Tensor]`` under the module's own names and in its own layouts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -137,11 +137,8 @@ def _fault(parameter: nn.Parameter) -> str:
 def with_values(model: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> nn.Module:
     """Returns a copy of ``model`` with the values of ``params`` and ``buffers``, as far as they are given."""
     model = copy_of(model)
-    with torch.no_grad():
-        for named, values in ((model.named_parameters(), params), (model.named_buffers(), buffers)):
-            for name, tensor in named:
-                if name in values:
-                    tensor.copy_(values[name])
+    _fill(model.named_parameters(), params)
+    _fill(model.named_buffers(), buffers)
     return model
 
 
@@ -149,11 +146,15 @@ def sharing_parameters(model: nn.Module, buffers: Mapping[str, Tensor] | None = 
     """Returns a copy of ``model`` with the same parameters, which nobody may write into, and with buffers of its own,
     which have the values of ``buffers`` as far as they are given."""
     model = copy_of(model, {id(p): p for p in model.parameters()})
-    with torch.no_grad():
-        for name, b in model.named_buffers():
-            if buffers and name in buffers:
-                b.copy_(buffers[name])
+    _fill(model.named_buffers(), buffers or {})
     return model
+
+
+def _fill(named: Iterable[tuple[str, Tensor]], values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in named:
+            if name in values:
+                tensor.copy_(values[name])
 
 
 def params_of(model: nn.Module) -> Params:

@@ -68,7 +68,8 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     """Returns the output for a few samples, in training mode."""
     own, fresh = [where for where, _ in model.named_parameters()], copy_of(model)
     try:
-        output, again = _called_alike(model, few)
+        # The second is in the state of the first: a call may move statistics, a queue, or a count.
+        (output, _), (again, _) = (_called(network, few) for network in (copy_of(model), model))
     except (Exception, SystemExit) as error:
         raise InputError("task.model", name, f"cannot be called with {given}: {first_line(error)}") from error
     if new := [where for where, _ in model.named_parameters() if where not in own]:
@@ -77,7 +78,8 @@ def _try_network(model: nn.Module, few: Batch, name: str, given: str) -> Any:
     if not all(alike) and not any(t.isnan().any() for t in tensors_of(output)):
         expected = "draws random numbers that torch.manual_seed does not repeat: expected torch's own"
         raise InputError("task.model", name, expected)
-    if not _draws_alike([fresh, model], few):
+    # A network that makes layers in its first call draws their weights there, and other masks after them.
+    if _called(fresh, few)[1] != _called(model, few)[1]:
         expected = "draws other random numbers in its first call than in later ones: call it once where it is made"
         raise InputError("task.model", name, expected)
     if any("dropout" in drawn or "bernoulli" in drawn for drawn in random_operators(lambda: model.eval()(few))):
@@ -148,25 +150,11 @@ def _loss_name(task: Task) -> str:
     return task.loss if isinstance(task.loss, str) else own
 
 
-def _called_alike(model: nn.Module, x: Batch) -> list[Any]:
-    """Returns the outputs of two calls that begin with the same random numbers, and in the same state: a call may move
-    statistics, a queue, or a count."""
-    outputs = []
-    for each in (copy_of(model), model):
-        seed_step(EXAMINED)
-        outputs.append(each(x))
-    return outputs
-
-
-def _draws_alike(networks: Sequence[nn.Module], x: Batch) -> bool:
-    """Returns whether the call of a new network, and of one that was called before, leave torch's generators alike. One
-    that makes layers in its first call draws their weights there, and other masks after them."""
-    states = []
-    for each in networks:
-        seed_step(EXAMINED)
-        each(x)
-        states.append(state(x.device))
-    return states[0] == states[1]
+def _called(network: nn.Module, x: Batch) -> tuple[Any, str]:
+    """Calls a network with the random numbers of an examined step. Returns its output, and the state in which torch's
+    generators are left."""
+    seed_step(EXAMINED)
+    return network(x), state(x.device)
 
 
 def _forked_generators(device: torch.device) -> AbstractContextManager[None]:

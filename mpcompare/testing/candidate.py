@@ -63,26 +63,10 @@ class Candidate:
         return Stepper(backend, self.task.new_rates()).step(batch)
 
     def accepted_scaling(self) -> LossScale:
-        """Returns the loss scale of ``loss_scale=auto``, or the first other one that the backend accepts. Raises
-        InputError where the backend accepts none."""
-        refused: InputError | None = None
-        for scaling in (self.auto_scaling(), *LOSS_SCALES):
-            try:
-                self.make(self.model(), scaling)
-            except InputError as error:
-                refused = refused or error
-            else:
-                return scaling
-        assert refused is not None
-        raise refused
-
-    def over(self, steps: int) -> "Candidate":
-        """Returns the same candidate in a run of so many steps, which a schedule may be spread over."""
-        return replace(self, task=self.task.over(steps))
-
-    def auto_scaling(self) -> LossScale:
-        """Returns the loss scale of ``loss_scale=auto``."""
-        return loss_scale.auto(self.precision)
+        """Returns the loss scale of ``loss_scale=auto``, or the first other one that the backend accepts; that of auto,
+        too, where it accepts none, and then says why."""
+        auto = loss_scale.auto(self.precision)
+        return next(self.accepted(auto, *LOSS_SCALES), auto)
 
     def new(self, seed: int = 0) -> Any:
         return self.make(self.model(seed), self.accepted_scaling())

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from mpcompare.contract import Batches, Stepper
 from mpcompare.dtypes import torch_dtype
 from mpcompare.entrant.evaluation import held_out_of
 from mpcompare.fields import ObservedRecord, Result, TrainingRecord
-from mpcompare.loss_scale import LossScale
+from mpcompare.loss_scale import LossScale, auto
 from mpcompare.precision import PRECISIONS
 from mpcompare.records import BLOCK_FIELDS, finite, numbers
 from mpcompare.report.runs import Run
@@ -52,8 +53,8 @@ def examined_run(
     Returns:
         The run, as its record would be read back.
     """
-    candidate = candidate.over(steps).fitted()
-    task, scaling, model = candidate.task, scaling or candidate.auto_scaling(), candidate.model(seed)
+    candidate = replace(candidate, task=candidate.task.over(steps)).fitted()
+    task, scaling, model = candidate.task, scaling or auto(candidate.precision), candidate.model(seed)
 
     def stream() -> Iterator[Batches]:
         return (task.micro_batches(x, y) for x, y in batches(candidate.dataset, task.batch_size))

@@ -185,7 +185,7 @@ def look(cls, task, format=FP16):
     stepper, data = Stepper(backend, task.new_rates()), digits(0, 96)
     batch = [(data.x_train[:32], data.y_train[:32])]
     clock = CpuClock()
-    monitor = Monitor(task, format, clock, 1)
+    monitor = Monitor(task, format, clock)
     seen = [monitor.step(stepper, batch) for _ in range(3)]
     return [shares for _, shares, _ in seen], [pieces for _, _, pieces in seen], clock.read()
 

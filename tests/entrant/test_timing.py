@@ -146,15 +146,14 @@ def test_a_block_ends_when_its_loss_and_its_weights_have_been_read():
 
 
 def test_lines_are_drawn_from_every_weight_that_holds_a_number():
-    backend = Phases(SaidClock())
     shapes = {"bias": (4,), "kernel": (5, 3, 2), "scale": (), "empty": (0, 3), "half": (6, 2)}
     params = {name: torch.rand(shape, requires_grad=True) for name, shape in shapes.items()}
-    backend.master_params = lambda: {**params, "half": params["half"].bfloat16()}
-    places = [Lines(backend).places for _ in range(40)]
+    weights = {**params, "half": params["half"].bfloat16()}
+    places = [Lines(weights).places for _ in range(40)]
     assert {name: len(place) for name, place in places[0].items()} == {"bias": 0, "kernel": 2, "scale": 0, "half": 1}
     assert {each["kernel"][0] for each in places} == set(range(5))
-    lines = Lines(backend)
-    bias, kernel, scale, half = lines.read(SaidClock()).split([4, 2, 1, 2])
+    lines = Lines(weights)
+    bias, kernel, scale, half = lines.of(weights).split([4, 2, 1, 2])
     assert torch.equal(bias, params["bias"])
     assert torch.equal(kernel, params["kernel"][lines.places["kernel"]])
     assert scale == params["scale"]

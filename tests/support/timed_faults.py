@@ -5,7 +5,7 @@ import resource
 from typing import Any
 
 from mpcompare.__main__ import main
-from mpcompare.entrant import phases, timing
+from mpcompare.entrant import blocks, phases, timing
 
 faults: list[float] = []
 time_block = timing.time_block
@@ -20,6 +20,6 @@ def counted(stepper: Any, stream: Any, steps: int, *others: Any) -> Any:
 
 
 if __name__ == "__main__":
-    timing.time_block = phases.time_block = counted
+    timing.time_block = blocks.time_block = phases.time_block = counted
     main()
     print(json.dumps(faults))

@@ -5,6 +5,7 @@ and autocast: under autocast a linear layer that is given fp32 is seen to multip
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ class LayerDtypesMode(TorchDispatchMode):
         for name, module in self.modules:
             # Before a backend's own hooks, and after them: casts there are part of the layer. Also after an exception,
             # by which a checkpoint ends what it computes again.
-            called = module.register_forward_pre_hook(self._called(name), prepend=True, with_kwargs=True)
-            self.handles += [called, module.register_forward_hook(self._returned(name), always_call=True)]
+            called = module.register_forward_pre_hook(partial(self._called, name), prepend=True, with_kwargs=True)
+            self.handles += [called, module.register_forward_hook(partial(self._returned, name), always_call=True)]
         super().__enter__()
         return self
 
@@ -55,35 +56,26 @@ class LayerDtypesMode(TorchDispatchMode):
             self.dtypes.add(LOSS, "computes" if torch.is_grad_enabled() else "backward", computed_in)
         return func(*args, **(kwargs or {}))
 
-    def _called(self, name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            self.dtypes.add(name, "input", (t.dtype for t in given))
-            self.inside.append((name, torch.autograd._get_sequence_nr()))
+    def _called(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        self.dtypes.add(name, "input", (t.dtype for t in given))
+        self.inside.append((name, torch.autograd._get_sequence_nr()))
 
-        return hook
+    def _returned(self, name: str, _: nn.Module, __: Any, output: Any) -> None:
+        before = self.inside.pop()[1]
+        outputs = floating(output)
+        self.dtypes.add(name, "output", (t.dtype for t in outputs))
+        for tensor in outputs:
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._gradient, name))
+                self._claim(name, tensor.grad_fn, before)
+        if name == "":
+            self.in_loss = True
+            self.dtypes.add(LOSS, "input", (t.dtype for t in outputs))
 
-    def _returned(self, name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            before = self.inside.pop()[1]
-            outputs = floating(output)
-            self.dtypes.add(name, "output", (t.dtype for t in outputs))
-            for tensor in outputs:
-                if tensor.requires_grad:
-                    tensor.register_hook(self._gradient(name))
-                    self._claim(name, tensor.grad_fn, before)
-            if name == "":
-                self.in_loss = True
-                self.dtypes.add(LOSS, "input", (t.dtype for t in outputs))
-
-        return hook
-
-    def _gradient(self, name: str) -> Callable[[Tensor], None]:
-        def hook(gradient: Tensor) -> None:
-            self.in_loss = False
-            self.dtypes.add(name, "gradient", [gradient.dtype])
-
-        return hook
+    def _gradient(self, name: str, gradient: Tensor) -> None:
+        self.in_loss = False
+        self.dtypes.add(name, "gradient", [gradient.dtype])
 
     def _claim(self, name: str, node: Any, before: int) -> None:
         """Counts the backward of ``node``, and of the nodes made since ``before`` that lead to it, to the layer
@@ -96,15 +88,12 @@ class LayerDtypesMode(TorchDispatchMode):
             met.add(node)
             waiting += [following for following, _ in node.next_functions]
             if node not in self.claimed:
-                node.register_prehook(self._at(name))
-                node.register_hook(self._at(None))
+                node.register_prehook(partial(self._at, name))
+                node.register_hook(partial(self._at, None))
         self.claimed |= met
 
-    def _at(self, name: str | None) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            self.node_of = name
-
-        return hook
+    def _at(self, name: str | None, *_: Any) -> None:
+        self.node_of = name
 
 
 def layer_dtypes_of_step(model: nn.Module, masters: Mapping[str, Tensor], step: Callable[[], Tensor]) -> ModuleDtypes:

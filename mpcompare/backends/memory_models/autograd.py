@@ -4,7 +4,7 @@ Autograd keeps each layer's input and each relu's output. Relu is not in place, 
 the weights until the forward ends.
 """
 
-from mpcompare.backends.memory_models.mlp import alloc_update, ledger_before_a_step
+from mpcompare.backends.memory_models.mlp import alloc_both, alloc_update, ledger_before_a_step
 from mpcompare.contract import MemoryModel
 from mpcompare.cost.memory import Ledger
 from mpcompare.precision import PRECISIONS
@@ -40,8 +40,7 @@ def _forward(ledger: Ledger, task: PlainMlp, size: int) -> None:
         ledger.alloc("activations", "x 16-bit", n * sizes[0], size)
     for layer in range(1, last + 1):
         if low:
-            ledger.alloc("cast cache", f"W{layer} 16-bit", sizes[layer - 1] * sizes[layer], size)
-            ledger.alloc("cast cache", f"b{layer} 16-bit", sizes[layer], size)
+            alloc_both(ledger, "cast cache", "{} 16-bit", task, layer, size)
         ledger.alloc("activations", f"a{layer}", n * sizes[layer], size)
         if layer < last:
             ledger.alloc("activations", f"z{layer}", n * sizes[layer], size)
@@ -82,14 +81,12 @@ def _backward(ledger: Ledger, task: PlainMlp, size: int) -> None:
     for layer in range(last, 0, -1):
         if layer > 1:
             ledger.alloc("gradients", f"dz{layer - 1}", n * sizes[layer - 1], size)
-        ledger.alloc("gradients", f"dW{layer}", sizes[layer - 1] * sizes[layer], size)
-        ledger.alloc("gradients", f"db{layer}", sizes[layer], size)
+        alloc_both(ledger, "gradients", "d{}", task, layer, size)
         ledger.free(f"da{layer}", "dlogits fp32", f"W{layer} 16-bit")
         if layer == 1:
             ledger.free("x 16-bit")
         if low:
-            ledger.alloc("gradients", f"dW{layer} fp32", sizes[layer - 1] * sizes[layer], 4)
-            ledger.alloc("gradients", f"db{layer} fp32", sizes[layer], 4)
+            alloc_both(ledger, "gradients", "d{} fp32", task, layer, 4)
             ledger.free(f"dW{layer}", f"db{layer}")
         if task.accumulate > 1:  # each is added to the sums where it is made
             ledger.free(f"dW{layer}", f"db{layer}", f"dW{layer} fp32", f"db{layer} fp32")

@@ -4,24 +4,14 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import torch
-from torch import nn
 
-from mpcompare.contract import BackendUnavailable, MemoryModel
+from mpcompare.contract import MemoryModel
 from mpcompare.cost.memory import Ledger
 from mpcompare.tasks.groups import in_group
-from mpcompare.tasks.mlp import PlainMlp, plain_mlp
+from mpcompare.tasks.mlp import PlainMlp
 from mpcompare.tasks.optimizers import AdamW, Sgd
-from mpcompare.tasks.task import Task
 
 PeakOf = Callable[[PlainMlp, str], MemoryModel]  # of an MLP in a precision
-
-
-def peak_of_mlp(peak_of: PeakOf, model: nn.Module, task: Task, precision: str) -> MemoryModel:
-    """Returns ``peak_of(mlp, precision)`` where the task is a plain MLP; {} for other networks, which have no model."""
-    try:
-        return peak_of(plain_mlp(model, task), precision)
-    except BackendUnavailable:
-        return {}
 
 
 def ledger_with_inputs(task: PlainMlp) -> Ledger:
@@ -42,17 +32,20 @@ def ledger_before_a_step(task: PlainMlp, itemsize: int = 4) -> Ledger:
     micro-batches' gradients: they are live from the first micro-batch on, and the peak is in a later one.
     """
     ledger = ledger_with_inputs(task)
-    for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
-        ledger.alloc("master params", f"master W{layer}", fan_in * fan_out, itemsize)
-        ledger.alloc("master params", f"master b{layer}", fan_out, itemsize)
+    for layer in range(1, len(task.sizes)):
+        alloc_both(ledger, "master params", "master {}", task, layer, itemsize)
         for kind in state_kinds(task):
-            ledger.alloc("optimizer state", f"{kind} W{layer}", fan_in * fan_out, itemsize)
-            ledger.alloc("optimizer state", f"{kind} b{layer}", fan_out, itemsize)
-    if task.accumulate > 1:
-        for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
-            ledger.alloc("gradients", f"sum of dW{layer}", fan_in * fan_out, 4)
-            ledger.alloc("gradients", f"sum of db{layer}", fan_out, 4)
+            alloc_both(ledger, "optimizer state", f"{kind} {{}}", task, layer, itemsize)
+    for layer in range(1, len(task.sizes) if task.accumulate > 1 else 1):
+        alloc_both(ledger, "gradients", "sum of d{}", task, layer, 4)
     return ledger
+
+
+def alloc_both(ledger: Ledger, kind: str, name: str, task: PlainMlp, layer: int, itemsize: int) -> None:
+    """Adds two tensors, of the shapes of a layer's weight and bias; ``name`` has ``{}`` for ``W1`` and ``b1``."""
+    fan_in, fan_out = task.sizes[layer - 1 : layer + 1]
+    ledger.alloc(kind, name.format(f"W{layer}"), fan_in * fan_out, itemsize)
+    ledger.alloc(kind, name.format(f"b{layer}"), fan_out, itemsize)
 
 
 def state_kinds(task: PlainMlp) -> list[str]:

@@ -1,8 +1,6 @@
 """The memory model of the backend scratch. Relu and its mask work in place: two activations are live at a time."""
 
-from itertools import pairwise
-
-from mpcompare.backends.memory_models.mlp import alloc_update, ledger_before_a_step
+from mpcompare.backends.memory_models.mlp import alloc_both, alloc_update, ledger_before_a_step
 from mpcompare.contract import MemoryModel
 from mpcompare.cost.memory import Ledger
 from mpcompare.precision import FORMATS, PRECISIONS
@@ -29,9 +27,8 @@ def _forward(ledger: Ledger, task: PlainMlp, size: int, copies: bool) -> None:
     """Replays z_0 .. z_L in ``size`` bytes an element, and before them the 16-bit ``copies`` of the masters, if any."""
     n, sizes = task.rows, task.sizes
     if copies:
-        for layer, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
-            ledger.alloc("compute copies", f"W{layer} 16-bit", fan_in * fan_out, size)
-            ledger.alloc("compute copies", f"b{layer} 16-bit", fan_out, size)
+        for layer in range(1, len(sizes)):
+            alloc_both(ledger, "compute copies", "{} 16-bit", task, layer, size)
     if size < 4:
         ledger.alloc("activations", "z0", n * sizes[0], size)
     for layer in range(1, len(sizes)):
@@ -81,7 +78,6 @@ def _backward(ledger: Ledger, task: PlainMlp, size: int) -> None:
 
 def _unscale(ledger: Ledger, task: PlainMlp) -> None:
     """Replays the fp32 gradients, made one by one from the 16-bit ones."""
-    for layer, (fan_in, fan_out) in enumerate(pairwise(task.sizes), start=1):
-        ledger.alloc("gradients", f"dW{layer} fp32", fan_in * fan_out, 4)
-        ledger.alloc("gradients", f"db{layer} fp32", fan_out, 4)
+    for layer in range(1, len(task.sizes)):
+        alloc_both(ledger, "gradients", "d{} fp32", task, layer, 4)
         ledger.free(f"dW{layer}", f"db{layer}")

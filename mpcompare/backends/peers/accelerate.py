@@ -11,17 +11,14 @@ Gradients are unscaled in a phase of their own, and clipped by torch's function,
 calls after it has unscaled them. Micro-batches are counted by the task and not by ``accelerator.accumulate``.
 """
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from mpcompare.backends.amp import grad_scaler
-from mpcompare.backends.peers.library import SetUp, library, observe_output
+from mpcompare.backends.peers.library import SetUp, library
 from mpcompare.backends.torch_model import gradient_dtype, require_kernels, share_of_step
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
-from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Task
 
 
@@ -37,18 +34,16 @@ class AccelerateRow(SetUp):
         device = next(model.parameters()).device.type
         require_kernels(model, device, precision, "accelerate")
         grad_scaler(loss_scale, device)  # refuses what GradScaler does not have
-        self.task, self.device_type = task, device
+        super().__init__(model, task)
         library("accelerate.state", "accelerate").AcceleratorState._reset_state()  # one process, several precisions
+        settings = []
+        if isinstance(loss_scale, DynamicLossScale):
+            settings.append(accelerate.utils.GradScalerKwargs(**loss_scale.of_grad_scaler))
         self.accelerator = accelerate.Accelerator(
-            mixed_precision=precision, cpu=device == "cpu", kwargs_handlers=_settings(accelerate, loss_scale)
+            mixed_precision=precision, cpu=device == "cpu", kwargs_handlers=settings
         )
-        self.model = copy_of(model)
-        self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.network, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
         self.scaler = self.accelerator.scaler or torch.amp.GradScaler(device, enabled=False)
-        self.observed = {}
-        observe_output(self.model, self.observed)
-        self.skipped = False
 
     def backward(self) -> None:
         self.accelerator.backward(share_of_step(self.task, self.loss, self.share))
@@ -57,10 +52,3 @@ class AccelerateRow(SetUp):
     def unscale(self) -> None:
         if self.accelerator.scaler is not None:
             self.accelerator.unscale_gradients(self.stepper)
-
-
-def _settings(accelerate: Any, scaling: LossScale) -> list[Any]:
-    """Returns the handler that gives Accelerate's scaler the settings of ``scaling``."""
-    if not isinstance(scaling, DynamicLossScale):
-        return []
-    return [accelerate.utils.GradScalerKwargs(**scaling.of_grad_scaler)]

@@ -7,20 +7,17 @@ It needs the least memory. But an update below half a gap of bf16, which is 1/25
 away, and so is most of what a moment remembers. The loss is computed in fp32, of the bf16 output.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from mpcompare.backends.fp32 import Fp32
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
-from mpcompare.backends.torch_model import copy_into
-from mpcompare.contract import ModuleDtypes, State
+from mpcompare.contract import ModuleDtypes, State, show_gradients
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
 from mpcompare.promises import Promises
 from mpcompare.tasks.cast import cast_wholly
-from mpcompare.tasks.task import Params, Task, buffers_of, params_of
+from mpcompare.tasks.task import Params, Task
 
 
 class Bf16Weights(Fp32):
@@ -56,9 +53,6 @@ class Bf16Weights(Fp32):
 
     # The harness asks for fp32, which holds every bf16 number.
 
-    def master_params(self) -> Params:
-        return _in_fp32(super().master_params())
-
     def buffers(self) -> Params:
         return _in_fp32(super().buffers())
 
@@ -69,18 +63,9 @@ class Bf16Weights(Fp32):
         state = super().state_dict()
         return {**state, "optimizer": {kind: _in_fp32(tensors) for kind, tensors in state["optimizer"].items()}}
 
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        copy_into(params_of(self.model), state["params"])
-        copy_into(buffers_of(self.model), state["buffers"])
-
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
-        return layer_dtypes_of_step(self.model, params_of(self.model), partial(self._forward_and_backward, x, y))
-
-    def _forward_and_backward(self, x: Tensor, y: Tensor) -> Tensor:
-        loss = self.forward(x, y)
-        self.backward()
-        return loss
+        lr = self.task.optimizer.lr
+        return layer_dtypes_of_step(self.model, self.updated_params(), lambda: show_gradients(self, [(x, y)], lr)[0])
 
 
 def _in_fp32(tensors: Params) -> Params:

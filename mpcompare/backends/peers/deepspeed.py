@@ -12,6 +12,7 @@ past the step. The process group is made without a launcher. There is no fp16, w
 
 import logging
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -20,15 +21,7 @@ from torch import Tensor, nn
 
 from mpcompare.backends.layer_dtypes.modules import layer_dtypes_of_step
 from mpcompare.backends.peers.library import join_alone, library
-from mpcompare.backends.torch_model import (
-    TorchModel,
-    copy_into,
-    gradient_dtype,
-    load_optimizer_state,
-    observed_dtypes,
-    optimizer_state,
-    set_lr,
-)
+from mpcompare.backends.torch_model import TorchModel, copy_into, gradient_dtype, set_lr
 from mpcompare.contract import BackendUnavailable, Batches, ModuleDtypes, State, take_step
 from mpcompare.errors import InputError
 from mpcompare.loss_scale import LossScale
@@ -115,23 +108,13 @@ class DeepSpeedRow(TorchModel):
     def loss_scale(self) -> float:
         return float(self.wrapped.loss_scale)
 
-    def dtypes(self) -> dict[str, str]:
-        return observed_dtypes(self.masters.values(), self.optimizer, self.observed)
+    def updated_params(self) -> Mapping[str, nn.Parameter]:
+        return self.masters
 
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         step = partial(take_step, self, [(x, y)] * self.task.accumulate, self.task.optimizer.lr)
         return layer_dtypes_of_step(self.model, self.masters, step)
 
-    def state_dict(self) -> State:
-        return {
-            "params": self.master_params(),
-            "buffers": self.buffers(),
-            "optimizer": optimizer_state(self.optimizer, self.masters),
-            "loss_scale": {},
-        }
-
     def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
         copy_into({name: master.detach() for name, master in self.masters.items()}, state["params"])
-        copy_into({name: p.detach() for name, p in self.model.named_parameters()}, state["params"])
-        copy_into(buffers_of(self.model), state["buffers"])
-        load_optimizer_state(self.optimizer, self.masters, state["optimizer"])

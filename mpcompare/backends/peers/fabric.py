@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from mpcompare.backends.amp import grad_scaler
-from mpcompare.backends.peers.library import SetUp, library, observe_output
+from mpcompare.backends.peers.library import SetUp, library
 from mpcompare.backends.torch_model import gradient_dtype, require_kernels, share_of_step
 from mpcompare.errors import InputError, check_flag
 from mpcompare.loss_scale import DynamicLossScale, LossScale, NoLossScale
-from mpcompare.tasks.copies import copy_of
 from mpcompare.tasks.task import Task
 
 NAMES = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
@@ -43,7 +42,7 @@ class FabricRow(SetUp):
         fabric_module = library("lightning_fabric", "fabric")
         device = next(model.parameters()).device.type
         require_kernels(model, device, precision, "fabric")
-        self.task = task
+        super().__init__(model, task)
         name, scaler = NAMES[precision], grad_scaler(loss_scale, device)
         if plugin:
             plugins = library("lightning_fabric.plugins", "fabric")
@@ -55,13 +54,7 @@ class FabricRow(SetUp):
         if getattr(self.precision_plugin, "scaler", None) is not None:
             self.precision_plugin.scaler = scaler
         self.scaler = getattr(self.precision_plugin, "scaler", None) or torch.amp.GradScaler(device, enabled=False)
-        self.model = copy_of(model)
-        self.optimizer = task.optimizer.make(self.model.named_parameters())
         self.network, self.stepper = self.fabric.setup(self.model, self.optimizer, move_to_device=False)
-        self.observed = {}
-        observe_output(self.model, self.observed)
-        self.skipped = False
-        self.device_type = device
 
     def backward(self) -> None:
         self.fabric.backward(share_of_step(self.task, self.loss, self.share))

@@ -51,7 +51,8 @@ class JaxRow:
         self.jnp: Any = library("jax.numpy", "jax")
         self.task, self.mlp = task, plain_mlp(model, task)
         self.dtype = {"fp16": self.jnp.float16, "bf16": self.jnp.bfloat16}[precision]
-        self.transform = optimizer_of(task)
+        self.optax: Any = library("optax", "jax")
+        self.transform = optimizer_of(self.optax, task)
         self.params = self._from_torch({name: p.detach() for name, p in model.named_parameters()})
         self.kept = self.transform.init(self.params)
         self.scaling: Any = None
@@ -144,37 +145,30 @@ class JaxRow:
     def dtypes(self) -> dict[str, str]:
         name = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
         first = self.params[f"{self.mlp.layers[0]}.weight"]
-        output = self.jax.eval_shape(self.network, self.params, self.jnp.zeros((1, self.mlp.sizes[0])))
+        x = self.jnp.zeros((1, self.mlp.sizes[0]))
+        y = self.jnp.zeros((1, self.mlp.sizes[-1])) if self.mlp.loss == "mse" else self.jnp.zeros(1, self.jnp.int32)
         moments = [next(iter(arrays.values())) for arrays in self._moments().values()]
         observed = {
             "params": first,
-            "activations": output,
+            "activations": self.jax.eval_shape(self.network, self.params, x),
             "gradients": next(iter(self.shown.values())),
-            "loss": self.jax.eval_shape(self._loss, *self._one_row(), self.params),
+            "loss": self.jax.eval_shape(self._loss, x, y, self.params),
             "optimizer": (moments or [first])[0],
         }
         return {what: name[str(array.dtype)] for what, array in observed.items()}
 
-    def _one_row(self) -> tuple[Any, Any]:
-        x = self.jnp.zeros((1, self.mlp.sizes[0]))
-        y = self.jnp.zeros((1, self.mlp.sizes[-1])) if self.mlp.loss == "mse" else self.jnp.zeros(1, self.jnp.int32)
-        return x, y
-
     def module_dtypes(self, x: Tensor, y: Tensor) -> ModuleDtypes:
         return {}  # torch's hooks see nothing of it
 
-    def _parts(self) -> dict[str, Any]:
-        """Returns the parts of Optax's state by their names: a chain has several."""
-        parts = self.kept if isinstance(self.kept, tuple) and not hasattr(self.kept, "_fields") else (self.kept,)
-        return {field: getattr(part, field) for part in parts for field in getattr(part, "_fields", ())}
-
     def _moments(self) -> dict[str, dict[str, Any]]:
-        return {KINDS[field]: arrays for field, arrays in self._parts().items() if field in KINDS}
+        """Returns what Optax keeps of each parameter, by torch's names."""
+        kept = {kind: self.optax.tree.get(self.kept, field) for field, kind in KINDS.items()}
+        return {kind: arrays for kind, arrays in kept.items() if arrays is not None}
 
     def state_dict(self) -> State:
         moments = {kind: self._to_torch(arrays) for kind, arrays in self._moments().items()}
-        if "count" in self._parts():
-            moments["step"] = {name: torch.tensor(float(self._parts()["count"])) for name in self.params}
+        if (count := self.optax.tree.get(self.kept, "count")) is not None:
+            moments["step"] = {name: torch.tensor(float(count)) for name in self.params}
         scale = (
             {} if self.scaling is None else {"scale": self.loss_scale(), "growth_tracker": int(self.scaling.fin_steps)}
         )
@@ -182,28 +176,21 @@ class JaxRow:
 
     def load_state_dict(self, state: State) -> None:
         self.params = self._from_torch(state["params"])
-        kept, old = state["optimizer"], self.kept
-        parts = old if isinstance(old, tuple) and not hasattr(old, "_fields") else (old,)
-        loaded = tuple(part._replace(**self._fields_of(part, kept)) for part in parts)
-        self.kept = loaded if parts is old else loaded[0]
+        own, given = self._moments(), state["optimizer"]
+        fields = {f: self._from_torch(given[kind]) for f, kind in KINDS.items() if kind in own and kind in given}
+        if "exp_avg" in own and "step" in given:
+            fields["count"] = self.jnp.array(int(next(iter(given["step"].values()))), self.jnp.int32)
+        self.kept = self.optax.tree.set(self.kept, **fields)
         if self.scaling is not None and "scale" in state["loss_scale"]:
             scale, count = state["loss_scale"]["scale"], int(state["loss_scale"].get("growth_tracker", 0))
             self.scaling = self.scaling.replace(scale=self.jnp.float32(scale), fin_steps=count)
-
-    def _fields_of(self, part: Any, kept: dict[str, Params]) -> dict[str, Any]:
-        """Returns the fields of a part of Optax's state that a loaded state has."""
-        fields = {field: self._from_torch(kept[KINDS[field]]) for field in part._fields if KINDS.get(field) in kept}
-        if "count" in part._fields and "step" in kept:
-            fields["count"] = self.jnp.array(int(next(iter(kept["step"].values()))), self.jnp.int32)
-        return fields
 
     def memory_model(self) -> MemoryModel:
         return {}
 
 
-def optimizer_of(task: Task) -> Any:
+def optimizer_of(optax: Any, task: Task) -> Any:
     """Returns Optax's transformation for a learning rate of 1, by which its changes are multiplied: a schedule's."""
-    optax: Any = library("optax", "jax")
     asked = require_known(task.optimizer, "backend=jax")
     if isinstance(asked, Sgd):
         if asked.weight_decay:

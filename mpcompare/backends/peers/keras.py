@@ -1,4 +1,4 @@
-"""Keras 3 on torch: ``keras.config.set_dtype_policy("mixed_float16")``, dense layers, an optimizer that scales.
+"""Keras 3 on torch: dense layers whose ``dtype`` is the policy ``mixed_float16``, an optimizer that scales.
 
 https://keras.io/api/mixed_precision/
 
@@ -78,14 +78,9 @@ class KerasRow:
         self.observed: dict[str, torch.dtype] = {}
 
     def _layers(self, policy: str) -> list[Any]:
-        before = self.keras.config.dtype_policy()
-        self.keras.config.set_dtype_policy(policy)
-        try:
-            dense = self.keras.layers.Dense
-            hidden = [dense(units, activation="relu") for units in self.mlp.hidden]
-            layers = [*hidden, dense(self.mlp.out_features)]
-        finally:
-            self.keras.config.set_dtype_policy(before)
+        dense = partial(self.keras.layers.Dense, dtype=policy)
+        hidden = [dense(units, activation="relu") for units in self.mlp.hidden]
+        layers = [*hidden, dense(self.mlp.out_features)]
         for layer, width in zip(layers, self.mlp.sizes, strict=False):
             layer.build((None, width))
         return layers

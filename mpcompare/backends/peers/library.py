@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from mpcompare.backends.torch_model import TorchModel, clip_gradients, set_lr, skipped_by
 from mpcompare.errors import BackendUnavailable
+from mpcompare.tasks.copies import copy_of
+from mpcompare.tasks.task import Task
 
 PYTHON = {"jax": (3, 11), "keras": (3, 11)}  # the oldest Python of these backends' libraries; their extras say so, too
 
@@ -44,19 +46,6 @@ def join_alone(device: torch.device) -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def observe_output(model: nn.Module, observed: dict[str, torch.dtype]) -> None:
-    """Writes the dtype of the network's output, as its last layer returns it, to ``observed["activations"]``: a library
-    may cast what the network returns."""
-
-    def returned(_: nn.Module, __: object, output: object) -> None:
-        if isinstance(output, Tensor) and output.is_floating_point():
-            observed["activations"] = output.dtype
-
-    for module in model.modules():
-        if not any(True for _ in module.children()):
-            module.register_forward_hook(returned)
-
-
 def transposed(name: str, tensor: Tensor) -> Tensor:
     """Returns a weight of torch as the kernel of Keras and Flax, or the other way round; a bias is the same in all."""
     return tensor.t() if name.endswith(".weight") else tensor
@@ -74,6 +63,20 @@ class SetUp(TorchModel):
     network: nn.Module
     stepper: Any
     skipped: bool | Tensor
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        self.task, self.device_type = task, next(model.parameters()).device.type
+        self.model = copy_of(model)
+        self.optimizer = task.optimizer.make(self.model.named_parameters())
+        self.skipped, self.observed = False, {}
+        for module in self.model.modules():
+            if not any(True for _ in module.children()):
+                module.register_forward_hook(self._returned)
+
+    def _returned(self, _: nn.Module, __: object, output: object) -> None:
+        """Notes the dtype of the output as its last layer returns it: a library may cast what the network returns."""
+        if isinstance(output, Tensor) and output.is_floating_point():
+            self.observed["activations"] = output.dtype
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         output = self.network(x)

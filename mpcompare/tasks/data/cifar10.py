@@ -1,16 +1,26 @@
 """CIFAR-10 (Krizhevsky): colour images whose channels have zero mean and unit variance over the training part."""
 
-from pathlib import Path
-
+import numpy as np
 import torch
 from torch import Tensor
 
 from mpcompare.tasks.data.dataset import Dataset
 from mpcompare.tasks.data.generated import synthetic_images
-from mpcompare.tasks.data.source import Source, StandIn, take_or_stand_in
+from mpcompare.tasks.data.source import Source
+
+MEAN = (0.4914, 0.4822, 0.4465)  # red, green and blue in [0, 1], over the training images
+STD = (0.2470, 0.2435, 0.2616)
+
+
+def normalise(pixels: np.ndarray) -> Tensor:
+    """Maps uint8 ``[N, height, width, 3]`` to fp32 ``[N, 3, height, width]``, in place where possible: it is 600 MB."""
+    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().contiguous().div_(255)
+    return x.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))
+
 
 SOURCE = Source(
     name="CIFAR-10",
+    reader="CIFAR10",
     folder="cifar-10-batches-py",
     md5={
         "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -23,9 +33,8 @@ SOURCE = Source(
     },
     mirror="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     script="import sys; from torchvision.datasets import CIFAR10; CIFAR10(root=sys.argv[1], download=True)",
+    normalise=normalise,
 )
-MEAN = (0.4914, 0.4822, 0.4465)  # red, green and blue in [0, 1], over the training images
-STD = (0.2470, 0.2435, 0.2616)
 
 
 def cifar10(seed: int, samples: int, root: str | None = None, download_limit_s: float = 15) -> Dataset:
@@ -33,18 +42,7 @@ def cifar10(seed: int, samples: int, root: str | None = None, download_limit_s: 
 
     Elsewhere it returns ``samples`` synthetic images of that shape. Raises InputError where a file on disk is not
     CIFAR-10's."""
-    stand_in = StandIn("SYNTHETIC IMAGES, NOT CIFAR-10", lambda: synthetic_images(seed, samples))
-    return take_or_stand_in(SOURCE, _read, stand_in, root, download_limit_s, "data=cifar10")
-
-
-def _read(root: Path, reason: str) -> Dataset:
-    tensors = []
-    for part in SOURCE.parts(root, "CIFAR10"):
-        tensors += [_normalise(torch.from_numpy(part.data)), torch.tensor(part.targets)]
-    return Dataset("cifar10", reason, *tensors)
-
-
-def _normalise(pixels: Tensor) -> Tensor:
-    """Maps uint8 ``[N, height, width, 3]`` to fp32 ``[N, 3, height, width]``, in place where possible: it is 600 MB."""
-    x = pixels.permute(0, 3, 1, 2).float().contiguous().div_(255)
-    return x.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))
+    loudly = "SYNTHETIC IMAGES, NOT CIFAR-10"
+    return SOURCE.take_or_stand_in(
+        "data=cifar10", root, download_limit_s, loudly, lambda: synthetic_images(seed, samples)
+    )

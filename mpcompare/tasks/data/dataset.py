@@ -11,6 +11,8 @@ import torch
 from mpcompare.tasks.batch import Batch
 from mpcompare.tasks.fingerprint import fingerprint
 
+PARTS = ("x_train", "y_train", "x_test", "y_test")
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -34,13 +36,12 @@ class Dataset:
 
     def to(self, device: torch.device) -> "Dataset":
         """Returns the same data on ``device``."""
-        moved = {name: getattr(self, name).to(device) for name in ("x_train", "y_train", "x_test", "y_test")}
-        return replace(self, **moved)
+        return replace(self, **{part: getattr(self, part).to(device) for part in PARTS})
 
     @property
     def fingerprint(self) -> str:
         """A hash of all samples, equal where the data are bit for bit the same."""
-        return fingerprint({n: getattr(self, n) for n in ("x_train", "y_train", "x_test", "y_test")})
+        return fingerprint({part: getattr(self, part) for part in PARTS})
 
 
 def batches(dataset: Dataset, batch_size: int, served: int = 0) -> Iterator[tuple[Any, Any]]:
@@ -50,18 +51,14 @@ def batches(dataset: Dataset, batch_size: int, served: int = 0) -> Iterator[tupl
         batch_size: at most the number of samples.
         served: the number of batches that were served before; the first batch here is the one after them.
     """
-    in_all = _in_all(dataset, batch_size)
+    in_all = len(dataset.x_train) // batch_size
     return _numbered(dataset, batch_size, (number % in_all for number in itertools.count(served)))
 
 
 def drawn_batches(dataset: Dataset, batch_size: int, seed: int) -> Iterator[tuple[Any, Any]]:
     """Yields whole batches, each drawn from all of them: who does not know ``seed`` cannot foresee them."""
-    generator, in_all = random.Random(seed), _in_all(dataset, batch_size)
+    generator, in_all = random.Random(seed), len(dataset.x_train) // batch_size
     return _numbered(dataset, batch_size, (generator.randrange(in_all) for _ in itertools.count()))
-
-
-def _in_all(dataset: Dataset, batch_size: int) -> int:
-    return len(dataset.x_train) // batch_size
 
 
 def _numbered(dataset: Dataset, batch_size: int, numbers: Iterable[int]) -> Iterator[tuple[Any, Any]]:

@@ -11,9 +11,8 @@ from torch.utils._pytree import keystr, tree_map_with_path
 
 from mpcompare.errors import InputError
 from mpcompare.tasks.batch import Batch, Tree, named
-from mpcompare.tasks.data.dataset import Dataset
+from mpcompare.tasks.data.dataset import PARTS, Dataset
 
-PARTS = ("x_train", "y_train", "x_test", "y_test")
 LARGEST = torch.finfo(torch.float32).max ** 0.5  # 1.8e19: the square of a gradient, which optimizers keep, is not held
 
 
@@ -94,18 +93,14 @@ def not_finite(dataset: Dataset) -> str:
     """Returns where the first number of the data stands that is NaN, infinite, or beyond ``LARGEST``; else nothing."""
     for part in PARTS:
         for name, values in named(part, getattr(dataset, part)):
-            if words := _first(name, values):
-                return words
+            if values.is_floating_point():
+                wrong = ~(values.abs() <= LARGEST)  # NaN is not below anything
+                if count := int(wrong.sum()):
+                    return _where(name, values, wrong, count)
     return ""
 
 
-def _first(part: str, values: Tensor) -> str:
-    if not values.is_floating_point():
-        return ""
-    wrong = ~(values.abs() <= LARGEST)  # NaN is not below anything
-    count = int(wrong.sum())
-    if not count:
-        return ""
+def _where(part: str, values: Tensor, wrong: Tensor, count: int) -> str:
     sample, *feature = (int(each) for each in wrong.nonzero()[0])
     value = float(values[(sample, *feature)])
     where = f", feature {feature[0] if len(feature) == 1 else tuple(feature)}" if feature else ""

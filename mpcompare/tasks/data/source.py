@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mpcompare.errors import InputError, check_number
 from mpcompare.foreign import version
@@ -34,17 +35,21 @@ class Source:
 
     Attributes:
         name: the data set's name.
+        reader: the class of ``torchvision.datasets`` that reads it.
         folder: the files' folder below ``data.root``.
         md5: the checksum of each file, by its name.
         mirror: an address that answers where a download can work.
         script: Python code that downloads into the folder ``sys.argv[1]``.
+        normalise: maps torchvision's pixels, uint8, to fp32 ``[N, channels, height, width]``.
     """
 
     name: str
+    reader: str
     folder: str
     md5: Mapping[str, str]
     mirror: str
     script: str
+    normalise: Callable[[Any], Tensor]
 
     def on_disk(self, root: Path) -> bool:
         """Returns whether ``root`` holds any of the files. Then a missing or broken file is an error, and no reason to
@@ -67,15 +72,50 @@ class Source:
                     f"{path} is truncated or not {self.name}'s ({len(content)} bytes, MD5 {found}, not {expected})",
                 )
 
-    def parts(self, root: Path, name: str) -> list[Any]:
-        """Returns the training and the test part by torchvision's class ``name``. Raises InputError where a file is
-        missing or broken, or torchvision does not work with this torch."""
+    def read(self, root: Path, reason: str) -> Dataset:
+        """Returns the data set, whose files are below ``root``; ``reason`` says why it was taken. Raises InputError
+        where a file is missing or broken, or torchvision does not work with this torch."""
         self.check(root)
         try:
             from torchvision import datasets
-        except (ImportError, RuntimeError, AttributeError) as error:
-            raise torchvision_mismatch(error) from error
-        return [getattr(datasets, name)(root=str(root), train=train, download=False) for train in (True, False)]
+        except (ImportError, RuntimeError, AttributeError) as error:  # it was built for another torch, or is missing
+            raise InputError(
+                "torchvision",
+                version("torchvision") or "not installed",
+                f"does not work with torch {torch.__version__} ({' '.join(str(error).split())}); "
+                "install a matching pair: pip install --upgrade torch torchvision",
+            ) from error
+        tensors: list[Tensor] = []
+        for train in (True, False):
+            part = getattr(datasets, self.reader)(root=str(root), train=train, download=False)
+            tensors += [self.normalise(part.data), torch.as_tensor(part.targets)]
+        return Dataset(self.reader.lower(), reason, *tensors)
+
+    def take(self, root: str | None, limit_s: float) -> Dataset | str:
+        """Returns the data set where it is in the folder ``root`` or downloads into it within ``limit_s`` seconds, else
+        the reason why that failed. Raises InputError as :meth:`read` and :func:`find_root` do."""
+        root, folder = find_root(root)
+        if self.on_disk(folder):
+            return self.read(folder, f"found in {root}")
+        return self.download(folder, limit_s) or self.read(folder, f"downloaded to {root}")
+
+    def take_or_stand_in(
+        self, option: str, root: str | None, limit_s: float, loudly: str, stand_in: Callable[[], Dataset]
+    ) -> Dataset:
+        """Returns the data set as :meth:`take` does, else the data in its place.
+
+        Args:
+            option: the override that asked for it, ``data=auto``, as the log names it.
+            loudly: the name of the stand-in for the log, which says that it is not the data set.
+        """
+        check_number("data.download_limit_s", limit_s, above=0)
+        taken = self.take(root, limit_s)
+        if isinstance(taken, Dataset):
+            log.info("%s: using %s, %s", option, self.name, taken.reason)
+            return taken
+        reason = f"{self.name} is not in {find_root(root)[0]} and cannot be downloaded ({taken})"
+        log.warning("%s: using %s: %s", option, loudly, reason)
+        return replace(stand_in(), reason=reason)
 
     def download(self, root: Path, limit_s: float) -> str | None:
         """Downloads the files to ``root``; returns the reason why that failed, or None.
@@ -109,57 +149,6 @@ def _failure(script: str, argument: str, limit_s: float, late: str) -> str | Non
     except subprocess.CalledProcessError as error:
         return (error.stderr.strip().splitlines() or ["it ended without a word"])[-1]
     return None
-
-
-@dataclass(frozen=True)
-class StandIn:
-    """Data in the place of a data set that cannot be had.
-
-    Attributes:
-        loudly: its name for the log, which says that it is not the data set.
-        make: returns it.
-    """
-
-    loudly: str
-    make: Callable[[], Dataset]
-
-
-def take_or_stand_in(
-    source: Source,
-    read: Callable[[Path, str], Dataset],
-    stand_in: StandIn,
-    root: str | None,
-    download_limit_s: float,
-    option: str,
-) -> Dataset:
-    """Returns the data set where it is on disk or downloads within ``download_limit_s`` seconds, else the stand-in.
-
-    Args:
-        read: makes the data set of the folder and of the reason why it was taken.
-        option: the override that asked for it, ``data=auto``, as the log names it.
-    """
-    check_number("data.download_limit_s", download_limit_s, above=0)
-    root, folder = find_root(root)
-    if source.on_disk(folder):
-        dataset = read(folder, f"found in {root}")
-    elif failure := source.download(folder, download_limit_s):
-        reason = f"{source.name} is not in {root} and cannot be downloaded ({failure})"
-        log.warning("%s: using %s: %s", option, stand_in.loudly, reason)
-        return replace(stand_in.make(), reason=reason)
-    else:
-        dataset = read(folder, f"downloaded to {root}")
-    log.info("%s: using %s, %s", option, source.name, dataset.reason)
-    return dataset
-
-
-def torchvision_mismatch(error: Exception) -> InputError:
-    """Returns the error for a torchvision that fails at import: it was built for another torch, or is missing."""
-    return InputError(
-        "torchvision",
-        version("torchvision") or "not installed",
-        f"does not work with torch {torch.__version__} ({' '.join(str(error).split())}); "
-        "install a matching pair: pip install --upgrade torch torchvision",
-    )
 
 
 def find_root(root: object) -> tuple[str, Path]:

@@ -33,16 +33,10 @@ def topics(seed: int, length: int = 64, held_out: float = 0.1, masked: float = 0
     order = torch.randperm(windows - tests, generator=torch.Generator().manual_seed(seed))
     if masked:
         check_number("data.masked", masked, above=0, below=0.5)
-        y = _without_prompts(y, masked)
+        prompts = torch.rand(windows, 1, generator=torch.Generator().manual_seed(0)) * 2 * masked * length
+        y = y.masked_fill(torch.arange(length) < prompts.round(), MaskedCrossEntropy.ignored)
     reason = f"{len(ids)} characters of the help pages of Python {platform.python_version()}"
     return Dataset("topics", reason, x[order], y[order], x[windows - tests :], y[windows - tests :])
-
-
-def _without_prompts(y: Tensor, share: float) -> Tensor:
-    """Returns labels of which those of a prompt are -100."""
-    windows, length = y.shape
-    prompts = torch.rand(windows, 1, generator=torch.Generator().manual_seed(0)) * 2 * share * length
-    return y.masked_fill(torch.arange(length) < prompts.round(), MaskedCrossEntropy.ignored)
 
 
 def encode(text: str) -> Tensor:

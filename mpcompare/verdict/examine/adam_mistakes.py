@@ -18,7 +18,7 @@ POWERS_OF_TWO = (0.25, 0.5, 2.0, 4.0)  # by which gradients are multiplied by mi
 def adam_mistakes(optimizer: Adam | AdamW) -> Iterator[Known]:
     """Yields the mistakes that only Adam and AdamW know."""
     made = "with a division by a learning rate of 0, which is NaN where v is 0"
-    yield Known("optimizer", made, by(_replay(DividedByTheRate, optimizer)))
+    yield Known("optimizer", made, by(DividedByTheRate(optimizer)))
     inside = by(Otherwise(optimizer, denominator=lambda v, c2: (v + optimizer.eps).sqrt()))
     yield Known("eps", "with eps inside the root", inside)
     yield Known("eps", "with eps = 0, as fp16 has it", by(Otherwise(optimizer, denominator=lambda v, c2: v.sqrt())))
@@ -28,7 +28,7 @@ def adam_mistakes(optimizer: Adam | AdamW) -> Iterator[Known]:
     yield Known("optimizer", "with its betas swapped", by(replace(optimizer, betas=(beta2, beta1)).replay()))
     made = "from this gradient alone: m or v, or both, forget the gradients before"
     for m, v in ((0, 0), (0, 1), (1, 0)):  # whether each is kept
-        yield Known("moments", made, by(_replay(partial(Forgets, (m, m, v, v)), optimizer)))
+        yield Known("moments", made, by(Forgets((m, m, v, v), optimizer)))
         yield Known("moments", made, by(replace(optimizer, betas=(m * beta1, v * beta2)).replay()))
     for power in POWERS_OF_TWO:
         times = by(optimizer.replay(), grad_of=partial(_times, power))
@@ -52,7 +52,7 @@ def _corrections(optimizer: Adam | AdamW) -> Iterator[tuple[str, Mistake]]:
     reversed_ = Otherwise(optimizer, corrections=lambda t: tuple(1 / (1 - beta**t) for beta in optimizer.betas))
     yield "with both means multiplied by what should divide them", by(reversed_)
     made = "with a mean of the gradients that is corrected where it is kept, and corrected again in the next update"
-    yield made, by(_replay(CorrectedInPlace, optimizer))
+    yield made, by(CorrectedInPlace(optimizer))
 
 
 def _counting(optimizer: Adam | AdamW, count: Callable[[int, Update], tuple[float, float]]) -> Mistake:
@@ -76,10 +76,6 @@ def eps_before(optimizer: Adam | AdamW) -> AdamReplay:
     return Otherwise(optimizer, denominator=lambda v, c2: v.sqrt() + optimizer.eps / c2**0.5)
 
 
-def _replay(make: Callable[..., AdamReplay], optimizer: Adam | AdamW) -> AdamReplay:
-    return make(optimizer, isinstance(optimizer, AdamW))
-
-
 def _times(factor: float, grad: Tensor, update: Update) -> Tensor:
     return factor * grad
 
@@ -88,7 +84,7 @@ class Otherwise(AdamReplay):
     """Adam with another denominator, or other corrections."""
 
     def __init__(self, optimizer: Adam | AdamW, **others: Any) -> None:
-        super().__init__(optimizer, isinstance(optimizer, AdamW))
+        super().__init__(optimizer)
         vars(self).update(others)
 
 
@@ -115,9 +111,9 @@ class CorrectedInPlace(AdamReplay):
 class Forgets(AdamReplay):
     """Means are 0 again before each update."""
 
-    def __init__(self, kept: tuple[int, ...], optimizer: Adam | AdamW, decoupled: bool) -> None:
+    def __init__(self, kept: tuple[int, ...], optimizer: Adam | AdamW) -> None:
         """``kept`` is 0 for each of the means that is forgotten, else 1."""
-        super().__init__(optimizer, decoupled)
+        super().__init__(optimizer)
         self.factors = kept
 
     def step(self, name: str, grad: Tensor, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ def test_auto_falls_back_to_digits_loudly(tmp_path, monkeypatch, caplog):
 
 
 def test_mnist_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(Source, "download", lambda *_, limit_s: "no internet here")
+    monkeypatch.setattr(Source, "download", lambda *_: "no internet here")
     with pytest.raises(InputError, match="data.root=.*cannot be downloaded \\(no internet here\\)"):
         mnist(0, str(tmp_path))
 

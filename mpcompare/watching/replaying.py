@@ -48,11 +48,10 @@ class FromTheRoot(Replay):
         super().whole(name, gradient)
 
     @staticmethod
-    def sums_in(half: torch.dtype, layer: nn.Module) -> bool:
-        """Returns whether torch sums in a format of 16 bits: on a CPU for which oneDNN has no kernels in that format,
-        it adds up so what a convolution passes down from each place of its kernel."""
-        is_convolution = isinstance(layer, nn.modules.conv._ConvNd)
-        return is_convolution and layer.weight.device.type == "cpu" and not _has_kernels(half)
+    def convolves_in(half: torch.dtype, device: torch.device) -> torch.dtype:
+        """Returns the format in which torch sums convolutions: on a CPU for which oneDNN has no kernels in ``half``, it
+        adds up so what a convolution passes down from each place of its kernel."""
+        return half if device.type == "cpu" and not _has_kernels(half) else torch.float32
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns 1: the loss scale is on the tape."""

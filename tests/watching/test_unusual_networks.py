@@ -117,6 +117,7 @@ def images(layer):
         OwnStatistics, UnitRows, Routed, Layerdrop, Mixed,
         lambda: nn.Sequential(CastBack(WIDTH), nn.GELU(), CastBack(WIDTH)),
         lambda: images(Depthwise()),
+        lambda: images(Scaled(WIDTH, WIDTH, 7, padding=3, groups=WIDTH)),
     ],
 )  # fmt: skip
 def test_a_right_loop_has_no_defect(make):

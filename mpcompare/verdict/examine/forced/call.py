@@ -98,8 +98,7 @@ class ForcedLayer:
         So is an activation of 16-bit numbers."""
         half = self._half(call)
         if isinstance(self.module, PRODUCTS) and is_torchs(self.module) and half is not None:
-            is_sample = replay.dtype is torch.float32
-            return half if is_sample and replay.sums_in(half, self.module) else torch.float32
+            return torch.float32
         numbers = [t.dtype in HALF for t in (*call.inputs, *call.outputs) if is_real(t)]
         activation = type(self.module).__module__ == nn.GELU.__module__ and not call.held and all(numbers)
         return torch.float32 if activation else replay.dtype

@@ -26,7 +26,7 @@ class KnownLayers:
         results: by part of the step and layer the number of results in the exact replay that a precision rounds.
         sample: is given each point of such a layer whose result in a sample is the exact one, rounded once.
         rounded: rounds a tensor in place, and returns it.
-        sums_in: whether a layer's sums are in a format of 16 bits, so that more is rounded than what it returns.
+        convolves: whether convolutions are among them. They are not where more is rounded than what they return.
         params: by layer the parameters whose gradients it makes.
     """
 
@@ -36,7 +36,7 @@ class KnownLayers:
     results: Mapping[tuple[str, str], int]
     sample: Callable[[Point], None]
     rounded: Callable[[Tensor], Tensor]
-    sums_in: Callable[[torch.dtype, nn.Module], bool]
+    convolves: bool
     params: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class KnownLayers:
         module, calls = self.network.get_submodule(point.layer), self.record.calls[point.layer]
         if not (isinstance(module, PRODUCTS) and is_torchs(module) and len(calls) == 1) or calls[0].rectified:
             return
-        if self.sums_in(calls[0].outputs[0].dtype, module):
+        if isinstance(module, nn.modules.conv._ConvNd) and not self.convolves:
             return
         trained = [self._names[id(p)] for p in module.parameters() if p.requires_grad]
         rounded = [self.results.get((part, point.layer)) for part in ("forward", "backward")]

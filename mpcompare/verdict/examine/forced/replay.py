@@ -178,9 +178,9 @@ class Replay:
         return factor_of(recorded, exact, self.factors)
 
     @staticmethod
-    def sums_in(half: torch.dtype, layer: nn.Module) -> bool:
-        """Returns whether a layer of torch sums in ``half``, which roundings of results would not show."""
-        return False
+    def convolves_in(half: torch.dtype, device: torch.device) -> torch.dtype:
+        """Returns the format in which convolutions of 16-bit numbers are summed, where the samples have to show it."""
+        return torch.float32
 
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         """Compares at a point, and hides that work from the modes: it is no part of the step, and they are slow."""

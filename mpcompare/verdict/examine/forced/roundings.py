@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.precision import FP16, Precision
@@ -23,6 +23,7 @@ from mpcompare.verdict.examine.numerics import chunks
 
 SEEDS = 32  # elements of a tensor on which its error depends
 ADDMM, CONVOLUTION = torch.ops.aten.addmm.default, torch.ops.aten.convolution.default
+CONVOLUTIONS = (CONVOLUTION, torch.ops.aten.convolution_backward.default)
 DETACH = torch.ops.aten.detach.default
 WHOLE = {torch.float32: (torch.int32, 24), torch.float64: (torch.int64, 53)}  # its bits as a number, and its digits
 PIECE = 1 << 18  # elements that are rounded at a time: they alone stay in the cache
@@ -64,7 +65,10 @@ class Roundings(TorchDispatchMode):
         sample: its number; another one has other errors.
         scale: the loss scale, by which gradients are larger where fp16 rounds them.
         before_bias: whether a product is rounded before its bias is added, as Keras and Flax compute it.
+        convolves_in: the format in which convolutions are summed.
     """
+
+    convolves_in = torch.float32
 
     def __init__(self, precision: Precision, scale: float = 1.0, before_bias: bool = False) -> None:
         super().__init__()
@@ -80,11 +84,15 @@ class Roundings(TorchDispatchMode):
         self.on, self.backward, self.constant = part in ("forward", "backward"), part == "backward", part == "constant"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.on and self.before_bias and func in (ADDMM, CONVOLUTION) and not kwargs:
+        in_16_bits = self.on and func in CONVOLUTIONS and self.convolves_in is not torch.float32
+        if in_16_bits:
+            given = tree_map_only(Tensor, lambda t: t.to(self.convolves_in), args)
+            result = tree_map_only(Tensor, lambda t: t.to(args[0].dtype), func(*given))
+        elif self.on and self.before_bias and func in (ADDMM, CONVOLUTION) and not kwargs:
             result = self._without_bias(func, args)
         else:
             result = func(*args, **(kwargs or {}))
-        if self.on and not _is_new(func) and self._is_quantity(func, args, kwargs, result):
+        if self.on and not _is_new(func) and self._is_quantity(func, args, kwargs, result) and not in_16_bits:
             for value in computed(func, result):
                 self.round_(value)
         return result

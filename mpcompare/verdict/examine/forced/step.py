@@ -86,9 +86,10 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         gradients.update(gradient_errors(recorded.grads, {name: exact}))
 
     replay = _replay(recorded, torch.float64, compare_exact)
-    known = KnownLayers(
-        recorded.network, recorded.record, dtype, ranges.results, sample, roundings.round_, replay.sums_in
-    )
+    if precision.is_16_bit:
+        roundings.convolves_in = replay.convolves_in(gradient, next(recorded.network.parameters()).device)
+    in_fp32 = roundings.convolves_in is torch.float32
+    known = KnownLayers(recorded.network, recorded.record, dtype, ranges.results, sample, roundings.round_, in_fp32)
     replay.whose, replay.kept, replay.found = ranges.whose, recorded.scale, compare_gradient
     with ranges:
         exact_loss = replay.run()

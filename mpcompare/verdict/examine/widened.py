@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 WIDE = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
 WIDE |= {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
@@ -58,8 +58,10 @@ def call_widened(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
         return func(*args, **kwargs)
     if func in CASTS:
         return args[0].to(dtype)
-    if getattr(func, "__name__", "") in PRODUCTS:  # of a tensor that is no buffer: others take numbers of two formats
-        args, kwargs = tree_map_only(Tensor, lambda t: t.to(WIDE.get(t.dtype, t.dtype)), (args, kwargs))
+    if getattr(func, "__name__", "") in PRODUCTS:  # other functions take numbers of two formats
+        kinds = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        if dtype in kinds and kinds & WIDE.keys():
+            args, kwargs = tree_map_only(Tensor, lambda t: t.to(WIDE.get(t.dtype, t.dtype)), (args, kwargs))
     args = tuple(WIDE.get(a, a) if isinstance(a, torch.dtype) else a for a in args)
     if kwargs.get("dtype") in WIDE:
         kwargs = {**kwargs, "dtype": WIDE[kwargs["dtype"]]}

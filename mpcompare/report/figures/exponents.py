@@ -11,7 +11,7 @@ from mpcompare.precision import FP16
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import histograms
 from mpcompare.report.figures.judged import Counts, Judged, judged
-from mpcompare.report.figures.kit import WIDTH, grid, nothing
+from mpcompare.report.figures.kit import WIDTH, parts_of
 from mpcompare.report.figures.texts import power
 
 # Limits of fp16, log2: a number rounds to 0 below the first, is subnormal below the second, and inf from the third on.
@@ -24,16 +24,8 @@ def exponents(report: Report) -> Figure | None:
     """Draws figure 3 of Micikevicius et al., Mixed Precision Training (2018): the range of fp16 above, below it
     histograms of activations and gradients, and beside these the shares that it loses. None where no run counted
     exponents."""
-    comparisons = [[run for run in runs if run.precision == "fp16"] for runs in judged(report)]
-    if not any(map(histograms.counted, comparisons)):
-        return None
-    figure, parts = grid(report.finished, 8.6, 1.75 * WIDTH)
-    for part, runs in zip(parts, comparisons, strict=True):
-        if run := histograms.counted(runs):
-            _part(part, run)
-        else:
-            nothing(part.subplots(), "no run in fp16 counted exponents")
-    return figure
+    drawn = [histograms.counted([run for run in runs if run.precision == "fp16"]) for runs in judged(report)]
+    return parts_of(report.finished, drawn, _part, 8.6, 1.75 * WIDTH, "no run in fp16 counted exponents")
 
 
 def _part(part: SubFigure, run: Judged) -> None:

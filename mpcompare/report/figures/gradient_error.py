@@ -17,7 +17,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.figures import grouping, kit
 from mpcompare.report.figures.gradients import GradientTable, Series, gradients_of
 from mpcompare.report.figures.judged import judged
-from mpcompare.report.figures.kit import WIDTH, grid, nothing, positive
+from mpcompare.report.figures.kit import WIDTH, parts_of, positive
 
 HIGHEST = 8.4  # inches of all rows together, so that the figure fits a page
 ROW, LANE, GAP = 0.17, 0.045, 0.06  # inches: height of a row at least, of a run in it, and between two rows
@@ -28,18 +28,12 @@ ERROR = "||gradient - exact|| / ||exact||"
 
 def gradient_error(report: Report) -> Figure | None:
     """Draws a row of dots for each tensor, or for those of equal layers; None where no run shows its gradients."""
-    drawn = [gradients_of(runs) for runs in judged(report)]
-    layouts = [layout_of(gradients) for gradients in drawn]
-    if not (shown := [layout for layout in layouts if layout]):
-        return None
-    height, width = max(each.height for each in shown), max(each.width for each in shown)
-    figure, parts = grid(report.finished, height, max(WIDTH, width))
-    for part, gradients, layout in zip(parts, drawn, layouts, strict=True):
-        if layout:
-            _draw(part, gradients, layout)
-        else:
-            nothing(part.subplots(), "no run shows its gradients")
-    return figure
+    every = [gradients_of(runs) for runs in judged(report)]
+    drawn = [(gradients, layout) if (layout := layout_of(gradients)) else None for gradients in every]
+    layouts = [pair[1] for pair in drawn if pair]
+    height = max((layout.height for layout in layouts), default=0.0)
+    width = max((layout.width for layout in layouts), default=0.0)
+    return parts_of(report.finished, drawn, _draw, height, max(WIDTH, width), "no run shows its gradients")
 
 
 @dataclass(frozen=True)
@@ -136,8 +130,9 @@ def _worst(gradients: GradientTable, places: Sequence[int]) -> Worst | None:
     return Worst(f"{ratios[number, place]:.3g}{name}", gradients.series[number])
 
 
-def _draw(part: SubFigure, gradients: GradientTable, layout: Layout) -> None:
+def _draw(part: SubFigure, drawn: tuple[GradientTable, Layout]) -> None:
     """Draws the errors, and beside them the errors over their limits, if any are known."""
+    gradients, layout = drawn
     series = gradients.series
     if any(np.isfinite(each.limits).any() for each in series):
         axes, beside = part.subplots(1, 2, sharey=True, width_ratios=(3, 2))

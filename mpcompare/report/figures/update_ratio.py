@@ -3,14 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import histograms
 from mpcompare.report.figures.judged import Counts, Judged, judged
-from mpcompare.report.figures.kit import WIDTH, grid, nothing
+from mpcompare.report.figures.kit import WIDTH, parts_of
 from mpcompare.report.figures.texts import power
 
 # Unit roundoff u of the formats that weights are stored in, log2. Half the gap beside a normal weight w is between
@@ -25,14 +24,8 @@ def update_ratio(report: Report) -> Figure | None:
     comparisons = judged(report)
     if not any(map(_loses, comparisons)):
         return None
-    figure, parts = grid(report.finished, 3.6, 1.75 * WIDTH)
-    for part, runs in zip(parts, comparisons, strict=True):
-        axes = part.subplots()
-        if run := histograms.counted(runs):
-            _panel(axes, run, _limits(runs))
-        else:
-            nothing(axes, "no run counted exponents")
-    return figure
+    drawn = [(run, _limits(runs)) if (run := histograms.counted(runs)) else None for runs in comparisons]
+    return parts_of(report.finished, drawn, _part, 3.6, 1.75 * WIDTH, "no run counted exponents")
 
 
 def _limits(runs: Sequence[Judged]) -> dict[str, float]:
@@ -48,7 +41,8 @@ def _loses(runs: Sequence[Judged]) -> bool:
     return any(lost_updates(each)[name] > 0 for each in counts for name in _limits(runs))
 
 
-def _panel(axes: Axes, run: Judged, limits: Mapping[str, float]) -> None:
+def _part(part: SubFigure, drawn: tuple[Judged, Mapping[str, float]]) -> None:
+    axes, (run, limits) = part.subplots(), drawn
     counts = run.exponents("updates")
     names, left_out = histograms.choose(histograms.nonempty(run, counts["first"]))
     low, high = histograms.ends([histograms.only(counts, names)], min(limits.values()), 0.0)

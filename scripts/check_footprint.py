@@ -12,10 +12,10 @@ import warnings
 import torch
 
 from mpcompare.contract import take_step
-from mpcompare.footprint.count import STEPS, Batch, count
+from mpcompare.footprint.count import STEPS, Batch, FootprintSubject, count
 from mpcompare.footprint.kernels import MeasuredKernels
 from mpcompare.footprint.recipes import RECIPES, FootprintRecipe
-from mpcompare.footprint.subject import FootprintSubject, Wish, subject_of
+from mpcompare.footprint.subject import Wish, subject_of
 from mpcompare.instruments import meter
 from mpcompare.tasks.task import Task
 

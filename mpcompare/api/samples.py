@@ -32,7 +32,11 @@ def parts_of(data: Any, wanted: int, model: Any, loss: Any) -> Parts:
         model: the network or its class, whose arguments choose the inputs among the entries of a dict.
         loss: a batch that is a dict is input and target at once, unless the loss is a name that takes labels.
     """
-    if isinstance(data, (tuple, list)) and len(data) == 4 and all(map(_is_part, data)):
+    if (
+        isinstance(data, (tuple, list))
+        and len(data) == 4
+        and all(isinstance(each, Tensor | np.ndarray | Mapping) for each in data)
+    ):
         return tree_map(_on_cpu, tuple(data))
     if isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_is_source, data)):
         train, test = (_whole(each, wanted) for each in data)
@@ -57,10 +61,6 @@ def batch_size_of(data: Any) -> int | None:
 def _is_indexed(data: Any) -> bool:
     """Returns whether it is a data set with a length, or a list of samples."""
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (str, type))
-
-
-def _is_part(data: Any) -> bool:
-    return isinstance(data, Tensor | np.ndarray | Mapping)
 
 
 def _is_source(data: Any) -> bool:

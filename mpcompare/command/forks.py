@@ -5,13 +5,11 @@ with the launcher.
 """
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import context, forkserver, get_context, process, resource_tracker, util
+from multiprocessing import context, forkserver, get_context, process, resource_tracker
 from typing import Any
 
 import psutil
@@ -19,8 +17,6 @@ import psutil
 # Ctrl-C in a terminal, its end, and the signals that end a job of a batch system, or announce its end, go to all
 # processes. Only the launcher shall hear them.
 HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-LONGEST_FOLDER = 70  # bytes: multiprocessing adds two names of about 14 each to it
 
 PRELOAD = ["mpcompare.command.preload"]
 
@@ -36,7 +32,6 @@ def fork_server(fork: bool = True) -> Iterator[context.BaseContext]:
         The ``multiprocessing`` context to take processes and pipes from; start them with :func:`start`.
     """
     resource_tracker.ensure_running()  # it unblocks the signals of the process that starts it
-    _shorten_sockets()
     if not fork or sys.platform != "linux":  # macOS's own libraries start threads when they are loaded
         yield get_context("spawn")
         return
@@ -80,14 +75,6 @@ def _held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _shorten_sockets() -> None:
-    """Lets sockets lie below ``/tmp`` where ``$TMPDIR`` is too long a name: that of a socket has 107 bytes at most."""
-    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_FOLDER:
-        folder = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")
-        util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
-        process.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # as util.get_temp_dir does
 
 
 def _end_server() -> None:

@@ -14,12 +14,11 @@ from uuid import uuid4
 
 from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
 from hydra.types import HydraContext
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from mpcompare import records
 from mpcompare.command import race_file
 from mpcompare.command.belongings import Belongings, belongings
-from mpcompare.command.first_verdicts import FirstVerdicts
 from mpcompare.command.forks import fork_server
 from mpcompare.command.going_on import finished, ready, take_over
 from mpcompare.command.job import run
@@ -27,10 +26,10 @@ from mpcompare.command.lock import locked
 from mpcompare.command.plan import rules_of, stages_of
 from mpcompare.command.process import GRACE_S, Process
 from mpcompare.command.sweep import Job, races_of
-from mpcompare.errors import check_number
+from mpcompare.errors import InputError, check_number
 from mpcompare.interrupt import interruptible, uninterrupted
 from mpcompare.race.progress import Board
-from mpcompare.race.timetable import RaceStage, Timetable
+from mpcompare.race.timetable import Timetable
 from mpcompare.race.turns import race
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,11 @@ def run_races(races: Races, hydra: HydraContext) -> None:
         log.info(f"Finished before, and taken as they are: {', '.join(done)}")
     if not left:
         return
-    of_job = {job.name: _stages(job, len(jobs)) for jobs in left.values() for job in jobs}
+    of_job = {
+        job.name: stages_of(job.config, job.record_at_start["backend"], len(jobs))
+        for jobs in left.values()
+        for job in jobs
+    }
     timetable = Timetable(of_job, time.monotonic())
     fork = not any(job.hydra["job"]["env_set"] for jobs in left.values() for job in jobs)
     log.info("Importing torch, which takes some seconds")
@@ -89,10 +92,6 @@ def run_races(races: Races, hydra: HydraContext) -> None:
                 _race(jobs, hydra, processes, board, own)
 
 
-def _stages(job: Job, entrants: int) -> tuple[RaceStage, ...]:
-    return stages_of(job.config, job.record_at_start["backend"], entrants)
-
-
 def _silence_limit_s(jobs: Sequence[Job]) -> float:
     """Returns the seconds without a sign of life after which an entrant of a race is taken for hung."""
     return jobs[0].hydra["launcher"]["silence_limit_s"]
@@ -105,13 +104,12 @@ def _race(
     record of a job could not be completed."""
     entrants: list[Process] = []
     with interruptible(), own.shared(jobs[0].folder.parent) as shared, board:
-        verdicts = FirstVerdicts(jobs, board)
         try:
             for job in jobs:
                 with uninterrupted():  # one that has started is in the list
                     task = partial(run, shared=shared, at_start=job.record_at_start)
                     entrants.append(Process(job, hydra, task, _silence_limit_s(jobs), board, processes, own))
-            race(entrants, rules_of(jobs[0].config), board, uuid4().hex[:8], trained=verdicts.add)
+            race(entrants, rules_of(jobs[0].config), board, uuid4().hex[:8], trained=_says_first_verdicts(jobs, board))
         finally:
             with uninterrupted():
                 for entrant in entrants:
@@ -121,3 +119,34 @@ def _race(
                     entrant.end(deadline)
     if lost := [entrant.unrecorded for entrant in entrants if entrant.unrecorded]:
         raise lost[0]
+
+
+def _says_first_verdicts(jobs: Sequence[Job], board: Board) -> Callable[[str], None]:
+    """Returns a function that is told of each entrant that has been examined, while timing has not begun or goes on. It
+    says the verdicts that the entrant makes possible, each once, as soon as it stands.
+
+    What goes wrong in it costs the race nothing: the report says it in the end.
+    """
+    folders = {job.name: job.folder for job in jobs}  # in the order of turns
+    baseline, allow = (OmegaConf.select(jobs[0].config, f"report.{key}") for key in ("baseline", "allow"))
+    trained: list[str] = []
+    said: set[str] = set()
+
+    def examined(name: str) -> None:
+        from mpcompare.report.first import first_verdicts  # pandas and scipy are slow to import
+
+        trained.append(name)
+        waiting = list(folders)[list(folders).index(name) + 1 :]
+        try:
+            lines = first_verdicts(folders, trained, waiting, str(baseline), allow or ())
+        except InputError:
+            return
+        except Exception as error:
+            log.warning("no first verdict: %s: %s", type(error).__name__, error)
+            return
+        for each, line in lines.items():
+            if each not in said:
+                board.line(line)
+        said.update(lines)
+
+    return examined

@@ -48,18 +48,16 @@ def record_at_start(cfg: DictConfig) -> dict[str, Any]:
         check_appended(hydra_config.overrides.task, chosen)
         if "${" not in str(config["precision"]):
             check_choice("precision", config["precision"], ("auto", *PRECISIONS))
-    in_sweep = hydra_config.mode == RunMode.MULTIRUN
+    sweep = None
+    if hydra_config.mode == RunMode.MULTIRUN:  # the same for all its jobs wherever they run, and without saying where
+        folder = Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir
+        sweep = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
     return {
         "backend": chosen["backend"],
         "precision": config["precision"],
         "task": chosen["task"],
         "batch_size": config["task"].get("batch_size"),
         "seed": config["seed"],
-        "sweep": _fingerprint(Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir) if in_sweep else None,
+        "sweep": sweep,
         "config": config,
     }
-
-
-def _fingerprint(folder: Path) -> str:
-    """Returns a hash of a sweep's folder: the same for all its jobs wherever they run, and without saying where."""
-    return hashlib.sha256(str(folder).encode()).hexdigest()[:8]

@@ -14,10 +14,9 @@ from mpcompare.streams import lasting
 def main() -> None:
     args = _parser().parse_args()
     # torch takes seconds to import: --help stays quick
-    from mpcompare.footprint.count import Footprint
+    from mpcompare.footprint.count import Footprint, survey
     from mpcompare.footprint.kernels import MeasuredKernels
     from mpcompare.footprint.subject import OPTIMIZERS, Wish, subject_of
-    from mpcompare.footprint.survey import survey
 
     warnings.filterwarnings("ignore", message=".*FakeTensor.*")
     # A shape that does not fit is said in one line below.

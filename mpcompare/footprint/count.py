@@ -1,4 +1,4 @@
-"""The footprint of a recipe: the bytes that are live at the fullest moment of its first steps, by kind."""
+"""The footprint of each recipe: the bytes that are live at the fullest moment of its first steps, by kind."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from mpcompare.contract import Walk
+from mpcompare.errors import BackendUnavailable, InputError
 from mpcompare.footprint.eight_bit import Quantized
 from mpcompare.footprint.fake import Fake, without_data
 from mpcompare.footprint.kernels import MeasuredKernels
 from mpcompare.footprint.live import Allocation, Live, fullest
-from mpcompare.footprint.recipes import FootprintRecipe
+from mpcompare.footprint.recipes import RECIPES, FootprintRecipe
 from mpcompare.instruments import meter
 from mpcompare.tasks.task import Task
 
@@ -56,6 +57,24 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class FootprintSubject:
+    """A network with its training.
+
+    Attributes:
+        title: one line about it.
+        model: the module, on the meta device where it can be made there.
+        batch: the shape of its inputs.
+        is_task: whether it is a task of conf/task, which is small enough to be computed.
+    """
+
+    title: str
+    task: Task
+    model: nn.Module
+    batch: Batch
+    is_task: bool
+
+
+@dataclass(frozen=True)
 class Footprint:
     """The fullest moment of the steps.
 
@@ -70,6 +89,23 @@ class Footprint:
     @property
     def bytes(self) -> int:
         return sum(self.by_kind.values())
+
+
+def survey(subject: FootprintSubject, kernels: MeasuredKernels | None = None) -> dict[FootprintRecipe, Footprint | str]:
+    """Returns the footprint of each recipe, or the reason why it has none, in one line. Raises InputError where not
+    even the first recipe, fp32, can take a step: the network cannot be called with these inputs."""
+    footprints: dict[FootprintRecipe, Footprint | str] = {}
+    for recipe in RECIPES:
+        try:
+            footprints[recipe] = count(recipe, subject.model, subject.task, subject.batch, kernels)
+        except BackendUnavailable as error:
+            footprints[recipe] = str(error)
+        except Exception as error:  # anything that a network can raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            if recipe is RECIPES[0]:
+                raise InputError("NAME", subject.title, f"cannot take a step ({reason})") from error
+            footprints[recipe] = f"cannot take a step ({reason})"
+    return footprints
 
 
 def count(

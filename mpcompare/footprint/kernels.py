@@ -28,7 +28,8 @@ class MeasuredKernels:
         """Returns the most bytes that one call holds beside ``result_bytes`` of new results."""
         if func.is_view:
             return 0
-        key = _signature(func, args, kwargs)
+        leaves, spec = tree_flatten((list(args), dict(kwargs)))
+        key = func, str(spec), tuple(map(_key, leaves))
         if key not in self._inside:
             self._inside[key] = max(_peak(func, args, kwargs) - result_bytes, 0)
         return self._inside[key]
@@ -62,11 +63,6 @@ def _zeros(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=CPU).zero_()
-
-
-def _signature(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    leaves, spec = tree_flatten((list(args), dict(kwargs)))
-    return func, str(spec), tuple(_key(leaf) for leaf in leaves)
 
 
 def _key(leaf: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import nn
 from mpcompare.command.compose import composed, options_of_group
 from mpcompare.command.nodes import task_of
 from mpcompare.errors import InputError
-from mpcompare.footprint.count import Batch
+from mpcompare.footprint.count import Batch, FootprintSubject
 from mpcompare.footprint.fake import make_module
 from mpcompare.footprint.gpt2 import CONTEXT, SIZES, Gpt2
 from mpcompare.tasks.optimizers import AdamW, Optimizer, Sgd
@@ -40,24 +40,6 @@ class Wish:
     length: int | None = None
     shape: tuple[int, ...] | None = None
     optimizer: str | None = None
-
-
-@dataclass(frozen=True)
-class FootprintSubject:
-    """A network with its training.
-
-    Attributes:
-        title: one line about it.
-        model: the module, on the meta device where it can be made there.
-        batch: the shape of its inputs.
-        is_task: whether it is a task of conf/task, which is small enough to be computed.
-    """
-
-    title: str
-    task: Task
-    model: nn.Module
-    batch: Batch
-    is_task: bool
 
 
 def subject_of(wish: Wish) -> FootprintSubject:

@@ -1,7 +1,6 @@
 """The figure of the formats' numbers: their ranges, the gaps between them, and the numbers themselves."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from matplotlib.axes import Axes
@@ -18,33 +17,13 @@ SHIFTS = {"fp8 e5m2": 3.0, "fp8 e4m3": -3.0}  # points up: labels of lines that 
 SOLID = 2**12  # from this count on numbers are drawn as a bar: no screen shows them one by one
 
 
-@dataclass(frozen=True)
-class DrawnFormat:
-    """A dtype of the figure, with the limits that torch has for it."""
-
-    label: str
-    dtype: torch.dtype
-
-    @property
-    def smallest(self) -> float:
-        return smallest(self.dtype)
-
-    @property
-    def smallest_normal(self) -> float:
-        return torch.finfo(self.dtype).smallest_normal
-
-    @property
-    def largest(self) -> float:
-        return torch.finfo(self.dtype).max
-
-
-DRAWN = (
-    DrawnFormat("fp32", torch.float32),
-    DrawnFormat("bf16", torch.bfloat16),
-    DrawnFormat("fp16", torch.float16),
-    DrawnFormat("fp8 e5m2", torch.float8_e5m2),
-    DrawnFormat("fp8 e4m3", torch.float8_e4m3fn),
-)
+DRAWN = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8 e5m2": torch.float8_e5m2,
+    "fp8 e4m3": torch.float8_e4m3fn,
+}
 
 
 def formats() -> Figure:
@@ -60,12 +39,13 @@ def formats() -> Figure:
 
 
 def _ranges(axes: Axes) -> None:
-    for place, drawn in enumerate(DRAWN):
-        least, normal, largest = (math.log2(x) for x in (drawn.smallest, drawn.smallest_normal, drawn.largest))
+    for place, dtype in enumerate(DRAWN.values()):
+        limits = torch.finfo(dtype)
+        least, normal, largest = map(math.log2, (smallest(dtype), limits.smallest_normal, limits.max))
         axes.barh(place, normal - least, 0.5, left=least, color=SUBNORMAL)
         axes.barh(place, largest - normal, 0.5, left=normal, color=NORMAL)
-        axes.text(least - 2, place, _power(math.log2(drawn.smallest)), ha="right", va="center", fontsize=8)
-        axes.text(largest + 2, place, _largest(drawn.largest), ha="left", va="center", fontsize=8)
+        axes.text(least - 2, place, _power(least), ha="right", va="center", fontsize=8)
+        axes.text(largest + 2, place, _largest(limits.max), ha="left", va="center", fontsize=8)
     _rows(axes)
     axes.set_xlim(-172, 152)
     axes.set_title("Range: from the smallest positive number to the largest", fontsize=10, loc="left")
@@ -80,17 +60,17 @@ def _ranges(axes: Axes) -> None:
 
 def _gaps(axes: Axes) -> None:
     """Draws the gap above each power of two over that power; up to the next one the ratio falls to half of it."""
-    for place, drawn in enumerate(DRAWN):
-        powers = range(round(math.log2(drawn.smallest)), math.floor(math.log2(drawn.largest)) + 1)
-        relative = [math.log2(gap(2.0**power, drawn.dtype) / 2.0**power) for power in powers]
+    for place, (label, dtype) in enumerate(DRAWN.items()):
+        powers = range(round(math.log2(smallest(dtype))), math.floor(math.log2(torch.finfo(dtype).max)) + 1)
+        relative = [math.log2(gap(2.0**power, dtype) / 2.0**power) for power in powers]
         style = dashed(place)
-        axes.plot(powers, relative, linewidth=2, label=drawn.label, **style)
+        axes.plot(powers, relative, linewidth=2, label=label, **style)
         axes.plot(powers[-1], relative[-1], "o", color=style["color"], markersize=5)
         wide = powers[-1] > GRID[1]  # its label has no room beside its end, and stands above the line
         axes.annotate(
-            f"{drawn.label}: {_power(relative[-1])} of the number",
+            f"{label}: {_power(relative[-1])} of the number",
             (64 if wide else GRID[1], relative[-1]),
-            xytext=(0, 5) if wide else (6, SHIFTS.get(drawn.label, 0)),
+            xytext=(0, 5) if wide else (6, SHIFTS.get(label, 0)),
             textcoords="offset points",
             ha="center" if wide else "left",
             va="bottom" if wide else "center",
@@ -111,14 +91,15 @@ def _gaps(axes: Axes) -> None:
 
 
 def _numbers(axes: Axes) -> None:
-    for place, drawn in enumerate(DRAWN):
-        low, high = max(drawn.smallest, 2.0 ** GRID[0]), min(drawn.largest, 2.0 ** GRID[1])
-        normal = max(drawn.smallest_normal, low)
+    for place, dtype in enumerate(DRAWN.values()):
+        limits = torch.finfo(dtype)
+        low, high = max(smallest(dtype), 2.0 ** GRID[0]), min(limits.max, 2.0 ** GRID[1])
+        normal = max(limits.smallest_normal, low)
         if normal > low:
-            _ticks(axes, place, drawn, (low, next_below(normal, drawn.dtype)), SUBNORMAL)
-        _ticks(axes, place, drawn, (normal, high), NORMAL)
-        if drawn.largest < 2.0 ** GRID[1]:
-            axes.text(math.log2(drawn.largest) + 0.3, place, _largest(drawn.largest), va="center", fontsize=8)
+            _ticks(axes, place, dtype, (low, next_below(normal, dtype)), SUBNORMAL)
+        _ticks(axes, place, dtype, (normal, high), NORMAL)
+        if limits.max < 2.0 ** GRID[1]:
+            axes.text(math.log2(limits.max) + 0.3, place, _largest(limits.max), va="center", fontsize=8)
     _rows(axes)
     axes.set_xlim(*GRID)
     _powers_of_two(axes, 2)
@@ -131,9 +112,9 @@ def _numbers(axes: Axes) -> None:
 
 
 def _binade(axes: Axes) -> None:
-    for place, drawn in enumerate(DRAWN):
-        _ticks(axes, place, drawn, (1.0, 2.0), NORMAL)
-        axes.text(1.01, place, f"{count(1.0, 2.0, drawn.dtype):,}", va="center", fontsize=8)
+    for place, dtype in enumerate(DRAWN.values()):
+        _ticks(axes, place, dtype, (1.0, 2.0), NORMAL)
+        axes.text(1.01, place, f"{count(1.0, 2.0, dtype):,}", va="center", fontsize=8)
     _rows(axes)
     axes.set_xlim(-0.01, 1.08)
     axes.set_xticks([math.log2(1 + eighth / 8) for eighth in range(9)], [f"{1 + eighth / 8:g}" for eighth in range(9)])
@@ -142,18 +123,18 @@ def _binade(axes: Axes) -> None:
     axes.set_title("Grid between 1 and 2", fontsize=10, loc="left")
 
 
-def _ticks(axes: Axes, place: int, drawn: DrawnFormat, ends: tuple[float, float], colour: str) -> None:
+def _ticks(axes: Axes, place: int, dtype: torch.dtype, ends: tuple[float, float], colour: str) -> None:
     low, high = ends
-    if count(low, high, drawn.dtype) >= SOLID:
+    if count(low, high, dtype) >= SOLID:
         left, right = math.log2(low), math.log2(high)
         axes.barh(place, right - left, 0.6, left=left, color=colour)
     else:
-        positions = positive_numbers(low, high, drawn.dtype).log2().numpy()
+        positions = positive_numbers(low, high, dtype).log2().numpy()
         axes.vlines(positions, place - 0.3, place + 0.3, color=colour, linewidth=0.5, snap=False)
 
 
 def _rows(axes: Axes) -> None:
-    axes.set_yticks(range(len(DRAWN)), [drawn.label for drawn in DRAWN], fontsize=9)
+    axes.set_yticks(range(len(DRAWN)), list(DRAWN), fontsize=9)
     axes.set_ylim(len(DRAWN) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

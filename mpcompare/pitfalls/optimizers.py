@@ -1,10 +1,13 @@
 """The state of Adam in 16 bits: its eps, its beta2, its count of steps."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from mpcompare.pitfalls.grid import gap, next_below, smallest, stored
 from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
+from mpcompare.pitfalls.sums import added
 
 ADAM = "Kingma and Ba, Adam, arXiv 1412.6980"
 EPS, BETA2, STEPS = 1e-8, 0.999, 10_000
@@ -77,21 +80,13 @@ def beta2() -> list[Line]:
     ]
 
 
-def counted(dtype: torch.dtype) -> Tensor:
-    """Returns a counter of ``dtype`` after 10,000 times + 1."""
-    counter = stored(0.0, dtype)
-    for _ in range(STEPS):
-        counter += 1
-    return counter
-
-
 @pitfall(
     "How far does a step counter go?",
     "Count in an integer or in fp32, as torch.optim does, and cast no counter to 16 bits.",
     f"{ADAM}, section 3: bias correction",
 )
 def step_counter() -> list[Line]:
-    steps = in_formats(counted)
+    steps = in_formats(partial(added, 0.0, 1.0, STEPS))
     gaps = {name: gap(steps[name], dtype) for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))}
     return [
         Line(

@@ -1,15 +1,16 @@
 """The ends of a format and the gap beside 1: numbers that become 0, inf, or do not move."""
 
+from functools import partial
+
 import torch
-from torch import Tensor
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.pitfalls.grid import gap, next_above, next_below, smallest, stored
 from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
+from mpcompare.pitfalls.sums import UPDATES, added
 
 MICIKEVICIUS = "Micikevicius et al., Mixed Precision Training, arXiv 1710.03740"
 SCALE = DynamicLossScale().scale
-UPDATE, UPDATES = 1e-4, 1000
 
 
 @pitfall(
@@ -62,13 +63,13 @@ def overflow() -> list[Line]:
     return [
         Line(
             "65504 + 15",
-            in_formats(lambda dtype: stored(65504.0, dtype) + stored(15.0, dtype)),
+            in_formats(lambda dtype: added(65504.0, 15.0, 1, dtype)),
             f"{number(largest)} is fp16's largest number, {number(last_gap)} above the one before: less than half of "
             "that is rounded away.",
         ),
         Line(
             "65504 + 16",
-            in_formats(lambda dtype: stored(65504.0, dtype) + stored(16.0, dtype)),
+            in_formats(lambda dtype: added(65504.0, 16.0, 1, dtype)),
             f"From {number(largest + last_gap / 2)} on fp16 rounds to inf; bf16 has fp32's range, up to "
             f"{number(torch.finfo(torch.bfloat16).max)}.",
         ),
@@ -86,23 +87,18 @@ def overflow() -> list[Line]:
     MICIKEVICIUS,
 )
 def lost_update() -> list[Line]:
-    def updated(dtype: torch.dtype) -> Tensor:
-        weight, update = stored(1.0, dtype), stored(UPDATE, dtype)
-        for _ in range(UPDATES):
-            weight += update
-        return weight
-
+    updated = partial(added, *UPDATES)
     halves = {name: step / 2 for name, step in in_formats(lambda dtype: gap(1.0, dtype)).items()}
     return [
         Line(
             "1 + 1e-4",
-            in_formats(lambda dtype: stored(1.0, dtype) + stored(UPDATE, dtype)),
+            in_formats(lambda dtype: added(1.0, 1e-4, 1, dtype)),
             f"Half the gap above 1 is {number(halves['fp16'])} in fp16, {number(halves['bf16'])} in bf16 and "
             f"{number(halves['fp32'])} in fp32; less is rounded away.",
         ),
         Line(
             "1 + 1e-3",
-            in_formats(lambda dtype: stored(1.0, dtype) + stored(1e-3, dtype)),
+            in_formats(lambda dtype: added(1.0, 1e-3, 1, dtype)),
             f"The next number above 1 is {number(next_above(1.0, torch.float16))} in fp16, and "
             f"{number(next_above(1.0, torch.bfloat16))} in bf16.",
         ),

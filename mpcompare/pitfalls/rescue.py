@@ -8,11 +8,10 @@ from torch import Tensor
 
 from mpcompare.pitfalls.grid import gap, stored
 from mpcompare.pitfalls.pitfall import Line, in_formats, number, pitfall
+from mpcompare.pitfalls.sums import SUM, UPDATES, added
 
 ZAMIRAI = "Zamirai et al., Revisiting BFloat16 Training, arXiv 2010.06192"
 WEIGHTS = 1000  # that are updated side by side with stochastic rounding
-# Start, addend, additions: an update of weights, and the sum of the pitfall "sums".
-UPDATES, SUM = (1.0, 1e-4, 1000), (0.0, 0.1, 10_000)
 
 
 def stochastically_rounded(values: Tensor, dtype: torch.dtype, random: torch.Generator) -> Tensor:
@@ -51,14 +50,6 @@ def added_with_kahan(start: float, addend: float, additions: int, dtype: torch.d
     return total
 
 
-def added_to_nearest(start: float, addend: float, additions: int, dtype: torch.dtype) -> Tensor:
-    """Returns a sum that is rounded to nearest after each addition."""
-    total, x = stored(start, dtype), stored(addend, dtype)
-    for _ in range(additions):
-        total = total + x
-    return total
-
-
 @pitfall(
     "Does rounding at random help?",
     "Use it where there is no memory for fp32 weights; a weight is right on average only.",
@@ -68,7 +59,7 @@ def stochastic_rounding() -> list[Line]:
     updated = {dtype: added_stochastically(*UPDATES, dtype).double() for dtype in (torch.float16, torch.bfloat16)}
     spread = {dtype: number(float(weights.std())) for dtype, weights in updated.items()}
     return [
-        *_to_nearest(),
+        _to_nearest(),
         Line(
             "1 + 1,000 times 1e-4: mean of 1,000 sums",
             in_formats(lambda dtype: added_stochastically(*UPDATES, dtype).double().mean()),
@@ -92,7 +83,7 @@ def stochastic_rounding() -> list[Line]:
 def kahan() -> list[Line]:
     total, addend = in_formats(partial(added_with_kahan, *SUM)), float(stored(SUM[1], torch.bfloat16))
     return [
-        *_to_nearest(),
+        _to_nearest(),
         Line(
             "1 + 1,000 times 1e-4, with Kahan",
             in_formats(partial(added_with_kahan, *UPDATES)),
@@ -107,14 +98,12 @@ def kahan() -> list[Line]:
     ]
 
 
-def _to_nearest() -> list[Line]:
-    """Returns the lines that both are compared with."""
-    nearest = in_formats(partial(added_to_nearest, *UPDATES))
-    return [
-        Line(
-            "1 + 1,000 times 1e-4, to nearest",
-            nearest,
-            f"Rounded to nearest, the weight stays {number(nearest['fp16'])} in fp16 and {number(nearest['bf16'])} in "
-            "bf16: an update is less than half a gap.",
-        )
-    ]
+def _to_nearest() -> Line:
+    """Returns the line that both are compared with."""
+    nearest = in_formats(partial(added, *UPDATES))
+    return Line(
+        "1 + 1,000 times 1e-4, to nearest",
+        nearest,
+        f"Rounded to nearest, the weight stays {number(nearest['fp16'])} in fp16 and {number(nearest['bf16'])} in "
+        "bf16: an update is less than half a gap.",
+    )

@@ -1,5 +1,7 @@
 """Softmax and cross-entropy: exponentials above the largest number, and probabilities below the smallest."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,11 +25,8 @@ def _naive(logits: Tensor) -> Tensor:
 def softmax() -> list[Line]:
     exponential = in_formats(lambda dtype: torch.tensor(LOGIT, dtype=dtype).exp())
     sums = in_formats(lambda dtype: torch.zeros(CLASSES, dtype=dtype).exp().sum())
-    probability = in_formats(lambda dtype: F.softmax(torch.tensor([APART, 0.0], dtype=dtype), 0)[1])
-
-    def apart(dtype: torch.dtype) -> Tensor:
-        return torch.tensor([APART, 0.0], dtype=dtype)
-
+    apart = partial(torch.tensor, [APART, 0.0])
+    probability = in_formats(lambda dtype: F.softmax(apart(dtype=dtype), 0)[1])
     return [
         Line(
             "exp(x) / sum(exp(x)) of (12, 0): the first",
@@ -47,13 +46,13 @@ def softmax() -> list[Line]:
         ),
         Line(
             "-log(softmax(x)), x 20 below the top",
-            in_formats(lambda dtype: -F.softmax(apart(dtype), 0)[1].log()),
+            in_formats(lambda dtype: -F.softmax(apart(dtype=dtype), 0)[1].log()),
             f"Its probability is {number(probability['fp32'])}; in fp16, whose smallest number is "
             f"{number(smallest(torch.float16))}, it is {number(probability['fp16'])}.",
         ),
         Line(
             "-log_softmax(x) of the same, as in torch",
-            in_formats(lambda dtype: -F.log_softmax(apart(dtype), 0)[1]),
+            in_formats(lambda dtype: -F.log_softmax(apart(dtype=dtype), 0)[1]),
             "The logarithm is taken without the probability: x - max - log(sum(exp(x - max))).",
         ),
     ]

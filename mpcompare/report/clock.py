@@ -43,13 +43,9 @@ def out_of_turn(entry: Entry) -> float:
 
 def doubts(entry: Entry) -> list[str]:
     """Returns a line for each sign that the blocks of an entrant and its steps do not fit together."""
-    return [f"{entry.label}: {text}" for text in (_clock(entry), _reading(entry), _phases(entry)) if text]
-
-
-def _clock(entry: Entry) -> str:
-    """Says so where the clock of a run goes wrong that was not examined; else its verdict does."""
-    apart = None if entry.run.findings else clocks_apart(entry.run.blocks)
-    return clock_because(entry.run.blocks) if apart and apart[0] > apart[1] else ""
+    apart = None if entry.run.findings else clocks_apart(entry.run.blocks)  # of an examined run its verdict says it
+    clock = clock_because(entry.run.blocks) if apart and apart[0] > apart[1] else ""
+    return [f"{entry.label}: {text}" for text in (clock, _reading(entry), _phases(entry)) if text]
 
 
 def _reading(entry: Entry) -> str:

@@ -136,19 +136,15 @@ def _line(each: Map) -> str:
     (worst, *_), advised = rows, sum(bool(row.advice) for row in rows)
     verb = "goes beyond" if worst.overflows else "loses the most digits of"
     where = worst.name if worst.name.startswith("before ") else f"in {worst.titled}"
-    text = f"{_network(each.entry)} {verb} {each.precision} {where}, {each.when}: "
+    model = each.entry.run.result.config["task"].get("model")
+    target = model.get("_target_") if isinstance(model, Mapping) else None
+    network = target.rpartition(".")[2] if isinstance(target, str) else "the network"
+    text = f"{network} {verb} {each.precision} {where}, {each.when}: "
     if not advised:
         part, error, _ = worst.worst
         text += f"one rounding is {judge.percent(error)} of its {part}"
         return f"{text}; none of the {len(rows)} places that were seen loses half of its digits or overflows"
     return f"{text}{worst.because}; {advised} of the {len(rows)} places that were seen should stay in fp32"
-
-
-def _network(entry: Entry) -> str:
-    """Returns the class of the network where a task names one."""
-    model = entry.run.result.config["task"].get("model")
-    target = model.get("_target_") if isinstance(model, Mapping) else None
-    return target.rpartition(".")[2] if isinstance(target, str) else "the network"
 
 
 def _digits(name: str, meaning: str, heading: str = "", spec: str = ".2g", per: float = 1.0) -> Column[DigitsRow]:

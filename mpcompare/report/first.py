@@ -35,7 +35,7 @@ def first_verdicts(
     """
     runs = {name: read_any(folder, name) for name, folder in folders.items()}
     precisions = {runs[name].result.backend: runs[name].result.precision for name in trained}
-    known = [_as_finished(run) if name in trained else _resolved(run, precisions) for name, run in runs.items()]
+    known = [_as_finished(run, name in trained, precisions) for name, run in runs.items()]
     lines = {}
     for comparison in compare(known, baseline, allow):
         for name, verdict in judge_all(comparison).items():
@@ -45,20 +45,14 @@ def first_verdicts(
     return lines
 
 
-def _as_finished(run: Run) -> Run:
-    """Returns a run of the race as it will be if it finishes."""
-    if run.result.status == UNREADABLE:
-        return run
-    return replace(run, result=replace(run.result, status="ok"))
-
-
-def _resolved(run: Run, precisions: Mapping[str, str]) -> Run:
-    """Returns a run that waits with the precision that ``auto`` is for another run of its backend, so that its label
-    is the one that it will have."""
-    precision = run.result.precision
-    if precision == "auto":
-        precision = precisions.get(run.result.backend, precision)
-    return replace(run, result=replace(run.result, precision=precision))
+def _as_finished(run: Run, trained: bool, precisions: Mapping[str, str]) -> Run:
+    """Returns a run of the race as it will be if it finishes. One that waits has the precision that ``auto`` is for
+    another run of its backend, so that its label is the one that it will have."""
+    result = run.result
+    if trained:
+        return run if result.status == UNREADABLE else replace(run, result=replace(result, status="ok"))
+    known = precisions if result.precision == "auto" else {}
+    return replace(run, result=replace(result, precision=known.get(result.backend, result.precision)))
 
 
 def _line(comparison: Comparison, name: str, verdict: Verdict) -> str:

@@ -3,7 +3,6 @@
 ``inference.csv`` and the console show it. A way is a precision and how the network got there, as in ``autocast bf16``.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +36,9 @@ class InferenceRow:
         fp32, own = ways(self.entry).get("fp32"), self.result.latency_ms
         return own / fp32.latency_ms if fp32 and fp32.latency_ms and own else None
 
-    @property
-    def way_in_words(self) -> str:
-        """The way, and why it is unavailable if it is."""
-        return f"{self.way} (unavailable: {reason})" if (reason := self.result.unavailable) is not None else self.way
-
     def shows(self, column: "Column[InferenceRow]") -> bool:
         """Whether a table for readers shows the column: repeated costs stand in the rows of the earlier run alone."""
-        return not self.repeated or column.name in SCORES
+        return not self.repeated or column.name in (*NAMES, *SCORES)
 
 
 def ways(entry: Entry) -> dict[str, WayFields]:
@@ -57,15 +51,14 @@ def batch_size(entry: Entry) -> int | None:
     return entry.run.result.inference.batch_size if entry.run.result.inference else None
 
 
-def measured(comparison: Comparison) -> list[Entry]:
-    """Returns the runs whose networks were applied in any way."""
-    return [entry for entry in comparison.entries if ways(entry)]
-
-
 def rows_of(comparison: Comparison) -> list[InferenceRow]:
-    entries = measured(comparison)
-    repeated = zip(entries, _repeated(entries), strict=True)
-    return [InferenceRow(comparison, entry, way, again) for entry, again in repeated for way in ways(entry)]
+    rows: list[InferenceRow] = []
+    earlier: list[list[float | None]] = []  # costs of the runs before
+    for entry in comparison.entries:
+        costs = [result.latency_ms for result in ways(entry).values()]
+        rows += [InferenceRow(comparison, entry, way, repeated=costs in earlier) for way in ways(entry)]
+        earlier.append(costs)
+    return rows
 
 
 def lines(comparison: Comparison) -> list[str]:
@@ -75,17 +68,17 @@ def lines(comparison: Comparison) -> list[str]:
     return ["inference: time and memory do not depend on who trained, and a race measures them once"]
 
 
-def _repeated(entries: Sequence[Entry]) -> list[bool]:
-    """Returns for each run whether its costs are those of an earlier one."""
-    costs = [[result.latency_ms for result in ways(entry).values()] for entry in entries]
-    return [latencies in costs[:place] for place, latencies in enumerate(costs)]
+def _way(row: InferenceRow, way: str) -> str:
+    """Returns the way, and why it is unavailable if it is."""
+    return f"{way} (unavailable: {reason})" if (reason := row.result.unavailable) is not None else way
 
 
+NAMES, SCORES = ("label", "way"), ("test_accuracy", "test_loss")  # of a row; the columns that depend on who trained
 COLUMNS: tuple[Column[InferenceRow], ...] = (
     Column("comparison", TEXT, "The title of the comparison.", lambda row: row.comparison.title),
     Column("run", TEXT, "The folder of the run.", lambda row: row.entry.run.name),
-    Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.entry.label),
-    Column("way", TEXT, "The precision, and how the network got there.", lambda row: row.way),
+    Column("label", TEXT, "The label of the run in its comparison.", lambda row: row.entry.label, heading="run"),
+    Column("way", TEXT, "The precision, and how the network got there.", lambda row: row.way, heading="in", text=_way),
     Column("batch_size", "1", "The number of samples in a batch.", lambda row: batch_size(row.entry)),
     recorded("test_accuracy", "1", "The accuracy on held-out samples.", heading="test acc.", text=number(".4f")),
     recorded("test_loss", "1", "The loss on held-out samples.", heading="test loss", text=number(".5f")),
@@ -126,8 +119,7 @@ COLUMNS: tuple[Column[InferenceRow], ...] = (
 SHOWN = named(
     COLUMNS,
     (
-        *("test_accuracy", "test_loss", "latency_ms", "latency_ms_p20_p80", "time_vs_fp32", "samples_per_s"),
+        *(*NAMES, *SCORES, "latency_ms", "latency_ms_p20_p80", "time_vs_fp32", "samples_per_s"),
         *("peak_memory_bytes", "weight_bytes"),
     ),
 )
-SCORES = ("test_accuracy", "test_loss")  # the columns that depend on who trained

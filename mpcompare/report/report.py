@@ -3,7 +3,7 @@
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from mpcompare.typed import is_of
 
 log = logging.getLogger(__name__)
 
-Output = Callable[[Report, Path], None]  # given a report, and the folder for its files, which may be missing
+Output = Callable[[Report, Path], None]  # given a report, and the folder for its files
 
 # The console comes first: it shows the table before figures are drawn, and even where the folder cannot be written. The
 # page comes last: it links to the other files.
@@ -72,8 +72,13 @@ def report(
     """
     contents = contents_of(folders, baseline, allow, formats)
     table, *files = OUTPUTS
-    with _status("Drawing the figures and the page"):
-        failed = [error for name in files if (error := _failure(name, contents, out))]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        terminal = Console(stderr=True)
+        with terminal.status("Drawing the figures and the page") if terminal.is_terminal else nullcontext():
+            failed = [error for name in files if (error := _failure(name, contents, out))]
+    except OSError as error:
+        failed = [error]
     failed += filter(None, [_failure(table, contents, out)])
     if unwritable := next((error for error in failed if isinstance(error, OSError)), None):
         raise unwritable
@@ -117,12 +122,6 @@ def contents_of(
     comparisons = compare(runs, baseline, allow)
     verdicts = {name: v for comparison in comparisons for name, v in judge_all(comparison).items()}
     return Report(comparisons, verdicts, baseline, tuple(formats))
-
-
-def _status(text: str) -> AbstractContextManager[object]:
-    """Shows what is done meanwhile, on a terminal; nothing of it stays there."""
-    console = Console(stderr=True)
-    return console.status(text) if console.is_terminal else nullcontext()
 
 
 def _configured(run: Run) -> Mapping[str, Any]:

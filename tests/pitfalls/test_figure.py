@@ -27,8 +27,8 @@ def test_all_formats_stand_in_it_with_their_numbers():
 def test_relative_gaps_are_flat_among_normal_numbers_and_1_at_the_smallest():
     gaps = formats().axes[1]
     curves = {line.get_label(): line.get_xydata() for line in gaps.lines if len(line.get_xdata()) > 1}
-    for each in DRAWN:
-        powers, relative = curves[each.label].T
-        normal = powers >= math.log2(each.smallest_normal)
-        assert set(relative[normal]) == {math.log2(torch.finfo(each.dtype).eps)}
-        assert (powers[0], relative[0]) == (math.log2(smallest(each.dtype)), 0.0)
+    for label, dtype in DRAWN.items():
+        powers, relative = curves[label].T
+        normal = powers >= math.log2(torch.finfo(dtype).smallest_normal)
+        assert set(relative[normal]) == {math.log2(torch.finfo(dtype).eps)}
+        assert (powers[0], relative[0]) == (math.log2(smallest(dtype)), 0.0)

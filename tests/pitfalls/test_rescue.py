@@ -6,7 +6,8 @@ from support.pitfalls import line, results
 
 from mpcompare.pitfalls.grid import gap, stored
 from mpcompare.pitfalls.pitfall import number
-from mpcompare.pitfalls.rescue import UPDATES, added_stochastically, stochastically_rounded
+from mpcompare.pitfalls.rescue import added_stochastically, stochastically_rounded
+from mpcompare.pitfalls.sums import UPDATES
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -5,41 +5,43 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.report import digits as maps
 from mpcompare.report.contents import Report
 from mpcompare.report.digits import DigitsRow, Map
-from mpcompare.report.figures.kit import COLOURS, grid, nothing
+from mpcompare.report.figures.kit import COLOURS, parts_of
 from mpcompare.verdict.judge.digits import bound, percent
 
 MOST = 40  # rows that fit a page
 ROW, AROUND = 0.19, 1.1  # inches: a row, and what stands above and below a panel
 PANEL, LETTER = 3.6, 0.062  # inches: width of a panel, and of a letter of its texts
+Panel = tuple[Map, Sequence[DigitsRow]]  # the map of a precision, and its rows that are drawn
 PARTS = {"output": ("s", COLOURS[0]), "gradient": ("o", COLOURS[1])}
 
 
 def digits(report: Report) -> Figure | None:
     """Draws a panel for each precision of 16 bits; None where no run in one shows its layers."""
     drawn = [[(each, worst_rows(each)) for each in maps.shown(c, report.verdicts)] for c in report.finished]
-    if not any(drawn):
-        return None
     rows = [row for panels in drawn for _, chosen in panels for row in chosen]
-    width = PANEL + LETTER * (max(len(_named(row)) for row in rows) + max(len(_said(row)) for row in rows))
-    heights = [sum(AROUND + ROW * len(chosen) for _, chosen in panels) for panels in drawn]
-    figure, parts = grid(report.finished, max(heights), width)
-    for part, panels in zip(parts, drawn, strict=True):
-        if not panels:
-            nothing(part.subplots(), "no run in 16 bits shows its layers")
-            continue
-        ratios = [AROUND + ROW * len(chosen) for _, chosen in panels]
-        each_axes = part.subplots(len(panels), 1, squeeze=False, height_ratios=ratios)[:, 0]
-        for axes, (each, chosen) in zip(each_axes, panels, strict=True):
-            _panel(axes, each, chosen)
-        handles, labels = each_axes[0].get_legend_handles_labels()
-        part.legend(handles, labels, loc="outside lower left", ncols=3, fontsize=8, frameon=False)
-    return figure
+    letters = sum(max((len(text(row)) for row in rows), default=0) for text in (_named, _said))
+    height = max((sum(map(_inches, panels)) for panels in drawn), default=0.0)
+    missing = "no run in 16 bits shows its layers"
+    return parts_of(report.finished, drawn, _part, height, PANEL + LETTER * letters, missing)
+
+
+def _inches(panel: Panel) -> float:
+    """Returns the height of a panel."""
+    return AROUND + ROW * len(panel[1])
+
+
+def _part(part: SubFigure, panels: Sequence[Panel]) -> None:
+    each_axes = part.subplots(len(panels), 1, squeeze=False, height_ratios=list(map(_inches, panels)))[:, 0]
+    for axes, (each, chosen) in zip(each_axes, panels, strict=True):
+        _panel(axes, each, chosen)
+    handles, labels = each_axes[0].get_legend_handles_labels()
+    part.legend(handles, labels, loc="outside lower left", ncols=3, fontsize=8, frameon=False)
 
 
 def worst_rows(each: Map) -> list[DigitsRow]:

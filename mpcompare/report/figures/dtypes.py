@@ -1,5 +1,6 @@
 """The figure of dtypes: a row a layer, for each run what the layer holds, takes, computes and hands on."""
 
+import json
 import math
 import textwrap
 from collections.abc import Hashable, Mapping, Sequence
@@ -39,22 +40,17 @@ def dtypes(report: Report) -> Figure | None:
     below = 0.9 + 0.15 * any(map(_together, rows))
     figure, parts = grid(comparisons, below + bands * (HEAD + ROW * max(map(len, rows))), max(width, 6.4))
     for part, runs, layers in zip(parts, drawn, rows, strict=True):
-        for axes, band in zip(part.subplots(bands, 1, squeeze=False)[:, 0], _bands(runs, bands), strict=True):
-            _panel(axes, band, layers, beside, baseline=next((e for e in runs.values() if e.is_baseline), None))
+        items, baseline = list(runs.items()), next((e for e in runs.values() if e.is_baseline), None)
+        for place, axes in enumerate(part.subplots(bands, 1, squeeze=False)[:, 0]):
+            _panel(axes, dict(items[BESIDE * place : BESIDE * (place + 1)]), layers, beside, baseline)
         handles = [Patch(color=colour, label=name) for name, (colour, _) in STYLES.items()]
         handles.append(Patch(color=OTHER[0], label="another"))
-        if any(entry.is_baseline for entry in runs.values()):
+        if baseline:
             handles.append(Patch(facecolor=STYLES["fp32"][0], alpha=PALE, label="pale: as in the baseline"))
         caption = _caption(runs, layers, int(15 * max(width, 6.4)))
         part.legend(handles=handles, title=caption, loc="outside lower left", ncols=5, fontsize=8,
                     title_fontsize=8, alignment="left", frameon=False)  # fmt: skip
     return figure
-
-
-def _bands(runs: Mapping[str, Entry], bands: int) -> list[dict[str, Entry]]:
-    """The runs, at most BESIDE in each band."""
-    items = list(runs.items())
-    return [dict(items[BESIDE * band : BESIDE * (band + 1)]) for band in range(bands)]
 
 
 def _caption(runs: Mapping[str, Entry], rows: Sequence[tuple[list[str], str]], letters: int) -> str:
@@ -87,24 +83,17 @@ def _together(rows: Sequence[tuple[list[str], str]]) -> bool:
 def alike(entries: Sequence[Entry]) -> dict[str, Entry]:
     """Returns the runs that are drawn, by their headings: of runs of one backend in one precision that do the same,
     the baseline or the first stands for all."""
-    groups: list[list[Entry]] = []
+    groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        same = (group for group in groups if _same(group[0], entry))
-        if (group := next(same, None)) is None:
-            groups.append([entry])
-        else:
-            group.append(entry)
+        result = entry.run.result
+        key = json.dumps((result.backend, result.precision, layers_of(entry)), sort_keys=True)
+        groups.setdefault(key, []).append(entry)
     drawn = {}
-    for group in groups:
+    for group in groups.values():
         first = next((entry for entry in group if entry.is_baseline), group[0])
         more = f" + {len(group) - 1} alike" if len(group) > 1 else ""
         drawn[first.label + (" (baseline)" if first.is_baseline else "") + more] = first
     return drawn
-
-
-def _same(a: Entry, b: Entry) -> bool:
-    asked = ((each.run.result.backend, each.run.result.precision) for each in (a, b))
-    return len(set(asked)) == 1 and layers_of(a) == layers_of(b)
 
 
 def grouped(entries: Sequence[Entry]) -> list[tuple[list[str], str]]:

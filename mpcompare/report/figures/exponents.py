@@ -11,7 +11,7 @@ from mpcompare.precision import FP16
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import histograms
 from mpcompare.report.figures.judged import Counts, Judged, judged
-from mpcompare.report.figures.kit import WIDTH, grid, nothing
+from mpcompare.report.figures.kit import WIDTH, parts_of
 from mpcompare.report.figures.texts import power
 
 # Limits of fp16, log2: a number rounds to 0 below the first, is subnormal below the second, and inf from the third on.
@@ -24,36 +24,25 @@ def exponents(report: Report) -> Figure | None:
     """Draws figure 3 of Micikevicius et al., Mixed Precision Training (2018): the range of fp16 above, below it
     histograms of activations and gradients, and beside these the shares that it loses. None where no run counted
     exponents."""
-    comparisons = [[run for run in runs if run.precision == "fp16"] for runs in judged(report)]
-    if not any(map(histograms.counted, comparisons)):
-        return None
-    figure, parts = grid(report.finished, 8.6, 1.75 * WIDTH)
-    for part, runs in zip(parts, comparisons, strict=True):
-        if run := histograms.counted(runs):
-            _part(part, run)
-        else:
-            nothing(part.subplots(), "no run in fp16 counted exponents")
-    return figure
+    drawn = [histograms.counted([run for run in runs if run.precision == "fp16"]) for runs in judged(report)]
+    return parts_of(report.finished, drawn, _part, 8.6, 1.75 * WIDTH, "no run in fp16 counted exponents")
 
 
 def _part(part: SubFigure, run: Judged) -> None:
-    scale, groups = run.first_scale, {title: run.exponents(title) for title in PANELS}
+    scale, chosen = run.first_scale, {title: histograms.chosen(run, title) for title in PANELS}
     strip, *panels = part.subplots(4, 1, sharex=True, height_ratios=(0.8, 3, 3, 3))
-    chosen = {title: histograms.choose(histograms.nonempty(run, counts["first"])) for title, counts in groups.items()}
-    drawn = [histograms.only(counts, chosen[title][0]) for title, counts in groups.items()]
-    low, high = histograms.ends(drawn, ZERO - math.log2(scale), INFINITE)
+    low, high = histograms.ends([counts for counts, _ in chosen.values()], ZERO - math.log2(scale), INFINITE)
     _formats(strip, scale, low, high)
     strip.set_title(histograms.source(run), fontsize=9, loc="left")
-    for axes, (title, counts) in zip(panels, groups.items(), strict=True):
+    for axes, (title, (counts, left_out)) in zip(panels, chosen.items(), strict=True):
         used = 1.0 if title == "activations" else scale
-        names, left_out = chosen[title]
         axes.axvspan(low, ZERO, color="0.84", zorder=0, linewidth=0)
         axes.axvspan(ZERO, SUBNORMAL, color="0.93", zorder=0, linewidth=0)
         axes.axvline(INFINITE, color="0.7", linewidth=1)
         if used != 1:
             _moved_limits(axes, used)
-        histograms.draw(axes, names, counts, low, high)
-        histograms.table(axes, *_losses(names, counts["first"], used), left_out)
+        histograms.draw(axes, counts, low, high)
+        histograms.table(axes, *_losses(counts["first"], used), left_out)
         axes.set_title(title, fontsize=9, loc="left")
     panels[-1].set_xlabel("|value|   (at the left: exactly 0)")
 
@@ -109,16 +98,16 @@ def _power(scale: float) -> str:
     return power(2, exponent) if exponent.is_integer() else f"{scale:g}"
 
 
-def _losses(names: Sequence[str], counts: Counts, scale: float) -> tuple[str, list[str]]:
+def _losses(counts: Counts, scale: float) -> tuple[str, list[str]]:
     """The head and the rows of the table: the shares that fp16 loses of each tensor, without and with the scale."""
     scales = [1.0, scale] if scale != 1 else [1.0]
     words = ["in fp16", f"in fp16 x 2^{math.log2(scale):.4g}"]
-    width, shown = histograms.short(names)
+    width, shown = histograms.short(list(counts))
     head = "% of what is not 0\n" + " " * width + "".join(f"  {word:^16}" for word in words[: len(scales)])
     head += "\n" + " " * width + f"{'to 0':>7}{'subnormal':>11}" * len(scales)
     rows = []
-    for name, text in zip(names, shown, strict=True):
-        lost = [lost_in_fp16(counts[name], s) for s in scales]
+    for values, text in zip(counts.values(), shown, strict=True):
+        lost = [lost_in_fp16(values, s) for s in scales]
         parts = "".join(f"{histograms.percent(zero):>7}{histograms.percent(subnormal):>11}" for zero, subnormal in lost)
         rows.append(text + parts)
     return head, rows

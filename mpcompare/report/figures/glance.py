@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.race.intervals import Interval
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report, Verdicts
-from mpcompare.report.figures.kit import grid
+from mpcompare.report.figures.kit import parts_of
 from mpcompare.report.verdicts import COLOURS, word
 
 ROW, AROUND = 0.26, 0.75  # inches: height of a run, and of what stands above and below all
@@ -18,35 +19,29 @@ WIDE = 10.4  # inches
 
 def glance(report: Report) -> Figure | None:
     """Draws a row a run, what differs first; None where no run finished."""
-    if not report.finished:
-        return None
-    most = max(len(comparison.entries) for comparison in report.finished)
-    figure, parts = grid(report.finished, AROUND + ROW * most, WIDE)
-    for part, comparison in zip(parts, report.finished, strict=True):
-        _part(part, comparison, report.verdicts, most)
-    return figure
+    most = max((len(comparison.entries) for comparison in report.finished), default=0)
+    draw = partial(_draw, verdicts=report.verdicts, most=most)
+    return parts_of(report.finished, report.finished, draw, AROUND + ROW * most, WIDE)
 
 
-def _part(part: SubFigure, comparison: Comparison, verdicts: Verdicts, most: int) -> None:
-    entries = sorted(comparison.entries, key=lambda entry: word(entry, verdicts.get(entry.run.name)).rank)
+def _draw(part: SubFigure, comparison: Comparison, verdicts: Verdicts, most: int) -> None:
+    judged = [(entry, word(entry, verdicts.get(entry.run.name))) for entry in comparison.entries]
+    judged.sort(key=lambda each: each[1].rank)
+    entries = [entry for entry, _ in judged]
     time, memory = part.subplots(1, 2, sharey=True)
-    colours = [COLOURS[word(entry, verdicts.get(entry.run.name)).kind] for entry in entries]
+    colours = [COLOURS[said.kind] for _, said in judged]
     _ratios(time, [entry.time_ratio for entry in entries], colours)
     _ratios(memory, [Interval(*[entry.memory_ratio] * 3) for entry in entries], colours)
     baselines = {comparison.label(entry.baseline) for entry in entries if entry.baseline}
     versus = baselines.pop() if len(baselines) == 1 else "baseline"
     time.set_xlabel(f"time of a step / {versus}'s   (line: 95 % interval)", fontsize=9)
     memory.set_xlabel(f"peak memory / {versus}'s   (smaller is better)", fontsize=9)
-    time.set_yticks(range(len(entries)), [_said(entry, verdicts) for entry in entries], fontsize=9)
+    names = [f"{entry.label}: {said} {said.sign}" for entry, said in judged]
+    time.set_yticks(range(len(entries)), names, fontsize=9)
     for text, colour in zip(time.get_yticklabels(), colours, strict=True):
         text.set_color(colour)
     time.set_ylim(most - 0.4, -0.6)
     memory.tick_params(labelleft=False)
-
-
-def _said(entry: Entry, verdicts: Verdicts) -> str:
-    said = word(entry, verdicts.get(entry.run.name))
-    return f"{entry.label}: {said} {said.sign}"
 
 
 def _ratios(axes: Axes, ratios: Sequence[Interval], colours: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ A row of dots is a tensor, or those of equal layers together where a network has
 
 import math
 import textwrap
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from mpcompare.report.contents import Report
 from mpcompare.report.figures import grouping, kit
 from mpcompare.report.figures.gradients import GradientTable, Series, gradients_of
 from mpcompare.report.figures.judged import judged
-from mpcompare.report.figures.kit import WIDTH, grid, nothing, positive
+from mpcompare.report.figures.kit import WIDTH, parts_of, positive
 
 HIGHEST = 8.4  # inches of all rows together, so that the figure fits a page
 ROW, LANE, GAP = 0.17, 0.045, 0.06  # inches: height of a row at least, of a run in it, and between two rows
@@ -28,26 +28,12 @@ ERROR = "||gradient - exact|| / ||exact||"
 
 def gradient_error(report: Report) -> Figure | None:
     """Draws a row of dots for each tensor, or for those of equal layers; None where no run shows its gradients."""
-    drawn = [gradients_of(runs) for runs in judged(report)]
-    layouts = [layout_of(gradients) for gradients in drawn]
-    if not (shown := [layout for layout in layouts if layout]):
-        return None
-    height, width = max(each.height for each in shown), max(each.width for each in shown)
-    figure, parts = grid(report.finished, height, max(WIDTH, width))
-    for part, gradients, layout in zip(parts, drawn, layouts, strict=True):
-        if layout:
-            _draw(part, gradients, layout)
-        else:
-            nothing(part.subplots(), "no run shows its gradients")
-    return figure
-
-
-@dataclass(frozen=True)
-class Worst:
-    """The tensor of a row that is farthest above its limit, and the run that this is of."""
-
-    text: str
-    series: Series
+    every = [gradients_of(runs) for runs in judged(report)]
+    drawn = [(gradients, layout) if (layout := layout_of(gradients)) else None for gradients in every]
+    layouts = [pair[1] for pair in drawn if pair]
+    height = max((layout.height for layout in layouts), default=0.0)
+    width = max((layout.width for layout in layouts), default=0.0)
+    return parts_of(report.finished, drawn, _draw, height, max(WIDTH, width), "no run shows its gradients")
 
 
 @dataclass(frozen=True)
@@ -57,21 +43,22 @@ class Layout:
     Attributes:
         rows: the places of the tensors of each row.
         names: of the rows.
-        worst: by row; None where every error is within its limit.
+        worst: by row, the tensor that is farthest above its limit, and the colour of its run; None where every error is
+            within its limit.
         inches: height of a row.
         legend: inches of the legend and what is written with it.
     """
 
     rows: Sequence[Sequence[int]]
     names: Sequence[str]
-    worst: Sequence[Worst | None]
+    worst: Sequence[tuple[str, str] | None]
     inches: float
     legend: float
 
     @property
     def width(self) -> float:
         """Inches of the figure."""
-        sides = max(map(len, self.names)), max(len(each.text) if each else 0 for each in self.worst)
+        sides = max(map(len, self.names)), max(len(each[0]) if each else 0 for each in self.worst)
         return PANELS + LETTER * sum(sides)
 
     @property
@@ -91,16 +78,11 @@ def layout_of(gradients: GradientTable) -> Layout | None:
     inches = max(ROW, LANE * len(gradients.series) + GAP)
     kinds = {tensor: _kind(gradients, tensor) for tensor in gradients.tensors}
 
-    def block(tensor: str) -> Hashable:
-        return grouping.without_first_number(tensor), kinds[tensor]
+    def with_kind(shortened: Callable[[str], str]) -> grouping.Key:
+        return lambda tensor: (shortened(tensor), kinds[tensor])
 
-    def blocks(tensor: str) -> Hashable:
-        return grouping.without_block_numbers(tensor), kinds[tensor]
-
-    def numbers(tensor: str) -> Hashable:
-        return grouping.without_numbers(tensor), kinds[tensor]
-
-    keys = (str, block, blocks, numbers, kinds.__getitem__, lambda _: "all")
+    shorter = (grouping.without_first_number, grouping.without_block_numbers, grouping.without_numbers)
+    keys: list[grouping.Key] = [str, *map(with_kind, shorter), kinds.__getitem__, lambda _: "all"]
     groups = grouping.groups_of(gradients.tensors, keys, int(HIGHEST / inches))
     place = {tensor: number for number, tensor in enumerate(gradients.tensors)}
     rows = [[place[tensor] for tensor in group] for group in groups]
@@ -122,7 +104,7 @@ def _name(tensors: Sequence[str], kinds: set[str]) -> str:
     return f"{grouping.span(tensors) or (next(iter(kinds)) if len(kinds) == 1 else 'all tensors')} ({len(tensors)})"
 
 
-def _worst(gradients: GradientTable, places: Sequence[int]) -> Worst | None:
+def _worst(gradients: GradientTable, places: Sequence[int]) -> tuple[str, str] | None:
     ratios = {
         (number, place): ratio
         for number, series in enumerate(gradients.series)
@@ -133,11 +115,12 @@ def _worst(gradients: GradientTable, places: Sequence[int]) -> Worst | None:
         return None
     number, place = max(ratios, key=lambda key: ratios[key])
     name = f"  {gradients.tensors[place]}" if len(places) > 1 else ""
-    return Worst(f"{ratios[number, place]:.3g}{name}", gradients.series[number])
+    return f"{ratios[number, place]:.3g}{name}", gradients.series[number].run.colour
 
 
-def _draw(part: SubFigure, gradients: GradientTable, layout: Layout) -> None:
+def _draw(part: SubFigure, drawn: tuple[GradientTable, Layout]) -> None:
     """Draws the errors, and beside them the errors over their limits, if any are known."""
+    gradients, layout = drawn
     series = gradients.series
     if any(np.isfinite(each.limits).any() for each in series):
         axes, beside = part.subplots(1, 2, sharey=True, width_ratios=(3, 2))
@@ -145,7 +128,11 @@ def _draw(part: SubFigure, gradients: GradientTable, layout: Layout) -> None:
         beside.axvline(1, color="black", linewidth=1.2)
         beside.set_xlim(min(0.5, beside.get_xlim()[0]), max(2.0, beside.get_xlim()[1]))
         beside.set_xlabel("error / its limit", fontsize=9)
-        _name_worst(beside, layout)
+        for row, worst in enumerate(layout.worst):
+            if worst:
+                text, colour = worst
+                beside.annotate(text, (1, row), (4, 0), xycoords=beside.get_yaxis_transform(), va="center", fontsize=7,
+                                textcoords="offset points", color=colour)  # fmt: skip
     else:
         axes = part.subplots()
     _panel(axes, series, [each.errors for each in series], layout)
@@ -190,10 +177,3 @@ def _panel(axes: Axes, series: Sequence[Series], values: Sequence[np.ndarray], l
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", length=0)
-
-
-def _name_worst(axes: Axes, layout: Layout) -> None:
-    for row, worst in enumerate(layout.worst):
-        if worst:
-            axes.annotate(worst.text, (1, row), (4, 0), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
-                          va="center", fontsize=7, color=worst.series.run.colour)  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from mpcompare.report.figures.judged import Counts, Exponents, Judged
+from mpcompare.report.figures.judged import Exponents, Judged
 from mpcompare.report.figures.kit import COLOURS, DASHES
 from mpcompare.report.figures.texts import power
 from mpcompare.verdict.findings import HIGHEST, LOWEST
@@ -20,13 +20,13 @@ NAME = 20  # characters of a name in a table; more where that many do not tell n
 def counted(runs: Sequence[Judged]) -> Judged | None:
     """Returns the run whose exponents are drawn: they are the task's more than the run's, so of several one that
     scaled its loss."""
-    counting = [run for run in runs if run.counts_exponents]
+    counting = [run for run in runs if run.counts_exponents()]
     return next((run for run in counting if run.first_scale != 1), next(iter(counting), None))
 
 
 def source(run: Judged) -> str:
     """Returns the title of a panel: when and of which run exponents were counted."""
-    last = "; thin: after training, in fp32" if run.counts_last_exponents else ""
+    last = "; thin: after training, in fp32" if run.counts_exponents("last") else ""
     return f"first step, in float64 from the weights of {run.entry.label}{last}"
 
 
@@ -47,13 +47,16 @@ def percent(part: float) -> str:
     return "<0.1" if part < 0.0005 else ">99.9" if part > 0.9995 else f"{100 * part:.1f}"
 
 
-def nonempty(run: Judged, counts: Counts) -> list[list[str]]:
-    """Returns the tensors that have values: layers or weights, and biases, which are the first to be left out."""
-    groups: list[list[str]] = [[], []]
-    for name, values in counts.items():
+def chosen(run: Judged, group: str) -> tuple[Exponents, list[str]]:
+    """Returns the counts of a group that are drawn, and the names of the tensors that are left out. Those without
+    values are not drawn; of the others, biases are the first to be left out."""
+    counts = run.exponents(group)
+    kinds: list[list[str]] = [[], []]  # layers or weights, and biases
+    for name, values in counts["first"].items():
         if np.sum(values):
-            groups[run.is_bias(name)].append(name)
-    return groups
+            kinds[run.is_bias(name)].append(name)
+    names, left_out = choose(kinds)
+    return {when: {name: of[name] for name in names if name in of} for when, of in counts.items()}, left_out
 
 
 def choose(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
@@ -67,11 +70,6 @@ def choose(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
     return chosen, [name for name in names if name not in chosen]
 
 
-def only(counts: Exponents, names: Sequence[str]) -> Exponents:
-    """Returns the counts of these tensors."""
-    return {when: {name: tensors[name] for name in names if name in tensors} for when, tensors in counts.items()}
-
-
 def ends(groups: Iterable[Exponents], lowest: float, highest: float) -> tuple[float, float]:
     """Returns the lowest and the highest exponent that are drawn, so that all that occur and the limits are seen."""
     counts = [c[1:] for group in groups for tensors in group.values() for c in tensors.values()]
@@ -79,11 +77,11 @@ def ends(groups: Iterable[Exponents], lowest: float, highest: float) -> tuple[fl
     return math.floor(min([lowest, *used])) - 2.0, float(max([highest, *used])) + 4
 
 
-def draw(axes: Axes, names: Sequence[str], counts: Exponents, low: float, high: float) -> None:
+def draw(axes: Axes, counts: Exponents, low: float, high: float) -> None:
     """Draws shares of all values, zeros included: those at the left, away from the others."""
-    zero = low - 5
-    for place, name in enumerate(names):
-        x, first, last = zero - 1.5 + 3 * (place + 0.5) / len(names), counts["first"][name], counts.get("last", {})
+    zero, last = low - 5, counts.get("last", {})
+    for place, (name, first) in enumerate(counts["first"].items()):
+        x = zero - 1.5 + 3 * (place + 0.5) / len(counts["first"])
         if name in last and np.sum(last[name]) and list(last[name]) != list(first):
             _histogram(axes, last[name], x, place, {"linewidth": 0.7, "alpha": 0.8}, markerfacecolor="white")
         _histogram(axes, first, x, place, {"linewidth": 1.8, "linestyle": DASHES[place], "label": name})

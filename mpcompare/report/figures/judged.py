@@ -90,23 +90,14 @@ class Judged:
         scale = self.findings.first.first_scale if self.findings else 1.0
         return scale if 0 < scale < math.inf else 1.0
 
-    @property
-    def counts_exponents(self) -> bool:
-        """Whether exponents were counted in the first step."""
-        return bool(self._exponents.get("first"))
-
-    @property
-    def counts_last_exponents(self) -> bool:
-        """Whether exponents were counted after training too."""
-        return bool(self._exponents.get("last"))
+    def counts_exponents(self, when: str = "first") -> bool:
+        """Returns whether exponents were counted in the first step, or after training (``last``)."""
+        return bool(self.findings and self.findings.exponents.get(when))
 
     def exponents(self, group: str) -> Exponents:
         """Returns the counts of a group of tensors, such as ``activations``."""
-        return {when: groups.get(group, {}) for when, groups in self._exponents.items()}
-
-    @property
-    def _exponents(self) -> Mapping[str, Mapping[str, Counts]]:
-        return self.findings.exponents if self.findings else {}
+        counted = self.findings.exponents if self.findings else {}
+        return {when: groups.get(group, {}) for when, groups in counted.items()}
 
     def is_bias(self, tensor: str) -> bool:
         """Returns whether a tensor is the bias of its layer."""

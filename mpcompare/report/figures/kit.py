@@ -4,7 +4,7 @@ import logging
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,6 +22,7 @@ ON_LIGHT, ON_DARK = "#101011", "#fffffe"
 WIDTH, LINE = 6.4, 0.16  # inches: a comparison, a line of its title
 MANY = 8  # runs; of more each has less room
 Fill = Callable[[Axes, Sequence[Entry]], None]
+T = TypeVar("T")
 logging.getLogger("matplotlib").setLevel(logging.WARNING)  # its first run announces a font cache
 
 
@@ -85,6 +86,33 @@ def nothing(axes: Axes, why: str) -> None:
     """Leaves a panel empty and writes into it why."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="0.4")
+
+
+def parts_of(
+    comparisons: Sequence[Comparison],
+    contents: Sequence[T | None],
+    draw: Callable[[SubFigure, T], None],
+    height: float,
+    width: float = WIDTH,
+    missing: str = "",
+) -> Figure | None:
+    """Returns a figure with a part for each comparison, as :func:`grid` lays them out; None where there is nothing to
+    draw in any.
+
+    Args:
+        contents: what is drawn of each comparison; a false value for nothing.
+        draw: draws it into the part.
+        missing: what the part says where there is nothing.
+    """
+    if not any(contents):
+        return None
+    figure, parts = grid(comparisons, height, width)
+    for part, content in zip(parts, contents, strict=True):
+        if content:
+            draw(part, content)
+        else:
+            nothing(part.subplots(), missing)
+    return figure
 
 
 def at_the_top(axes: Axes, x: np.ndarray, colour: str, height: float) -> None:

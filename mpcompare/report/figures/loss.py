@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from mpcompare.report.comparison import Comparison, Entry
+from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.kit import colour, dashed, grid, legend, marker
+from mpcompare.report.figures.kit import colour, dashed, legend, marker, parts_of
 from mpcompare.verdict.judge.trajectories import steps_of_both
 
 MANY = 20  # runs that one panel can show: colours and dashes tell no more apart, and each has a panel of its own
@@ -23,23 +24,15 @@ def loss(report: Report) -> Figure | None:
     """Draws loss curves above, their difference to the baseline below on a log axis; warm-up shaded, skipped steps
     marked. Evaluations during training stand beside them: held-out loss, and its accuracy in a panel of its own.
     Of many runs each has a panel of its own, with its difference alone. None where no run finished."""
-    if not report.finished:
-        return None
-    most = max(len(comparison.finished) for comparison in report.finished)
+    drawn = [comparison.finished for comparison in report.finished]
+    most = max(map(len, drawn), default=0)
     if most > MANY:
-        figure, parts = grid(report.finished, 0.6 + INCHES * _rows_of(most), width=9)
-        for part, comparison in zip(parts, report.finished, strict=True):
-            _differences(part, comparison.finished)
-        return figure
-    classes = any(_has_accuracy(entry) for comparison in report.finished for entry in comparison.finished)
-    figure, parts = grid(report.finished, 8.0 if classes else 6.1)
-    for part, comparison in zip(parts, report.finished, strict=True):
-        _part(part, comparison, classes)
-    return figure
+        return parts_of(report.finished, drawn, _differences, 0.6 + INCHES * _rows_of(most), width=9)
+    classes = any(_has_accuracy(entry) for entries in drawn for entry in entries)
+    return parts_of(report.finished, drawn, partial(_part, classes=classes), 8.0 if classes else 6.1)
 
 
-def _part(part: SubFigure, comparison: Comparison, classes: bool) -> None:
-    entries = comparison.finished
+def _part(part: SubFigure, entries: Sequence[Entry], classes: bool) -> None:
     rows = part.subplots(3 if classes else 2, 1, sharex=True, height_ratios=(3, 2, 2)[: 3 if classes else 2])
     above, below = rows[0], rows[-1]
     if classes:

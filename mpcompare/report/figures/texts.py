@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, LogFormatterMathtext
 
@@ -28,16 +27,11 @@ def as_they_are() -> Iterator[None]:
 
 def without_formulas(figure: Figure) -> None:
     """Lets the ticks of logarithmic axes, which matplotlib labels with formulas, be labelled with characters."""
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            _replace(axis)
-
-
-def _replace(axis: Axis) -> None:
-    if isinstance(major := axis.get_major_formatter(), LogFormatterMathtext):
-        axis.set_major_formatter(_InCharacters(major))
-    if isinstance(minor := axis.get_minor_formatter(), LogFormatterMathtext):
-        axis.set_minor_formatter(_InCharacters(minor))
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(major := axis.get_major_formatter(), LogFormatterMathtext):
+            axis.set_major_formatter(_InCharacters(major))
+        if isinstance(minor := axis.get_minor_formatter(), LogFormatterMathtext):
+            axis.set_minor_formatter(_InCharacters(minor))
 
 
 class _InCharacters(Formatter):

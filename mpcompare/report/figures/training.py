@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.contents import Report
-from mpcompare.report.figures.kit import at_the_top, colour, grid, legend, line, marker, nothing, positive
+from mpcompare.report.figures.kit import at_the_top, colour, legend, line, marker, parts_of, positive
 
 SHARES = {
     "grad_zero": "gradients that\nare 0 in %",
@@ -35,23 +35,18 @@ def training(report: Report) -> Figure | None:
     """Draws a part for each comparison, with the panels that it has something for; None where none has any."""
     panels = [_panels(comparison) for comparison in report.finished]
     most = max(map(len, panels), default=0)
-    if not most:
-        return None
-    figure, parts = grid(report.finished, 1.2 + 1.7 * most)
-    for part, comparison, own in zip(parts, report.finished, panels, strict=True):
-        entries = list(enumerate(comparison.finished))
-        if own:
-            rows = part.subplots(most, 1, sharex=True, squeeze=False)[:, 0]  # all panels are of one height
-            _draw(rows, own, entries)
-            runs = [Line2D([], [], label=entry.label, **line(place)) for place, entry in entries]
-            legend(part, runs, [entry.label for _, entry in entries])
-        else:
-            nothing(part.subplots(), "nothing to show: rate and scale never change, and nothing was monitored")
-    return figure
+    drawn = [
+        (own, list(enumerate(comparison.finished))) if own else None
+        for own, comparison in zip(panels, report.finished, strict=True)
+    ]
+    missing = "nothing to show: rate and scale never change, and nothing was monitored"
+    return parts_of(report.finished, drawn, partial(_draw, most=most), 1.2 + 1.7 * most, missing=missing)
 
 
-def _draw(rows: np.ndarray, panels: Sequence[Panel], entries: Sequence[Placed]) -> None:
-    """Draws the panels into the first rows; the others stay empty."""
+def _draw(part: SubFigure, drawn: tuple[Sequence[Panel], Sequence[Placed]], most: int) -> None:
+    """Draws the panels into the first of ``most`` rows, which are of one height in all parts; the others stay empty."""
+    panels, entries = drawn
+    rows = part.subplots(most, 1, sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, panels, strict=False):
         panel(axes, entries)
         axes.grid(alpha=0.3)
@@ -64,6 +59,8 @@ def _draw(rows: np.ndarray, panels: Sequence[Panel], entries: Sequence[Placed]) 
         axes.tick_params(labelbottom=axes is last)
     last.set_xlabel("step" + _notes(entries))
     last.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    runs = [Line2D([], [], label=entry.label, **line(place)) for place, entry in entries]
+    legend(part, runs, [entry.label for _, entry in entries])
 
 
 def _series(entry: Entry, name: str) -> pd.Series:

@@ -3,14 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.report.contents import Report
 from mpcompare.report.figures import histograms
 from mpcompare.report.figures.judged import Counts, Judged, judged
-from mpcompare.report.figures.kit import WIDTH, grid, nothing
+from mpcompare.report.figures.kit import WIDTH, parts_of
 from mpcompare.report.figures.texts import power
 
 # Unit roundoff u of the formats that weights are stored in, log2. Half the gap beside a normal weight w is between
@@ -25,14 +24,8 @@ def update_ratio(report: Report) -> Figure | None:
     comparisons = judged(report)
     if not any(map(_loses, comparisons)):
         return None
-    figure, parts = grid(report.finished, 3.6, 1.75 * WIDTH)
-    for part, runs in zip(parts, comparisons, strict=True):
-        axes = part.subplots()
-        if run := histograms.counted(runs):
-            _panel(axes, run, _limits(runs))
-        else:
-            nothing(axes, "no run counted exponents")
-    return figure
+    drawn = [(run, _limits(runs)) if (run := histograms.counted(runs)) else None for runs in comparisons]
+    return parts_of(report.finished, drawn, _part, 3.6, 1.75 * WIDTH, "no run counted exponents")
 
 
 def _limits(runs: Sequence[Judged]) -> dict[str, float]:
@@ -48,18 +41,18 @@ def _loses(runs: Sequence[Judged]) -> bool:
     return any(lost_updates(each)[name] > 0 for each in counts for name in _limits(runs))
 
 
-def _panel(axes: Axes, run: Judged, limits: Mapping[str, float]) -> None:
-    counts = run.exponents("updates")
-    names, left_out = histograms.choose(histograms.nonempty(run, counts["first"]))
-    low, high = histograms.ends([histograms.only(counts, names)], min(limits.values()), 0.0)
+def _part(part: SubFigure, drawn: tuple[Judged, Mapping[str, float]]) -> None:
+    axes, (run, limits) = part.subplots(), drawn
+    counts, left_out = histograms.chosen(run, "updates")
+    low, high = histograms.ends([counts], min(limits.values()), 0.0)
     axes.axvspan(low, max(limits.values()), color="0.93", zorder=0, linewidth=0)
     for precision, limit in limits.items():
         axes.axvline(limit, color="black", linestyle="--", linewidth=0.8)
         side = {"fp16": "right", "bf16": "left"}.get(precision, "center")
         axes.annotate(f"{precision}: {power(2, limit)}", (limit, 1), (0, 3), xycoords=axes.get_xaxis_transform(),
                       textcoords="offset points", ha=side, fontsize=8)  # fmt: skip
-    histograms.draw(axes, names, counts, low, high)
-    histograms.table(axes, *_losses(names, counts["first"], list(limits)), left_out)
+    histograms.draw(axes, counts, low, high)
+    histograms.table(axes, *_losses(counts["first"], list(limits)), left_out)
     title = histograms.source(run) + ("\n" if left_out else "")  # above the names that are left out
     axes.set_title(title, fontsize=9, loc="left", pad=16)
     axes.set_xlabel("lr |gradient| / |weight|   (at the left: gradient exactly 0)\n"
@@ -72,14 +65,14 @@ def lost_updates(counts: Sequence[int]) -> dict[str, float]:
     return {precision: histograms.share(counts, -math.inf, limit) for precision, limit in ROUNDOFF.items()}
 
 
-def _losses(names: Sequence[str], counts: Counts, formats: Sequence[str]) -> tuple[str, list[str]]:
+def _losses(counts: Counts, formats: Sequence[str]) -> tuple[str, list[str]]:
     """The head and the rows of the table: the shares of the updates of each parameter that are lost."""
-    width, shown = histograms.short(names)
+    width, shown = histograms.short(list(counts))
     precisions = "".join(f"{precision:>9}" for precision in formats)
     head = "% of what is not 0: lost (at most) in\n" + " " * width + precisions
     rows = []
-    for name, text in zip(names, shown, strict=True):
-        lost = lost_updates(counts[name])
+    for values, text in zip(counts.values(), shown, strict=True):
+        lost = lost_updates(values)
         shares = "".join(f"{histograms.percent(lost[each]):>9}" for each in formats)
         rows.append(text + shares)
     return head, rows

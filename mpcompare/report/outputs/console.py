@@ -59,7 +59,7 @@ def _show(console: Console, comparison: Comparison, verdicts: Verdicts) -> None:
     if comparison.finished:
         for table in _phases(comparison, console.width):
             console.print(table)
-    if inference.measured(comparison):
+    if inference.rows_of(comparison):
         for table in inference_tables(comparison, console.width):
             console.print(table)
         _lines(console, inference.lines(comparison))
@@ -112,16 +112,16 @@ def _phases(comparison: Comparison, width: int) -> Iterator[Table]:
 
 def inference_tables(comparison: Comparison, width: int) -> Iterator[Table]:
     """A row for each way of each run. Costs that a race measured once stand in the rows of its first run only."""
-    entries = inference.measured(comparison)
-    sizes = dict.fromkeys(str(inference.batch_size(entry)) for entry in entries)
+    sizes: dict[str, None] = {}
     rows, labelled = [], None
     for row in inference.rows_of(comparison):
-        cells = [column.cell(row) if row.shows(column) else "" for column in inference.SHOWN]
-        rows.append(["" if row.entry is labelled else row.entry.label, row.way_in_words, *cells])
+        label, *cells = (column.cell(row) if row.shows(column) else "" for column in inference.SHOWN)
+        rows.append(["" if row.entry is labelled else label, *cells])
         labelled = row.entry
-    named = {column.name: column for column in inference.COLUMNS}
-    heads = [(f"inference, batch {'/'.join(sizes)}", named["label"]), ("in", named["way"])]
-    return tables([*heads, *((column.heading, column) for column in inference.SHOWN)], rows, len(heads), width)
+        sizes[str(inference.batch_size(row.entry))] = None
+    (_, label_column), *others = ((column.heading, column) for column in inference.SHOWN)
+    heads = [(f"inference, batch {'/'.join(sizes)}", label_column), *others]
+    return tables(heads, rows, len(inference.NAMES), width)
 
 
 def tables(

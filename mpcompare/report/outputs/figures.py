@@ -11,7 +11,6 @@ from mpcompare.records import write_atomically
 from mpcompare.report import formats
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.registry import FIGURES
-from mpcompare.report.outputs.files import path_in
 
 DPI = 150
 # Files of the same figure are equal: they have no date, and SVG files the same names inside.
@@ -25,7 +24,7 @@ def write(report: Report, folder: Path) -> None:
         if figure := drawing(report):
             figure.suptitle(drawing.title, fontsize=11, fontweight="bold", x=0.01, ha="left")
             for each in wanted:
-                drawing.rendered(figure, partial(_save, path=path_in(folder, f"{drawing.name}.{each}")))
+                drawing.rendered(figure, partial(_save, path=folder / f"{drawing.name}.{each}"))
 
 
 def _save(figure: Figure, path: Path) -> None:

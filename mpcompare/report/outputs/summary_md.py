@@ -10,7 +10,6 @@ from mpcompare.report.answers import answers
 from mpcompare.report.brief import LONGEST, one_line, without_folders
 from mpcompare.report.comparison import Comparison
 from mpcompare.report.contents import Report
-from mpcompare.report.outputs.files import path_in
 from mpcompare.report.summary import Row
 from mpcompare.report.verdicts import word as word_of
 from mpcompare.verdict.judge.word import Word
@@ -26,7 +25,7 @@ MARKUP = re.compile(r"[\\`*\[\]|~$#]|(?<![^\W_])_|_(?![^\W_])")
 def write(report: Report, folder: Path) -> None:
     """Writes ``summary.md`` into ``folder``."""
     content = "\n".join(lines(report)) + "\n"
-    write_atomically(path_in(folder, "summary.md"), lambda path: path.write_text(content, encoding="utf-8"))
+    write_atomically(folder / "summary.md", lambda path: path.write_text(content, encoding="utf-8"))
 
 
 def lines(report: Report) -> list[str]:

@@ -8,7 +8,6 @@ from mpcompare.report import brief
 from mpcompare.report.columns import Column
 from mpcompare.report.contents import Report
 from mpcompare.report.formats import TEX
-from mpcompare.report.outputs.files import path_in
 from mpcompare.report.summary import Row
 
 SPECIAL = {
@@ -22,7 +21,7 @@ def write(report: Report, folder: Path) -> None:
     """Writes ``summary.tex`` into ``folder`` if the formats of the report hold it."""
     if TEX in report.formats:
         content = "\n".join(lines(report)) + "\n"
-        write_atomically(path_in(folder, "summary.tex"), lambda path: path.write_text(content, encoding="utf-8"))
+        write_atomically(folder / "summary.tex", lambda path: path.write_text(content, encoding="utf-8"))
 
 
 def lines(report: Report) -> list[str]:

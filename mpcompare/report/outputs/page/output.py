@@ -15,7 +15,6 @@ from mpcompare.records import finite, write_atomically
 from mpcompare.report import contents, digits, dtypes, inference, remarks
 from mpcompare.report.contents import Report
 from mpcompare.report.outputs import summary_md
-from mpcompare.report.outputs.files import path_in
 from mpcompare.report.outputs.page import checks, figures, series, settings, tables, words
 
 PACKAGE = "mpcompare.report.outputs.page"
@@ -25,10 +24,9 @@ KINDS = (".csv", ".json", ".md", ".tex", ".png", ".svg", ".pdf")  # the files be
 
 def write(report: Report, folder: Path) -> None:
     """Writes the page, with links to the files that are in the folder already."""
-    path = path_in(folder, NAME)
     files = sorted((file.name for file in folder.iterdir() if file.suffix in KINDS), key=lambda name: name[::-1])
     page = render(report, files)
-    write_atomically(path, lambda unfinished: unfinished.write_text(page, encoding="utf-8"))
+    write_atomically(folder / NAME, lambda unfinished: unfinished.write_text(page, encoding="utf-8"))
 
 
 def render(report: Report, files: Sequence[str]) -> str:

@@ -35,12 +35,10 @@ def series(comparison: Comparison) -> dict[str, Any]:
 
 def _run(place: int, entry: Entry, steps: list[int]) -> dict[str, Any]:
     by_step = entry.run.steps.set_index("step")
+    difference: pd.Series | float = math.nan
     if entry.baseline is not None and not entry.is_baseline and len(entry.loss_diff):
         difference = pd.Series(entry.loss_diff, index=steps_of_both(entry.run, entry.baseline))
-        by_step = by_step.assign(difference=difference)
-    else:
-        by_step = by_step.assign(difference=math.nan)
-    by_step = by_step.reindex(steps)
+    by_step = by_step.assign(difference=difference).reindex(steps)
     values = {name: [_number(value) for value in by_step[name].to_numpy(dtype=float)] for name in QUANTITIES}
     dash = dashes(place)
     style: dict[str, Any] = {"colour": colour(place), "dash": [] if isinstance(dash, str) else dash[1]}

@@ -59,7 +59,12 @@ class Dtypes:
 
 def configurations(comparison: Comparison) -> Settings:
     """Returns every field of the configurations."""
-    return _settings(comparison.entries, lambda entry: _fields(entry.run.result.config))
+
+    def of(entry: Entry) -> Values:
+        config = entry.run.result.config
+        return {field: value for key in config for field, value in named_fields(key, config[key]).items()}
+
+    return _settings(comparison.entries, of)
 
 
 def measured(comparison: Comparison) -> Settings:
@@ -85,16 +90,14 @@ def dtypes(comparison: Comparison) -> Dtypes:
     baseline = next((entry for entry in runs.values() if entry.is_baseline), None)
     rows = []
     for names, layer_class in grouped(list(runs.values())) if runs else ():
-        cells = [_dtypes_of(entry, names[0], baseline) for entry in runs.values()]
+        cells = []
+        for entry in runs.values():
+            different = [] if baseline is entry else differing(entry, names[0], baseline)
+            own = layers_of(entry).get(names[0]) or {}
+            cells.append([(own.get(role, ""), role in different) for role in ROLES])
         name = " .. ".join(dict.fromkeys((names[0], names[-1]))) or "the network"
         rows.append(LayerRow(name, layer_class, cells))
     return Dtypes(list(runs), rows, ROLES)
-
-
-def _dtypes_of(entry: Entry, layer: str, baseline: Entry | None) -> list[tuple[str, bool]]:
-    different = [] if baseline is entry else differing(entry, layer, baseline)
-    own = layers_of(entry).get(layer) or {}
-    return [(own.get(role, ""), role in different) for role in ROLES]
 
 
 def _settings(entries: Sequence[Entry], of: Callable[[Entry], Values]) -> Settings:
@@ -107,10 +110,6 @@ def _settings(entries: Sequence[Entry], of: Callable[[Entry], Values]) -> Settin
     if any(row.differs for row in rows) or len(entries) < 2:
         return Settings([entry.label for entry in entries], rows)
     return Settings(["all runs"], [Setting(row.name, row.values[:1], False) for row in rows])
-
-
-def _fields(config: Values) -> Values:
-    return {field: value for key, inner in config.items() for field, value in named_fields(key, inner).items()}
 
 
 def _text(value: object) -> str:

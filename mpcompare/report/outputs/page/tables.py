@@ -50,14 +50,9 @@ def runs(comparison: Comparison, verdicts: Verdicts) -> Table:
 
 def ways(comparison: Comparison) -> Table:
     """Returns the table of inference: a row for each run and way; without rows where nothing was tried."""
-    rows = []
-    for row in inference.rows_of(comparison):
-        shown = [_cell(column, row) if row.shows(column) else Cell("") for column in inference.SHOWN]
-        rows.append([Cell(row.entry.label), Cell(row.way_in_words), *shown])
-    names = [("run", "label"), ("in", "way")]
-    known = {column.name: column for column in inference.COLUMNS}
-    heads = [(heading, known[name]) for heading, name in names]
-    return Table([*heads, *((column.heading, column) for column in inference.SHOWN)], rows)
+    rows = inference.rows_of(comparison)
+    cells = [[_cell(column, row) if row.shows(column) else Cell("") for column in inference.SHOWN] for row in rows]
+    return Table([(column.heading, column) for column in inference.SHOWN], cells)
 
 
 def digits(comparison: Comparison, verdicts: Verdicts) -> Table:

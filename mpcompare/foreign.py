@@ -70,7 +70,7 @@ def printable(value: Any) -> Any:
     """Returns a JSON value with every character that is not printed, but for line breaks and tabs, as its escape: those
     that steer a terminal, or let text run backwards."""
     if isinstance(value, str):
-        return value if value.isprintable() else "".join(map(_shown, value))
+        return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in value)
     if isinstance(value, dict):
         return {printable(key): printable(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -112,7 +112,3 @@ def check_private(path: Path) -> None:
         sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
         if status.st_uid not in (0, os.getuid()) or (status.st_mode & others and not sticky):
             raise ValueError(f"{each} can be written by others")
-
-
-def _shown(character: str) -> str:
-    return character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1]

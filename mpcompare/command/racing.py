@@ -55,23 +55,20 @@ def plan_arguments(words: Sequence[str]) -> list[str]:
 
 
 def tell(races: Races, hydra: HydraContext, array: str | None) -> None:
-    """Says where planned races are, and writes the script of an array of them."""
+    """Says where planned races are, and writes the script of an array of them. Raises InputError where it cannot."""
     files = list(races)
     folder = files[0].parent
     log.info(f"{len(files)} race{'s are files' if len(files) > 1 else ' is a file'} in {folder}")
     if array is not None:
-        _write_array(Path(array), len(list(folder.glob("*.json"))), folder.absolute())
+        path, last = Path(array), len(list(folder.glob("*.json"))) - 1
+        words = {"folder": folder.absolute(), "cwd": Path.cwd(), "python": sys.executable, "name": path.name}
+        text = ARRAY.format(last=last, **{key: shlex.quote(str(value)) for key, value in words.items()})
+        try:
+            records.write_atomically(path, lambda unfinished: unfinished.write_text(text))
+        except OSError as error:
+            raise InputError("--array", path, f"cannot write there ({error.strerror})") from error
         log.info(f"sbatch {array} runs them with SLURM")
     log.info(f"mpcompare run --resume {folder}/*.json runs them here; mpcompare report {folder.parent} draws the table")
-
-
-def _write_array(path: Path, races: int, folder: Path) -> None:
-    words = {"folder": folder, "cwd": Path.cwd(), "python": sys.executable, "name": path.name}
-    text = ARRAY.format(last=races - 1, **{key: shlex.quote(str(value)) for key, value in words.items()})
-    try:
-        records.write_atomically(path, lambda unfinished: unfinished.write_text(text))
-    except OSError as error:
-        raise InputError("--array", path, f"cannot write there ({error.strerror})") from error
 
 
 def run_files(words: Sequence[str]) -> bool:

@@ -16,24 +16,8 @@ from mpcompare.tasks.cast import cast_wholly
 Codes = dict[int, tuple[Tensor, Tensor]]  # by the id of the weights: int8 [rows, n], bf16 [rows, 1]
 
 
-class Int8Linear(nn.Module):
-    """``[..., in]`` to ``[..., out]``, from codes ``[out, in]``."""
-
-    codes: Tensor
-    scales: Tensor
-
-    def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.register_buffer("codes", codes)
-        self.register_buffer("scales", scales)
-        self.bias = bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.codes.to(x.dtype) * self.scales, self.bias)
-
-
-class Int8Embedding(nn.Module):
-    """Ids ``[...]`` to ``[..., width]``, from codes ``[ids, width]``."""
+class Int8Weights(nn.Module):
+    """Codes and a scale for each row of them."""
 
     codes: Tensor
     scales: Tensor
@@ -42,6 +26,21 @@ class Int8Embedding(nn.Module):
         super().__init__()
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
+
+
+class Int8Linear(Int8Weights):
+    """``[..., in]`` to ``[..., out]``, from codes ``[out, in]``."""
+
+    def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        super().__init__(codes, scales)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.codes.to(x.dtype) * self.scales, self.bias)
+
+
+class Int8Embedding(Int8Weights):
+    """Ids ``[...]`` to ``[..., width]``, from codes ``[ids, width]``."""
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.codes[ids].to(self.scales.dtype) * self.scales[ids]

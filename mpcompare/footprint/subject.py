@@ -13,12 +13,33 @@ from mpcompare.command.nodes import task_of
 from mpcompare.errors import InputError
 from mpcompare.footprint.count import Batch, FootprintSubject
 from mpcompare.footprint.fake import make_module
-from mpcompare.footprint.gpt2 import CONTEXT, SIZES, Gpt2
 from mpcompare.tasks.optimizers import AdamW, Optimizer, Sgd
 from mpcompare.tasks.task import Task
+from mpcompare.tasks.text import CharGpt
 
 OPTIMIZERS: dict[str, Optimizer] = {"sgd": Sgd(), "momentum": Sgd(momentum=0.9), "adamw": AdamW()}
+# GPT-2: width of the residual stream, attention heads of a block, blocks. Radford et al., "Language Models are
+# Unsupervised Multitask Learners" (2019), table 2.
+SIZES = {
+    "gpt2": (768, 12, 12),
+    "gpt2-medium": (1024, 16, 24),
+    "gpt2-large": (1280, 20, 36),
+    "gpt2-xl": (1600, 25, 48),
+}
+VOCABULARY, CONTEXT = 50257, 1024
 IMAGES = {"mnist": (1, 28, 28), "digits": (1, 28, 28), "auto": (1, 28, 28), "cifar10": (3, 32, 32)}
+
+
+class Gpt2(CharGpt):
+    """Ids ``[N, T]``, T at most 1024, to the logits of each next id ``[N, T, 50257]``.
+
+    The last layer's weights are those of the embedding, and it has no bias. There is no dropout.
+    """
+
+    def __init__(self, width: int, heads: int, blocks: int) -> None:
+        super().__init__(VOCABULARY, CONTEXT, width, heads, blocks)
+        self.output = nn.Linear(width, VOCABULARY, bias=False)
+        self.output.weight = self.embedding.weight
 
 
 @dataclass(frozen=True)
@@ -67,7 +88,7 @@ def _gpt2(wish: Wish) -> tuple[Task, Batch]:
     length = wish.length or CONTEXT
     if length > CONTEXT:
         raise InputError("--length", length, f"{wish.name} has {CONTEXT} positions")
-    task = Task(partial(Gpt2, SIZES[wish.name]), "cross_entropy", AdamW(), batch_size=8)
+    task = Task(partial(Gpt2, *SIZES[wish.name]), "cross_entropy", AdamW(), batch_size=8)
     return task, Batch((length,), torch.int64)
 
 

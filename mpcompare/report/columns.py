@@ -60,11 +60,6 @@ def number(spec: str, per: float = 1.0) -> Callable[[object, Any], str]:
     return lambda _, value: "-" if value is None else format(float(value) / per, spec)
 
 
-def span(spec: str) -> Callable[[object, Iterable[Any]], str]:
-    """Returns a :attr:`Column.text` that formats two values, the ends of a range."""
-    return lambda row, ends: " - ".join(number(spec)(row, end) for end in ends)
-
-
 def percentiles(name: str, meaning: str) -> Column[Any]:
     """Returns the column of a recorded time's 20th to 80th percentile in ms: ``name_p20`` and ``name_p80`` of the
     record together, for a console alone."""
@@ -75,7 +70,7 @@ def percentiles(name: str, meaning: str) -> Column[Any]:
         meaning,
         lambda row: tuple(map(row.recorded.get, ends)),
         heading="p20 - p80",
-        text=span(".4g"),
+        text=lambda row, values: " - ".join(number(".4g")(row, value) for value in values),
         in_files=False,
     )
 

@@ -97,11 +97,11 @@ def of_run(folder: Path) -> tuple[list[OverflowStep], float]:
         raise InputError("--run", folder, f"{STEPS} holds a row without a loss scale") from None
     if set(scales) == {1.0}:
         raise InputError("--run", folder, "this run scaled no loss: its loss scale is 1 in every step")
-    return [_recorded(scale, row["skipped"] == "True") for scale, row in zip(scales, rows, strict=True)], scales[0]
-
-
-def _recorded(scale: float, skipped: bool) -> OverflowStep:
-    return OverflowStep(-math.inf, scale, unknown=True) if skipped else OverflowStep(scale, math.inf)
+    steps = [
+        OverflowStep(-math.inf, scale, unknown=True) if row["skipped"] == "True" else OverflowStep(scale, math.inf)
+        for scale, row in zip(scales, rows, strict=True)
+    ]
+    return steps, scales[0]
 
 
 def _lines(option: str, file: Path) -> Sequence[str]:

@@ -85,7 +85,9 @@ def parting(torch: Trace, other: Trace) -> Parting | None:
         if b.stopped:
             return Parting(number, f"it stops with an error, because the scale is at its minimum, {power(b.before)}")
         if a.skipped != b.skipped:
-            return Parting(number, _another_scale(a, b))
+            which = "overflows" if b.skipped else "does not overflow"
+            why = f"at its scale of {power(b.before)} the step {which}, unlike at torch's, {power(a.before)}"
+            return Parting(number, why)
         if _factor(a) != _factor(b):
             explain = _after_overflow if b.skipped else _after_good_step
             return Parting(number, explain(a, b, torch.policy, other.policy))
@@ -94,11 +96,6 @@ def parting(torch: Trace, other: Trace) -> Parting | None:
 
 def _factor(step: TakenStep) -> float:
     return step.after / step.before if step.after != step.before else 1.0
-
-
-def _another_scale(a: TakenStep, b: TakenStep) -> str:
-    which = "overflows" if b.skipped else "does not overflow"
-    return f"at its scale of {power(b.before)} the step {which}, unlike at torch's, {power(a.before)}"
 
 
 def _after_overflow(a: TakenStep, b: TakenStep, torch: ScalerPolicy, other: ScalerPolicy) -> str:

@@ -1,5 +1,6 @@
 """The figure of memory: the analytic model by kind of tensor beside what was measured."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -51,12 +52,11 @@ def memory(report: Report) -> Figure | None:
 
 def _operators(runs: Iterable[Run]) -> list[str]:
     """The operators that asked for most of what was live at the peaks of the runs without a model."""
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for run in runs:
         if not run.finished.memory.memory_model:
-            for name, size in list(run.finished.memory.memory_by_op.items())[:OPERATORS]:
-                sizes[name] = sizes.get(name, 0) + size
-    return sorted(sizes, key=lambda name: -sizes[name])
+            sizes.update(dict(list(run.finished.memory.memory_by_op.items())[:OPERATORS]))
+    return [name for name, _ in sizes.most_common()]
 
 
 def _memory(axes: Axes, entries: Sequence[Entry], operators: Sequence[str]) -> None:
@@ -104,8 +104,7 @@ def _by_operator(result: Finished, operators: Sequence[str]) -> list[Piece]:
         return []
     pieces: list[Piece] = [((result.memory.batch_bytes or 0) / 1e6, "inputs", {"color": KIND_COLOURS["inputs"]})]
     for name, size in live[:OPERATORS]:
-        place = operators.index(name)
-        colour = OPERATOR_COLOURS[place % len(OPERATOR_COLOURS)]
+        colour = OPERATOR_COLOURS[operators.index(name) % len(OPERATOR_COLOURS)]
         pieces.append((size / 1e6, name, {"color": colour}))
     if rest := sum(size for _, size in live[OPERATORS:]):
         pieces.append((rest / 1e6, OTHERS, {"color": "0.8"}))

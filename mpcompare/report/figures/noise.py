@@ -20,7 +20,8 @@ def noise(report: Report) -> Figure | None:
     """Draws the differences of losses before a band: how far correct runs are from each other. A panel a reference, of
     those that have a band or were compared with. None where there is neither a band nor a run to compare."""
     comparisons = judged(report)
-    if not any(_shows(run) for runs in comparisons for run in runs):
+    every = [run for runs in comparisons for run in runs]
+    if not any(run.noise is not None or (run.reference and not run.is_reference) for run in every):
         return None
     panels = [[r for r in references(runs) if r.noise is not None or compared(r, runs)] for runs in comparisons]
     figure, parts = grid(report.finished, 1.0 + 3.2 * max(1, *map(len, panels)))
@@ -34,10 +35,6 @@ def noise(report: Report) -> Figure | None:
         rows[-1].set_xlabel("step   (gap: no difference; triangle: a loss is inf or NaN)")
         rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return figure
-
-
-def _shows(run: Judged) -> bool:
-    return run.noise is not None or (run.reference is not None and not run.is_reference)
 
 
 def _panel(axes: Axes, reference: Judged, runs: Sequence[Judged]) -> None:

@@ -18,7 +18,7 @@ REPORT = f"{sys.executable} -m mpcompare.report runs --formats"
 @pytest.mark.parametrize(
     "command",
     slow_after(
-        2,
+        1,
         [
             f"set -o pipefail; {REPORT} | true",
             f"{REPORT} >/dev/full 2>/dev/full",

@@ -29,8 +29,8 @@ def scratch(task, precision, device=CPU, policy=None, **options):
 # ---- nothing taken away
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16", "fp32"]))
+@pytest.mark.parametrize("momentum", slow_after(1, [0.9, 0.0]))
 def test_the_defaults_take_nothing_away(precision, momentum):
     task = make_task(momentum=momentum)
     plain = make_backend("scratch", task, precision, CPU)
@@ -159,7 +159,7 @@ def test_the_loss_has_the_digits_of_its_dtype(device, precision, loss, softmax, 
 
 @pytest.mark.parametrize("options", [{"master_params": False}, {"softmax": "fp16"}, {"softmax": "bf16"}])
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", slow_after(1, [0.9, 0.0]))
 def test_the_memory_model_is_what_is_measured(options, precision, momentum):
     task = make_task(in_features=200, hidden=[300, 250], out_features=400, batch_size=512, momentum=momentum)
     x, y = make_batch(task, CPU)

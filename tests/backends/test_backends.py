@@ -4,7 +4,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.backends import BACKENDS, each_backend, finish_step, make_backend, step_to_gradients, take_step
+from support.backends import (
+    BACKENDS,
+    each_backend,
+    each_backend_once,
+    finish_step,
+    make_backend,
+    step_to_gradients,
+    take_step,
+)
 from support.tasks import make_batch, make_task, mlp_of
 
 from mpcompare.backends import scratch
@@ -231,7 +239,7 @@ def test_without_loss_scaling_nothing_is_checked(device, name, precision):
     assert backend.master_params()["layer1.bias"].isnan().any()
 
 
-@each_backend
+@each_backend_once
 def test_state_dict_continues_bit_for_bit(device, name, precision, tmp_path):
     task = make_task(momentum=0.9)
     scaled = name != "fp32"
@@ -274,7 +282,7 @@ def test_activations_stay_in_compute_dtype_inside_scratch(device):
     assert [tuple(z.shape) for z in backend.z] == [(32, width) for width in mlp_of(task).sizes[:-1]]
 
 
-@each_backend
+@each_backend_once
 def test_training_learns_a_batch_by_heart(device, name, precision):
     task = make_task(lr=0.3, hidden=[64], momentum=0.9)
     backend = make_backend(name, task, precision, device, DynamicLossScale() if precision == "fp16" else None)

@@ -70,7 +70,7 @@ def references():
     return of
 
 
-@pytest.mark.parametrize("name", slow_after(4, NAMES))
+@pytest.mark.parametrize("name", slow_after(2, NAMES))
 def test_the_verdict_finds_it(references, name):
     task, cls = TASKS[name], get_class(chosen(name)._target_)
     run = examined("mistake", cls, task, dataset_of(task), "fp16", policy=POLICY, steps=13)

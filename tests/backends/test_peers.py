@@ -12,7 +12,7 @@ import torch
 from support.backends import BACKENDS, finish_step, make_backend, step_to_gradients, take_step
 from support.command import SMALL
 from support.judging import dataset_of, examined
-from support.marks import CUDA
+from support.marks import CUDA, slow_after
 from support.tasks import make_batch, make_task
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
@@ -85,7 +85,7 @@ GRAPHS = [
     [NoLossScale(), StaticLossScale(512.0), DynamicLossScale(2.0**10, growth_interval=3)],
     ids=lambda policy: policy.name,
 )
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", slow_after(1, [0.9, 0.0]))
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
 @pytest.mark.parametrize(("eager", "graphed"), GRAPHS)
 def test_the_graph_is_the_eager_step_bit_for_bit(device, eager, graphed, loss, momentum, policy):
@@ -151,7 +151,7 @@ def test_a_skipped_first_step_leaves_no_momentum(device, empty_is_nan):
         torch.testing.assert_close(p, before[k] - task.optimizer.lr * grads[k], rtol=2.0**-22, atol=2.0**-24)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16"]))
 def test_the_verdict_on_a_graph_is_same(device, precision):
     task = make_task(in_features=40, hidden=[64], samples=32 * 30, momentum=0.9)
     dataset = dataset_of(task)

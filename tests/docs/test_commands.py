@@ -12,6 +12,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from support.marks import slow_after
 from support.pages import PAGES, ROOT, follow, parsed
 
 from mpcompare.command.verbs import VERBS
@@ -20,7 +21,14 @@ from mpcompare.paths import CONF
 FENCE = re.compile(r"^[ \t>]*(?:```|~~~)+[ \t]*(\S*)[ \t]*\n(.*?)^[ \t>]*(?:```|~~~)", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\s*(?:\$ |[A-Z_]+=\S+ )*(?:\S*/)?(?:python3?|pip|bash|source|scripts/\S+) ", re.MULTILINE)
 
-of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+FEW = [ROOT / "README.md", ROOT / "docs" / "commands.md"]  # have commands of each kind
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+of_each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 @pytest.mark.slow
@@ -40,7 +48,9 @@ def test_a_page_does_what_it_says(page, tmp_path):
         assert [name for name in promised if not [*sweep.glob(name), *sweep.glob(f"*/{name}")]] == []
 
 
-@of_each_page
+@pytest.mark.parametrize(
+    "page", slow_after(len(FEW), [*FEW, *(page for page in PAGES if page not in FEW)]), ids=name_of
+)
 def test_every_command_of_a_page_is_one_that_its_program_takes(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for program, *arguments in follow(page, tmp_path, runs=False).commands:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from support.marks import slow_after
 from support.operator_checks import norm_of, sgd
 from support.operators import DTYPE, DTYPES, HALF_SUBNORMAL, U, assert_within, at, randn, scalar
 
@@ -205,7 +206,7 @@ def assert_close(got, exact, error):
 
 
 @DTYPE
-@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("clip", slow_after(1, [0.3, None]))
 @pytest.mark.parametrize("rule", [
     {}, {"weight_decay": 0.1}, {"momentum": 0.9, "weight_decay": 0.1}, {"momentum": 0.9, "nesterov": True},
     {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
@@ -264,7 +265,7 @@ def check_training_by_adam(
 
 
 @DTYPE
-@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("clip", slow_after(1, [0.3, None]))
 @pytest.mark.parametrize("rule", [
     {}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled": False}, {"betas": (0.5, 0.9), "eps": 1e-3},
     {"betas": (0.1, 0.0)},

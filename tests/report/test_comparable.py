@@ -34,7 +34,7 @@ def test_runs_that_differ_are_refused_with_the_field_and_allowed_by_its_name(tmp
         "mpcompare.report, puts them together"
     )
     assert not (tmp_path / "report").exists()
-    assert report([tmp_path], tmp_path / "report", "amp", [field])
+    assert report([tmp_path], tmp_path / "report", "amp", [field], formats=[])
     assert f"NOT THE SAME: {field} (report.allow)" in capsys.readouterr().out
     (comparison,) = compare(find_runs([tmp_path]), "amp", [field])
     (value,) = difference.values()

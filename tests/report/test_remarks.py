@@ -34,7 +34,7 @@ def test_memory_that_is_not_what_the_model_says_is_named(tmp_path, capsys):
     write_run(tmp_path / "1", "close", peak_memory_bytes_analytic=1_910_000, **MEASURED)
     write_run(tmp_path / "2", "below", peak_memory_bytes_analytic=4_000_000)
     write_run(tmp_path / "3", "unknown", peak_memory_bytes_analytic=None, memory_model={})
-    assert report([tmp_path], tmp_path / "report", "above")
+    assert report([tmp_path], tmp_path / "report", "above", formats=[])
     out = capsys.readouterr().out
     for cell in ("vs model", " +5.3 % ", " +4.7 % ", " -50.0 % ", " - "):
         assert cell in out
@@ -53,7 +53,7 @@ def test_who_computes_in_the_turns_of_others_is_named_and_other_programs_are_not
     write_run(tmp_path / "0", "busy", out_of_turn=1.5, other_cores=0.1)
     write_run(tmp_path / "1", "amp", out_of_turn=0.0015, other_cores=1.6)
     write_run(tmp_path / "2", "later", out_of_turn=1.0, other_cores=1.6, race=None)
-    report([tmp_path], tmp_path / "report")
+    report([tmp_path], tmp_path / "report", formats=[])
     out = capsys.readouterr().out
     assert "busy bf16: kept 1.5 cores busy in the turns of others" in out
     assert out.count("in the turns of others") == 1

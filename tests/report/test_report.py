@@ -18,7 +18,7 @@ from mpcompare.report.report import report
 def test_the_command_line_of_the_report_allows_and_refuses(cli, tmp_path):
     write_run(tmp_path / "A", "amp", allow=["seed"])
     write_run(tmp_path / "B", "mine", seed=1)
-    folders, out = (str(tmp_path / "A"), str(tmp_path / "B")), ("--out", str(tmp_path / "out"))
+    folders, out = (str(tmp_path / "A"), str(tmp_path / "B")), ("--formats", "--out", str(tmp_path / "out"))
     ended = cli(*folders, *out, main=report_main)
     assert ended.code == 0, ended.err  # as the first run was configured
     assert "NOT THE SAME: seed (report.allow)" in ended.out

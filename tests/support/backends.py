@@ -38,6 +38,14 @@ def backends(on_cpu: list[tuple[str, str]], quick: Collection[tuple[str, str]] |
 
 
 each_backend = backends(CPU_BACKENDS)
+# Each backend in one precision, and slow in its others.
+each_backend_once = backends(
+    CPU_BACKENDS,
+    quick=[
+        *(("fp32", "fp32"), ("amp", "bf16"), ("amp_graph", "bf16"), ("master_weights", "bf16"), ("scratch", "fp16")),
+        ("fused", "fp16"),
+    ],
+)
 
 
 def make_backend(

@@ -49,9 +49,9 @@ def main() -> None:
     libc = heap._glibc()
     assert libc is not None
     measured["free in the heap"] = libc.mallinfo2().fordblks
-    measured["after survivors"] = faults(20)
+    measured["after survivors"] = faults(8)
     measured["heap"] = []
-    for _ in range(12):
+    for _ in range(7):
         with heap.kept():
             survivors = with_survivors()
         measured["heap"].append(libc.mallinfo2().arena)

@@ -277,7 +277,7 @@ class NoMasterWeights(Amp):
         (GradsScaled, MLP, "times the exact ones at loss scale 256: expected them unscaled"),
         (GradsIn16Bits, MLP, "grads() are bfloat16, expected float32"),
         (OwnNames, MLP, "master_params() lack layer1.weight, layer1.bias, layer2.weight"),
-        (OwnNames, MLP, "master_params() have module.layer1.weight"),
+        pytest.param(OwnNames, MLP, "master_params() have module.layer1.weight", marks=pytest.mark.slow),
         (ForgetsMomentum, MLP, "a backend that loads a state (by copy.deepcopy) continues with another layer1.weight"),
         (ForgetsBuffers, CNN, "continues with another 1.running_mean in step 1"),
         (ForgetsGrowth, MLP, "continues with another loss scale in step 1"),
@@ -303,7 +303,9 @@ class NoMasterWeights(Amp):
         ),
         (Unavailable, MLP, "nothing could be checked: backend=mine needs a unicorn"),
         (OnePercentMore, MLP, "beside Fp32 the verdict is differs: "),
-        (NoMasterWeights, MLP, "beside Amp the verdict is differs: no master weights: "),
+        pytest.param(
+            NoMasterWeights, MLP, "beside Amp the verdict is differs: no master weights: ", marks=pytest.mark.slow
+        ),
         (lambda: None, MLP, "it is no class"),
     ],
 )

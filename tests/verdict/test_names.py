@@ -181,7 +181,6 @@ LR_GROUPS = {"optimizer": Sgd(0.05, groups=[{"match": "layer2.*", "lr_factor": 0
 QUICK = [
     (MovesTogether, ADAM, "bf16", "optimizer", "times what its gradients make"),
     (BiasesStop, replace(MLP, **ADAMW_GROUPS, **WARM), "bf16", "update left out", "layer1.bias as it is"),
-    (NormsStand, NORMED, "bf16", "update left out", "leaves 0.bias as it is"),
     (RateFromZero, replace(NORMED, **WARM), "bf16", "schedule", "the first one at 0"),
     (CapturedRate, replace(ADAM, **WARM), "bf16", "schedule", "rate of the first update"),
     (CapturedCount, ADAM, "bf16", "bias correction", "bias correction of the first update"),
@@ -191,6 +190,7 @@ QUICK = [
     (Doubled, ADAM, "fp16", "gradient scaled", "multiplied by a power of two"),
 ]
 SLOW = [
+    (NormsStand, NORMED, "bf16", "update left out", "leaves 0.bias as it is"),
     (BiasesStop, replace(MLP, **ADAMW_GROUPS, schedule=Cosine(8, 2)), "bf16", "update left out", "as it is"),
     (variant(RoundedWeights, layer="0"), NORMED, "bf16", "no master weights", "0.weight has the digits"),
     (CapturedRate, replace(MLP, **LR_GROUPS, schedule=Warmup(8)), "fp16", "schedule", "rate of the first update"),

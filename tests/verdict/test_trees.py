@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from support.backends import BACKENDS
 from support.judging import examined
+from support.marks import slow_after
 from support.trees import HUGGING_FACE, TREES, HalvesGradients
 
 from mpcompare.report.verdicts import judge_run
@@ -12,7 +13,7 @@ from mpcompare.report.verdicts import judge_run
 CASES = [*TREES, *(pytest.param(name, marks=pytest.mark.slow) for name in HUGGING_FACE)]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("precision", slow_after(1, ["bf16", "fp16", "fp32"]))
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_right_backends_are_the_same_on_a_network_of_trees_and_halved_gradients_are_not(name, precision, accumulate):

@@ -139,7 +139,7 @@ def test_the_variant_stands_in_the_table(tmp_path, capsys):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", lr=0.25)
     write_run(tmp_path / "2", "mine", lr=0.5, status="failed", losses=())
-    assert not report([tmp_path], tmp_path / "report", "amp", ["task"])
+    assert not report([tmp_path], tmp_path / "report", "amp", ["task"], formats=[])
     out = capsys.readouterr().out
     assert re.search(r"mine +bf16 +lr=0.25 +not examined", out.replace("- not", "not"))
     assert re.search(r"mine +bf16 +lr=0.5 +failed", out)
@@ -149,7 +149,7 @@ def test_a_narrow_terminal_gets_whole_numbers(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "0", "scratch", step_ms=1234.5)
     write_run(tmp_path / "1", "amp", step_ms=12.345)
     monkeypatch.setattr(console, "Console", lambda **_: Console(width=80, force_terminal=True, color_system=None))
-    report([tmp_path], tmp_path / "report", "amp")
+    report([tmp_path], tmp_path / "report", "amp", formats=[])
     out = capsys.readouterr().out
     assert "…" not in out
     for cell in ("scratch", "bf16", "1234", "12.35", "100.00", "not examined"):
@@ -160,7 +160,7 @@ def test_phases_are_those_of_all_runs_and_a_whole_step_is_one_of_its_own(tmp_pat
     write_run(tmp_path / "0", "graph", **WHOLE)
     write_run(tmp_path / "1", "amp")
     write_run(tmp_path / "2", "other", phase_ms={"forward": 4.0, "backward": 3.0, "unscale": None, "step": None})
-    assert report([tmp_path], tmp_path / "report", "amp")
+    assert report([tmp_path], tmp_path / "report", "amp", formats=[])
     out = capsys.readouterr().out
     assert re.search(r"ms in phase +forward +backward +step +update +whole step +clock's cost", out)  # nobody unscales
     assert re.search(r"graph bf16 +- +- +- +- +7\.5 +- +50 ", out)
@@ -173,13 +173,13 @@ def test_phases_are_those_of_all_runs_and_a_whole_step_is_one_of_its_own(tmp_pat
 
 def test_where_there_are_whole_steps_only_there_are_no_phases(tmp_path, capsys):
     write_run(tmp_path / "0", "amp", **WHOLE)
-    assert report([tmp_path], tmp_path / "report", "amp")
+    assert report([tmp_path], tmp_path / "report", "amp", formats=[])
     assert re.search(r"ms in phase +whole step +clock's cost", capsys.readouterr().out)
 
 
 def test_a_baseline_that_is_not_there_is_said(tmp_path, capsys):
     write_run(tmp_path / "0", "mine")
-    report([tmp_path], tmp_path / "report", "amp")
+    report([tmp_path], tmp_path / "report", "amp", formats=[])
     assert "report.baseline=amp is not among the runs" in capsys.readouterr().out
 
 

@@ -35,7 +35,7 @@ def test_a_failed_run_is_a_row_that_says_why(tmp_path, capsys):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", status="failed", losses=())
     write_run(tmp_path / "2", "gone", status="running", losses=(2.0,))
-    assert not report([tmp_path], tmp_path / "report", "amp")
+    assert not report([tmp_path], tmp_path / "report", "amp", formats=[])
     table = pd.read_csv(tmp_path / "report" / "summary.csv")
     assert table["status"].tolist() == ["ok", "failed", "running"]
     assert table["error"].tolist()[1:] == ["precision=fp16: no", "ended without a word: killed, or still running"]
@@ -48,7 +48,7 @@ def test_a_failed_run_is_a_row_that_says_why(tmp_path, capsys):
 def test_a_loss_that_is_nan_is_not_no_difference(tmp_path, capsys):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "mine", losses=(2.0, math.nan, 1.0))
-    assert report([tmp_path], tmp_path / "report", "amp")
+    assert report([tmp_path], tmp_path / "report", "amp", formats=[])
     assert " nan " in capsys.readouterr().out
     assert (tmp_path / "report" / "summary.csv").read_text().splitlines()[2].split(",")[11] == "nan"
 
@@ -64,7 +64,7 @@ def test_every_column_of_the_file_has_a_unit_and_a_meaning(tmp_path):
     write_run(tmp_path / "0", "amp")
     write_run(tmp_path / "1", "graph", **WHOLE)
     write_run(tmp_path / "2", "gone", status="failed", losses=())
-    report([tmp_path], tmp_path / "report", "amp")
+    report([tmp_path], tmp_path / "report", "amp", formats=[])
     (comparison,) = compare(find_runs([tmp_path]), "amp")
     rows = summary.rows_of(comparison, {})
     known = {column.name: column for row in rows for column in summary.columns_of(row) if column.in_files}

@@ -99,7 +99,7 @@ def test_no_folder_of_a_machine_is_told(tmp_path):
 
 def test_every_report_has_the_file(tmp_path):
     write_run(tmp_path / "0", "amp")
-    report([tmp_path], tmp_path / "report", "amp")
+    report([tmp_path], tmp_path / "report", "amp", formats=[])
     assert (tmp_path / "report" / "summary.md").read_text().startswith("### mpcompare: t, batch 8")
 
 

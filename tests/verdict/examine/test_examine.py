@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.backends import BACKENDS, CPU_BACKENDS, each_backend, take_step
+from support.backends import BACKENDS, CPU_BACKENDS, each_backend_once, take_step
 from support.judging import dataset_of, examined
 from support.tasks import make_batch, make_task
 
@@ -22,7 +22,7 @@ TASK = make_task(in_features=40, samples=32 * 25)
 DATA = dataset_of(TASK)
 
 
-@each_backend
+@each_backend_once
 def test_a_right_backend_updates_within_fp32_and_equals_a_new_one_from_its_weights(name, precision, device):
     task = make_task(in_features=40, samples=32 * 25, momentum=0.9)
     policy = DynamicLossScale() if precision == "fp16" else NoLossScale()

@@ -183,9 +183,17 @@ def marks_of(network, precision="bf16"):
     return [BF16_LSTM] if (network.name, precision) == ("lstm", "bf16") else []
 
 
-CASES = [
-    pytest.param(n, p, id=f"{n.name} {p}", marks=marks_of(n, p)) for n in NETWORKS for p in (*n.precisions, "fp32")
-]
+def cases():
+    """Yields each network in each precision: all are quick in bf16. The first one, and the one that has no bf16 on some
+    CPUs, are quick in fp32, too."""
+    for network in NETWORKS:
+        for precision in (*network.precisions, "fp32"):
+            quick = precision == "bf16" or (precision == "fp32" and network.name in (NETWORKS[0].name, "lstm"))
+            marks = [*marks_of(network, precision), *([] if quick else [pytest.mark.slow])]
+            yield pytest.param(network, precision, id=f"{network.name} {precision}", marks=marks)
+
+
+CASES = list(cases())
 EVERY = [pytest.param(n, id=n.name, marks=marks_of(n)) for n in NETWORKS]
 
 

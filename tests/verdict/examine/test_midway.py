@@ -7,6 +7,7 @@ import torch
 from support.backends import BACKENDS
 from support.correct import WholeStep
 from support.judging import dataset_of, examined
+from support.marks import slow_after
 from support.tasks import make_task
 
 from mpcompare.backends.amp import Amp
@@ -106,8 +107,8 @@ def found(backend, task=TASK):
 
 
 @pytest.mark.parametrize("backend", [Amp, BACKENDS["scratch"], WholeStep])
-@pytest.mark.parametrize("optimizer", [TASK.optimizer, Sgd(0.1, 0.9)])
-@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize("optimizer", slow_after(1, [TASK.optimizer, Sgd(0.1, 0.9)]))
+@pytest.mark.parametrize("clip_norm", slow_after(1, [0.1, None]))
 def test_right_updates_are_within_their_roundings(backend, optimizer, clip_norm):
     drive = found(backend, replace(TASK, optimizer=optimizer, clip_norm=clip_norm))
     (update,) = drive.updates

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from support.judging import compared_with_amp
-from support.marks import slow_after
 from torch import nn
 
 from mpcompare.backends.amp import Amp
@@ -134,16 +133,22 @@ class FirstHalf(MeanOfHalves):
         return loss
 
 
+IN_PARTS = [
+    (Wide, MeanOfHalves, "same", ""),
+    (Normed, SumOfMeans, "differs", "gradient scaled"),
+    *((network, MeanOfMeans, "differs", "loss") for network in (Normed, Wide)),
+    *((network, FirstHalf, "differs", "") for network in (Normed, Wide)),
+]
+
+
 @pytest.mark.parametrize(
-    ("backend", "word", "cause"),
+    ("network", "backend", "word", "cause"),
     [
-        (MeanOfHalves, "same", ""),
-        (SumOfMeans, "differs", "gradient scaled"),
-        pytest.param(MeanOfMeans, "differs", "loss", marks=pytest.mark.slow),
-        pytest.param(FirstHalf, "differs", "", marks=pytest.mark.slow),
+        (Normed, MeanOfHalves, "same", ""),
+        (Wide, SumOfMeans, "differs", "gradient scaled"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in IN_PARTS),
     ],
 )
-@pytest.mark.parametrize("network", slow_after(1, [Normed, Wide]))
 def test_a_batch_in_parts_has_the_loss_of_the_batch(network, backend, word, cause):
     task = Task(network, "cross_entropy", Sgd(lr=0.1), 32, 32 * 6)
     verdict = compared_with_amp(backend, task, digits(0, task.samples), "bf16", steps=4)

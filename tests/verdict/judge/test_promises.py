@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from support.judging import dataset_of, examined
+from support.marks import slow_after
 from support.tasks import make_task
 from torch import nn
 
@@ -32,6 +33,7 @@ def amp(precision):
     return run(Amp, precision, noise=2)
 
 
+@cache
 def verdict(backend, precision="bf16"):
     return judge_run(run(backend, precision), amp(precision))
 
@@ -125,7 +127,7 @@ class UpdatesTwice(Bf16Weights):
     ("backend", "promises", "precision", "said"),
     [
         (Bf16Weights, Bf16Weights.promises, "bf16", "no master weights, moments in bf16"),
-        (Bf16States, Promises(moments="bf16"), "fp16", "moments in bf16"),
+        pytest.param(Bf16States, Promises(moments="bf16"), "fp16", "moments in bf16", marks=pytest.mark.slow),
         (
             OwnLossScale,
             Promises(loss_scale=OWN_SCALE),
@@ -141,7 +143,7 @@ def test_a_promise_that_is_kept_is_a_difference_as_declared(backend, promises, p
     assert "training (it differs as declared)" in judged.unchecked
 
 
-@pytest.mark.parametrize("backend", [Skips, SkipsAndShowsNothing])
+@pytest.mark.parametrize("backend", slow_after(1, [Skips, SkipsAndShowsNothing]))
 def test_skipping_without_a_loss_scale_is_a_difference_that_leaves_training_as_it_is(backend):
     judged = verdict(declared(backend, Promises(skips_without_scale=True)))
     words = "skips steps whose gradients overflow, though its loss is not scaled"
@@ -156,7 +158,11 @@ def test_skipping_without_a_loss_scale_is_a_difference_that_leaves_training_as_i
     ("backend", "because"),
     [
         (Amp, "it does not say of a step with an infinite input that it skipped"),
-        (DropsTheInfiniteUpdate, "it does not say of a step with an infinite input that it skipped"),
+        pytest.param(
+            DropsTheInfiniteUpdate,
+            "it does not say of a step with an infinite input that it skipped",
+            marks=pytest.mark.slow,
+        ),
         (SaysThatItSkipped, "it says of a step with an infinite input that it skipped, and the weights changed"),
     ],
 )
@@ -177,7 +183,7 @@ def test_with_a_loss_scale_everybody_skips_and_nothing_shows_the_promise():
     ("backend", "precision", "cause"),
     [
         (Bf16Weights, "bf16", "no master weights"),
-        (Bf16States, "bf16", "moments"),
+        pytest.param(Bf16States, "bf16", "moments", marks=pytest.mark.slow),
         (OwnLossScale, "fp16", "loss scale"),
         (ClipsInTheStep, "bf16", "clip"),
     ],
@@ -189,7 +195,7 @@ def test_the_same_differences_are_named_where_they_are_not_declared(backend, pre
 
 @pytest.mark.parametrize(
     "promises",
-    [Promises(weights="bf16", moments="bf16"), Promises(moments="bf16")],
+    slow_after(1, [Promises(weights="bf16", moments="bf16"), Promises(moments="bf16")]),
 )
 def test_a_promise_that_is_not_kept_is_a_difference(promises):
     judged = verdict(declared(Amp, promises))

@@ -105,6 +105,18 @@ class Scaled(nn.Conv2d):
         return self._conv_forward(x, 2 * self.weight, self.bias)
 
 
+class Doubled(nn.Linear):
+    """Multiplies by what it computes of its parameter."""
+
+    @property
+    def weight(self):
+        return 2 * self.raw
+
+    @weight.setter
+    def weight(self, value):
+        self.raw = value
+
+
 def images(layer):
     return nn.Sequential(
         nn.Unflatten(1, (WIDTH, 1, 1)), nn.Upsample(8), layer, nn.GELU(), nn.Flatten(), nn.AvgPool1d(64)
@@ -142,4 +154,5 @@ def test_a_subclass_that_computes_as_torch_is_torchs():
     assert is_torchs(Depthwise())
     assert is_torchs(nn.Linear(2, 2))
     assert not is_torchs(Scaled(2, 2, 1))
+    assert not is_torchs(Doubled.__new__(Doubled))
     assert not is_torchs(OwnStatistics())

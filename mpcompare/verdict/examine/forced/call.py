@@ -42,7 +42,7 @@ def is_torchs(module: nn.Module) -> bool:
     changed: set[str] = set()
     for each in type(module).__mro__:
         if each.__module__.startswith("torch.nn."):
-            return each is not nn.Module and not changed & set(dir(each))
+            return each is not nn.Module and not changed & {*dir(each), "weight", "bias"}
         changed |= {name for name in vars(each) if not name.startswith("__")}
     return False
 

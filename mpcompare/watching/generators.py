@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 
-class Generators(NamedTuple):
-    """Their states."""
+class GeneratorStates(NamedTuple):
+    """The states of all three."""
 
     torch: Tensor
     python: Any
     numpy: Any
 
 
-def states() -> Generators:
+def states() -> GeneratorStates:
     """Returns the states as they are."""
-    return Generators(torch.get_rng_state(), random.getstate(), np.random.get_state())
+    return GeneratorStates(torch.get_rng_state(), random.getstate(), np.random.get_state())
 
 
-def put_back(states: Generators) -> None:
+def put_back(states: GeneratorStates) -> None:
     """Sets the generators to states that they had."""
     torch.set_rng_state(states.torch)
     random.setstate(states.python)

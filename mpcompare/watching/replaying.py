@@ -48,10 +48,11 @@ class FromTheRoot(Replay):
         super().whole(name, gradient)
 
     @staticmethod
-    def convolves_in(half: torch.dtype, device: torch.device) -> torch.dtype:
-        """Returns the format in which torch sums convolutions: on a CPU for which oneDNN has no kernels in ``half``, it
-        adds up so what a convolution passes down from each place of its kernel."""
-        return half if device.type == "cpu" and not _has_kernels(half) else torch.float32
+    def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
+        """Returns the format in which torch sums convolutions: on a CPU for which oneDNN has no kernels in a format of
+        16 bits, it adds up so what a convolution passes down from each place of its kernel."""
+        in_16_bits = storage in HALF and device.type == "cpu" and not _has_kernels(storage)
+        return storage if in_16_bits else torch.float32
 
     def factor_of(self, recorded: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
         """Returns 1: the loss scale is on the tape."""

@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mpcompare.watching.generators import Generators
+from mpcompare.watching.generators import GeneratorStates
 
 CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double}
 
@@ -43,7 +43,7 @@ class Called:
     step."""
 
     slots: list[Slot | None]
-    generators: Generators
+    generators: GeneratorStates
     buffers: dict[str, Tensor]
     modes: dict[str, bool]
     first: dict[str, int]  # by layer the number of calls before it, and after it

@@ -135,6 +135,10 @@ class Errors:
             moved = self.some[point].weighed(moved.nan_to_num_(0.0, 0.0, 0.0))
             self.terms[point] = float(moved.norm()) * math.sqrt(3) / u
 
+    def norms(self) -> dict[Point, float]:
+        """Returns the norm of the exact tensor at each point."""
+        return {point: norm for point, (_, norm, _) in self.errors.items()}
+
     def blind(self) -> bool:
         """Returns whether roundings are a large part of some gradient or output that they do not make alone."""
         errors = self.errors.items()

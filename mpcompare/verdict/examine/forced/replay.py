@@ -178,8 +178,8 @@ class Replay:
         return factor_of(recorded, exact, self.factors)
 
     @staticmethod
-    def convolves_in(half: torch.dtype, device: torch.device) -> torch.dtype:
-        """Returns the format in which convolutions of 16-bit numbers are summed, where the samples have to show it."""
+    def convolves_in(storage: torch.dtype, device: torch.device) -> torch.dtype:
+        """Returns the format in which convolutions of numbers in ``storage`` are summed, as far as samples show it."""
         return torch.float32
 
     def tell(self, point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:

@@ -86,8 +86,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         gradients.update(gradient_errors(recorded.grads, {name: exact}))
 
     replay = _replay(recorded, torch.float64, compare_exact)
-    if precision.is_16_bit:
-        roundings.convolves_in = replay.convolves_in(gradient, next(recorded.network.parameters()).device)
+    roundings.convolves_in = replay.convolves_in(gradient, next(recorded.network.parameters()).device)
     in_fp32 = roundings.convolves_in is torch.float32
     known = KnownLayers(recorded.network, recorded.record, dtype, ranges.results, sample, roundings.round_, in_fp32)
     replay.whose, replay.kept, replay.found = ranges.whose, recorded.scale, compare_gradient
@@ -95,9 +94,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         exact_loss = replay.run()
     if missed := replay.not_called():
         raise NotReplayedError(f"{missed[0]} is not called when the network is called again: it draws other numbers")
-    for name, b in _statistics(replay):
-        if name in recorded.buffers:
-            errors.compare(Point("buffer", name), recorded.buffers[name], b, recorded.buffers[name].dtype)
+    _compare_buffers(recorded, replay, errors)
     points = {p: (error, norm) for p, (error, norm, _) in errors.errors.items() if p.kind not in ("parameter", "back")}
     layers = Layers(
         loss=recorded.loss,
@@ -112,15 +109,13 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         places = _worst(carried_to_places(like, points))
         return replace(layers, places=places, rounding=carried_to_gradients(like, layers.gradients))
     known.drop_sums(replay.sums.sources)
-    heap.trim()  # the samples have tensors of other sizes, and all of them alike
     _take_samples(recorded, errors, roundings, known, gradient.itemsize)
     _sum_terms(recorded, errors, roundings, dtype, gradient.itemsize)
-    norms = {point: norm for point, (_, norm, _) in errors.errors.items()}
     layers = replace(
         layers,
         places=_worst({point: _place(errors, point) for point in points}),
         rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sums.sources},
-        digits=digits_of(replay, recorded.loss, norms, errors.rounding, ranges) if precision.is_16_bit else {},
+        digits=digits_of(replay, recorded.loss, errors.norms(), errors.rounding, ranges) if precision.is_16_bit else {},
     )
     if earlier is not None:
         earlier.kept.append((precision, layers))
@@ -129,6 +124,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
 
 def _take_samples(recorded: Recorded, errors: Errors, roundings: Roundings, known: KnownLayers, itemsize: int) -> None:
     """Finds how large roundings are at each point, by replays of which each result is rounded."""
+    heap.trim()  # they have tensors of other sizes than the exact replay, and all of them alike
     for roundings.sample in range(MOST):
         if roundings.sample == SAMPLES and not errors.blind():
             break
@@ -166,6 +162,12 @@ def _replay(recorded: Recorded, dtype: torch.dtype, compare: Any, passing: Any =
     network = in_dtype(recorded.network, dtype)
     batches, loss_fn = recorded.batches, recorded.loss_fn
     return recorded.replays(network, dtype, recorded.record, loss_fn, batches, recorded.scale, compare, passing)
+
+
+def _compare_buffers(recorded: Recorded, replay: Replay, errors: Errors) -> None:
+    for name, b in _statistics(replay):
+        if name in recorded.buffers:
+            errors.compare(Point("buffer", name), recorded.buffers[name], b, recorded.buffers[name].dtype)
 
 
 def _statistics(replay: Replay) -> Iterator[tuple[str, Tensor]]:

@@ -32,14 +32,14 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
         return file.read(largest)
 
 
-def read_json(path: Path, largest: int = LARGEST) -> Any:
+def read_json(path: Path) -> Any:
     """Returns the value of a JSON file, its texts as :func:`printable` ones.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is no such file, or lists and tables lie deeper within each other than ``DEEPEST``.
     """
-    value = parsed(data := read_bytes(path, largest))
+    value = parsed(data := read_bytes(path))
     plain = b"\\" not in data and data.decode().replace("\n", "").replace("\t", "").isprintable()
     return value if plain else printable(value)
 

@@ -1,10 +1,9 @@
 """The result of a comparison: the report on its folder, as objects."""
 
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import pandas as pd
 from markupsafe import Markup
@@ -21,8 +20,6 @@ from mpcompare.report.summary import Row
 from mpcompare.verdict.judge.verdict import Verdict
 from mpcompare.verdict.judge.word import Word
 
-T = TypeVar("T")
-
 
 class Compared:
     """The runs of a sweep, compared and judged. A notebook shows the table and the verdicts.
@@ -38,19 +35,19 @@ class Compared:
     @cached_property
     def table(self) -> pd.DataFrame:
         """The table of ``summary.csv``, a row a run, with the labels of the runs as its index."""
-        labels = pd.Index(list(self._by_label(lambda entry: entry)), name="label")
+        labels = pd.Index(list(self._entries), name="label")
         return pd.DataFrame(data.summary_rows(self.report), index=labels)
 
     @property
     def verdicts(self) -> Mapping[str, Verdict]:
         """The verdict on each run that finished, by its label, such as ``amp bf16``."""
-        every = self._by_label(lambda entry: self.report.verdicts.get(entry.run.name))
-        return {label: verdict for label, verdict in every.items() if verdict}
+        verdicts = self.report.verdicts
+        return {label: v for label, entry in self._entries.items() if (v := verdicts.get(entry.run.name))}
 
     @property
     def errors(self) -> Mapping[str, str]:
         """For each run that did not finish the reason in one line, by its label."""
-        return {label: error for label, error in self._by_label(lambda entry: entry.error).items() if error}
+        return {label: entry.error for label, entry in self._entries.items() if entry.error}
 
     @cached_property
     def figures(self) -> Mapping[str, Figure]:
@@ -81,12 +78,13 @@ class Compared:
             yield Markup("</ul>")
         yield Markup("<p>Records, figures and the page: {}</p>").format(self.folder)
 
-    def _by_label(self, value: Callable[[Entry], T]) -> dict[str, T]:
-        """Returns a value of each run by its label, to which the folder is added where two runs share one."""
-        values: dict[str, T] = {}
+    @property
+    def _entries(self) -> dict[str, Entry]:
+        """The runs by their labels, to which the folder is added where two runs share one."""
+        entries: dict[str, Entry] = {}
         for entry in (entry for comparison in self.report.comparisons for entry in comparison.entries):
-            values[entry.label if entry.label not in values else f"{entry.label} ({entry.run.name})"] = value(entry)
-        return values
+            entries[entry.label if entry.label not in entries else f"{entry.label} ({entry.run.name})"] = entry
+        return entries
 
 
 def read(folder: Path) -> Compared:

@@ -24,8 +24,11 @@ def show(console: Console, pitfalls: Iterable[Pitfall]) -> None:
             results = [number(line.results[format.name]) for format in COMPARED]
             console.print(Padding(_row(Text(line.asked), results, ""), (0, 0, 0, 2)))
             console.print(Padding(Text(line.why, style="dim"), (0, 0, 0, 4), expand=False))
-        console.print(Padding(_labelled("instead", pitfall.instead), (0, 0, 0, 2), expand=False))
-        console.print(Padding(_labelled("source", pitfall.source), (0, 0, 0, 2), expand=False))
+        for label, text in (("instead:", pitfall.instead), ("source:", pitfall.source)):
+            table = Table.grid(padding=(0, 1))
+            table.add_column(no_wrap=True)
+            table.add_row(Text(label, style="italic"), Text(text))
+            console.print(Padding(table, (0, 0, 0, 2), expand=False))
         console.print()
 
 
@@ -43,11 +46,4 @@ def _row(asked: Text, results: Sequence[str], style: str) -> Table:
     for _ in results:
         table.add_column(justify="right", width=RESULT, no_wrap=True)
     table.add_row(asked, *(Text(result, style) for result in results))
-    return table
-
-
-def _labelled(label: str, text: str) -> Table:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True)
-    table.add_row(Text(f"{label}:", style="italic"), Text(text))
     return table

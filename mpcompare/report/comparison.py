@@ -7,14 +7,14 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from mpcompare.phases import Phase
 from mpcompare.race.intervals import Interval, ratio, unpaired_ratio
 from mpcompare.records import MACHINE, PLANNED
 from mpcompare.report.comparable import OBSERVED, check_comparable, differing, facet, group, short_names, varied
 from mpcompare.report.runs import Run
-from mpcompare.verdict.judge.trajectories import loss_difference
+from mpcompare.verdict.judge.trajectories import loss_difference, steps_of_both
 
 
 def phases_of(runs: Iterable[Run]) -> list[Phase]:
@@ -98,15 +98,14 @@ class Entry:
     @property
     def max_abs_loss_diff(self) -> float:
         """Largest difference of the training loss to the baseline's at the same step, over the steps both have."""
-        difference = self.loss_diff
-        return float(difference.max()) if len(difference) else float("nan")
+        return float(self.loss_diff.max(skipna=False)) if len(self.loss_diff) else math.nan
 
-    @property
-    def loss_diff(self) -> np.ndarray:
-        """``|loss - baseline's loss|`` step by step."""
+    @cached_property
+    def loss_diff(self) -> pd.Series:
+        """``|loss - baseline's loss|`` by the steps that both have."""
         if not self.ok or self.baseline is None:
-            return np.array([])
-        return loss_difference(self.run, self.baseline)
+            return pd.Series(dtype=float)
+        return pd.Series(loss_difference(self.run, self.baseline), index=steps_of_both(self.run, self.baseline))
 
 
 @dataclass

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure, SubFigure
 from mpcompare.report.comparison import Entry
 from mpcompare.report.contents import Report
 from mpcompare.report.figures.kit import colour, dashed, legend, marker, parts_of
-from mpcompare.verdict.judge.trajectories import steps_of_both
 
 MANY = 20  # runs that one panel can show: colours and dashes tell no more apart, and each has a panel of its own
 IN_ROW, INCHES = 5, 1.25  # panels in a row, and the height of a row
@@ -77,12 +76,12 @@ def _curve(axes: Axes, place: int, entry: Entry) -> None:
 
 def _difference(axes: Axes, place: int, entry: Entry) -> None:
     """A log axis has no zero: equal losses leave a gap. A loss that is not finite is marked at the top."""
-    if entry.is_baseline or not entry.baseline or not len(entry.loss_diff):
+    difference = entry.loss_diff
+    if entry.is_baseline or not len(difference):
         return
-    number = steps_of_both(entry.run, entry.baseline)
-    difference = np.where(entry.loss_diff > 0, entry.loss_diff, np.nan)
-    axes.plot(number, difference, **{**dashed(place), "marker": marker(place), "markersize": 3})
-    lost = number[~np.isfinite(entry.loss_diff)]
+    shown = difference.where(difference > 0)
+    axes.plot(shown.index, shown, **{**dashed(place), "marker": marker(place), "markersize": 3})
+    lost = difference.index[~np.isfinite(difference)]
     axes.plot(lost, np.ones(len(lost)), "^", color=colour(place), transform=axes.get_xaxis_transform())
 
 
@@ -120,18 +119,14 @@ def _rows_of(runs: int) -> int:
 def _differences(part: SubFigure, entries: Sequence[Entry]) -> None:
     """Draws a panel for each run that is compared with a baseline: its difference to the baseline's loss on a log axis,
     before those of all others in grey."""
-    compared = [entry for entry in entries if not entry.is_baseline and entry.baseline and len(entry.loss_diff)]
-    curves = [
-        (steps_of_both(entry.run, entry.baseline), np.where(entry.loss_diff > 0, entry.loss_diff, np.nan))
-        for entry in compared
-        if entry.baseline
-    ]
+    compared = [entry for entry in entries if not entry.is_baseline and len(entry.loss_diff)]
+    curves = [entry.loss_diff.where(entry.loss_diff > 0) for entry in compared]
     panels = [*part.subplots(max(_rows_of(len(compared)), 1), IN_ROW, sharex=True, sharey=True, squeeze=False).flat]
-    for axes, entry, (steps, difference) in zip(panels, compared, curves, strict=False):
+    for axes, entry, own in zip(panels, compared, curves, strict=False):
         for others in curves:
-            axes.plot(*others, color="0.85", linewidth=0.6)
-        axes.plot(steps, difference, color="#0072B2", linewidth=1.4)
-        lost = steps[~np.isfinite(entry.loss_diff)]
+            axes.plot(others.index, others, color="0.85", linewidth=0.6)
+        axes.plot(own.index, own, color="#0072B2", linewidth=1.4)
+        lost = own.index[~np.isfinite(entry.loss_diff)]
         axes.plot(lost, np.ones(len(lost)), "^", color="#D55E00", transform=axes.get_xaxis_transform())
         label = entry.label if len(entry.label) <= LONGEST else f"...{entry.label[3 - LONGEST :]}"
         axes.set_title(label, fontsize=7)

@@ -4,11 +4,9 @@ import math
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from mpcompare.report.comparison import Comparison, Entry
 from mpcompare.report.figures.kit import colour, dashes
-from mpcompare.verdict.judge.trajectories import steps_of_both
 
 QUANTITIES = {
     "difference": "|training loss - baseline's|",
@@ -35,10 +33,7 @@ def series(comparison: Comparison) -> dict[str, Any]:
 
 def _run(place: int, entry: Entry, steps: list[int]) -> dict[str, Any]:
     by_step = entry.run.steps.set_index("step")
-    difference: pd.Series | float = math.nan
-    if entry.baseline is not None and not entry.is_baseline and len(entry.loss_diff):
-        difference = pd.Series(entry.loss_diff, index=steps_of_both(entry.run, entry.baseline))
-    by_step = by_step.assign(difference=difference).reindex(steps)
+    by_step = by_step.assign(difference=math.nan if entry.is_baseline else entry.loss_diff).reindex(steps)
     values = {name: [_number(value) for value in by_step[name].to_numpy(dtype=float)] for name in QUANTITIES}
     dash = dashes(place)
     style: dict[str, Any] = {"colour": colour(place), "dash": [] if isinstance(dash, str) else dash[1]}

@@ -41,6 +41,9 @@ from typing import Any
 
 import pandas as pd
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # where drawn_networks is
+
 from planted.judged import judged
 from planted.real import judged as real_judged
 from planted.real import table as real_table

@@ -14,6 +14,7 @@ from mpcompare.precision import PRECISIONS, Precision
 from mpcompare.tasks.task import Task
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF, Remembered, largest, update_errors
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
+from mpcompare.verdict.examine.forced.kernels import Kernels, of_kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
@@ -23,7 +24,6 @@ from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.watching.generators import kept
-from mpcompare.watching.kernels import Kernels, of_kernels
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import FromTheRoot, NotInFloat64Error, as_it_was, without_autocast
 from mpcompare.watching.rules import COARSE, Rule, remembered, rules_of

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import mpcompare
 from mpcompare.errors import InputError
+from mpcompare.verdict.examine.forced.kernels import of_kernels
 from mpcompare.verdict.examine.forced.record import recorded
-from mpcompare.watching.kernels import of_kernels
 from mpcompare.watching.watched import NOTHING, WrongTraining
 
 FP16 = replace(Loop(), dtype=torch.float16, updates=2)

@@ -19,7 +19,7 @@ from mpcompare.verdict.judge.causes import LOST, Pass, underflows
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.digits import Digits
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import GradientError, PlaceError, RoundingErrors
+from mpcompare.verdict.judge.errors import Errors, GradientError, PlaceError, RoundingErrors
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
 
@@ -41,6 +41,8 @@ class Layers(Gradients):
         detached: the layers that pass no gradient back from an output, and should.
         digits: by layer, or ``before LAYER`` for the work before it, what 16 bits cost there, in the order of forward;
             empty in other precisions.
+        of_kernels: of the gradients of norms that are further off than roundings make, the errors compared with the
+            gradients that torch's own kernels make of the same operands, where these are nearer.
         as_given: whether the network was called once for each micro-batch, with its rows as they are. Masks that are
             drawn for other rows are other masks.
         loss_is_replayed: whether the loss was, too. It is not where nobody can tell which rows the network was called
@@ -51,6 +53,7 @@ class Layers(Gradients):
     rounding: RoundingErrors = field(default_factory=dict)
     detached: list[str] = field(default_factory=list)
     digits: dict[str, Digits] = field(default_factory=dict)
+    of_kernels: Errors = field(default_factory=dict)
     as_given: bool = True
     loss_is_replayed: bool = True
 
@@ -140,10 +143,15 @@ def _as_driven(own: Pass, drive: Drive) -> Pass:
 
 
 def passes(case: Case, run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
-    """Returns the run's pass and its reference's, whose errors are those at the run's operands."""
-    others = reference.gradients if reference else {}
+    """Returns the run's pass and its reference's, whose errors are those at the run's operands.
+
+    The gradient of a norm may be that of torch's own kernel, or right. Each is compared with the nearer of the two: a
+    kernel that is far off excuses only what is its result.
+    """
+    own = run.gradients | run.of_kernels
+    others = reference.gradients | reference.of_kernels if reference else {}
     scaled: dict[str, GradientError | None] = {}
-    for name, e in run.gradients.items():
+    for name, e in own.items():
         other = others.get(name)
         if e is None:  # which is wrong where the reference has one
             scaled[name] = other
@@ -156,7 +164,7 @@ def passes(case: Case, run: Layers, reference: Layers | None) -> tuple[Pass, Pas
             zeros = max(zeros, run.rounding[name].zeros)
         # Roundings of few elements are known from samples: the largest of them says no more.
         scaled[name] = replace(e, error=error, largest=0.0, zeros=zeros, slope=slope)
-    return Pass(run), Pass(replace(run, loss=run.exact_loss, gradients=scaled))
+    return Pass(replace(run, gradients=own)), Pass(replace(run, loss=run.exact_loss, gradients=scaled))
 
 
 def _begins_as_high(case: Case) -> bool:

@@ -116,7 +116,8 @@ def _judged(case: Case, name: str, spoil: Callable[[GradientError], GradientErro
     """Yields the checks of the first step with one gradient spoilt."""
     findings = case.run.findings
     if shown := findings.replays.get("first"):
-        first = replace(shown, gradients={**shown.gradients, name: spoil(known(shown.gradients[name]))})
+        own = shown.gradients | shown.of_kernels
+        first = replace(shown, gradients={**own, name: spoil(known(own[name]))}, of_kernels={})
         run = replace(case.run, findings=replace(findings, replays={**findings.replays, "first": first}))
         yield from layers.checks(replace(case, run=run))
     elif finite := findings.first.finite:

@@ -18,6 +18,8 @@ from mpcompare.stored import Stored
 from mpcompare.tasks.draws import EXAMINED, seed_step
 from mpcompare.tasks.task import sharing_parameters, with_values
 from mpcompare.verdict.examine.drive import RETRIES
+from mpcompare.verdict.examine.errors import gradient_error
+from mpcompare.verdict.examine.forced.kernels import gradients_of_norms
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import Record, calls_of, recorded
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
@@ -25,7 +27,9 @@ from mpcompare.verdict.examine.loss_scale import promised_task
 from mpcompare.verdict.examine.seen import all_finite, own_factor, said_norm
 from mpcompare.verdict.examine.sharp import sharp_weights
 from mpcompare.verdict.examine.subject import Subject
+from mpcompare.verdict.judge.errors import Errors
 from mpcompare.verdict.judge.layers import Layers
+from mpcompare.verdict.judge.limits import K
 
 
 def layers_at_the_start(subject: Subject, batch: Batches) -> Layers | None:
@@ -62,7 +66,15 @@ def layers_of(subject: Subject, backend: Any, step: Recorded, in_one_piece: bool
     if factor != 1:
         step = replace(step, grads={name: g / factor for name, g in step.grads.items()})
     heap.trim()  # a replay has tensors of other sizes
-    return compared_with_the_replay(step, subject.precision)
+    layers = compared_with_the_replay(step, subject.precision)
+    return replace(layers, of_kernels=_compared_with_kernels(step, layers))
+
+
+def _compared_with_kernels(step: Recorded, layers: Layers) -> Errors:
+    far = {name: e for name, e in layers.gradients.items() if e and e.error > K * layers.rounding[name].error}
+    made = gradients_of_norms(step.network, step.record, far) if far else {}
+    errors = {name: gradient_error(step.grads[name], g.double() / step.scale) for name, g in made.items()}
+    return {name: e for name, e in errors.items() if e.error < far[name].error}
 
 
 def shows_layers(backend: Any) -> bool:

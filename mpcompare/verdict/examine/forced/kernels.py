@@ -1,16 +1,18 @@
-"""Torch's own layers, computed again as torch computes them, from the operands that a loop had.
+"""Torch's own layers, computed again as torch computes them, from the operands that a step had.
 
 On a CPU torch computes some norms in 16 bits, and sums gradients of norms and convolutions so; and where the gradient
-of a bias cancels, the order of its sum is all that is left of it. That is no fault of the loop, and is the measure of
-what the loop got.
+of a bias cancels, the order of its sum is all that is left of it. That is no fault of a step that calls torch, and is
+the measure of what it got.
 """
 
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -35,24 +37,45 @@ class Kernels:
 
     Attributes:
         grads: of their parameters, the sums over all calls.
-        alike: the places at which the loop had the same bits, as ``Layers.places`` names them.
+        alike: the places at which the step had the same bits, as ``Layers.places`` names them.
     """
 
     grads: dict[str, Tensor] = field(default_factory=dict)
     alike: set[str] = field(default_factory=set)
 
 
-def of_kernels(network: nn.Module, record: Record, after: dict[str, Tensor]) -> Kernels:
-    """Returns what torch's own layers make of the recorded operands.
+def of_kernels(network: nn.Module, record: Record, after: Mapping[str, Tensor]) -> Kernels:
+    """Returns what torch's own norms, embeddings and layers of products make of the recorded operands.
 
     Args:
         network: in the state before the first call; it is so again in the end.
         after: the buffers after the last call.
     """
+    return _of_layers(network, record, after, lambda _, module: isinstance(module, (*STAY_IN_FP32, *MULTIPLY)))
+
+
+def gradients_of_norms(network: nn.Module, record: Record, names: Collection[str]) -> dict[str, Tensor]:
+    """Returns the gradients of the scaled loss that torch's own norms, and embeddings, make of the recorded operands.
+
+    Args:
+        names: of the parameters; those of other layers are left out.
+    """
+
+    def wanted(layer: str, module: nn.Module) -> bool:
+        own = [f"{layer}.{name}" for name, _ in module.named_parameters()]
+        return isinstance(module, STAY_IN_FP32) and any(name in names for name in own)
+
+    made = _of_layers(network, record, {}, wanted)
+    return {name: g for name, g in made.grads.items() if name in names}
+
+
+def _of_layers(
+    network: nn.Module, record: Record, after: Mapping[str, Tensor], wanted: Callable[[str, nn.Module], bool]
+) -> Kernels:
     names, made = {id(p): name for name, p in network.named_parameters()}, Kernels()
     for layer, calls in record.calls.items():
         module = network.get_submodule(layer) if layer != OUTPUT else None
-        if not isinstance(module, (*STAY_IN_FP32, *MULTIPLY)) or not calls:
+        if module is None or not calls or not wanted(layer, module):
             continue
         before = {name: b.clone() for name, b in module.named_buffers()}
         is_measure = is_torchs(module) or _calls_torchs_norm(module, calls[0])
@@ -94,10 +117,11 @@ def _again(module: nn.Module, call: Call, grads: dict[str, Tensor], names: dict[
 
 def _results(module: nn.Module, call: Call, mode: AbstractContextManager[Any] | None = None) -> list[Any]:
     assert call.arguments is not None
-    dtype = call.autocast
+    dtype, device = call.autocast, next((v.device.type for v in call.inputs if is_real(v)), "cpu")
     args, kwargs = tree_unflatten([v.detach() if is_real(v) else v for v in call.inputs], call.arguments)
-    with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None), mode or nullcontext():
-        return tree_flatten(module(*args, **kwargs))[0]
+    held = {name: p.to(call.held.get(name, p.dtype)) for name, p in module.named_parameters()}
+    with torch.enable_grad(), torch.autocast(device, dtype=dtype, enabled=dtype is not None), mode or nullcontext():
+        return tree_flatten(functional_call(module, held, args, kwargs))[0]
 
 
 def _calls_torchs_norm(module: nn.Module, call: Call) -> bool:

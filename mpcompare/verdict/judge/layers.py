@@ -87,6 +87,8 @@ def doubt(run: Examined) -> str:
             # The place whose operators made the tensor: a layer, or the work before one.
             made_at = {"input": f"before {layer}", "output": layer, "parameter": layer.rpartition(".")[0]}
             reason = digits.beyond(layers.digits.get(made_at.get(kind, "")), run.precision)
+            if kind == "parameter" and layer in layers.of_kernels:
+                reason = "torch's own kernel makes it so of these operands"
             return f"{said}: {reason}" if reason else said
     return ""
 

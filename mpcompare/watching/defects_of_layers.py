@@ -53,7 +53,7 @@ def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
             case = _case(look, taken.sum, replay)
             checks = of_layers.of_step(case, replay.layers, replay.reference, where, first_is_right=False)
             found = list(failed(checks, look))
-            if found:
+            if (found or taken.sum.hooked) and PRECISIONS[replay.precision].is_16_bit:
                 yield from _summed(taken, torch_dtype(PRECISIONS[replay.precision].storage), number)
             yield from found
 
@@ -100,7 +100,11 @@ def _recomputed(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
                 because = f"{layer} is computed in {kinds[0]}, and backward computes it once more in {kinds[1]}, in "
                 yield Defect("precision", layer, because + f"update {number}")
             module = look.network.get_submodule(layer)
-            if isinstance(module, BATCH_NORMS) and module.track_running_stats and seen.modes.get(layer):
+            if (
+                isinstance(module, BATCH_NORMS)
+                and module.track_running_stats
+                and seen.attributes.get(layer, {}).get("training")
+            ):
                 because = f"backward computes {layer} once more in update {number}, and takes its batch into the "
                 yield Defect("running statistics", layer, because + "running statistics twice")
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from mpcompare.verdict.examine.numerics import same_bits
@@ -12,6 +13,7 @@ from mpcompare.watching.handing_on import SAME, handed_on
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Taken
 
+DECAYED = 0.9  # the least factor by which a loop may decay weights before a step
 LOST = 0.5  # the share of squares of gradients that are 0 from which a tensor does not train as it should
 
 
@@ -45,7 +47,7 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
     idle = [n for n in moved if n not in taken.given]
     if idle:
         yield Defect("unused parameter", idle[0], f"{listed(idle)} moved {where}, and had no gradient")
-    others = [n for n in taken.called if not same_bits(taken.called[n], taken.before[n])]
+    others = [n for n in taken.called if not _only_decayed(taken.called[n], taken.before[n])]
     if others:
         because = f"the gradients of step {number} were computed at other weights of {listed(others)} than it updates"
         yield Defect("weights", others[0], because)
@@ -55,6 +57,17 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
     if taken.sum is None or not taken.finite:
         return
     yield from _handed_on(number, taken)
+
+
+def _only_decayed(before: Tensor, after: Tensor) -> bool:
+    """Returns whether a weight has the same bits, or all its numbers are smaller by one factor: a loop may decay
+    weights by hand before the step."""
+    if same_bits(before, after):
+        return True
+    one, other = before.double().flatten(), after.double().flatten()
+    factor = float(one @ other) / max(float(one @ one), 1e-300)
+    rounded = torch.finfo(before.dtype).eps * one.abs()
+    return DECAYED < factor < 1 and bool(((factor * one - other).abs() <= rounded).all())
 
 
 def _counted(number: int, taken: Taken) -> Iterator[Defect]:
@@ -82,12 +95,9 @@ def _lost_squares(number: int, taken: Taken) -> Iterator[Defect]:
 
 
 def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
-    """Yields gradients that were lost, rounded, or scaled between backward and the step."""
+    """Yields gradients that were rounded, lost or scaled between backward and the step."""
     found = handed_on(taken)
     where = f"in step {number}"
-    lost = [n for n in taken.raw if n not in taken.given]
-    if lost:
-        yield Defect("gradient missing", lost[0], f"{listed(lost)} got a gradient by backward, and have none {where}")
     if found.short:
         because = f"the gradients of {listed(found.short)} were rounded to 16 bits between backward and step {number}"
         yield Defect("gradient format", found.short[0], because)
@@ -129,6 +139,17 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         yield Defect("clip", "", because)
 
 
+def _is_like(step: Taken, before: Taken) -> bool:
+    """Returns whether a step is given the gradients of another one, which may have been clipped since. A loop may also
+    set gradients by hand."""
+    both = [n for n in step.given if n in before.given]
+    if not both:
+        return False
+    one, other = (torch.cat([each.given[n].double().flatten() for n in both]) for each in (step, before))
+    product = float(one @ other)
+    return math.isclose(product * abs(product), float(one @ one) * float(other @ other), rel_tol=1e-6)
+
+
 def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
     """Yields steps that use the gradients of the step before, and those of a network left in evaluation mode."""
     last: dict[str, Taken] = {}
@@ -137,7 +158,7 @@ def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:
         before = last.get(step.optimizer)
         again = before is not None and not before.skipped and not step.skipped
         same = before is not None and not step.in_backward and (step.sum is None or step.sum is before.sum)
-        if again and same and step.given:
+        if again and same and step.given and before is not None and _is_like(step, before):
             because = (
                 f"step {number} updates with the gradients of step {number - 1} once more: no backward came between"
             )

@@ -3,8 +3,10 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mpcompare.verdict.examine.layers import owners
 from mpcompare.verdict.findings import Recipe
@@ -14,6 +16,8 @@ from mpcompare.watching.defect import Defect, as_examined, failed
 from mpcompare.watching.examining import Updates
 from mpcompare.watching.looking import Look
 
+MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
+FEW = 5  # elements that tell whether weights are rounded at random
 LOST = 0.5  # the share of updates that are rounded away from which a tensor does not train
 
 
@@ -54,11 +58,13 @@ def _rule(look: Look, name: str, update: Updates) -> Iterator[Defect]:
 def _lost(look: Look, update: Updates) -> Iterator[Defect]:
     """Yields the roles of tensors that are kept in 16 bits and do not train: their updates are rounded away."""
     layers = owners(look.network, [], {})
+    compensated = {name for step in look.taken for name, state in step.state_after.items() if _more(state)}
     by_role: dict[str, list[str]] = {}
     shares: dict[str, float] = {}
     for each in update.drive.updates:
         for name, e in each.items():
-            if look.params[name].dtype.itemsize == 2 and e.lost > LOST:
+            at_random = e.should_far >= FEW and 2 * e.far > e.should_far
+            if look.params[name].dtype.itemsize == 2 and e.lost > LOST and not at_random and name not in compensated:
                 by_role.setdefault(layers[name].role or "weights", []).append(name)
                 shares[name] = max(shares.get(name, 0.0), e.lost)
     for kind, names in by_role.items():
@@ -66,6 +72,11 @@ def _lost(look: Look, update: Updates) -> Iterator[Defect]:
         most = max(shares[n] for n in names)
         because = f"{listed(names)} ({kind}) are kept in 16 bits, and {most:.0%} of their updates are rounded away"
         yield Defect("no master weights", names[0], because)
+
+
+def _more(state: Mapping[str, Any]) -> list[str]:
+    """Returns what an optimizer remembers besides moments: it may be what roundings took from a weight (Kahan)."""
+    return [kind for kind, value in state.items() if isinstance(value, Tensor) and value.dim() and kind not in MOMENTS]
 
 
 def of_loss_scale(look: Look) -> Iterator[Defect]:

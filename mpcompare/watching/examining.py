@@ -19,6 +19,7 @@ from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
 from mpcompare.verdict.examine.known_mistakes import known_mistakes
+from mpcompare.verdict.examine.mistakes import DECOUPLED
 from mpcompare.verdict.examine.seen import Seen, all_finite, digits
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
@@ -26,7 +27,7 @@ from mpcompare.verdict.judge.layers import Layers
 from mpcompare.watching.generators import kept
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import FromTheRoot, NotInFloat64Error, as_it_was, without_autocast
-from mpcompare.watching.rules import COARSE, Rule, remembered, rules_of
+from mpcompare.watching.rules import COARSE, Rule, is_by_name, remembered, rules_of
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.tape import Op, Root
 
@@ -64,7 +65,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     if not all_finite(seen.grads):
         return Replayed(precision.name, None, "its gradients hold inf or NaN", dtypes=dtypes)
     hidden = next((root.hidden for root in seen.roots if root.hidden), "")
-    apart = {name for root in seen.roots if root.hidden for name in root.uses}
+    apart = {name for root in seen.roots if root.hidden for name in root.uses} | seen.hooked
     made: list[FromTheRoot] = []
     derivatives = look.derivatives  # the look itself is freed when it was compared
     kernels = Kernels()
@@ -136,6 +137,7 @@ def longest_sum(network: nn.Module, seen: Sum) -> int:
 
 
 Moments = dict[tuple[str, str], float]  # by kind and parameter
+Wrong = tuple[Taken, int, Rule, list[str]]  # a step, its number, the rule, and the parameters that have it
 
 
 @dataclass
@@ -165,14 +167,13 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
     chosen: dict[str, Rule] = {}
     unknown: dict[str, str] = {}
     numbers: list[int] = []
-    wrong: list[tuple[Taken, int, Rule, list[str]]] = []
-    odd: list[tuple[Taken, int, Rule, list[str]]] = []  # right by their own code, and by no rule that we know
+    wrong: list[Wrong] = []
+    odd: list[Wrong] = []  # right by their own code, and by no rule that we know
     by_known: dict[int, dict[str, UpdateError]] = {}
     moments: list[Moments] = []
     for number, step in enumerate(taken):
         seen = Seen(0.0, 0.0, step.raw, step.given, step.before, step.after, step.scale, step.skipped)
-        raw_is_finite = all(math.isfinite(norm) for norm in step.norms.values())
-        finite = step.finite if step.skipped else raw_is_finite
+        finite = step.finite if step.skipped else all(map(math.isfinite, step.norms.values()))
         said = seen.step(finite, step.by_scaler, scales[number])
         if step.skipped or not step.finite or not step.given:
             if step.skipped or step.by_scaler:
@@ -182,12 +183,15 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
         kept: Moments = {}
         unknown |= {n: f"the rows of the sparse gradient of {n} are added one by one" for n in step.row_by_row}
         for names in _groups(step):
-            rules = _rules(optimizer, step, names)
-            if not rules:
+            try:
+                tried = [(rule, *_errors(rule, step, names, compute)) for rule in _rules(optimizer, step, names)]
+            except Exception as error:  # whatever somebody's own optimizer does with one tensor
+                unknown.update(dict.fromkeys(names, f"their replay stopped with {first_line(error)}"))
+                continue
+            right = [each for each in tried if all(x.excess <= 1 for x in each[1].values())]
+            if not tried or (not right and _is_another(optimizer, (step, number, tried[0][0], names), compute)):
                 unknown.update(dict.fromkeys(names, f"no update of {type(optimizer).__name__} can be replayed"))
                 continue
-            tried = [(rule, *_errors(rule, step, names, compute)) for rule in rules]
-            right = [each for each in tried if all(x.excess <= 1 for x in each[1].values())]
             rule, best, of_moments = (right or tried)[0]
             chosen.update(dict.fromkeys(names, rule))
             found |= best
@@ -195,15 +199,15 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
                 kept |= of_moments
             if not right:
                 wrong.append((step, number, rule, names))
-            elif rule.known is None and rules[0].known is not None:
-                odd.append((step, number, rules[0], names))
+            elif rule.known is None and tried[0][0].known is not None:
+                odd.append((step, number, tried[0][0], names))
                 by_known.setdefault(len(errors), {}).update(tried[0][1])
         errors.append(found)
         moments.append(kept)
         numbers.append(number + 1)
         nothing = not any(e.lost > e.lost_in_fp32 for e in found.values())
         steps.append(said if seen.moved or not nothing else Step(**{**vars(said), "moved": True}))
-    if odd and any(mistake.excess <= 1 for mistake in _mistakes(odd, compute).values()):
+    if odd and not _is_another(optimizer, odd[0], compute) and _is_mistake(odd, compute):
         wrong += odd
         for number, found in by_known.items():
             errors[number] |= found
@@ -215,6 +219,19 @@ def compared(look: Look, name: str, taken: Sequence[Taken], precision: str, scal
         digits=digits({k: v for k, v in state.items() if v}) if wrong else {},
     )
     return Updates(drive, {n: rule.name for n, rule in chosen.items()}, unknown, numbers, moments)
+
+
+def _is_mistake(wrong: Sequence[Wrong], compute: torch.dtype, but: str = "") -> bool:
+    """Returns whether a known mistake, another than ``but``, makes all these updates."""
+    return any(each.excess <= 1 and made != but for made, each in _mistakes(wrong, compute).items())
+
+
+def _is_another(optimizer: torch.optim.Optimizer, wrong: Wrong, compute: torch.dtype) -> bool:
+    """Returns whether updates are those of another rule, which nobody knows: neither does the name of the class say
+    that it has this one, nor does a known mistake make them. Somebody's own optimizer may have a decay of its own."""
+    step, _, _, names = wrong
+    is_own = not is_by_name(optimizer, step.settings[names[0]])
+    return is_own and not _is_mistake([wrong], compute, but=DECOUPLED)
 
 
 def _groups(step: Taken) -> list[list[str]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.watching.examining import Replayed, Updates
@@ -50,6 +51,7 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     }
     facts["groups"] = _groups(taken)
     facts["without_gradient"] = sorted({n for t in taken for n in t.before if n not in t.given})
+    facts["cleared_gradients"] = sorted({n for t in taken for n in t.raw if n not in t.given})
     facts["in_no_optimizer"] = sorted(
         n for n, p in look.params.items() if p.requires_grad and n not in look.attached.owned()
     )
@@ -177,11 +179,12 @@ def _groups(taken: Sequence[Taken]) -> list[dict[str, Any]]:
         for key, group in groups.items():
             if key[0] == step.optimizer and "now" in group:
                 settings = group.pop("now")
-                group["lr"].append(float(settings.get("lr", 0.0)))
+                lr = settings.get("lr")  # some optimizers find out their own
+                group["lr"].append(None if lr is None else float(lr))
                 for kind in ("weight_decay", "betas", "eps", "momentum"):
                     if kind in settings and settings[kind] is not None:
                         value = settings[kind]
-                        group[kind] = list(map(float, value)) if isinstance(value, (tuple, list)) else float(value)
+                        group[kind] = tree_map(lambda v: None if v is None else float(v), value)
     found = []
     for group in groups.values():
         names = group.pop("parameters")

@@ -1,7 +1,10 @@
-"""Keeps errors of the watch itself away from the loop that it watches."""
+"""Keeps errors of the watch itself away from the loop that it watches, and compilers away from the watch."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from mpcompare.errors import first_line
 
@@ -16,9 +19,14 @@ class Guard:
 
     def __init__(self) -> None:
         self.error, self.calls = "", False
+        # A loop may compile the step of its optimizer, whose hooks call us. Who compiles has imported the compiler.
+        self._call = torch.compiler.disable(self._called) if "torch._dynamo" in sys.modules else self._called
 
     def __call__(self, part: Callable[..., Any], *given: Any) -> Any:
         """Returns what a part returns; None where it stopped with an error, or another part did before."""
+        return self._call(part, *given)
+
+    def _called(self, part: Callable[..., Any], *given: Any) -> Any:
         if self.error:
             return None
         outer, self.calls = self.calls, True

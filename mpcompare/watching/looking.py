@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
@@ -17,6 +18,7 @@ from mpcompare.verdict.examine.forced.record import Hook
 from mpcompare.watching import own_functions, scalers
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.derivatives import Derivatives
+from mpcompare.watching.fast_path import FastPath
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.stepping import Steps
 from mpcompare.watching.steps import Sum
@@ -60,10 +62,10 @@ class Look(TorchFunctionMode):
             self._handles += self.sums.recorder.attach(self.network)
             own_functions.listen(self._own)
         self._handles.append(outer.register_forward_hook(after, with_kwargs=True, always_call=True))
+        self._handles += FastPath(self._leave, self._enter).attach(self.network)
         scalers.look(self.steps)
         self.on = self._entered = True
-        self.sums.noted.__enter__()
-        self.__enter__()
+        self._enter()
 
     def stop(self) -> None:
         """Takes them off. The modes are left where nobody has entered another one since; else they do nothing."""
@@ -86,6 +88,19 @@ class Look(TorchFunctionMode):
     def _is_on_top(self) -> bool:
         stack = _get_current_function_mode_stack()
         return bool(stack) and stack[-1] is self
+
+    def _leave(self) -> bool:
+        """Leaves both modes for a layer that is no part of the network; returns whether nobody has entered another."""
+        on_top = self._is_on_top() and _get_current_dispatch_mode() is self.sums.noted
+        if not on_top or self._inside or not self.on:
+            return False
+        self.__exit__(None, None, None)
+        self.sums.noted.__exit__(None, None, None)
+        return True
+
+    def _enter(self) -> None:
+        self.sums.noted.__enter__()
+        self.__enter__()
 
     # Calls of the network
 
@@ -110,6 +125,8 @@ class Look(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling() or _without_numbers(args):  # a compiler looks through this mode
+            return func(*args, **kwargs)
         end = self.guard(self._begins, func, args, kwargs) if self._is_of_loop() else None
         result = func(*args, **kwargs)
         if end is not None:
@@ -137,8 +154,16 @@ class Look(TorchFunctionMode):
             self.sums.touched(func, args)
         if not torch.is_grad_enabled():
             return None
+        if func is Tensor.register_hook and not args[0].is_leaf:
+            self.sums.hide("hooks of the loop may change gradients above the network")
+            return None
         if func is torch.autograd.grad:
             self.sums.hide("the loop asks for gradients by torch.autograd.grad")
             return None
         begun = self.sums.tape.begin(func, args, kwargs, self.steps.scaling)
         return partial(self.sums.tape.end, begun) if begun is not None else None
+
+
+def _without_numbers(args: Any) -> bool:
+    """Returns whether a function is called with a compiler's stand-ins for tensors."""
+    return any(type(t).__module__.startswith("torch._subclasses") for t in tree_leaves(args) if isinstance(t, Tensor))

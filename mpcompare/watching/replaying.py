@@ -16,6 +16,7 @@ from mpcompare.verdict.examine.forced.call import HALF
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.judge.errors import GradientError
+from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.generators import put_back
 from mpcompare.watching.own_functions import OwnFunction
@@ -107,7 +108,7 @@ class FromTheRoot(Replay):
     def _called(self, event: Called, call: Call) -> Any:
         """Calls the network as it was called then, and returns its output."""
         put_back(event.generators)
-        set_modes(self.network, event.modes)
+        set_attributes(self.network, event.attributes, self.dtype)
         self.passing("forward")
         self.whose("forward", "")
         return self.call(call)
@@ -116,8 +117,8 @@ class FromTheRoot(Replay):
         """Takes a backward from a root."""
         ends = [values[slot.number] for slot in root.slots]
         grads = [None if g is None else g.to(self.dtype) for g in root.gradients]
-        exact = [float(end.detach()) for end in ends if end.numel() == 1]
-        self.exact += sum(exact)
+        if all(end.numel() == 1 for end in ends):
+            self.exact += sum(float(end.detach()) for end in ends)
         torch.autograd.backward(ends, grads)
 
     def play(self, op: Op, values: dict[int, Tensor]) -> None:
@@ -133,10 +134,10 @@ class FromTheRoot(Replay):
         found = tree_flatten(result)[0]
         for slot, value, dtype in zip(op.results, found, op.dtypes, strict=True):
             if slot is not None:
-                half = dtype in HALF and op.writes is None
-                stored = _Stored.apply(value, self) if half else value
+                is_stored = (dtype in HALF or (self.stores_all and is_real(value))) and op.writes is None
+                stored = _Stored.apply(value, self) if is_stored else value
                 # What is written into later must not be a view that a function of ours made.
-                is_written = half and slot.number in self.written and not value._is_view()
+                is_written = is_stored and slot.number in self.written and not value._is_view()
                 values[slot.number] = stored.clone() if is_written else stored
 
     def _own(self, function: OwnFunction, args: Any) -> Any:
@@ -180,25 +181,27 @@ class NotInFloat64Error(Exception):
 
 
 class _Stored(torch.autograd.Function):
-    """A number that the loop kept in 16 bits, and so its gradient."""
+    """A number that the loop kept in 16 bits, and so its gradient; or one of any format, whose terms are counted."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, replay: FromTheRoot) -> Tensor:
-        ctx.replay = replay
+        ctx.replay, ctx.value = replay, value.detach() if replay.stores_all else None
         return replay.stored(value).view_as(value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.value is not None:
+            ctx.replay.squares += float((ctx.value * grad).abs().square().sum())
         return ctx.replay.stored(grad), None
 
 
 def as_it_was(network: nn.Module, at: Sum) -> nn.Module:
-    """Returns a copy of a network with the weights, buffers and modes of a sum; hooks of wrappers stay outside. A
+    """Returns a copy of a network with the weights, buffers and attributes of a sum; hooks of wrappers stay outside. A
     parameter that no optimizer has requires no gradient: nobody clears that."""
     params = {n: p for n, p in network.named_parameters() if n in at.weights}
-    trained = {n: p.requires_grad and n in at.owned for n, p in params.items()}
+    trained = {n: n in at.trained and n in at.owned for n in params}
     copied = copy_of(network, {id(p): nn.Parameter(at.weights[n], trained[n]) for n, p in params.items()})
-    set_modes(copied, at.modes)
+    set_attributes(copied, at.attributes)
     for module in copied.modules():
         if hasattr(module, "sparse"):
             module.sparse = False  # type: ignore[assignment] # the gradient of an embedding; its numbers are the same
@@ -223,9 +226,3 @@ def without_autocast() -> Iterator[None]:
             yield
         finally:
             torch.autocast.__enter__, torch.autocast.__exit__ = kept  # type: ignore[method-assign]
-
-
-def set_modes(network: nn.Module, modes: Mapping[str, bool]) -> None:
-    """Sets the modes of modules: the loop may evaluate after a call, and end so."""
-    for name, module in network.named_modules():
-        module.training = modes.get(name, module.training)

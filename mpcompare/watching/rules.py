@@ -1,6 +1,7 @@
 """The rule by which an optimizer should update a parameter, from the class and the settings of the optimizer itself."""
 
 import inspect
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,6 +13,7 @@ from mpcompare.tasks.any_optimizer import OwnReplay, fault_of
 from mpcompare.tasks.optimizers import Adam, AdamW, Coarse, Sgd, UpdateReplay
 from mpcompare.verdict.examine.errors import Remembered
 
+OTHERS = {"N", "R", "Q", "P", "K", "Y", "Mini", "Bound", "Schedule", "Free", "Prodigy"}  # of such words: NAdam, AdamP
 COARSE = {"bf16": 2.0**16, "fp16": 2.0**13}  # unit roundoffs over fp32's
 
 
@@ -76,6 +78,23 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
         kinds_of = {kind: v.dim() if isinstance(v, Tensor) else -1 for kind, v in state.items()}
         found.append(Rule(name, None, make, kinds_of))
     return found
+
+
+# What Adam, AdamW and SGD may be asked for, also those of apex and DeepSpeed. Others may make them another optimizer.
+KNOWN = {
+    "amsgrad", "maximize", "nesterov", "foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay",
+    "bias_correction", "adam_w_mode", "dampening", "betas",
+}  # fmt: skip
+
+
+def is_by_name(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> bool:
+    """Returns whether the name of a class says that it is an Adam, an AdamW or an SGD, and its settings say no more."""
+    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)):
+        return True
+    words = re.findall("SGD[A-Z]?|[A-Z][a-z]*", type(optimizer).__name__)
+    others = [key for key, value in settings.items() if value is True and key not in KNOWN]
+    is_one = bool({"Adam", "SGD"} & set(words)) and not OTHERS & set(words)
+    return is_one and not others
 
 
 def remembered(state: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> Remembered:

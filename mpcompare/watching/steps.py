@@ -10,6 +10,7 @@ from torch import Tensor
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.numerics import spread, total_norm
+from mpcompare.watching.attributes import Attributes
 from mpcompare.watching.tape import Event, Op, Root
 
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
@@ -23,7 +24,8 @@ class Sum:
         record: of the calls of the layers.
         tape: everything between the network's output and ``backward``.
         grads: all of them, before anything changed them.
-        weights, buffers, modes: as the first call of the network had them; by module whether it was in training mode.
+        weights, buffers, attributes: as the first call of the network had them; by module its plain attributes.
+        trained: the names of the parameters that required a gradient then.
         buffers_after: after the last one.
         stale: the parameters whose gradients hold those of the update before, too.
         dropped: the number of backward passes whose gradients were cleared before an update used them.
@@ -31,6 +33,7 @@ class Sum:
         hidden: why the layers cannot be replayed; empty where they can.
         training: whether the network was in training mode.
         owned: the names of the parameters that the optimizers have.
+        hooked: the names of those whose gradients hooks of the loop may change.
         autocast: the dtype of autocast in its layers; empty where there was none.
     """
 
@@ -39,7 +42,8 @@ class Sum:
     grads: Params
     weights: Params
     buffers: Params
-    modes: dict[str, bool]
+    attributes: Attributes
+    trained: frozenset[str]
     buffers_after: Params
     stale: list[str]
     dropped: int
@@ -47,6 +51,7 @@ class Sum:
     hidden: str
     training: bool
     owned: set[str]
+    hooked: set[str]
     autocast: str
 
     @property

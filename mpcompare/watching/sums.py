@@ -20,6 +20,7 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Record
 from mpcompare.verdict.examine.numerics import numbers, same_bits
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
+from mpcompare.watching.attributes import attributes_of
 from mpcompare.watching.generators import states
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import Spool
@@ -66,10 +67,12 @@ class Sums:
         self.clipped_early = ""
         self._backwards = self._dropped = self._given_up = 0
         self._left: dict[str, Tensor] = {}  # the gradients that backward left
+        self._versions: dict[str, int] = {}  # how often each had been written to
         self._kept: Params | None = None  # copies of them, as they were before anything changed them
         self._closed: Sum | None = None
         self._stale: list[str] = []
         self._hidden = ""
+        self._read = False  # whether the loop has read gradients since the last backward, but for clipping them
         self._training = True
 
     def hide(self, why: str) -> None:
@@ -91,8 +94,11 @@ class Sums:
         buffers = {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
-        modes = {name: each.training for name, each in self.network.named_modules()}
-        return Called([], states(), buffers, modes, first, foreign, self.moves, autocast_dtype())
+        attributes = attributes_of(self.network, self.spool.copy)
+        trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
+        begun = Called([], states(), buffers, attributes, trained, first, foreign, self.moves, autocast_dtype())
+        begun.begins = _next_number()
+        return begun
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
@@ -118,6 +124,8 @@ class Sums:
         gradient = args[1] if len(args) > 1 else kwargs.get("gradient", kwargs.get("grad_tensors"))
         gradients = list(gradient) if isinstance(gradient, (list, tuple)) else [gradient] * len(tensors)
         root = self.tape.root(tensors, gradients, line_of_user())
+        if root.inner:
+            self.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
             self.hide("a backward is differentiated again")
         self._begin()
@@ -128,8 +136,9 @@ class Sums:
         self.tape.events.append(root)
         grads = {name: self.params[name].grad for name in self.attached.owned()}
         self._left = {name: g for name, g in grads.items() if g is not None}
+        self._versions = {name: g._version for name, g in self._left.items()}
         self.places = {place: name for name, g in self._left.items() if (place := _place(g))}
-        self._kept, self.order, self.asked = None, [("backward", root.line)], None
+        self._kept, self.order, self.asked, self._read = None, [("backward", root.line)], None, False
 
     def _begin(self) -> None:
         """Finds out whether a sum begins."""
@@ -137,7 +146,7 @@ class Sums:
         self._closed = None
         owned = self.attached.owned()  # an optimizer clears its own gradients
         trained = [name for name, p in self.params.items() if p.requires_grad and name in owned]
-        empty = {n for n in trained if not _is_there(self.params[n].grad)}
+        empty = {n for n in trained if not _is_there(self.params[n].grad) and not self._is_left(n)}
         kept = [n for n in trained if n not in empty]
         if not kept:
             self._stale = []
@@ -147,7 +156,7 @@ class Sums:
             if self.used < self._backwards - 1 and used and not meant:
                 roots = sum(isinstance(event, Root) for event in self.tape.events)
                 if all_finite(self._left):
-                    self._dropped += roots
+                    self._dropped += 0 if self._read else roots
                 else:
                     self._given_up += roots
             self._fresh()
@@ -156,6 +165,11 @@ class Sums:
             self._fresh()
         elif any(n in self._left for n in empty):
             self.hide("the gradients of some parameters were cleared, and others were not")
+
+    def _is_left(self, name: str) -> bool:
+        """Returns whether a gradient is as the last backward left it; so may one be that is 0."""
+        grad = self.params[name].grad
+        return grad is not None and grad is self._left.get(name) and grad._version == self._versions[name]
 
     def _fresh(self) -> None:
         """Drops everything but the calls that no backward has come through."""
@@ -193,11 +207,13 @@ class Sums:
         elif (name.endswith("_") and not name.endswith("__")) or name == "__setitem__":
             part = "unscale" if name == UNSCALE else name.strip("_")
         else:
+            self._read |= any(isinstance(t, Tensor) and _place(t) in self.places for t in tree_leaves(args))
             return
         targets = args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
         if any(isinstance(t, Tensor) and _place(t) in self.places for t in targets):
             if part == "norm":
-                self.asked = _asked() or self.asked
+                asked = _asked()
+                self.asked, self._read = asked or self.asked, self._read or asked is None
             else:
                 self.keep()
             entry = (part, line_of_user())
@@ -210,6 +226,8 @@ class Sums:
     def keep(self) -> None:
         """Keeps the gradients as backward left them; called before anything changes them."""
         if self._kept is None:
+            if any(g._version != self._versions[name] for name, g in self._left.items()):
+                self.hide("something changes the gradients that nobody sees, such as a compiled function")
             self._kept = {name: self.spool.copy(numbers(g)) for name, g in self._left.items()}
 
     def close(self, names: Collection[str]) -> Sum | None:
@@ -241,7 +259,8 @@ class Sums:
             grads={n: g for n, g in (self._kept or {}).items() if n not in others},
             weights=self.weights or {},
             buffers=used[0].buffers if used else {},
-            modes=used[0].modes if used else {},
+            attributes=used[0].attributes if used else {},
+            trained=used[0].trained if used else frozenset(),
             buffers_after={name: self.spool.copy(b) for name, b in self.network.named_buffers()},
             stale=stale,
             dropped=self._dropped,
@@ -249,6 +268,7 @@ class Sums:
             hidden=self._hidden or record.hidden or ("" if used else "no call of the network was seen"),
             training=self._training,
             owned=self.attached.owned() - others,
+            hooked={n for n, p in self.params.items() if p._backward_hooks or _hooks_after(p)},
             autocast=_autocast(record, [event for event in events if isinstance(event, Called)]),
         )
         self._dropped = self._given_up = 0
@@ -263,6 +283,17 @@ class Sums:
     def forget(self) -> None:
         """Lets go of everything that only the next step would need."""
         self._left, self.places, self.called, self.weights, self._kept, self._closed = {}, {}, {}, None, None, None
+
+
+def _next_number() -> int:
+    """Returns the number that autograd gives a function now; those that come later get larger ones."""
+    node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
+    return int(node._sequence_nr())
+
+
+def _hooks_after(p: Tensor) -> bool:
+    """Returns whether hooks are called when the gradient of a parameter is there."""
+    return bool(getattr(p, "_post_accumulate_grad_hooks", None))
 
 
 def _is_there(grad: Tensor | None) -> bool:

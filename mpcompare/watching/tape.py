@@ -16,6 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import TreeSpec, tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mpcompare.watching.attributes import Attributes
 from mpcompare.watching.generators import GeneratorStates
 
 CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double}
@@ -38,14 +39,15 @@ class Own:
 
 @dataclass(eq=False)
 class Called:
-    """A call of the network: the slots of its outputs, and the states of the generators, the buffers, the mode of each
-    module and the dtype of autocast when it began. ``moves`` counts how often the loop had moved the weights without a
-    step."""
+    """A call of the network: the slots of its outputs, and the states of the generators, the buffers, the plain
+    attributes of each module, the parameters that required a gradient and the dtype of autocast when it began.
+    ``moves`` counts how often the loop had moved the weights without a step."""
 
     slots: list[Slot | None]
     generators: GeneratorStates
     buffers: dict[str, Tensor]
-    modes: dict[str, bool]
+    attributes: Attributes
+    trained: frozenset[str]
     first: dict[str, int]  # by layer the number of calls before it, and after it
     foreign: bool = False  # whether its inputs require gradients
     moves: int = 0
@@ -53,6 +55,7 @@ class Called:
     last: dict[str, int] = field(default_factory=dict)
     output: Any = None  # the record of the call
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
+    begins: int = 0  # the number that it gave the function before those of the network
 
 
 @dataclass(eq=False)
@@ -104,6 +107,7 @@ class Root:
         hidden: what the loss depends on that no function of torch made; empty where all was seen.
         uses: of a loss that is hidden, or may turn out so, the parameters on which it depends, but not through the
             network.
+        inner: whether it depends on what the network computes, and not only through the outputs.
     """
 
     slots: list[Slot]
@@ -112,6 +116,7 @@ class Root:
     line: str
     hidden: str = ""
     uses: frozenset[str] = frozenset()
+    inner: bool = False
 
 
 Event = Called | Op | Root
@@ -180,6 +185,7 @@ class Tape:
             return None
         name = str(getattr(func, "__name__", ""))
         mutates = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        mutates &= not (tensors[0].is_leaf and tensors[0].requires_grad)  # as in torch.nn.init and requires_grad_
         if mutates and tensors[0] not in self.slots and id(tensors[0]) not in self.names:
             self.slot(tensors[0], self.copy(tensors[0]))
         hidden: list[str] = []
@@ -229,22 +235,28 @@ class Tape:
         why = hidden[0] if hidden else "" if len(known) == len(slots) else "a tensor that no function made"
         loss = float(sum(float(t.detach().double()) for t in tensors)) if all(t.numel() == 1 for t in tensors) else 0.0
         kept = [None if g is None else self.copy(g) for g in gradients]
-        may_be_hidden = why or self.own  # a function of the user's own may compute no float64
-        return Root(known, kept, loss, line, why, self._used_by(tensors) if may_be_hidden else frozenset())
+        root = Root(known, kept, loss, line, why)
+        if why or self.own:  # a function of the user's own may compute no float64
+            root.uses, root.inner = self._used_by(tensors)
+        return root
 
-    def _used_by(self, ends: Sequence[Tensor]) -> frozenset[str]:
-        """Returns the names of the parameters that some tensors depend on above the outputs of the network."""
-        outputs = {node for event in self.events if isinstance(event, Called) for node in event.ends}
+    def _used_by(self, ends: Sequence[Tensor]) -> tuple[frozenset[str], bool]:
+        """Returns the names of the parameters that some tensors depend on above the outputs of the network, and whether
+        they depend on other functions of the network than these."""
+        calls = [event for event in self.events if isinstance(event, Called) and event.ends]
+        outputs = {node for event in calls for node in event.ends}
         left: list[Any] = [t.grad_fn for t in ends]
         seen: set[Any] = {None}
         names: set[str] = set()
+        inner = False
         while left:
-            if (node := left.pop()) in seen or node._sequence_nr() in outputs:
+            if (node := left.pop()) in seen or (number := node._sequence_nr()) in outputs:
                 continue
+            inner |= any(event.begins < number <= max(event.ends) for event in calls)
             seen.add(node)
             names.add(self.names.get(id(getattr(node, "variable", None)), ""))
             left += [each for each, _ in node.next_functions]
-        return frozenset(names - {""})
+        return frozenset(names - {""}), inner
 
     def _ref(self, tensor: Tensor, hidden: list[str]) -> Any:
         if (slot := self.slots.get(tensor) or self._of_own(tensor)) is not None:

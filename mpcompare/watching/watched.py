@@ -10,6 +10,7 @@ from torch import nn
 
 from mpcompare.errors import InputError, check_whole
 from mpcompare.verdict.examine.forced.earlier import EarlierSteps
+from mpcompare.verdict.judge.check import listed
 from mpcompare.watching import expecting
 from mpcompare.watching.attach import attached
 from mpcompare.watching.defect import Defect
@@ -172,6 +173,8 @@ class Watch:
                 what = "the loss of update {}" if replay.layers else "the gradients of update {}, layer by layer"
                 numbers.setdefault((what, replay.why), []).append(str(number))
         said = [f"{what.format(', '.join(each))} ({why})" for (what, why), each in numbers.items()]
+        if hooked := sorted({name for each in look.used() for name in each.hooked}):
+            said.append(f"the gradients of {listed(hooked)}, which hooks of the loop may change")
         if self.attached.compiled:
             said.append("layers within compiled modules")
         if self.attached.others:
@@ -181,6 +184,8 @@ class Watch:
                 said.append(f"updates ({reason})")
         if any(t.closures for t in look.taken):
             said.append("updates of an optimizer that calls its closure several times")
+        if any(t.sum is None and t.given and not t.in_backward for t in look.taken):
+            said.append("gradients that no backward made")
         if any(t.in_backward for t in look.taken):
             said.append("gradients of an optimizer that takes its steps within backward")
         self._note(*said)

@@ -77,3 +77,10 @@ class Loop:
 
     def weights(self) -> list[Tensor]:
         return [t.detach().clone() for t in (*self.made["model"].parameters(), *self.made["model"].buffers())]
+
+
+def spoil(p: nn.Parameter, wrong: Callable[[Tensor], Tensor]) -> None:
+    """Lets backward make another gradient of a parameter, where no hook of the parameter tells."""
+    node = p.expand_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    node.register_prehook(lambda grads: (wrong(grads[0]),))
+    p.node = node  # type: ignore[attr-defined] # the graph holds it, and nobody else does

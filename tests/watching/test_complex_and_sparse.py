@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.watched_loops import Loop
+from support.watched_loops import Loop, spoil
 from torch import Tensor, nn
 
 import mpcompare
@@ -86,7 +86,7 @@ def test_a_wrong_complex_gradient_is_seen(layer: type[nn.Module], wrong: object)
 
     def spoilt() -> nn.Module:
         model = make()
-        model[1].weight.register_hook(wrong)  # type: ignore[index, union-attr, arg-type]
+        spoil(model[1].weight, wrong)  # type: ignore[index, arg-type]
         return model
 
     loop.make = spoilt
@@ -112,7 +112,7 @@ def test_sparse_gradients_are_examined(dtype: torch.dtype, clip: float | None) -
 def test_a_wrong_gradient_is_seen_where_one_is_sparse(name: str) -> None:
     def make() -> nn.Module:
         model = Words()
-        model.get_submodule(name).weight.register_hook(lambda g: 0.5 * g)  # type: ignore[union-attr, operator]
+        spoil(model.get_submodule(name).weight, lambda g: 0.5 * g)  # type: ignore[arg-type]
         return model
 
     seen = Loop(make=make, optimizer=sgd, clip=None).run(mpcompare.watch)

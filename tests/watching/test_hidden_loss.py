@@ -3,7 +3,7 @@ examined, and the loss is said not to be."""
 
 import pytest
 import torch
-from support.watched_loops import Loop, small_network
+from support.watched_loops import Loop, small_network, spoil
 from torch import nn
 
 import mpcompare
@@ -64,7 +64,7 @@ def loop(tied: bool, wrong: bool, **options) -> Loop:
         model = Head() if tied else small_network()
         if wrong:
             layer = model.hidden if tied else model[2]
-            layer.weight.register_hook(torch.neg)
+            spoil(layer.weight, torch.neg)
         return model
 
     made.make = make

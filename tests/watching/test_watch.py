@@ -9,7 +9,7 @@ from itertools import count, cycle
 
 import pytest
 import torch
-from support.watched_loops import Loop, small_network
+from support.watched_loops import Loop, small_network, spoil
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -101,7 +101,7 @@ def test_the_loss_between_output_and_backward_is_replayed():
 
 def a_gradient_of_90_percent():
     model = two_layers()
-    model[1].weight.register_hook(lambda g: g * 0.9)
+    spoil(model[1].weight, lambda g: g * 0.9)
     return model
 
 

@@ -16,6 +16,8 @@ from mpcompare.verdict.examine.adam_mistakes import adam_mistakes, eps_before
 from mpcompare.verdict.examine.errors import UNIT_ROUNDOFF
 from mpcompare.verdict.examine.updates import Known, Mistake, Update, by
 
+DECOUPLED = "with the decay beside the gradient, as AdamW has it"
+
 
 def mistakes(task: Task, compute_dtype: torch.dtype) -> Iterator[Known]:
     """Yields the likelier ones first: where two make the same updates, the first is named."""
@@ -138,7 +140,7 @@ def _of_decay(optimizer: Any, compute_dtype: torch.dtype) -> Iterator[tuple[str,
         yield "with the decay in the gradient, as Adam has it", by(coupled.replay())
         yield "with a decay of the weight that is already updated", by_the_rate(of_new=True)
         return
-    yield "with the decay beside the gradient, as AdamW has it", by_the_rate()
+    yield DECOUPLED, by_the_rate()
     scaled = _decayed_by(without.replay(), lambda update: decay * update.scale)
     yield "with a decay that is multiplied by the loss scale", scaled
     divided = _decayed_by(without.replay(), lambda update: decay / update.scale)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mpcompare.stored import Stored
 from mpcompare.verdict.examine.forced.call import PRODUCTS, At, Point, is_torchs
 from mpcompare.verdict.examine.forced.record import Record, is_real
+from mpcompare.verdict.examine.forced.roundings import Roundings
 
 
 @dataclass
@@ -25,8 +26,7 @@ class KnownLayers:
         dtype: that of the samples.
         results: by part of the step and layer the number of results in the exact replay that a precision rounds.
         sample: is given each point of such a layer whose result in a sample is the exact one, rounded once.
-        rounded: rounds a tensor in place, and returns it.
-        convolves: whether convolutions are among them. They are not where more is rounded than what they return.
+        roundings: of the samples. Convolutions are among these layers only where they round what they return alone.
         params: by layer the parameters whose gradients it makes.
     """
 
@@ -35,8 +35,7 @@ class KnownLayers:
     dtype: torch.dtype
     results: Mapping[tuple[str, str], int]
     sample: Callable[[Point], None]
-    rounded: Callable[[Tensor], Tensor]
-    convolves: bool
+    roundings: Roundings
     params: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -51,7 +50,7 @@ class KnownLayers:
         module, calls = self.network.get_submodule(point.layer), self.record.calls[point.layer]
         if not (isinstance(module, PRODUCTS) and is_torchs(module) and len(calls) == 1) or calls[0].rectified:
             return
-        if isinstance(module, nn.modules.conv._ConvNd) and not self.convolves:
+        if isinstance(module, nn.modules.conv._ConvNd) and self.roundings.convolves_in is not torch.float32:
             return
         trained = [self._names[id(p)] for p in module.parameters() if p.requires_grad]
         rounded = [self.results.get((part, point.layer)) for part in ("forward", "backward")]
@@ -82,6 +81,6 @@ class KnownLayers:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             for name in self.params[at.name]:
                 self.sample(Point("parameter", name))
-            passed = self.rounded(self._back[at.name].clone())
+            passed = self.roundings.round_(self._back[at.name].clone())
         at.replay.tell(Point("back", at.name), passed, passed, passed.dtype)
         return tuple(passed if is_real(value) else None for value in at.call.inputs)

@@ -123,13 +123,14 @@ def calls_of(products: Products, inputs: Sequence[Tensor]) -> dict[str, list[Cal
 
 
 class Hook:
-    """A hook of one module. In a copy of the module, such as an average of weights, and in a file it does nothing."""
+    """A hook of one module. In a copy of the module, such as an average of weights, in a file, and while somebody
+    compiles a function that calls the module it does nothing."""
 
     def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
         self.module, self.call = module, call
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
-        return self.call(module, *given) if module is self.module else None
+        return self.call(module, *given) if module is self.module and not torch.compiler.is_compiling() else None
 
     def __reduce__(self) -> Any:
         return _of_copy, ()
@@ -223,7 +224,11 @@ class Recorder:
             self.record.calls[name].append(call)
         for place, value in enumerate(values):
             if is_real(value) and value.requires_grad:
-                value.register_hook(partial(self.guard, self._put, name, call.gradients, place))
+                with torch._C.DisableTorchFunction():  # another look sees what hooks a loop puts on tensors
+                    value.register_hook(partial(self.guard, self._put, name, call.gradients, place))
+                if (node := value.grad_fn) is not None:
+                    hooks, number = value._backward_hooks, value.output_nr
+                    node.register_prehook(partial(self.guard, self._put_again, call.gradients, place, hooks, number))
         return result
 
     def _kept(self, value: Any) -> Any:
@@ -237,6 +242,13 @@ class Recorder:
         elif gradients[place] is not None and not self.record.hidden:
             self.record.hidden = f"two backward passes go through one call of {name or 'the network'}"
         gradients[place] = self.copy(gradient)
+
+    def _put_again(
+        self, gradients: list[Tensor | None], place: int, hooks: Any, number: int, arrived: Sequence[Tensor | None]
+    ) -> None:
+        """Keeps the gradient that hooks of the network's own have left, where it has put some on an output."""
+        if len(hooks) > 1 and gradients[place] is not None and (gradient := arrived[number]) is not None:
+            gradients[place] = self.copy(gradient)
 
     def _first_run(self, name: str, again: Call) -> Call:
         """Returns the call that a checkpoint repeats: that of the same inputs. It may have been without gradients."""

@@ -52,7 +52,9 @@ class Replay:
         operand: is given each operand of a layer, and of the work between layers, and returns the one that is taken.
         itemsize: bytes of a number of the precision. An input of the network is such an operand where its numbers have
             no more: work on wider ones, such as positions that autocast leaves in fp32, has no roundings of 16 bits.
-        stored: is given each number of 16 bits above the output of the network, and returns the one that is taken.
+        stored: is given each number of 16 bits above the output of the network, and returns the one that is taken;
+            ``stores_all``: each number of any format.
+        squares: found with ``stores_all``: the sum of (v dL/dv)^2 over all numbers v above the output of the network.
         whose: is told whose operators come next: ``forward`` or ``backward`` and a layer, or ``before LAYER`` for the
             work between layers, empty where that layer is not known yet; or no part, and the layer that begins.
         summed: is given what several uses of a copy of a parameter add up to, use by use, and returns what is kept.
@@ -72,6 +74,8 @@ class Replay:
     itemsize: int = 0
     operand: Callable[[Tensor], Tensor] = lambda operand: operand
     stored: Callable[[Tensor], Tensor] = lambda value: value
+    stores_all: bool = False
+    squares: float = 0.0
     whose: Callable[[str, str], None] = lambda part, place: None
     summed: Callable[[Tensor], Tensor] = lambda part: part
     found: Callable[[str, Tensor], None] = lambda name, gradient: None

@@ -87,8 +87,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
 
     replay = _replay(recorded, torch.float64, compare_exact)
     roundings.convolves_in = replay.convolves_in(gradient, next(recorded.network.parameters()).device)
-    in_fp32 = roundings.convolves_in is torch.float32
-    known = KnownLayers(recorded.network, recorded.record, dtype, ranges.results, sample, roundings.round_, in_fp32)
+    known = KnownLayers(recorded.network, recorded.record, dtype, ranges.results, sample, roundings)
     replay.whose, replay.kept, replay.found = ranges.whose, recorded.scale, compare_gradient
     with ranges:
         exact_loss = replay.run()
@@ -113,6 +112,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     _sum_terms(recorded, errors, roundings, dtype, gradient.itemsize)
     layers = replace(
         layers,
+        loss_noise=errors.loss_noise,
         places=_worst({point: _place(errors, point) for point in points}),
         rounding={name: _of_gradient(errors, replay, u, name) for name in replay.sums.sources},
         digits=digits_of(replay, recorded.loss, errors.norms(), errors.rounding, ranges) if precision.is_16_bit else {},
@@ -151,9 +151,10 @@ def _sum_terms(recorded: Recorded, errors: Errors, roundings: Roundings, dtype: 
     terms.operand = terms.stored = lambda operand: (
         roundings.round_(operand.clone()) if operand.dtype in WHOLE else operand
     )
-    terms.itemsize = itemsize
+    terms.itemsize, terms.stores_all = itemsize, True
     terms.found = lambda name, g: errors.summed(Point("parameter", name), g, u)
     terms.run()
+    errors.loss_noise = max(errors.loss_noise, 4 * FP32 * math.sqrt(terms.squares))  # a function has terms of its own
     for name, b in _statistics(terms):
         errors.summed(Point("buffer", name), b, u)
 

@@ -1,0 +1,71 @@
+"""The plain attributes of modules, which a loop may change between two calls of its network.
+
+A network may count its calls, anneal a temperature or a rate of dropout, and keep a state of its own, such as the
+memory of a recurrent one. A replay comes later, so it needs them as they were.
+"""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map
+
+Attributes = dict[str, dict[str, Any]]  # by module and by name
+
+MOST = 64  # leaves of a nest
+PLAIN = (bool, int, float, str, type(None))
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+# A replay has its own: its embeddings are dense, and its activations write nowhere.
+OTHERS = frozenset(vars(nn.Module())) - {"training"} | {"sparse", "inplace"}
+
+
+def attributes_of(network: nn.Module, copied: Callable[[Tensor], Tensor]) -> Attributes:
+    """Returns the numbers, texts, tensors and generators of each module, also in lists, tuples and dicts.
+
+    Args:
+        copied: makes the copies of tensors.
+    """
+    return {
+        name: {
+            key: _copy(value, copied) for key, value in vars(module).items() if key not in OTHERS and _is_kept(value)
+        }
+        for name, module in network.named_modules()
+    }
+
+
+def set_attributes(network: nn.Module, attributes: Attributes, dtype: torch.dtype | None = None) -> None:
+    """Sets the attributes of each module as they were, with tensors of real numbers in ``dtype``."""
+
+    def copied(t: Tensor) -> Tensor:
+        return t.to(dtype, copy=True) if dtype is not None and t.is_floating_point() else t.clone()
+
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        for name, module in network.named_modules():
+            module.__dict__.update({key: _copy(value, copied) for key, value in attributes.get(name, {}).items()})
+
+
+def _is_kept(value: Any) -> bool:
+    if isinstance(value, PLAIN):
+        return True
+    leaves = tree_flatten(value)[0]
+    kinds = (*PLAIN, *GENERATORS, Tensor)
+    return len(leaves) <= MOST and all(isinstance(v, kinds) and not isinstance(v, nn.Parameter) for v in leaves)
+
+
+def _copy(value: Any, copied: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, PLAIN):
+        return value
+
+    def leaf(v: Any) -> Any:
+        if isinstance(v, Tensor):
+            return copied(v.detach())
+        if isinstance(v, torch.Generator):
+            return v.clone_state()
+        return copy.deepcopy(v) if isinstance(v, GENERATORS) else v
+
+    return tree_map(leaf, value)

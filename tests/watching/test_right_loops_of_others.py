@@ -1,0 +1,308 @@
+"""Right loops in ways that people train: none has a defect, each trains as without the watch, and what is not seen is
+said."""
+
+import contextlib
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mpcompare
+
+UPDATES = 3
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 5))
+
+
+class Trained:
+    """A loop of three updates in bf16; methods are its parts."""
+
+    not_examined: tuple[str, ...] = ()
+
+    def make(self) -> nn.Module:
+        return plain()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, number: int) -> torch.Tensor:
+        return F.cross_entropy(model(x).float(), y)
+
+    def backward(self, loss: torch.Tensor, model: nn.Module) -> None:
+        loss.backward()
+
+    def before_step(self, model: nn.Module) -> None:
+        pass
+
+    def between(self, model: nn.Module, number: int) -> None:
+        pass
+
+    def run(self, watch):
+        torch.manual_seed(0)
+        model = self.make()
+        optimizer = self.optimizer(model)
+        with watch(model, optimizer) as seen:
+            for number in range(UPDATES):
+                x, y = torch.randn(16, 8), torch.randint(5, (16,))
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = self.loss(model, x, y, number)
+                optimizer.zero_grad()
+                self.backward(loss, model)
+                self.before_step(model)
+                optimizer.step()
+                self.between(model, number)
+        return seen, list(model.state_dict().values())
+
+
+class Annealed(Trained):
+    """The network is given another temperature after each update, and another rate of dropout."""
+
+    def make(self):
+        class Cooled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.drop, self.temperature, self.calls = plain(), nn.Dropout(0.1), 4.0, 0
+                self.noise, self.memory = np.random.default_rng(0), None
+
+            def forward(self, x):
+                self.calls += 1
+                h = self.drop(self.body(x)) / self.temperature / self.calls + float(self.noise.normal())
+                h, self.memory = h if self.memory is None else h + self.memory, h.detach()
+                return h
+
+        return Cooled()
+
+    def between(self, model, number):
+        model.temperature, model.drop.p = 0.5 * model.temperature, 0.2 * (1 + number)
+
+
+class Unfrozen(Trained):
+    """The first layer is frozen until the last update."""
+
+    def make(self):
+        model = plain()
+        model[0].requires_grad_(False)
+        return model
+
+    def between(self, model, number):
+        model[0].requires_grad_(number == 1)
+
+
+class AuxiliaryLoss(Trained):
+    """A term of the loss is an attribute that the network sets, as a mixture of experts does."""
+
+    not_examined = ("within the network, which it does not return",)
+
+    def make(self):
+        class Penalized(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.last = nn.Linear(8, 16), nn.Linear(16, 5)
+
+            def forward(self, x):
+                h = self.body(x)
+                self.penalty = h.float().square().mean()
+                return self.last(h.relu())
+
+        return Penalized()
+
+    def loss(self, model, x, y, number):
+        return super().loss(model, x, y, number) + 0.1 * model.penalty
+
+
+class ClippedByHooks(Trained):
+    not_examined = ("which hooks of the loop may change",)
+
+    def make(self):
+        model = plain()
+        for p in model.parameters():
+            p.register_hook(lambda g: g.clamp(-1e-3, 1e-3))
+        return model
+
+
+class HookOnAnOutput(Trained):
+    """Half of the gradient goes back from a layer's output (Schrittwieser et al., arXiv 1911.08265, appendix G)."""
+
+    def make(self):
+        class Halved(nn.Sequential):
+            def forward(self, x):
+                h = self[0](x)
+                if h.requires_grad:
+                    h.register_hook(lambda g: 0.5 * g)
+                return self[1](h.tanh())
+
+        return Halved(nn.Linear(8, 16), nn.Linear(16, 5))
+
+
+class LastLayerCleared(Trained):
+    """The gradients of the last layer are dropped, as DINO and SwAV do at first."""
+
+    def before_step(self, model):
+        for p in model[-1].parameters():
+            p.grad = None
+
+
+class DecayedByHand(Trained):
+    def before_step(self, model):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1 - 1e-3)
+
+
+class SetByHand(Trained):
+    """Gradients come from ``torch.autograd.grad``."""
+
+    not_examined = ("no backward made",)
+
+    def backward(self, loss, model):
+        params = list(model.parameters())
+        for p, g in zip(params, torch.autograd.grad(loss, params), strict=True):
+            p.grad = g
+
+
+class LoggedBefore(Trained):
+    """The norm of the gradient of another batch is looked at before each update."""
+
+    def backward(self, loss, model):
+        F.cross_entropy(model(torch.ones(4, 8)), torch.arange(4)).backward()
+        float(sum(p.grad.square().sum() for p in model.parameters()))
+        model.zero_grad()
+        loss.backward()
+
+
+class NearACopy(Trained):
+    """The distance from a copy of the network, at which nearly all cancels."""
+
+    def loss(self, model, x, y, number):
+        if not number:
+            self.teacher = copy.deepcopy(model).eval()
+        with torch.no_grad():
+            old = self.teacher(x).float()
+        return 16 * F.kl_div(F.log_softmax(model(x).float() / 4, -1), F.softmax(old / 4, -1), reduction="batchmean")
+
+
+class CompiledLoss(Trained):
+    not_examined = ("of which no function of torch was seen",)
+
+    def loss(self, model, x, y, number):
+        if not number:
+            self.focal = torch.compile(focal, backend="aot_eager", fullgraph=True)
+        return self.focal(model(x), y)
+
+
+def focal(z, y):
+    loss = F.cross_entropy(z.float(), y, reduction="none")
+    return ((1 - (-loss).exp()) ** 2 * loss).mean()
+
+
+class FastTeacher(Trained):
+    """A teacher in evaluation takes torch's fast path, which computes other bits."""
+
+    def make(self):
+        self.teacher = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
+        return plain()
+
+    def loss(self, model, x, y, number):
+        with torch.no_grad():
+            old = self.teacher(x[None])[0].float()
+        return super().loss(model, x + old, y, number)
+
+
+class Discriminated(Trained):
+    """The gradients of a discriminator are turned off and on, and it is trained in between."""
+
+    def loss(self, model, x, y, number):
+        if not number:
+            self.other = nn.Linear(5, 2)
+        self.other.requires_grad_(False)
+        loss = self.other(model(x)).float().square().mean()
+        self.other.requires_grad_(True)
+        return loss
+
+    def between(self, model, number):
+        with torch.no_grad():
+            for p in self.other.parameters():
+                p.add_(0.5)
+
+
+LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, ClippedByHooks, HookOnAnOutput, LastLayerCleared, DecayedByHand, SetByHand,
+         LoggedBefore, NearACopy, FastTeacher, Discriminated]  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", [*LOOPS, pytest.param(CompiledLoss, marks=pytest.mark.slow)])
+def test_a_right_loop_has_no_defect_and_trains_as_without_the_watch(loop):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler
+        _, alone = loop().run(lambda *_: contextlib.nullcontext())
+        seen, weights = loop().run(mpcompare.watch)
+    assert all(torch.equal(a, b) for a, b in zip(alone, weights, strict=True))
+    assert seen.defects == [], str(seen)
+    assert seen.facts["updates"] == UPDATES
+    said = [each for each in seen.not_examined if not any(why in each for why in loop.not_examined)]
+    assert said == []
+    assert bool(loop.not_examined) == bool(seen.not_examined)
+
+
+class Trusted(torch.optim.Optimizer):
+    """SGD whose rate is the norm of the weight over that of its gradient (LARS)."""
+
+    def __init__(self, params, lr=1e-2, momentum=0.9, decay=None):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "betas": (None, 0.9)})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                kept = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                kept.mul_(group["momentum"]).add_(p.grad * (p.norm() / (p.grad.norm() + 1e-6)))
+                p.add_(kept, alpha=-group["lr"])
+
+
+class SGDW(torch.optim.Optimizer):
+    """SGD with a decay beside the gradient (Loshchilov and Hutter, arXiv 1711.05101)."""
+
+    def __init__(self, params, lr=1e-2, weight_decay=0.1):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(p.grad, alpha=-group["lr"])
+
+
+class Compensated(torch.optim.Optimizer):
+    """SGD of 16-bit weights that remembers what roundings took from them (Kahan)."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                left = self.state[p].setdefault("compensation", torch.zeros_like(p))
+                left.add_(p.grad, alpha=-group["lr"])
+                before = p.clone()
+                p.add_(left)
+                left.add_(before.sub_(p))
+
+
+@pytest.mark.parametrize("kind", [Trusted, SGDW, Compensated, torch.optim.Adafactor])
+def test_an_optimizer_of_another_rule_is_not_held_to_that_of_sgd(kind):
+    class Own(Trained):
+        def make(self):
+            return plain().bfloat16() if kind is Compensated else plain()
+
+        def optimizer(self, model):
+            return kind(model.parameters())
+
+    seen, _ = Own().run(mpcompare.watch)
+    assert seen.defects == [], str(seen)
+    assert seen.facts["updates"] == UPDATES

@@ -8,11 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
-from mpcompare.loss_scale import DynamicLossScale, load_state, state_of
-
-LARGEST, SMALLEST_NORMAL = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)  # of fp32
+from mpcompare.loss_scale import DynamicLossScale, fp32, load_state, state_of
+from mpcompare.precision import FP32
 
 
 class ScalerStopped(Exception):  # noqa: N818 - a policy ends training so, and it is no fault of ours
@@ -44,7 +41,7 @@ class ScalerPolicy:
     min_scale: float = 0.0
 
     def start(self) -> ScalerState:
-        return ScalerState(float(np.float32(self.init_scale)), 0, self.hysteresis)
+        return ScalerState(fp32(self.init_scale), 0, self.hysteresis)
 
     def next(self, state: ScalerState, overflow: bool) -> ScalerState:
         return self.after(self, state, overflow)
@@ -83,7 +80,7 @@ def as_in_flax(policy: ScalerPolicy, state: ScalerState, overflow: bool) -> Scal
     if overflow:
         return replace(state, scale=max(fp32(state.scale * 0.5), policy.min_scale), growth_tracker=0)
     if state.growth_tracker == policy.growth_interval:
-        return replace(state, scale=min(fp32(state.scale * 2), LARGEST), growth_tracker=0)
+        return replace(state, scale=min(fp32(state.scale * 2), FP32.maximum), growth_tracker=0)
     return replace(state, growth_tracker=state.growth_tracker + 1)
 
 
@@ -119,12 +116,6 @@ def as_in_megatron(policy: ScalerPolicy, state: ScalerState, overflow: bool) -> 
     if state.growth_tracker + 1 == policy.growth_interval:
         return ScalerState(fp32(state.scale * 2), 0, policy.hysteresis)
     return replace(state, growth_tracker=state.growth_tracker + 1)
-
-
-def fp32(scale: float) -> float:
-    """Returns the scale as fp32 holds it; inf beyond its largest number."""
-    with np.errstate(over="ignore", under="ignore"):
-        return float(np.float32(scale))
 
 
 def good_steps_to_grow(policy: ScalerPolicy) -> int:

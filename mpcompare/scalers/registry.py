@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from mpcompare.errors import in_full
 from mpcompare.foreign import version
+from mpcompare.precision import FP32
 from mpcompare.scalers import libraries
 from mpcompare.scalers.policies import (
-    SMALLEST_NORMAL,
     PolicyScaler,
     Scaler,
     ScalerPolicy,
@@ -74,7 +74,7 @@ LIBRARIES: Mapping[str, Library] = {
         TORCH,
         Library("keras", "keras", ScalerPolicy(as_in_keras, init_scale=2.0**15), libraries.Keras),
         Library("jmp", "jmp", ScalerPolicy(as_in_loss_scale_py, init_scale=2.0**15, min_scale=1.0), libraries.Jmp),
-        Library("flax", "flax", ScalerPolicy(as_in_flax, min_scale=SMALLEST_NORMAL), libraries.Flax),
+        Library("flax", "flax", ScalerPolicy(as_in_flax, min_scale=FP32.smallest_normal), libraries.Flax),
         Library(
             "deepspeed",
             "deepspeed",

@@ -51,8 +51,7 @@ class CleanProcess:
     @property
     def pid(self) -> int | None:
         """The number of the process."""
-        pid: int | None = self._process.pid
-        return pid
+        return self._process.pid
 
     def make(self, *arguments: Any) -> Any:
         """Lets it make the thing from these arguments; returns the answer. Raises CleanProcessError where it cannot."""

@@ -93,11 +93,8 @@ def check_whole(field: str, value: object, at_least: int, at_most: float = math.
 
 def check_every(field: str, value: object) -> None:
     """Raises InputError unless ``value`` is None, or an integer of at least 1."""
-    if value is not None:
-        try:
-            check_whole(field, value, at_least=1)
-        except InputError:
-            raise InputError(field, value, "expected a whole number of at least 1, or null") from None
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InputError(field, value, "expected a whole number of at least 1, or null")
 
 
 def check_number(field: str, value: object, above: float, below: float = math.inf) -> None:

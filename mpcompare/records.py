@@ -20,16 +20,12 @@ from mpcompare.typed import WORDS
 
 FORMAT = 2  # the version of these files, from result.json on
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
-STEP_FIELDS = (
-    *("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms"),
-    *MONITORED,
-)
+STEP_FIELDS = ("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms", *MONITORED)
 EVAL_FIELDS = ("step", "test_loss", "test_accuracy")
 BLOCK_FIELDS = (
-    *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
-    *("cores_between_turns", "read_ms", "finished", "s_between_turns", "cpu_s_between_turns"),
-    *("seen_s", "longest_s", "messages_s"),
-)
+    "round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled", "cores_between_turns",
+    "read_ms", "finished", "s_between_turns", "cpu_s_between_turns", "seen_s", "longest_s", "messages_s",
+)  # fmt: skip
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
 MOVES = "moves.json"  # of a run with checkpoints, until it is examined
 CHECKPOINTS = "checkpoints"  # the folder of this name in that of a run

@@ -128,19 +128,15 @@ def good_steps_to_grow(policy: ScalerPolicy) -> int:
 
 
 class Scaler(Protocol):
-    """Takes steps whose gradients are finite or not. Each library's own code is one, and so is each policy.
-
-    Attributes:
-        scale: the loss scale of the next step.
-    """
+    """Takes steps whose gradients are finite or not. Each library's own code is one, and so is each policy."""
 
     @property
-    def scale(self) -> float: ...
+    def scale(self) -> float:
+        """The loss scale of the next step."""
 
     def step(self, overflow: bool) -> bool:
         """Takes a step whose gradients overflow, or not, and returns whether the step was skipped. Raises ScalerStopped
         where the library ends training here."""
-        ...
 
 
 class PolicyScaler:

@@ -52,5 +52,4 @@ def __getattr__(name: str) -> Any:
 def _load(path: str) -> dict[str, Any]:
     import cloudpickle
 
-    loaded: dict[str, Any] = cloudpickle.loads(Path(path).read_bytes())
-    return loaded
+    return cloudpickle.loads(Path(path).read_bytes())

@@ -15,6 +15,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from mpcompare.shared import save
+
 
 class CleanProcessError(Exception):
     """The process could not do it; the message is the reason."""
@@ -28,22 +30,18 @@ class CleanProcess:
     """
 
     def __init__(
-        self,
-        make: Callable[..., Any],
-        save: Callable[[Any, Path], object],
-        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        self, make: Callable[..., Any], within: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> None:
         """Starts the process, which waits.
 
         Args:
             make: makes the thing, and returns it with the answer to :meth:`make`; a function of a module, or a partial
                 of one, as all functions here are.
-            save: saves a value in a file.
             within: the context of each thing that the process does.
         """
         processes = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._pipe, far_end = processes.Pipe()
-        arguments = (self._pipe, far_end, make, save, within)
+        arguments = (self._pipe, far_end, make, within)
         self._process = processes.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         self._process.start()
         far_end.close()
@@ -51,8 +49,7 @@ class CleanProcess:
     @property
     def pid(self) -> int | None:
         """The number of the process."""
-        pid: int | None = self._process.pid
-        return pid
+        return self._process.pid
 
     def make(self, *arguments: Any) -> Any:
         """Lets it make the thing from these arguments; returns the answer. Raises CleanProcessError where it cannot."""
@@ -86,7 +83,6 @@ def _serve(
     near_end: connection.Connection,
     pipe: connection.Connection,
     make: Callable[..., Any],
-    save: Callable[[Any, Path], object],
     within: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     """Does what it is asked, until the other end of the pipe is closed, or its process is gone."""
@@ -101,14 +97,14 @@ def _serve(
             try:
                 with within():
                     if function is None:
-                        answer = make(*arguments)[1]  # the thing itself is not kept
-                        made_from, told = arguments, answer
+                        told = make(*arguments)[1]  # the thing itself is not kept
+                        made_from = arguments
                     else:
-                        answer = save(function(_again(make, made_from, told), *arguments), file)
+                        save(function(_again(make, made_from, told), *arguments), file)
             except Exception as error:
                 pipe.send_bytes(pickle.dumps((False, f"{type(error).__name__}: {' '.join(str(error).split())}")))
             else:
-                pipe.send_bytes(pickle.dumps((True, answer)))
+                pipe.send_bytes(pickle.dumps((True, told)))
 
 
 def _again(make: Callable[..., Any], arguments: tuple[Any, ...], told: Any) -> Any:

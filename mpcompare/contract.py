@@ -396,8 +396,7 @@ def _answer(name: str, value: Any, expected: Any) -> Any:
 
 def called_module(backend: Any) -> nn.Module | None:
     """Returns the torch module that a step of a backend calls, whose layers call hooks; None where it does not say."""
-    module: nn.Module | None = getattr(backend, "called_module", None)
-    return module
+    return getattr(backend, "called_module", None)
 
 
 def watched_products(backend: Any) -> AbstractContextManager[Products] | None:

@@ -18,9 +18,7 @@ class InputError(ValueError):
     """A value, file or tool that the user can change. The message is one line and complete without a traceback."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
-        said = str(value)
-        said = said if len(said) <= SHOWN else f"{said[:SHOWN]}..."
-        super().__init__(one_line(f"{field}={said}: {expected}"))
+        super().__init__(one_line(f"{field}={shortened(str(value), SHOWN)}: {expected}"))
 
     @classmethod
     def of(cls, line: str) -> "InputError":
@@ -28,6 +26,11 @@ class InputError(ValueError):
         error = cls.__new__(cls)
         ValueError.__init__(error, line)
         return error
+
+
+def shortened(text: str, most: int) -> str:
+    """Returns a text, or its first characters where it has more than ``most``."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def one_line(text: str) -> str:
@@ -90,11 +93,8 @@ def check_whole(field: str, value: object, at_least: int, at_most: float = math.
 
 def check_every(field: str, value: object) -> None:
     """Raises InputError unless ``value`` is None, or an integer of at least 1."""
-    if value is not None:
-        try:
-            check_whole(field, value, at_least=1)
-        except InputError:
-            raise InputError(field, value, "expected a whole number of at least 1, or null") from None
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InputError(field, value, "expected a whole number of at least 1, or null")
 
 
 def check_number(field: str, value: object, above: float, below: float = math.inf) -> None:

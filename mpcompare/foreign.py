@@ -15,21 +15,20 @@ LARGEST = 256 * 2**20  # bytes of a file that is read as a whole: steps.csv of m
 DEEPEST = 50  # levels of lists and tables within each other; a record of ours has about ten
 
 
-def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """Returns what a file holds.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no regular file, such as a pipe, in which one would wait for ever; or it is larger than
-            ``largest`` bytes.
+        ValueError: it is no regular file, such as a pipe, in which one would wait for ever; or larger than ``LARGEST``.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path.name} is no regular file")
-    if status.st_size > largest:
-        raise ValueError(f"{path.name} has {status.st_size} bytes, and {largest} are read at most")
+    if status.st_size > LARGEST:
+        raise ValueError(f"{path.name} has {status.st_size} bytes, and {LARGEST} are read at most")
     with path.open("rb") as file:
-        return file.read(largest)
+        return file.read(LARGEST)
 
 
 def read_json(path: Path) -> Any:

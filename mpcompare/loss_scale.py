@@ -11,6 +11,7 @@ dynamic scale backs off.
 The three policies follow ``torch.amp.GradScaler`` bit for bit, its keys and its defaults included.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -20,9 +21,13 @@ import torch
 from torch import Tensor
 
 from mpcompare.errors import InputError, check_number, check_whole
-from mpcompare.precision import PRECISIONS
+from mpcompare.precision import FP32, PRECISIONS
 
-LEAST = 2.0**-126  # the smallest normal number of fp32
+
+def fp32(number: float) -> float:
+    """Returns a number as fp32 holds it; inf beyond its largest number."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(number))
 
 
 def any_non_finite(grads: Iterable[Tensor]) -> bool:
@@ -64,20 +69,18 @@ class StaticLossScale:
     def __post_init__(self) -> None:
         check_number("loss_scale.init_scale", self.init_scale, above=0)
         self.init_scale = float(self.init_scale)  # GradScaler.update takes a float or a tensor, and no int
-        with np.errstate(over="ignore"):
-            self.scale = float(np.float32(self.init_scale))
-        if self.scale in (0.0, np.inf):
+        self.scale = fp32(self.init_scale)
+        if self.scale in (0.0, math.inf):
             raise InputError("loss_scale.init_scale", self.init_scale, "expected a number within the range of fp32")
 
     @property
     def inv_scale(self) -> float:
         """1 / scale, rounded to fp32; inf where the scale has decayed to 0."""
-        with np.errstate(divide="ignore", over="ignore"):
-            return float(np.float32(np.float64(1) / np.float64(self.scale)))
+        return fp32(1 / self.scale) if self.scale else math.inf
 
     def starting_at(self, scale: float) -> "LossScale":
         """Returns the same policy from another scale on, as far as it allows that."""
-        return replace(self, init_scale=max(scale, getattr(self, "min_scale", 0.0), LEAST))
+        return replace(self, init_scale=max(scale, getattr(self, "min_scale", 0.0), FP32.smallest_normal))
 
     def found_inf(self, grads: Iterable[Tensor]) -> bool:
         return any_non_finite(grads)
@@ -129,15 +132,14 @@ class DynamicLossScale(StaticLossScale):
             self.growth_tracker = 0
             self.overflows_left = max(self.overflows_left - 1, 0)
             if self.overflows_left == 0:
-                self.scale = float(max(np.float32(self.scale * self.backoff_factor), np.float32(self.min_scale)))
+                self.scale = max(fp32(self.scale * self.backoff_factor), fp32(self.min_scale))
             return
         self.growth_tracker += 1
         if self.growth_tracker == self.growth_interval:
             self.growth_tracker = 0
             self.overflows_left = self.hysteresis
-            with np.errstate(over="ignore"):
-                grown = float(np.float32(self.scale * self.growth_factor))
-            if np.isfinite(grown):  # fp32 has no larger scale: stay
+            grown = fp32(self.scale * self.growth_factor)
+            if math.isfinite(grown):  # fp32 has no larger scale: stay
                 self.scale = grown
 
 

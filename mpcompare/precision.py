@@ -83,16 +83,6 @@ class Precision:
         return max(operand.unit_roundoff for operand in (self.weight, self.activation, self.gradient))
 
     @property
-    def smallest_normal(self) -> float:
-        """The smallest positive number that is stored with all its digits."""
-        return self.storage.smallest_normal
-
-    @property
-    def maximum(self) -> float:
-        """The largest finite number that can be stored."""
-        return self.storage.maximum
-
-    @property
     def is_16_bit(self) -> bool:
         """Whether numbers are stored in 16 bits between operators."""
         return self.storage.bytes == 2

@@ -7,8 +7,8 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,16 @@ from typing import Any
 from mpcompare.errors import InputError
 from mpcompare.fields import check_field
 from mpcompare.foreign import read_json
+from mpcompare.typed import WORDS
 
 FORMAT = 2  # the version of these files, from result.json on
 MONITORED = ("grad_zero", "grad_subnormal", "grad_nonfinite", "lost_updates")  # empty in steps that are not
-STEP_FIELDS = (
-    *("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms"),
-    *MONITORED,
-)
+STEP_FIELDS = ("step", "warmup", "loss", "lr", "loss_scale", "skipped", "grad_norm", "clipped", "step_ms", *MONITORED)
 EVAL_FIELDS = ("step", "test_loss", "test_accuracy")
 BLOCK_FIELDS = (
-    *("round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled"),
-    *("cores_between_turns", "read_ms", "finished", "s_between_turns", "cpu_s_between_turns"),
-    *("seen_s", "longest_s", "messages_s"),
-)
+    "round", "steps", "step_ms", "wall_ms", "clock_mhz", "other_cores", "throttle", "settled", "cores_between_turns",
+    "read_ms", "finished", "s_between_turns", "cpu_s_between_turns", "seen_s", "longest_s", "messages_s",
+)  # fmt: skip
 STEPS, EVALS, BLOCKS, NUMERICS, RESULT = "steps.csv", "evals.csv", "blocks.csv", "numerics.json", "result.json"
 MOVES = "moves.json"  # of a run with checkpoints, until it is examined
 CHECKPOINTS = "checkpoints"  # the folder of this name in that of a run
@@ -96,36 +93,27 @@ class RunRecorder:
     def keep(self, last_step: int) -> list[dict[str, Any]]:
         """Leaves the steps and evaluations up to ``last_step``, and returns those steps: a run that goes on writes the
         others anew."""
-        try:
+        with self._writing():
             _keep(self.folder / EVALS, last_step)
             return _keep(self.folder / STEPS, last_step)
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def _append(self, name: str, fields: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-        try:
-            with (self.folder / name).open("a", newline="") as file:
-                writer = csv.DictWriter(file, fields)
-                if file.tell() == 0:
-                    writer.writeheader()
-                writer.writerows(rows)
-        except OSError as error:
-            raise self._unwritable(error) from error
+        with self._writing(), (self.folder / name).open("a", newline="") as file:
+            writer = csv.DictWriter(file, fields)
+            if file.tell() == 0:
+                writer.writeheader()
+            writer.writerows(rows)
 
     def moves(self, document: dict[str, Any]) -> None:
         """Writes ``moves.json``: :class:`mpcompare.verdict.judge.moves.Moves` of the steps so far."""
-        self._write_json(MOVES, document)
+        with self._writing():
+            write_json(self.folder / MOVES, document)
 
     def numerics(self, document: dict[str, Any]) -> None:
         """Writes ``numerics.json``, the document of :mod:`mpcompare.verdict.findings`, which holds the moves too."""
-        self._write_json(NUMERICS, document)
+        with self._writing():
+            write_json(self.folder / NUMERICS, document)
         (self.folder / MOVES).unlink(missing_ok=True)
-
-    def _write_json(self, name: str, document: dict[str, Any]) -> None:
-        try:
-            write_json(self.folder / name, document)
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def add(self, **result: Any) -> None:
         """Adds to the result and writes it; raises InputError, too, if a field is not of its type."""
@@ -134,17 +122,19 @@ class RunRecorder:
         self._write({**self.result, **result})
 
     def _write(self, result: dict[str, Any], new: bool = False) -> None:
-        try:
+        with self._writing():
             _write_result(self.folder, result, new)
+        self.result = result  # what cannot be written does not stay, and the next entries can
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except FileExistsError:
             check_unused("hydra output folder", self.folder)  # a run that began in the same moment
             raise
         except OSError as error:
-            raise self._unwritable(error) from error
-        self.result = result  # what cannot be written does not stay, and the next entries can
-
-    def _unwritable(self, error: OSError) -> InputError:
-        return InputError("hydra output folder", self.folder, f"cannot write there ({error.strerror})")
+            raise InputError("hydra output folder", self.folder, f"cannot write there ({error.strerror})") from error
 
 
 def _keep(path: Path, last_step: int) -> list[dict[str, Any]]:
@@ -262,4 +252,4 @@ def numbers(value: Any) -> Any:
         return {key: numbers(item) for key, item in value.items()}
     if isinstance(value, list):
         return [numbers(item) for item in value]
-    return float(value) if value in ("inf", "-inf", "nan") else value
+    return float(value) if value in WORDS else value

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.serialization import config
 
 from mpcompare.records import write_atomically
 
@@ -108,12 +109,8 @@ _UNREADABLE = (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError
 
 def save(value: Any, file: Path) -> None:
     """Saves it without a checksum, which nobody reads."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
+    with config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
         torch.save(value, file)
-    finally:
-        torch.serialization.set_crc32_options(before)
 
 
 def _map(file: Path) -> Any:

@@ -71,12 +71,8 @@ class Stored(MutableMapping[str, Tensor]):
             self._file = tempfile.TemporaryFile(prefix="mpcompare-")  # noqa: SIM115 (it is gone with this)
         before, end = self._in_file.get(name), os.fstat(self._file.fileno()).st_size
         offset = before.offset if before and before.bytes == tensor.nbytes else -(-end // 64) * 64
-        place = _Place(offset, tensor.shape, tensor.dtype, tensor.nbytes)
-        left = _bytes_of(tensor)
-        while left:
-            written = os.pwrite(self._file.fileno(), left, offset)
-            left, offset = left[written:], offset + written
-        self._in_file[name] = place
+        write_at(self._file, tensor, offset)
+        self._in_file[name] = _Place(offset, tensor.shape, tensor.dtype, tensor.nbytes)
 
     def _read(self, place: _Place) -> Tensor:
         assert self._file is not None
@@ -86,6 +82,14 @@ class Stored(MutableMapping[str, Tensor]):
             read = os.preadv(self._file.fileno(), [left], offset)
             left, offset = left[read:], offset + read
         return tensor
+
+
+def write_at(file: IO[bytes], tensor: Tensor, offset: int) -> None:
+    """Writes a contiguous tensor to a place in a file."""
+    left = _bytes_of(tensor)
+    while left:  # one call writes 2 GiB at most
+        written = os.pwrite(file.fileno(), left, offset)
+        left, offset = left[written:], offset + written
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -5,7 +5,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, shortened
 
 WORDS = ("inf", "-inf", "nan")  # stand for numbers that JSON does not have
 LARGEST = 2**63  # of whole numbers: a record holds counts and bytes, and larger ones are no floats
@@ -87,8 +87,7 @@ def _check_base(name: str, value: object, expected: type) -> None:
         fits |= expected is float and isinstance(value, str) and value in WORDS
     if not fits:
         shown = repr(value) if isinstance(value, str) else str(value)
-        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-        raise InputError(name, shown, f"expected {_named(expected)}")
+        raise InputError(name, shortened(shown, SHOWN), f"expected {_named(expected)}")
 
 
 def _named(expected: Any) -> str:

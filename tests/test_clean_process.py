@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mpcompare.clean_process import CleanProcess, CleanProcessError
-from mpcompare.shared import ALONE, Shared, save
+from mpcompare.shared import ALONE, Shared
 
 
 def made(base, more):
@@ -29,7 +29,7 @@ def dies(thing):
 
 @pytest.fixture
 def clean():
-    process = CleanProcess(partial(made, torch.ones(2)), save)
+    process = CleanProcess(partial(made, torch.ones(2)))
     yield process
     process.close()
 
@@ -51,7 +51,7 @@ def drawn():
 
 
 def test_a_thing_that_is_another_each_time_is_refused(tmp_path):
-    process = CleanProcess(drawn, save)
+    process = CleanProcess(drawn)
     process.make()
     with pytest.raises(CleanProcessError, match="it made another thing from the same arguments"):
         process.save(tmp_path / "v.pt", raises)

@@ -37,11 +37,11 @@ def test_a_precision_rounds_as_its_operands_do_and_has_the_range_of_its_storage(
     roundoffs = {name: precision.unit_roundoff for name, precision in PRECISIONS.items()}
     assert roundoffs == {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
     assert [precision.storage for precision in PRECISIONS.values()] == [FP32, FP32, FP16, BF16]
-    assert fp16.maximum == 65504.0
-    assert fp16.smallest_normal == 2.0**-14
+    assert fp16.storage.maximum == 65504.0
+    assert fp16.storage.smallest_normal == 2.0**-14
     for wide in (fp32, tf32, bf16):
-        assert wide.smallest_normal == 2.0**-126
-        assert wide.maximum > 2.0**127
+        assert wide.storage.smallest_normal == 2.0**-126
+        assert wide.storage.maximum > 2.0**127
     assert [precision.is_16_bit for precision in PRECISIONS.values()] == [False, False, True, True]
     assert [precision.uses_tf32 for precision in PRECISIONS.values()] == [False, True, False, False]
 

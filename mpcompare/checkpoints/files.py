@@ -25,14 +25,12 @@ from mpcompare.foreign import parsed, read_bytes
 
 TENSORS, CONTENT = "state.safetensors", "checkpoint.json"
 FORMAT, VERSION = "mpcompare checkpoint", 1
-DTYPES = frozenset(
-    {
-        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
-        *(torch.float8_e4m3fn, torch.float8_e5m2),
-    }
-)  # safetensors 0.7 writes and reads these
+# safetensors 0.7 writes and reads these
+DTYPES = {
+    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
+    torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn,
+    torch.float8_e5m2,
+}  # fmt: skip
 
 
 class Unreadable(Exception):  # noqa: N818 - it describes a checkpoint

@@ -12,7 +12,6 @@ from mpcompare.clean_process import CleanProcess
 from mpcompare.command.nodes import task_of
 from mpcompare.contract import Batches
 from mpcompare.instruments import fp32_products, heap, machine, memory_limit
-from mpcompare.shared import save
 from mpcompare.tasks.draws import with_shared_masks
 from mpcompare.tasks.trial import fitted
 from mpcompare.verdict.examine.exact_values import Problem, of_network
@@ -28,7 +27,7 @@ def process_of_job(cfg: DictConfig) -> Iterator[CleanProcess | None]:
         if cfg.verdict.get("enabled") is True:
             import torch._dynamo  # noqa: F401 - torch's optimizers import it in their first step: here once for both
 
-            clean = CleanProcess(partial(make_problem, cfg), save, within=_with_memory)
+            clean = CleanProcess(partial(make_problem, cfg), _with_memory)
     except OSError as error:
         log.warning(f"the oracle is computed in the process of the backend ({error})")
     try:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
+from typing import TextIO
 
 import rich.console
 from rich.console import Group
@@ -63,7 +64,7 @@ class Board:
 
     def __enter__(self) -> "Board":
         if self.console.is_terminal:
-            before = {id(stream): stream for stream in (sys.stdout, sys.stderr)}
+            before = sys.stdout, sys.stderr
             self.until_the_end.enter_context(self.live)
             self.until_the_end.enter_context(_logs_above(before))
             self._draw()
@@ -158,16 +159,15 @@ class Board:
 
 
 @contextmanager
-def _logs_above(before: dict[int, object]) -> Iterator[None]:
+def _logs_above(before: tuple[TextIO, TextIO]) -> Iterator[None]:
     """Lets logs that go to a terminal be written above what is drawn there, not into it. ``before`` has stdout and
-    stderr by their ids, as they were before drawing began."""
-    handlers = [
-        handler
+    stderr as they were before drawing began."""
+    now = dict(zip(map(id, before), (sys.stdout, sys.stderr), strict=True))
+    streams = [
+        (handler, handler.setStream(now[id(handler.stream)]))
         for handler in logging.root.handlers
-        if isinstance(handler, logging.StreamHandler) and id(handler.stream) in before
+        if isinstance(handler, logging.StreamHandler) and id(handler.stream) in now
     ]
-    now = {id(before_it): after for before_it, after in zip(before.values(), (sys.stdout, sys.stderr), strict=True)}
-    streams = [(handler, handler.setStream(now[id(handler.stream)])) for handler in handlers]
     try:
         yield
     finally:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mpcompare.errors import InputError, check_choice, check_number, check_whole, fails_on_input_errors
+from mpcompare.errors import InputError, check_choice, check_number, check_whole, fails_on_input_errors, shortened
 from mpcompare.report.formats import add_out, check_figure, save_figure
 from mpcompare.scalers import overflows
-from mpcompare.scalers.overflows import OverflowStep, power, short
+from mpcompare.scalers.overflows import SHOWN, OverflowStep, power
 from mpcompare.streams import lasting
 
 WIDEST = 110  # characters: on a wider console a row's numbers would lie far from each other
@@ -87,7 +87,7 @@ def _steps(args: argparse.Namespace) -> tuple[list[OverflowStep], str]:
         title = f"overflows of the run {args.run.resolve().name}"
         args.init_scale = args.init_scale or first  # of other scales the record says little
     else:
-        steps, title = overflows.of_pattern(args.pattern), short(args.pattern)
+        steps, title = overflows.of_pattern(args.pattern), shortened(args.pattern, SHOWN)
     if args.steps is not None:
         steps = list(islice(cycle(steps), args.steps))
     if args.init_scale is not None:

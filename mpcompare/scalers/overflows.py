@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpcompare.errors import InputError
+from mpcompare.errors import InputError, shortened
 from mpcompare.records import STEPS
+
+SHOWN = 40  # characters of a pattern
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,8 @@ def of_pattern(pattern: str) -> list[OverflowStep]:
     for place, character in enumerate(pattern, start=1):
         if character not in ".x":
             expected = f"character {place} is {character!r}: expected a dot (finite) or an x (overflow)"
-            raise InputError("PATTERN", short(pattern), expected)
+            raise InputError("PATTERN", shortened(pattern, SHOWN), expected)
     return [OVERFLOW if character == "x" else FINITE for character in pattern]
-
-
-def short(pattern: str) -> str:
-    """Returns the pattern, or its first characters if it is long."""
-    return pattern if len(pattern) <= 40 else f"{pattern[:40]}..."
 
 
 def of_thresholds(file: Path) -> list[OverflowStep]:

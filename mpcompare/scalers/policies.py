@@ -8,11 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
-from mpcompare.loss_scale import DynamicLossScale, load_state, state_of
-
-LARGEST, SMALLEST_NORMAL = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)  # of fp32
+from mpcompare.loss_scale import DynamicLossScale, fp32, load_state, state_of
+from mpcompare.precision import FP32
 
 
 class ScalerStopped(Exception):  # noqa: N818 - a policy ends training so, and it is no fault of ours
@@ -44,7 +41,7 @@ class ScalerPolicy:
     min_scale: float = 0.0
 
     def start(self) -> ScalerState:
-        return ScalerState(float(np.float32(self.init_scale)), 0, self.hysteresis)
+        return ScalerState(fp32(self.init_scale), 0, self.hysteresis)
 
     def next(self, state: ScalerState, overflow: bool) -> ScalerState:
         return self.after(self, state, overflow)
@@ -83,7 +80,7 @@ def as_in_flax(policy: ScalerPolicy, state: ScalerState, overflow: bool) -> Scal
     if overflow:
         return replace(state, scale=max(fp32(state.scale * 0.5), policy.min_scale), growth_tracker=0)
     if state.growth_tracker == policy.growth_interval:
-        return replace(state, scale=min(fp32(state.scale * 2), LARGEST), growth_tracker=0)
+        return replace(state, scale=min(fp32(state.scale * 2), FP32.maximum), growth_tracker=0)
     return replace(state, growth_tracker=state.growth_tracker + 1)
 
 
@@ -121,12 +118,6 @@ def as_in_megatron(policy: ScalerPolicy, state: ScalerState, overflow: bool) -> 
     return replace(state, growth_tracker=state.growth_tracker + 1)
 
 
-def fp32(scale: float) -> float:
-    """Returns the scale as fp32 holds it; inf beyond its largest number."""
-    with np.errstate(over="ignore", under="ignore"):
-        return float(np.float32(scale))
-
-
 def good_steps_to_grow(policy: ScalerPolicy) -> int:
     """Returns how many good steps in a row it takes until the scale grows."""
     policy = replace(policy, init_scale=2.0**16)  # far from the ends of the range
@@ -137,19 +128,15 @@ def good_steps_to_grow(policy: ScalerPolicy) -> int:
 
 
 class Scaler(Protocol):
-    """Takes steps whose gradients are finite or not. Each library's own code is one, and so is each policy.
-
-    Attributes:
-        scale: the loss scale of the next step.
-    """
+    """Takes steps whose gradients are finite or not. Each library's own code is one, and so is each policy."""
 
     @property
-    def scale(self) -> float: ...
+    def scale(self) -> float:
+        """The loss scale of the next step."""
 
     def step(self, overflow: bool) -> bool:
         """Takes a step whose gradients overflow, or not, and returns whether the step was skipped. Raises ScalerStopped
         where the library ends training here."""
-        ...
 
 
 class PolicyScaler:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from mpcompare.errors import in_full
 from mpcompare.foreign import version
+from mpcompare.precision import FP32
 from mpcompare.scalers import libraries
 from mpcompare.scalers.policies import (
-    SMALLEST_NORMAL,
     PolicyScaler,
     Scaler,
     ScalerPolicy,
@@ -57,24 +57,22 @@ class Library:
 
     def scaler(self, policy: ScalerPolicy) -> tuple[Scaler, Code]:
         """Returns the library's own scaler, or one that follows the policy, and which of the two it is."""
-        if self.installed is None:
-            return PolicyScaler(policy), Code(own=False, said=f"{self.name} (not installed)")
-        try:
-            return self.own(policy), Code(own=True, said=f"{self.package} {self.installed}")
-        except Exception as error:  # a library that does not fit this machine may fail in any way
-            said = f"{self.name} ({self.installed} fails: {in_full(error)})"
-            return PolicyScaler(policy), Code(own=False, said=said)
+        why = "not installed"
+        if self.installed is not None:
+            try:
+                return self.own(policy), Code(own=True, said=f"{self.package} {self.installed}")
+            except Exception as error:  # a library that does not fit this machine may fail in any way
+                why = f"{self.installed} fails: {in_full(error)}"
+        return PolicyScaler(policy), Code(own=False, said=f"{self.name} ({why})")
 
-
-TORCH = Library("torch", "torch", ScalerPolicy(as_in_loss_scale_py), libraries.Torch)
 
 LIBRARIES: Mapping[str, Library] = {
     each.name: each
     for each in (
-        TORCH,
+        Library("torch", "torch", ScalerPolicy(as_in_loss_scale_py), libraries.Torch),
         Library("keras", "keras", ScalerPolicy(as_in_keras, init_scale=2.0**15), libraries.Keras),
         Library("jmp", "jmp", ScalerPolicy(as_in_loss_scale_py, init_scale=2.0**15, min_scale=1.0), libraries.Jmp),
-        Library("flax", "flax", ScalerPolicy(as_in_flax, min_scale=SMALLEST_NORMAL), libraries.Flax),
+        Library("flax", "flax", ScalerPolicy(as_in_flax, min_scale=FP32.smallest_normal), libraries.Flax),
         Library(
             "deepspeed",
             "deepspeed",

@@ -32,10 +32,8 @@ def show(console: Console, traces: Sequence[Trace], steps: Sequence[OverflowStep
 def _scales(console: Console, traces: Sequence[Trace], steps: Sequence[OverflowStep]) -> None:
     rows = [place for place in range(len(steps)) if len(steps) <= ALL or _happens(traces, place)]
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("finite at", justify="right", no_wrap=True)
-    for trace in traces:
-        table.add_column(trace.name, justify="right", no_wrap=True)
+    for heading in ("step", "finite at", *(trace.name for trace in traces)):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_row("", "", *(power(trace.start) for trace in traces), style="dim")
     for place in rows[:MOST]:
         table.add_row(str(place + 1), said(steps[place]), *(_cell(trace, place) for trace in traces))

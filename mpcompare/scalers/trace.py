@@ -4,8 +4,9 @@ step that a scaler takes otherwise than torch's."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpcompare.precision import FP32
 from mpcompare.scalers.overflows import OverflowStep, power
-from mpcompare.scalers.policies import LARGEST, Scaler, ScalerPolicy, ScalerStopped, good_steps_to_grow
+from mpcompare.scalers.policies import Scaler, ScalerPolicy, ScalerStopped, good_steps_to_grow
 from mpcompare.scalers.registry import Code, Library
 
 
@@ -110,9 +111,9 @@ def _after_overflow(a: TakenStep, b: TakenStep, torch: ScalerPolicy, other: Scal
 
 def _after_good_step(a: TakenStep, b: TakenStep, torch: ScalerPolicy, other: ScalerPolicy) -> str:
     grows, waits = _factor(b) > 1, _factor(a) > 1
-    if grows and a.before * 2 > LARGEST:
+    if grows and a.before * 2 > FP32.maximum:
         return f"torch stays at {power(a.after)}, because fp32 has no larger power, and it grows to {power(b.after)}"
-    if waits and b.before * 2 > LARGEST:
+    if waits and b.before * 2 > FP32.maximum:
         return f"it stays at {power(b.after)}, because fp32 has no larger power"
     if torch.growth_interval != other.growth_interval:
         return f"growth interval {other.growth_interval}, torch's is {torch.growth_interval}"

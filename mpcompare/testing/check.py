@@ -82,13 +82,8 @@ def _check(candidate: Candidate, checked: Checked) -> Iterator[str]:
     if broken := list(requirements.of_the_interface(backend)):
         yield from broken
         return
-    clean = True
-    for requirement in requirements.REQUIREMENTS:
-        for sentence in _all_of(requirement, candidate, checked):
-            clean = False
-            yield sentence
-    if clean:
-        yield from _all_of(requirements.verdict, candidate, checked)
+    broken = [each for requirement in requirements.REQUIREMENTS for each in _all_of(requirement, candidate, checked)]
+    yield from broken or _all_of(requirements.verdict, candidate, checked)
 
 
 def _all_of(requirement: requirements.Requirement, candidate: Candidate, checked: Checked) -> Iterator[str]:

@@ -70,8 +70,8 @@ def _seen(name: str, loop: Trains, steps: int) -> Any:
         return found[-1]
 
     loop(watching)
-    if not found or found[0].facts.get("updates", 0) < steps:
-        count = found[0].facts.get("updates", 0) if found else 0
+    count = found[0].facts.get("updates", 0) if found else 0
+    if not found or count < steps:
         raise DifferentTraining(f"{name} took {count} updates within the block that it was given, expected {steps}")
     return found[0]
 

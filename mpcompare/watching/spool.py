@@ -6,15 +6,15 @@ map: a map takes a page fault for each of its pages, and a copy takes twice as l
 """
 
 import mmap
-import os
 import tempfile
 import weakref
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mpcompare.stored import write_at
 from mpcompare.verdict.examine.numerics import numbers, same_bits, spread
 
 SMALL = 1 << 16  # bytes of a tensor that is copied in memory
@@ -56,11 +56,7 @@ class Spool:
             self._grow(max(PIECE, -(-wanted // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY))
         assert self._map is not None
         assert self._file is not None
-        numbers: Any = tensor.view(-1).view(torch.uint8).numpy()
-        left, place = memoryview(numbers), self._size - len(self._map) + self._used
-        while left:  # one call writes 2 GiB at most
-            written = os.pwrite(self._file.fileno(), left, place)
-            left, place = left[written:], place + written
+        write_at(self._file, tensor, self._size - len(self._map) + self._used)
         copied = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=self._used)
         self._used += -(-wanted // 64) * 64
         return copied.view(tensor.shape)

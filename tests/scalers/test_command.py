@@ -9,7 +9,7 @@ from support.scalers import all_by_policy, by_policy
 from mpcompare.scalers import __main__ as command
 from mpcompare.scalers import registry
 from mpcompare.scalers.overflows import of_pattern
-from mpcompare.scalers.registry import LIBRARIES, TORCH
+from mpcompare.scalers.registry import LIBRARIES
 from mpcompare.scalers.table import show
 
 
@@ -35,7 +35,7 @@ def test_the_table_has_the_scale_after_each_step_and_a_mark_where_it_was_skipped
     assert row(text, ["2"]) == ["2", "all", "2^11"]
     assert row(text, ["3"]) == ["3", "none", "2^10", "x"]
     assert row(text, ["torch"]) == ["torch", "2^10", "2^10", "1"]
-    assert f"own code: torch {TORCH.installed}" in text
+    assert f"own code: torch {LIBRARIES['torch'].installed}" in text
 
 
 def test_steps_repeat_a_pattern_and_cut_it(monkeypatch, capsys):

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from mpcompare.precision import FP32
 from mpcompare.scalers.overflows import of_pattern
-from mpcompare.scalers.policies import LARGEST, PolicyScaler, good_steps_to_grow
+from mpcompare.scalers.policies import PolicyScaler, good_steps_to_grow
 from mpcompare.scalers.registry import LIBRARIES
 from mpcompare.scalers.trace import take
 
@@ -69,7 +70,7 @@ def test_the_end_of_a_scale_that_always_overflows(name, lowest, stops):
         ("torch", 2.0**127),
         ("keras", float("inf")),
         ("jmp", 2.0**127),
-        ("flax", LARGEST),
+        ("flax", FP32.maximum),
         ("deepspeed", 2.0**129),
         ("megatron", float("inf")),
     ],

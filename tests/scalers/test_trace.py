@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from support.scalers import by_policy
 
+from mpcompare.precision import FP32
 from mpcompare.scalers.overflows import of_pattern, of_thresholds, power
-from mpcompare.scalers.policies import LARGEST
 from mpcompare.scalers.trace import parting
 
 
@@ -34,7 +34,7 @@ UP = {"init_scale": 2.0**127, "growth_interval": 1}
             "..",
             UP,
             2,
-            f"torch stays at 2^127, because fp32 has no larger power, and it grows to {power(LARGEST)}",
+            f"torch stays at 2^127, because fp32 has no larger power, and it grows to {power(FP32.maximum)}",
         ),
         ("keras", ".", UP, 1, "torch stays at 2^127, because fp32 has no larger power, and it grows to inf"),
     ],

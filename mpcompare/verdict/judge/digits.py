@@ -121,4 +121,4 @@ def _cancels(error: float, terms: float, precision: str) -> bool:
 
 
 def _maximum(precision: str) -> str:
-    return f"{PRECISIONS[precision].maximum:g}"
+    return f"{PRECISIONS[precision].storage.maximum:g}"

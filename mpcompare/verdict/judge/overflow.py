@@ -57,7 +57,7 @@ def _without_need(case: Case, steps: Sequence[Step]) -> int:
     """Returns how many steps overflow at a loss scale at which the exact first gradients fit the format."""
     gradients = case.reference.findings.first.gradients.values()
     largest = max((error.largest for error in gradients if error), default=0.0)
-    maximum = PRECISIONS[case.run.precision].maximum
+    maximum = PRECISIONS[case.run.precision].storage.maximum
     return sum(not step.finite and step.loss_scale * largest <= maximum for step in steps)
 
 

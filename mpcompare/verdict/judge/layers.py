@@ -18,7 +18,7 @@ from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import LOST, Pass, underflows
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.digits import Digits
-from mpcompare.verdict.judge.drive import Drive, Gradients
+from mpcompare.verdict.judge.drive import Gradients
 from mpcompare.verdict.judge.errors import Errors, GradientError, PlaceError, RoundingErrors
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
@@ -124,26 +124,26 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
         failing = [each for each in failed if each in at]
         yield Check(said, run.places[worst].error, limits[worst], cause if failing else "", because if failing else "")
     at_first = where == WHERE["first"]
-    own, others_pass = passes(case, run, reference)
+    step = as_pass(case, run, reference)
     if at_first:
-        own = _as_driven(own, case.run.findings.first)
-        if finite := case.reference.findings.first.finite:
-            others_pass = Pass(replace(others_pass.step, subnormal=finite.subnormal))
+        step = _as_driven(case, step)
     said = where if at_first else f"{where}, from the operands of its layer"
-    yield from gradient_checks(case, said, (own, others_pass), run.rounding, cause, first_is_right)
+    yield from gradient_checks(case, said, step, run.rounding, cause, first_is_right)
 
 
-def _as_driven(own: Pass, drive: Drive) -> Pass:
+def _as_driven(case: Case, step: Pass) -> Pass:
     """Returns the first step with what only the drive of the pass ``first`` tells: the micro-batches' weights, the loss
     scales, and how small gradients are at them."""
-    if (found := drive.finite) is None:
-        return Pass(replace(own.step, micro_batches=None, of_tensors={}), drive)
-    batches, of_tensors = found.micro_batches, found.of_tensors
-    return Pass(replace(own.step, micro_batches=batches, of_tensors=of_tensors, subnormal=found.subnormal), drive)
+    own, reference, drive = step.own, step.reference, case.run.findings.first
+    if found := drive.finite:
+        own = replace(own, micro_batches=found.micro_batches, of_tensors=found.of_tensors, subnormal=found.subnormal)
+    if beside := case.reference.findings.first.finite:
+        reference = replace(reference, subnormal=beside.subnormal)
+    return Pass(own, reference, drive)
 
 
-def passes(case: Case, run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
-    """Returns the run's pass and its reference's, whose errors are those at the run's operands.
+def as_pass(case: Case, run: Layers, reference: Layers | None) -> Pass:
+    """Returns the run's step and its reference's, whose errors are those at the run's operands.
 
     The gradient of a norm may be that of torch's own kernel, or right. Each is compared with the nearer of the two: a
     kernel that is far off excuses only what is its result.
@@ -164,7 +164,7 @@ def passes(case: Case, run: Layers, reference: Layers | None) -> tuple[Pass, Pas
             zeros = max(zeros, run.rounding[name].zeros)
         # Roundings of few elements are known from samples: the largest of them says no more.
         scaled[name] = replace(e, error=error, largest=0.0, zeros=zeros, slope=slope)
-    return Pass(replace(run, gradients=own)), Pass(replace(run, loss=run.exact_loss, gradients=scaled))
+    return Pass(replace(run, gradients=own), replace(run, loss=run.exact_loss, gradients=scaled))
 
 
 def _begins_as_high(case: Case) -> bool:

@@ -17,8 +17,8 @@ from mpcompare.verdict.judge import gradients, layers
 from mpcompare.verdict.judge.causes import Pass
 from mpcompare.verdict.judge.check import Case, Checks
 from mpcompare.verdict.judge.errors import GradientError, known
-from mpcompare.verdict.judge.gradients import FIRST, errors_of, vanishes
-from mpcompare.verdict.judge.layers import Layers, passes
+from mpcompare.verdict.judge.gradients import errors_of, vanishes
+from mpcompare.verdict.judge.layers import Layers, as_pass
 from mpcompare.verdict.judge.limits import place_limit, roundings
 
 COARSEST = 0.1  # the relative error of a tensor that must be found for it to be seen
@@ -61,28 +61,25 @@ def sight(case: Case) -> Sight | None:
     run, reference = (each.findings.replays.get("first") for each in (case.run, case.reference))
     blind = _unseen_layers(case, run, reference) if run else []
     if run is not None and run.loss_is_replayed:
-        both, rounding = passes(case, run, reference), run.rounding
+        step, rounding = as_pass(case, run, reference), run.rounding
     else:
-        steps = case.run.findings.first, case.reference.findings.first
-        if not all(step.gradients and step.finite for step in steps):
+        own, beside = case.run.findings.first.finite, case.reference.findings.first.finite
+        if not (own and own.gradients and beside and beside.gradients):
             return None
-        both = tuple(Pass(step.finite, step) for step in steps if step.finite)  # type: ignore[assignment]
-        rounding = case.run.findings.rounding
-    errors = errors_of(case, FIRST, both, rounding)
+        step, rounding = Pass(own, beside), case.run.findings.rounding
     finest, seen, numbers = {}, 0, 0
-    for name, e in errors.items():
-        exact = both[1].step.gradients[name]
-        assert exact is not None
+    for name, e in errors_of(case.run, step, rounding).items():
+        exact = known(step.reference.gradients[name])
         elements = max(exact.elements, 1)
         numbers += elements
-        if vanishes(name, both[1].step, rounding):  # 0 but for roundings, and held to those
+        if vanishes(name, step.reference, rounding):  # 0 but for roundings, and held to those
             seen += elements
             continue
         finest[name] = e.limit / exact.norm if exact.norm else 0.0
         seen += elements if finest[name] <= COARSEST else 0
     unseen = [name for name, each in finest.items() if not each <= COARSEST]
     middle = sorted(finest.values())[len(finest) // 2] if finest else 0.0
-    fine = [name for name in finest if name not in unseen and both[0].step.gradients.get(name)]
+    fine = [name for name in finest if name not in unseen and step.own.gradients.get(name)]
     planted = [] if case.is_reference else not_flagged(case, fine)
     return Sight(seen / max(numbers, 1), unseen, blind, middle, planted)
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.causes import TensorError
 from mpcompare.verdict.judge.check import Case, Check, Checks, listed
+from mpcompare.verdict.judge.dtypes import SHORT
 from mpcompare.verdict.judge.errors import Errors, RoundingError
 from mpcompare.verdict.judge.limits import K, stored_coarsely, tensor_limit
 
@@ -57,24 +57,19 @@ def cause_of(case: Case, name: str) -> str:
     """Returns the cause of a wrong buffer: the format in which it is kept, or the role of its owner."""
     b = (case.run.findings.buffers or {}).get(name)
     beside = (case.reference.findings.buffers or {}).get(name)
-    if b and (_is_short(b.dtype) or (b.elements and b.short == 1 and beside and beside.short < 1)):
+    if b and (b.dtype in SHORT or (b.elements and b.short == 1 and beside and beside.short < 1)):
         return IN_16_BITS
     layer = case.run.findings.layers.get(name)
     return "running statistics" if layer and layer.role == "normalization" else "buffers"
 
 
-def _is_short(dtype: str) -> bool:
-    """Returns whether numbers of a dtype have fewer digits than fp32's; whole numbers have as many as they need."""
-    return dtype in PRECISIONS and PRECISIONS[dtype].is_16_bit
-
-
 def _formats(case: Case) -> Checks:
-    """A sum that grows step by step stops growing in 16 bits: after 256 in bf16, after 2048 in fp16. Buffers that stay
-    what they are may be kept in any format that holds their values, which the first step shows."""
+    """Yields a check of each buffer that training moves. Those that stay what they are may be kept in any format that
+    holds their values, which the first step shows."""
     if stored_coarsely(case.run):
         return
     for name, b in (case.run.findings.buffers or {}).items():
-        short = _is_short(b.dtype) and not _is_short(b.should_dtype)
+        short = b.dtype in SHORT and b.should_dtype not in SHORT
         because = f"{name}, which every step moves, is kept in {b.dtype}, and in {b.should_dtype} in the network"
         yield Check("format of buffer", float(short), 0, IN_16_BITS, because, tensor=name)
 
@@ -85,7 +80,7 @@ def _digits(case: Case) -> Checks:
     run, reference = case.run.findings.buffers, case.reference.findings.buffers
     if not run or not reference or stored_coarsely(case.run):
         return
-    names = [name for name, b in run.items() if name in reference and not b.whole and not _is_short(b.should_dtype)]
+    names = [name for name, b in run.items() if name in reference and not b.whole and b.should_dtype not in SHORT]
 
     def short(buffers: Buffers) -> float:
         return sum(buffers[name].short * buffers[name].elements for name in names)

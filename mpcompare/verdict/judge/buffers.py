@@ -7,13 +7,11 @@
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mpcompare.verdict.judge.causes import TensorError
 from mpcompare.verdict.judge.check import Case, Check, Checks, listed
 from mpcompare.verdict.judge.dtypes import SHORT
-from mpcompare.verdict.judge.errors import Errors, RoundingError
+from mpcompare.verdict.judge.errors import Errors, RoundingErrors
 from mpcompare.verdict.judge.limits import K, stored_coarsely, tensor_limit
 
 IN_16_BITS = "buffers in 16 bits"
@@ -81,17 +79,13 @@ def _digits(case: Case) -> Checks:
     if not run or not reference or stored_coarsely(case.run):
         return
     names = [name for name, b in run.items() if name in reference and not b.whole and b.should_dtype not in SHORT]
-
-    def short(buffers: Buffers) -> float:
-        return sum(buffers[name].short * buffers[name].elements for name in names)
-
+    short, expected = (sum(of[name].short * of[name].elements for name in names) for of in (run, reference))
     worst = listed(name for name in names if run[name].short > max(0.5, reference[name].short))
-    because = f"{short(run):.0f} numbers of buffers have the digits of 16-bit numbers ({worst}), of the reference's "
-    because += f"{short(reference):.0f}"
-    yield Check("digits of buffers", short(run), K * short(reference) + 9, IN_16_BITS, because)
+    because = f"{short:.0f} numbers of buffers have the digits of 16-bit numbers ({worst}), of the reference's "
+    yield Check("digits of buffers", short, K * expected + 9, IN_16_BITS, f"{because}{expected:.0f}")
 
 
-def _of_pass(case: Case, where: str, after: str, roundings: Mapping[str, RoundingError]) -> Checks:
+def _of_pass(case: Case, where: str, after: str, roundings: RoundingErrors) -> Checks:
     """Yields the checks of one pass: as for gradients, but that buffers stay in fp32, unless a backend promises other
     weights. The numbers that they are made of may be rounded, and they may not."""
     run, reference = case.run.findings.drives.get(where), case.reference.findings.drives.get(where)
@@ -99,16 +93,15 @@ def _of_pass(case: Case, where: str, after: str, roundings: Mapping[str, Roundin
         yield from of_step(case, after, run.buffers, reference.buffers, roundings)
 
 
-def of_step(
-    case: Case, after: str, own: Errors, others: Errors, roundings: Mapping[str, RoundingError], more: str = ""
-) -> Checks:
+def of_step(case: Case, after: str, own: Errors, others: Errors, roundings: RoundingErrors, more: str = "") -> Checks:
     """Yields the checks of the buffers ``after`` a step, as far as the reference shows them; ``more`` goes on after
     their sentences."""
     for name, e in others.items():
         if e is None:
             continue
-        limit = tensor_limit(case.run, replace(e, largest=0.0), roundings.get(name))
-        error = TensorError(own.get(name), limit + stored_coarsely(case.run) * e.norm)
-        if not math.isnan(error.limit):
-            because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm {after}{more}"
-            yield Check(f"buffer {after}", error.error, error.limit, cause_of(case, name), because, tensor=name)
+        found, limit = own.get(name), tensor_limit(case.run, replace(e, largest=0.0), roundings.get(name))
+        limit += stored_coarsely(case.run) * e.norm
+        if not math.isnan(limit):
+            error = found.error if found else math.inf
+            because = f"{name} is off by {error / max(e.norm, 1e-300):.1e} of its norm {after}{more}"
+            yield Check(f"buffer {after}", error, limit, cause_of(case, name), because, tensor=name)

@@ -110,8 +110,7 @@ def vanishes(name: str, reference: Gradients, roundings: RoundingErrors) -> bool
 
 def _zeros(run: Examined, where: str, step: Pass, names: list[str]) -> Checks:
     """Yields how often a gradient is 0 where the oracle's is not: as often as the reference's, twice, and as often as
-    two 16-bit numbers cancel where a tensor has two gradients, as a weight that is tied, or all weights where a backend
-    computes the batch in parts.
+    two 16-bit numbers cancel where a tensor has two gradients.
 
     Between two powers of two there are 1 / (2 u) numbers, so of two numbers of one size and of other signs a part 2 u
     are equal but for that; sums in fp32 do not cancel so. The number of zeros varies as Poisson's does: 4 standard

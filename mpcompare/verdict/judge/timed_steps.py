@@ -23,9 +23,7 @@ MARK_MS = 1.0  # a clock on a GPU begins later than the wall's and ends earlier:
 
 
 def checks(case: Case) -> Checks:
-    """Yields checks where anything was timed: weights did not change once they had been read, exactly; its times are
-    true; and of a backend that rounds the same way every time, the loss and the state at the end of a block are the
-    examined backend's."""
+    """Yields checks where anything was timed; of losses and states only where the backend rounds alike each time."""
     run, timed = case.run, case.run.timed
     if timed is None:
         return

@@ -166,9 +166,9 @@ def _scaled(s: Symptoms) -> Explanation | None:
     factor = _factor(s.errors)
     if not factor:
         some = {name: s.errors[name] for name in s.failed if not s.vanishes(name)}
-        factor = _factor(some) if some and s.loss_is_right else None
-        because = f"the gradients of {s.some} are {factor or 1:.4g} times what they should be"
-        return ("gradient scaled", because) if factor else None
+        if s.loss_is_right and (factor := _factor(some)):
+            return "gradient scaled", f"the gradients of {s.some} are {factor:.4g} times what they should be"
+        return None
     if mistake := clip_mistake(factor, s.run, s.drive, s.step.own):
         return "clip", f"every gradient is {factor:.4g} times what it should be{mistake}"
     u, loss, exact = s.run.unit_roundoff, s.step.own.loss, s.step.own.exact_loss

@@ -119,8 +119,8 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
         share = {at: e.error / max(limits[at], 1e-300) for at, e in run.places.items() if at.startswith(f"{kind} ")}
         if share:
             worst = max(share, key=share.__getitem__)
-            why = (cause, because) if any(at in share for at in failed) else ("", "")
-            yield Check(_said(worst, where), run.places[worst].error, limits[worst], *why)
+            value, fails = run.places[worst].error, any(at in share for at in failed)
+            yield Check(_said(worst, where), value, limits[worst], cause if fails else "", because if fails else "")
     at_first = where == WHERE["first"]
     step = as_pass(case, run, reference)
     if at_first:

@@ -29,8 +29,8 @@ def checks(case: Case) -> Checks:
     sees less."""
     layers = case.run.findings.replays.get("first")
     if layers is None or not layers.loss_is_replayed:
-        drives = (case.run.findings.first, case.reference.findings.first)
-        yield from of_drives(case, FIRST, drives, case.run.findings.rounding, "")
+        run, reference = case.run.findings, case.reference.findings
+        yield from of_drives(case, FIRST, run.first, reference.first, run.rounding, "")
 
 
 def not_finite(gradients: Gradients) -> list[str]:
@@ -39,10 +39,9 @@ def not_finite(gradients: Gradients) -> list[str]:
 
 
 def of_drives(
-    case: Case, where: str, drives: tuple[Drive | None, Drive | None], roundings: RoundingErrors, cause: str
+    case: Case, where: str, run: Drive | None, reference: Drive | None, roundings: RoundingErrors, cause: str
 ) -> Checks:
     """Yields the checks of a pass of the run and its reference; a ``cause`` is that of all that fails."""
-    run, reference = drives
     if run and run.finite and reference and reference.finite:
         yield from gradient_checks(case, where, Pass(run.finite, reference.finite, run), roundings, cause)
 

@@ -40,9 +40,8 @@ def checks(case: Case) -> Checks:
     """
     run, reference = case.run.findings.held_out, case.reference.findings.held_out
     noisy = case.reference.findings.noise
-    others = [again.held_out for again in noisy]
-    again = [each for each in others if each is not None]
-    if case.is_reference or run is None or reference is None or not again or len(again) < len(others):
+    again = [each.held_out for each in noisy if each.held_out]
+    if case.is_reference or run is None or reference is None or not again or len(again) < len(noisy):
         return
     if promises.kept(case.run) or case.run.start != case.reference.start:
         return

@@ -105,8 +105,8 @@ def not_flagged(case: Case, seen: Sequence[str]) -> list[str]:
     if not seen:
         return []
     name = seen[zlib.crc32(" ".join(seen).encode()) % len(seen)]
-    words = {what: f"the gradient of {name} taken as {what}" for what in PLANTED}
-    return [words[what] for what, spoil in PLANTED.items() if all(c.passed for c in _judged(case, name, spoil))]
+    missed = [what for what, spoil in PLANTED.items() if all(check.passed for check in _judged(case, name, spoil))]
+    return [f"the gradient of {name} taken as {what}" for what in missed]
 
 
 def _judged(case: Case, name: str, spoil: Callable[[GradientError], GradientError]) -> Checks:

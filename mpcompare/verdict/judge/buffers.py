@@ -86,8 +86,7 @@ def _digits(case: Case) -> Checks:
 
 
 def _of_pass(case: Case, where: str, after: str, roundings: RoundingErrors) -> Checks:
-    """Yields the checks of one pass: as for gradients, but that buffers stay in fp32, unless a backend promises other
-    weights. The numbers that they are made of may be rounded, and they may not."""
+    """Yields the checks of one pass. The numbers that buffers are made of may be rounded, and they may not."""
     run, reference = case.run.findings.drives.get(where), case.reference.findings.drives.get(where)
     if not case.is_reference and run and reference and run.buffers:
         yield from of_step(case, after, run.buffers, reference.buffers, roundings)

@@ -48,8 +48,7 @@ def checks(case: Case) -> Checks:
         detail = elsewhere if cause == "precision" else ""
         yield Check(f"dtype of {what}", float(dtype not in expected), 0, cause, because, detail=detail)
     because = f"precision={precision}, and the gradients are those of {effective}"
-    value = float(effective != precision)
-    yield Check("effective precision", value, 0, "precision", because, detail=elsewhere)
+    yield Check("effective precision", float(effective != precision), 0, "precision", because, detail=elsewhere)
     yield from _products(case)
     yield from _loss(case)
     yield from _others(case)

@@ -35,8 +35,8 @@ class HeldOut:
 def checks(case: Case) -> Checks:
     """Yields a check of each; the reference and its noise runs are the sample, as for the losses over the run.
 
-    Where runs part a loss has no upper limit, but is a number where the last loss of training is one. Accuracies are
-    compared there, too, if all correct runs have learned: else a network may say anything, and all of them the same.
+    Where runs part a loss has no upper limit, but is a number where the last loss of training is one. Before correct
+    runs have learned, a network may say anything, and all of them the same.
     """
     run, reference = case.run.findings.held_out, case.reference.findings.held_out
     noisy = case.reference.findings.noise

@@ -67,21 +67,17 @@ def sight(case: Case) -> Sight | None:
         if not (own and own.gradients and beside and beside.gradients):
             return None
         step, rounding = Pass(own, beside), case.run.findings.rounding
-    finest, seen, numbers = {}, 0, 0
-    for name, e in errors_of(case.run, step, rounding).items():
-        exact = known(step.reference.gradients[name])
-        elements = max(exact.elements, 1)
-        numbers += elements
-        if vanishes(name, step.reference, rounding):  # 0 but for roundings, and held to those
-            seen += elements
-            continue
-        finest[name] = e.limit / exact.norm if exact.norm else 0.0
-        seen += elements if finest[name] <= COARSEST else 0
+    errors = errors_of(case.run, step, rounding)
+    exact = {name: known(step.reference.gradients[name]) for name in errors}
+    alive = [name for name in errors if not vanishes(name, step.reference, rounding)]  # others are held to roundings
+    finest = {name: errors[name].limit / exact[name].norm if exact[name].norm else 0.0 for name in alive}
     unseen = [name for name, each in finest.items() if not each <= COARSEST]
+    elements = {name: max(e.elements, 1) for name, e in exact.items()}
+    share = sum(elements[name] for name in errors if name not in unseen) / max(sum(elements.values()), 1)
     middle = sorted(finest.values())[len(finest) // 2] if finest else 0.0
     fine = [name for name in finest if name not in unseen and step.own.gradients.get(name)]
     planted = [] if case.is_reference else not_flagged(case, fine)
-    return Sight(seen / max(numbers, 1), unseen, blind, middle, planted)
+    return Sight(share, unseen, blind, middle, planted)
 
 
 def _unseen_layers(case: Case, run: Layers, reference: Layers | None) -> list[str]:

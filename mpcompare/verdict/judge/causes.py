@@ -249,17 +249,9 @@ def _from_the_last_layer_on(s: Symptoms) -> Explanation:
 
 
 EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
-    _missing,
-    _accumulated,
-    _scaled,
-    _transposed,
-    _underflow,
-    _one_role,
-    _bias_sums,
-    _below_the_last_layer,
-    _products,
+    _missing, _accumulated, _scaled, _transposed, _underflow, _one_role, _bias_sums, _below_the_last_layer, _products,
     _from_the_last_layer_on,
-)
+)  # fmt: skip
 
 
 def too_small(run: Examined, step: Pass) -> str:

@@ -18,7 +18,7 @@ from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 # The cause where another dtype is one of these.
 TECHNIQUES = {"params": "no master weights", "loss": "loss", "optimizer": "moments"}
 Row = Mapping[str, str]  # of ``Examined.layers``
-SHORT = {name for name, precision in PRECISIONS.items() if precision.is_16_bit}
+SHORT = {name for name, precision in PRECISIONS.items() if precision.is_16_bit}  # with fewer digits than fp32
 LOSS = "(loss)"  # the row of all that lies between the network's output and its gradient
 # The classes of layers whose work is products, which autocast computes in the precision's format.
 PRODUCTS = re.compile(r"(Bi)?Linear$|(Lazy)?Conv(Transpose)?[123]d$|(RNN|LSTM|GRU)(Cell)?$")

@@ -121,11 +121,9 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
             worst = max(share, key=share.__getitem__)
             value, fails = run.places[worst].error, any(at in share for at in failed)
             yield Check(_said(worst, where), value, limits[worst], cause if fails else "", because if fails else "")
-    at_first = where == WHERE["first"]
-    step = as_pass(case, run, reference)
-    if at_first:
-        step = _as_driven(case, step)
-    said = where if at_first else f"{where}, from the operands of its layer"
+    step, said = as_pass(case, run, reference), f"{where}, from the operands of its layer"
+    if where == WHERE["first"]:
+        step, said = _as_driven(case, step), where
     yield from gradient_checks(case, said, step, run.rounding, cause, first_is_right)
 
 

@@ -11,5 +11,5 @@ from mpcompare.verdict.judge.gradients import of_drives
 
 def checks(case: Case) -> Checks:
     """Yields checks of the pass ``overflow``."""
-    drives = (case.run.findings.overflow, case.reference.findings.overflow)
-    yield from of_drives(case, "after a skipped step", drives, {}, "after a skip")
+    run, reference = case.run.findings.overflow, case.reference.findings.overflow
+    yield from of_drives(case, "after a skipped step", run, reference, {}, "after a skip")

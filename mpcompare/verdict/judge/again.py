@@ -34,7 +34,7 @@ def checks(case: Case) -> Checks:
     if not draws_alike(case.run, case.reference):
         return
     apart = {name: distance for name, distance in run.apart.items() if name not in reference.apart}
-    worst = max(apart, key=lambda name: apart[name], default="")
+    worst = max(apart, key=apart.__getitem__, default="")
     value = apart.get(worst, 0.0)
     because = f"a step that is taken twice from one state gives other numbers, and {case.reference.name}'s does not: "
     because += f"{worst} is {value:.1e} of its norm away"

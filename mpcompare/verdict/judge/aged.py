@@ -40,7 +40,7 @@ def checks(case: Case) -> Checks:
     yield from loss_scale.of_pass(AGED, aged.drive)
     if reference:
         where = "in the step after which the loss scale grows" if aged.grows else "from an aged state"
-        yield from of_drives(case, where, (aged.drive, reference.drive), {}, "")
+        yield from of_drives(case, where, aged.drive, reference.drive, {}, "")
     yield from of_step(aged.counts)
     yield from clip.of_pass(case.run, AGED, aged.drive)
     yield from optimizer.of_passes(case.run, {AGED: aged.drive})

@@ -7,13 +7,11 @@
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mpcompare.precision import PRECISIONS
-from mpcompare.verdict.judge.causes import TensorError
 from mpcompare.verdict.judge.check import Case, Check, Checks, listed
-from mpcompare.verdict.judge.errors import Errors, RoundingError
+from mpcompare.verdict.judge.dtypes import SHORT
+from mpcompare.verdict.judge.errors import Errors, RoundingErrors
 from mpcompare.verdict.judge.limits import K, stored_coarsely, tensor_limit
 
 IN_16_BITS = "buffers in 16 bits"
@@ -57,24 +55,19 @@ def cause_of(case: Case, name: str) -> str:
     """Returns the cause of a wrong buffer: the format in which it is kept, or the role of its owner."""
     b = (case.run.findings.buffers or {}).get(name)
     beside = (case.reference.findings.buffers or {}).get(name)
-    if b and (_is_short(b.dtype) or (b.elements and b.short == 1 and beside and beside.short < 1)):
+    if b and (b.dtype in SHORT or (b.elements and b.short == 1 and beside and beside.short < 1)):
         return IN_16_BITS
     layer = case.run.findings.layers.get(name)
     return "running statistics" if layer and layer.role == "normalization" else "buffers"
 
 
-def _is_short(dtype: str) -> bool:
-    """Returns whether numbers of a dtype have fewer digits than fp32's; whole numbers have as many as they need."""
-    return dtype in PRECISIONS and PRECISIONS[dtype].is_16_bit
-
-
 def _formats(case: Case) -> Checks:
-    """A sum that grows step by step stops growing in 16 bits: after 256 in bf16, after 2048 in fp16. Buffers that stay
-    what they are may be kept in any format that holds their values, which the first step shows."""
+    """Yields a check of each buffer that training moves. Those that stay what they are may be kept in any format that
+    holds their values, which the first step shows."""
     if stored_coarsely(case.run):
         return
     for name, b in (case.run.findings.buffers or {}).items():
-        short = _is_short(b.dtype) and not _is_short(b.should_dtype)
+        short = b.dtype in SHORT and b.should_dtype not in SHORT
         because = f"{name}, which every step moves, is kept in {b.dtype}, and in {b.should_dtype} in the network"
         yield Check("format of buffer", float(short), 0, IN_16_BITS, because, tensor=name)
 
@@ -85,35 +78,29 @@ def _digits(case: Case) -> Checks:
     run, reference = case.run.findings.buffers, case.reference.findings.buffers
     if not run or not reference or stored_coarsely(case.run):
         return
-    names = [name for name, b in run.items() if name in reference and not b.whole and not _is_short(b.should_dtype)]
-
-    def short(buffers: Buffers) -> float:
-        return sum(buffers[name].short * buffers[name].elements for name in names)
-
+    names = [name for name, b in run.items() if name in reference and not b.whole and b.should_dtype not in SHORT]
+    short, expected = (sum(of[name].short * of[name].elements for name in names) for of in (run, reference))
     worst = listed(name for name in names if run[name].short > max(0.5, reference[name].short))
-    because = f"{short(run):.0f} numbers of buffers have the digits of 16-bit numbers ({worst}), of the reference's "
-    because += f"{short(reference):.0f}"
-    yield Check("digits of buffers", short(run), K * short(reference) + 9, IN_16_BITS, because)
+    because = f"{short:.0f} numbers of buffers have the digits of 16-bit numbers ({worst}), of the reference's "
+    yield Check("digits of buffers", short, K * expected + 9, IN_16_BITS, f"{because}{expected:.0f}")
 
 
-def _of_pass(case: Case, where: str, after: str, roundings: Mapping[str, RoundingError]) -> Checks:
-    """Yields the checks of one pass: as for gradients, but that buffers stay in fp32, unless a backend promises other
-    weights. The numbers that they are made of may be rounded, and they may not."""
+def _of_pass(case: Case, where: str, after: str, roundings: RoundingErrors) -> Checks:
+    """Yields the checks of one pass. The numbers that buffers are made of may be rounded, and they may not."""
     run, reference = case.run.findings.drives.get(where), case.reference.findings.drives.get(where)
     if not case.is_reference and run and reference and run.buffers:
         yield from of_step(case, after, run.buffers, reference.buffers, roundings)
 
 
-def of_step(
-    case: Case, after: str, own: Errors, others: Errors, roundings: Mapping[str, RoundingError], more: str = ""
-) -> Checks:
+def of_step(case: Case, after: str, own: Errors, others: Errors, roundings: RoundingErrors, more: str = "") -> Checks:
     """Yields the checks of the buffers ``after`` a step, as far as the reference shows them; ``more`` goes on after
     their sentences."""
     for name, e in others.items():
         if e is None:
             continue
-        limit = tensor_limit(case.run, replace(e, largest=0.0), roundings.get(name))
-        error = TensorError(own.get(name), limit + stored_coarsely(case.run) * e.norm)
-        if not math.isnan(error.limit):
-            because = f"{name} is off by {error.error / max(e.norm, 1e-300):.1e} of its norm {after}{more}"
-            yield Check(f"buffer {after}", error.error, error.limit, cause_of(case, name), because, tensor=name)
+        found, limit = own.get(name), tensor_limit(case.run, replace(e, largest=0.0), roundings.get(name))
+        limit += stored_coarsely(case.run) * e.norm
+        if not math.isnan(limit):
+            error = found.error if found else math.inf
+            because = f"{name} is off by {error / max(e.norm, 1e-300):.1e} of its norm {after}{more}"
+            yield Check(f"buffer {after}", error, limit, cause_of(case, name), because, tensor=name)

@@ -58,9 +58,14 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass whose gradients are judged: of a driven backend (``drive``), or of the step after training."""
+    """A step whose gradients are judged, beside that of the reference.
 
-    step: Gradients
+    Attributes:
+        drive: the driven backend that took the step; None for the step after training.
+    """
+
+    own: Gradients
+    reference: Gradients
     drive: Drive | None = None
 
 
@@ -74,20 +79,19 @@ class Symptoms:
     Attributes:
         run: the run that has these gradients.
         errors: by tensor; at least one failed.
-        own, reference: the pass of the run, and that of its reference.
+        step: the step of the run, and that of its reference.
         loss_is_right: whether the loss of the pass is within its limit.
     """
 
     run: Examined
     errors: Mapping[str, TensorError]
-    own: Pass
-    reference: Pass
+    step: Pass
     loss_is_right: bool
 
     @property
     def drive(self) -> Drive:
         """The driven backend of the pass, or else of the first one, which had a like loss scale."""
-        return self.own.drive or self.run.findings.first
+        return self.step.drive or self.run.findings.first
 
     @cached_property
     def failed(self) -> list[str]:
@@ -130,11 +134,8 @@ class Symptoms:
         return {self.layers[name].role for name in self.failed}
 
 
-def explain(
-    run: Examined, errors: Mapping[str, TensorError], own: Pass, reference: Pass, loss_is_right: bool
-) -> Explanation:
-    """Returns the cause and its sentence; both empty where nothing failed. The arguments are those of Symptoms."""
-    symptoms = Symptoms(run, errors, own, reference, loss_is_right)
+def explain(symptoms: Symptoms) -> Explanation:
+    """Returns the cause and its sentence; both empty where nothing failed."""
     if not symptoms.failed:
         return "", ""
     return next(explanation for explain_by in EXPLANATIONS if (explanation := explain_by(symptoms)))
@@ -151,12 +152,11 @@ def _missing(s: Symptoms) -> Explanation | None:
 
 
 def _accumulated(s: Symptoms) -> Explanation | None:
-    if s.own.step.micro_batches is None:
+    batches, of_tensors = s.step.own.micro_batches, s.step.own.of_tensors
+    if batches is None:
         return None
-    limit = math.hypot(*(e.limit for e in s.errors.values()))
-    if because := wrong_sum(s.own.step.micro_batches, limit):
+    if because := wrong_sum(batches, math.hypot(*(e.limit for e in s.errors.values()))):
         return "accumulation", because
-    of_tensors = s.own.step.of_tensors
     each = [wrong_sum(of_tensors[name], s.errors[name].limit) if name in of_tensors else "" for name in s.failed]
     return ("accumulation", f"of {s.failed[0]} {each[0]}") if all(each) else None
 
@@ -166,12 +166,12 @@ def _scaled(s: Symptoms) -> Explanation | None:
     factor = _factor(s.errors)
     if not factor:
         some = {name: s.errors[name] for name in s.failed if not s.vanishes(name)}
-        factor = _factor(some) if some and s.loss_is_right else None
-        because = f"the gradients of {s.some} are {factor or 1:.4g} times what they should be"
-        return ("gradient scaled", because) if factor else None
-    if mistake := clip_mistake(factor, s.run, s.drive, s.own.step):
+        if s.loss_is_right and (factor := _factor(some)):
+            return "gradient scaled", f"the gradients of {s.some} are {factor:.4g} times what they should be"
+        return None
+    if mistake := clip_mistake(factor, s.run, s.drive, s.step.own):
         return "clip", f"every gradient is {factor:.4g} times what it should be{mistake}"
-    u, loss, exact = s.run.unit_roundoff, s.own.step.loss, s.own.step.exact_loss
+    u, loss, exact = s.run.unit_roundoff, s.step.own.loss, s.step.own.exact_loss
     known = _known(factor, s)
     near = abs(factor - 1) < s.near
     if not known and near and 2 * len(s.failed) > len(s.errors):
@@ -196,7 +196,7 @@ def _underflow(s: Symptoms) -> Explanation | None:
     """Zeros that should not be there, unless they follow from another function: what underflows is small, and makes
     the last layer, which has no zeros, no more than a bit wrong."""
     most = max(s.failed, key=lambda name: s.errors[name].zeros)
-    share, small = s.errors[most].zeros, too_small(s.run, s.own, s.reference)
+    share, small = s.errors[most].zeros, too_small(s.run, s.step)
     lost_in_last = max(s.errors[name].zeros for name in s.of_last)
     follows = not small and lost_in_last <= LOST and max(s.errors[name].relative for name in s.of_last) > s.near
     if underflows(s.run) and share > LOST and not follows:
@@ -249,29 +249,20 @@ def _from_the_last_layer_on(s: Symptoms) -> Explanation:
 
 
 EXPLANATIONS: tuple[Callable[[Symptoms], Explanation | None], ...] = (
-    _missing,
-    _accumulated,
-    _scaled,
-    _transposed,
-    _underflow,
-    _one_role,
-    _bias_sums,
-    _below_the_last_layer,
-    _products,
+    _missing, _accumulated, _scaled, _transposed, _underflow, _one_role, _bias_sums, _below_the_last_layer, _products,
     _from_the_last_layer_on,
-)
+)  # fmt: skip
 
 
-def too_small(run: Examined, own: Pass, reference: Pass) -> str:
+def too_small(run: Examined, step: Pass) -> str:
     """Returns a clause that goes on after another, if fp16 holds most of the activations' gradients with less than its
     digits, and far fewer of the reference's, whose loss scale is larger."""
-    if not underflows(run) or own.drive is None or own.step.subnormal <= max(0.5, 2 * reference.step.subnormal):
+    own, beside = step.own.subnormal, step.reference.subnormal
+    if not underflows(run) or step.drive is None or own <= max(0.5, 2 * beside):
         return ""
-    scale = next(step.loss_scale for step in own.drive.steps if step.finite)
-    return (
-        f": at loss scale {scale:g}, {100 * own.step.subnormal:.3g} % of the activations' gradients are subnormal in "
-        f"fp16, of the reference's {100 * reference.step.subnormal:.2g} %"
-    )
+    scale = next(each.loss_scale for each in step.drive.steps if each.finite)
+    because = f": at loss scale {scale:g}, {100 * own:.3g} % of the activations' gradients are subnormal in fp16, of "
+    return f"{because}the reference's {100 * beside:.2g} %"
 
 
 def underflows(run: Examined) -> bool:

@@ -36,6 +36,5 @@ def of_step(counts: Mapping[str, Count], when: str = "") -> Checks:
     for name, e in counts.items():
         because = f"the optimizer counts {e.count:g} updates of {name} after update {e.should_count}"
         because += f", in {e.dtype}: its bias correction does not go on" if e.count < e.should_count else ""
-        yield Check(
-            f"count of updates{when}", abs(e.count - e.should_count), 0, "bias correction", because, tensor=name
-        )
+        off = abs(e.count - e.should_count)
+        yield Check(f"count of updates{when}", off, 0, "bias correction", because, tensor=name)

@@ -87,9 +87,9 @@ def advice(digits: Digits, precision: str) -> str:
 
 def why(digits: Digits, precision: str) -> str:
     """Returns the reasons for :func:`advice`; or that a result is nothing but roundings in fp32, too."""
-    reasons = [beyond(digits, precision)]
+    reasons, largest = [beyond(digits, precision)], f"{PRECISIONS[precision].storage.maximum:g}"
     if digits.overflow:
-        reasons.append(f"{percent(digits.overflow)} of its output or its gradient above {_maximum(precision)}")
+        reasons.append(f"{percent(digits.overflow)} of its output or its gradient above {largest}")
     part, error, terms = worst_part(digits, precision)
     if too_few(error, precision):
         cancels = f", for it sums what is {terms:.2g} times as large" if _cancels(error, terms, precision) else ""
@@ -107,7 +107,7 @@ def beyond(digits: Digits | None, precision: str) -> str:
     if not digits or not digits.operator:
         return ""
     name = OPERATORS.get(digits.operator, f"results of {digits.operator}")
-    return f"{name}{' in backward' if digits.in_backward else ''} above {_maximum(precision)}"
+    return f"{name}{' in backward' if digits.in_backward else ''} above {PRECISIONS[precision].storage.maximum:g}"
 
 
 def percent(share: float) -> str:
@@ -118,7 +118,3 @@ def percent(share: float) -> str:
 def _cancels(error: float, terms: float, precision: str) -> bool:
     """Returns whether more of an error is from what a layer is given than from its own results."""
     return PRECISIONS[precision].unit_roundoff * terms / math.sqrt(3) > error / math.sqrt(2)
-
-
-def _maximum(precision: str) -> str:
-    return f"{PRECISIONS[precision].storage.maximum:g}"

@@ -10,19 +10,19 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from mpcompare.precision import PRECISIONS
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 
-TECHNIQUES = {
-    "params": "no master weights",
-    "loss": "loss",
-    "optimizer": "moments",
-}  # the cause where another dtype is one of these
+# The cause where another dtype is one of these.
+TECHNIQUES = {"params": "no master weights", "loss": "loss", "optimizer": "moments"}
+Row = Mapping[str, str]  # of ``Examined.layers``
+SHORT = {name for name, precision in PRECISIONS.items() if precision.is_16_bit}  # with fewer digits than fp32
 LOSS = "(loss)"  # the row of all that lies between the network's output and its gradient
 # The classes of layers whose work is products, which autocast computes in the precision's format.
 PRODUCTS = re.compile(r"(Bi)?Linear$|(Lazy)?Conv(Transpose)?[123]d$|(RNN|LSTM|GRU)(Cell)?$")
+COLUMNS = {"forward": "computes", "backward": "backward"}  # of a row
 
 
 def checks(case: Case) -> Checks:
@@ -35,13 +35,12 @@ def checks(case: Case) -> Checks:
     run, precision = case.run, case.run.precision
     first = run.findings.first.finite
     effective = (first.effective_precision if first else None) or precision
-    formats = _formats(case)
-    computed, nowhere = PRECISIONS[precision].storage.name, False
+    formats, computed = _formats(case), _computed(case)
+    nowhere = bool(formats) and computed not in formats
+    elsewhere = _asked(run, formats if nowhere else [effective]) if nowhere or effective != precision else ""
     if formats:
-        nowhere = computed not in formats
         because = f"no layer computes in {computed}: all compute in {' and '.join(formats)}"
         yield Check("dtypes of layers", float(nowhere), 0, "precision", because, detail=_asked(run, formats))
-    elsewhere = _asked(run, formats if nowhere else [effective]) if nowhere or effective != precision else ""
     for what, dtype in run.dtypes.items():
         expected = _expected(case, what)
         because = f"{what} in {dtype}, and precision={precision} means {' or '.join(expected)}"
@@ -49,8 +48,7 @@ def checks(case: Case) -> Checks:
         detail = elsewhere if cause == "precision" else ""
         yield Check(f"dtype of {what}", float(dtype not in expected), 0, cause, because, detail=detail)
     because = f"precision={precision}, and the gradients are those of {effective}"
-    value = float(effective != precision)
-    yield Check("effective precision", value, 0, "precision", because, detail=elsewhere)
+    yield Check("effective precision", float(effective != precision), 0, "precision", because, detail=elsewhere)
     yield from _products(case)
     yield from _loss(case)
     yield from _others(case)
@@ -59,20 +57,19 @@ def checks(case: Case) -> Checks:
 def _products(case: Case) -> Checks:
     """Yields two checks of each layer of products, of its forward and of its backward, where the reference computes
     them in the precision's format and in no other."""
-    computed = PRECISIONS[case.run.precision].storage.name
-    for name, expected in case.reference.layers.items():
-        row = case.run.layers.get(name)
-        if row is None or not PRODUCTS.match(expected["kind"]):
+    computed = _computed(case)
+    for name, row, expected in _of_both(case):
+        if not PRODUCTS.match(expected["kind"]):
             continue
-        for what, words in (("computes", "forward"), ("backward", "backward")):
-            formats = _formats_of(row, what)
-            if not formats or _formats_of(expected, what) != [computed]:
+        for pass_, column in COLUMNS.items():
+            formats = _formats_of(row, column)
+            if not formats or _formats_of(expected, column) != [computed]:
                 continue
             wrong = computed not in formats or not {computed, "fp32"}.issuperset(formats)
             said = " and ".join(formats)
-            because = f"{words} of {name} ({row['kind']}) computes in {said}, where {case.reference.name} does in "
-            detail = f"asked for {case.run.precision}, {words} of {name} in {said}"
-            yield Check(f"{words} of {name}", float(wrong), 0, "precision", because + computed, detail=detail)
+            because = f"{pass_} of {name} ({row['kind']}) computes in {said}, where {case.reference.name} does in "
+            detail = f"asked for {case.run.precision}, {pass_} of {name} in {said}"
+            yield Check(f"{pass_} of {name}", float(wrong), 0, "precision", because + computed, detail=detail)
 
 
 def _loss(case: Case) -> Checks:
@@ -81,27 +78,21 @@ def _loss(case: Case) -> Checks:
     own, right = (of.layers.get(LOSS) for of in (case.run, case.reference))
     if own is None or right is None:
         return
-    for what, words in (("computes", "forward"), ("backward", "backward")):
-        short = sorted(_short() & {*_formats_of(own, what)} - {*_formats_of(right, what)})
-        because = f"{words} of softmax and loss computes in {' and '.join(short)}, where {case.reference.name} does in "
-        because += " and ".join(_formats_of(right, what))
-        yield Check(f"{words} of {LOSS}", float(bool(short)), 0, "loss", because)
-
-
-def _short() -> set[str]:
-    return {name for name, precision in PRECISIONS.items() if precision.is_16_bit}
+    for pass_, column in COLUMNS.items():
+        expected = _formats_of(right, column)
+        short = sorted(SHORT & {*_formats_of(own, column)} - {*expected})
+        because = f"{pass_} of softmax and loss computes in {' and '.join(short)}, where {case.reference.name} does in "
+        yield Check(f"{pass_} of {LOSS}", float(bool(short)), 0, "loss", because + " and ".join(expected))
 
 
 def _others(case: Case) -> Checks:
     """Yields a check of each other layer: a 16-bit format that is not the precision's holds other numbers, and stands
     nowhere unless the reference computes in it there, too."""
-    short = _short() - {PRECISIONS[case.run.precision].storage.name}
-    for name, expected in case.reference.layers.items():
-        row = case.run.layers.get(name)
-        if row is None or name == LOSS or PRODUCTS.match(expected["kind"]):
+    for name, row, expected in _of_both(case):
+        if name == LOSS or PRODUCTS.match(expected["kind"]):
             continue
-        own, right = ({*_formats_of(of, "computes"), *_formats_of(of, "backward")} for of in (row, expected))
-        foreign = " and ".join(sorted(short & own - right))
+        own, right = ({f for column in COLUMNS.values() for f in _formats_of(of, column)} for of in (row, expected))
+        foreign = " and ".join(sorted((SHORT & own) - right - {_computed(case)}))
         because = f"{name} ({row['kind']}) computes in {foreign} in training with {case.run.precision}"
         detail = f"asked for {case.run.precision}, {name} in {foreign}"
         yield Check(f"other formats in {name}", float(bool(foreign)), 0, "precision", because, detail=detail)
@@ -109,7 +100,7 @@ def _others(case: Case) -> Checks:
 
 def _expected(case: Case, what: str) -> tuple[str, ...]:
     """Returns the names of the dtypes that are right, the promised one first."""
-    computed, promises = PRECISIONS[case.run.precision].storage.name, case.run.findings.promises
+    computed, promises = _computed(case), case.run.findings.promises
     if what == "params":
         return (promises.weights,)
     if what == "optimizer":  # one that remembers nothing computes in the dtype of the weights
@@ -122,14 +113,27 @@ def _expected(case: Case, what: str) -> tuple[str, ...]:
 def _formats(case: Case) -> list[str]:
     """Returns the formats in which those layers compute that compute in the precision's in the reference; none where
     either is not known."""
-    computed = PRECISIONS[case.run.precision].storage.name
-    of_reference = {name for name, row in case.reference.layers.items() if computed in _formats_of(row, "computes")}
-    rows = [row for name, row in case.run.layers.items() if name in of_reference and not name.startswith("(")]
-    return sorted({dtype for row in rows for dtype in _formats_of(row, "computes")})
+    found: set[str] = set()
+    for name, row, expected in _of_both(case):
+        if _computed(case) in _formats_of(expected, "computes") and not name.startswith("("):
+            found.update(_formats_of(row, "computes"))
+    return sorted(found)
 
 
-def _formats_of(row: Mapping[str, str], what: str) -> list[str]:
-    return [dtype for dtype in row[what].split("+") if dtype != "-"]
+def _of_both(case: Case) -> Iterator[tuple[str, Row, Row]]:
+    """Yields the layers that both have, each with the row of the run and that of its reference."""
+    for name, expected in case.reference.layers.items():
+        if name in case.run.layers:
+            yield name, case.run.layers[name], expected
+
+
+def _computed(case: Case) -> str:
+    """Returns the format of the precision that was asked for."""
+    return PRECISIONS[case.run.precision].storage.name
+
+
+def _formats_of(row: Row, column: str) -> list[str]:
+    return [dtype for dtype in row[column].split("+") if dtype != "-"]
 
 
 def _asked(run: Examined, formats: list[str]) -> str:

@@ -15,15 +15,13 @@
 import math
 from collections.abc import Mapping
 
-from mpcompare.verdict.judge.causes import Pass, TensorError, explain, too_small
-from mpcompare.verdict.judge.check import Case, Check, Checks
+from mpcompare.verdict.judge.causes import Pass, Symptoms, TensorError, explain, too_small
+from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.drive import Drive, Gradients
-from mpcompare.verdict.judge.errors import RoundingErrors
+from mpcompare.verdict.judge.errors import RoundingErrors, known
 from mpcompare.verdict.judge.limits import K, signed_limit, sum_error, tensor_limit
 
 FIRST = "in the first step"
-AFTER_TRAINING = "after training"
-Passes = tuple[Pass, Pass]  # the run's and its reference's
 
 
 def checks(case: Case) -> Checks:
@@ -31,8 +29,8 @@ def checks(case: Case) -> Checks:
     sees less."""
     layers = case.run.findings.replays.get("first")
     if layers is None or not layers.loss_is_replayed:
-        drives = (case.run.findings.first, case.reference.findings.first)
-        yield from of_drives(case, FIRST, drives, case.run.findings.rounding, "")
+        run, reference = case.run.findings, case.reference.findings
+        yield from of_drives(case, FIRST, run.first, reference.first, run.rounding, "")
 
 
 def not_finite(gradients: Gradients) -> list[str]:
@@ -41,21 +39,18 @@ def not_finite(gradients: Gradients) -> list[str]:
 
 
 def of_drives(
-    case: Case, where: str, drives: tuple[Drive | None, Drive | None], roundings: RoundingErrors, cause: str
+    case: Case, where: str, run: Drive | None, reference: Drive | None, roundings: RoundingErrors, cause: str
 ) -> Checks:
     """Yields the checks of a pass of the run and its reference; a ``cause`` is that of all that fails."""
-    run, reference = drives
-    if case.is_reference or not (run and run.finite and reference and reference.finite):
-        return
-    if run.gradients and reference.gradients:
-        passes = Pass(run.finite, run), Pass(reference.finite, reference)
-        yield from gradient_checks(case, where, passes, roundings, cause)
+    if run and run.finite and reference and reference.finite:
+        yield from gradient_checks(case, where, Pass(run.finite, reference.finite, run), roundings, cause)
 
 
 def gradient_checks(
-    case: Case, where: str, passes: Passes, roundings: RoundingErrors, cause: str, first_is_right: bool = True
+    case: Case, where: str, step: Pass, roundings: RoundingErrors, cause: str, first_is_right: bool = True
 ) -> Checks:
-    """Yields the checks of the gradients and the loss of one pass.
+    """Yields the checks of the gradients and the loss of one step; none of the reference itself, and none where either
+    shows no gradients.
 
     The loss is one number, which may be right by luck: 4 standard deviations plus K times the reference's error.
 
@@ -64,21 +59,20 @@ def gradient_checks(
         cause: that of all checks that fail; empty where the errors tell it.
         first_is_right: whether the gradients of the first step are right where these are not.
     """
-    run, reference = (each.step for each in passes)
-    errors = errors_of(case, where, passes, roundings)
-    exact = reference.exact_loss
+    run, reference, exact = step.own, step.reference, step.reference.exact_loss
+    errors = errors_of(case.run, step, roundings)
+    if case.is_reference or not run.gradients or not errors:
+        return
     loss_error = abs(run.loss - run.exact_loss)
     loss_limit = K * abs(reference.loss - exact) + 4 * reference.loss_noise + sum_error(case.run) * abs(exact)
-    if not errors:
-        return
     loss_is_known = math.isfinite(run.exact_loss) and not math.isnan(loss_limit)
-    explained, because = explain(case.run, errors, *passes, loss_error <= loss_limit or not loss_is_known)
+    explained, because = explain(Symptoms(case.run, errors, step, loss_error <= loss_limit or not loss_is_known))
     if where != FIRST and explained and first_is_right:
         because = f"those of the first step are right, and {where} {because}"
     for name, e in errors.items():
         yield Check(f"gradient {where}", e.error, e.limit, cause or explained, because, tensor=name)
     real = [name for name in errors if not vanishes(name, reference, roundings)]
-    yield from _zeros(case, where, passes, real)
+    yield from _zeros(case.run, where, step, real)
     yield from _signed({name: errors[name] for name in real}, where, cause or explained, because)
     if loss_is_known:
         because = f"the loss {where} is {run.loss:.9g}, exactly {run.exact_loss:.9g}"
@@ -96,15 +90,14 @@ def _signed(errors: Mapping[str, TensorError], where: str, cause: str, because: 
         yield Check(f"signed error {where}", part, e.signed_limit, cause or "rounding", because or alone, tensor=name)
 
 
-def errors_of(case: Case, where: str, passes: Passes, roundings: RoundingErrors) -> dict[str, TensorError]:
+def errors_of(run: Examined, step: Pass, roundings: RoundingErrors) -> dict[str, TensorError]:
     """Returns the error and the limit of each gradient; a reference that diverged is no measure."""
-    run, reference = (each.step for each in passes)
-    overflowed = not_finite(run)
-    errors = {}
-    for name, e in reference.gradients.items():
-        limit = tensor_limit(case.run, e, roundings.get(name)) if e else math.nan
+    overflowed, errors = not_finite(step.own), {}
+    for name, e in step.reference.gradients.items():
+        rounding = roundings.get(name)
+        limit = tensor_limit(run, e, rounding) if e else math.nan
         if e and not math.isnan(limit) and name not in overflowed:
-            errors[name] = TensorError(run.gradients.get(name), limit, signed_limit(case.run, e, roundings.get(name)))
+            errors[name] = TensorError(step.own.gradients.get(name), limit, signed_limit(run, e, rounding))
     return errors
 
 
@@ -114,24 +107,21 @@ def vanishes(name: str, reference: Gradients, roundings: RoundingErrors) -> bool
     return e is not None and e.norm <= (rounding.error if rounding else 0.0)
 
 
-def _zeros(case: Case, where: str, passes: Passes, names: list[str]) -> Checks:
+def _zeros(run: Examined, where: str, step: Pass, names: list[str]) -> Checks:
     """Yields how often a gradient is 0 where the oracle's is not: as often as the reference's, twice, and as often as
-    two 16-bit numbers cancel where a tensor has two gradients, as a weight that is tied, or all weights where a backend
-    computes the batch in parts.
+    two 16-bit numbers cancel where a tensor has two gradients.
 
     Between two powers of two there are 1 / (2 u) numbers, so of two numbers of one size and of other signs a part 2 u
     are equal but for that; sums in fp32 do not cancel so. The number of zeros varies as Poisson's does: 4 standard
     deviations, and 9 where they are few (1e-6)."""
-    run, reference = (each.step for each in passes)
-    replay = case.run.findings.replays.get("first")
+    replay = run.findings.replays.get("first")
     in_parts = replay is not None and not replay.as_given
     for name in names:
-        e, own = reference.gradients[name], run.gradients.get(name)
-        assert e is not None
+        e, own = known(step.reference.gradients[name]), step.own.gradients.get(name)
         zeros = own.zeros if own else 0
         because = f"{100 * zeros:.2g} % of the gradient of {name} {where} is 0 and should not be"
-        because += too_small(case.run, *passes)
-        layer = case.run.findings.layers.get(name)
-        cancel = 2 * case.run.unit_roundoff * e.elements if in_parts or (layer and layer.uses > 1) else 0.0
+        because += too_small(run, step)
+        layer = run.findings.layers.get(name)
+        cancel = 2 * run.unit_roundoff * e.elements if in_parts or (layer and layer.uses > 1) else 0.0
         limit = K * e.zeros * e.elements + cancel + 4 * math.sqrt(cancel) + 9
         yield Check(f"zeros {where}", zeros * e.elements, limit, "underflow", because, tensor=name)

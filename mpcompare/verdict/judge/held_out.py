@@ -35,14 +35,13 @@ class HeldOut:
 def checks(case: Case) -> Checks:
     """Yields a check of each; the reference and its noise runs are the sample, as for the losses over the run.
 
-    Where runs part a loss has no upper limit, but is a number where the last loss of training is one. Accuracies are
-    compared there, too, if all correct runs have learned: else a network may say anything, and all of them the same.
+    Where runs part a loss has no upper limit, but is a number where the last loss of training is one. Before correct
+    runs have learned, a network may say anything, and all of them the same.
     """
     run, reference = case.run.findings.held_out, case.reference.findings.held_out
     noisy = case.reference.findings.noise
-    others = [again.held_out for again in noisy]
-    again = [each for each in others if each is not None]
-    if case.is_reference or run is None or reference is None or not again or len(again) < len(others):
+    again = [each.held_out for each in noisy if each.held_out]
+    if case.is_reference or run is None or reference is None or not again or len(again) < len(noisy):
         return
     if promises.kept(case.run) or case.run.start != case.reference.start:
         return

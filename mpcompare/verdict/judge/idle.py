@@ -17,9 +17,7 @@ def checks(case: Case) -> Checks:
     for where, drive in drives.items():
         for number, tensors in enumerate(drive.idle, start=1):
             for name, moved in tensors.items():
-                because = (
-                    f"{name} has no gradient in this update, and moves all the same: a gradient of 0 lets it decay, "
-                    "and its momentum move it"
-                )
+                because = f"{name} has no gradient in this update, and moves all the same: a gradient of 0 lets it "
+                because += "decay, and its momentum move it"
                 place = f"update {number} of pass {where} without a gradient"
                 yield Check(place, moved, 0, "unused parameter", because, tensor=name)

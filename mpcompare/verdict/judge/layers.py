@@ -18,14 +18,17 @@ from mpcompare.verdict.judge.buffers import cause_of
 from mpcompare.verdict.judge.causes import LOST, Pass, underflows
 from mpcompare.verdict.judge.check import Case, Check, Checks, Examined
 from mpcompare.verdict.judge.digits import Digits
-from mpcompare.verdict.judge.drive import Drive, Gradients
+from mpcompare.verdict.judge.drive import Gradients
 from mpcompare.verdict.judge.errors import Errors, GradientError, PlaceError, RoundingErrors
 from mpcompare.verdict.judge.gradients import gradient_checks
 from mpcompare.verdict.judge.limits import K, error_like, place_limit, roundings, stored_coarsely
 
 OUTPUT = "(output)"  # the output of the network, above which there is the loss
 WHERE = {"first": "in the first step", "sharp": "at sharp weights", "last": "after training"}
-KINDS = ("input", "output", "gradient", "buffer")
+PLACES = {
+    "input": "what arrives at", "output": "the output of", "gradient": "the gradient that arrives at",
+    "buffer": "the buffer", "parameter": "the gradient of",
+}  # fmt: skip
 APART = K**2  # of two errors over their measures, either of which may be K times as wide as it need be
 
 
@@ -74,16 +77,13 @@ def doubt(run: Examined) -> str:
     """Returns a sentence on the place at which a reference itself is the furthest beyond what roundings make; empty
     where there is none."""
     for name, layers in run.findings.replays.items():
-        places = dict(layers.places)
-        for tensor, e in layers.gradients.items():
-            if e and tensor in layers.rounding:
-                places[f"parameter {tensor}"] = _as_place(e, layers, tensor)
+        shown = {n: e for n, e in layers.gradients.items() if e and n in layers.rounding}
+        places = layers.places | {f"parameter {n}": _as_place(e, layers, n) for n, e in shown.items()}
         excess = {at: each.error / max(roundings(run, each, in_a_row=True), 1e-300) for at, each in places.items()}
         worst = max(excess, key=excess.__getitem__, default="")
         if worst and excess[worst] > K:
             kind, _, layer = worst.partition(" ")
-            said = f"{_said(kind, layer, WHERE[name])} is itself {_percent(places[worst])} off"
-            said += ", beyond what roundings make"
+            said = f"{_said(worst, WHERE[name])} is itself {_percent(places[worst])} off, beyond what roundings make"
             # The place whose operators made the tensor: a layer, or the work before one.
             made_at = {"input": f"before {layer}", "output": layer, "parameter": layer.rpartition(".")[0]}
             reason = digits.beyond(layers.digits.get(made_at.get(kind, "")), run.precision)
@@ -117,35 +117,31 @@ def of_step(case: Case, run: Layers, reference: Layers | None, where: str, first
     failed = [at for at, place in run.places.items() if not place.error <= limits[at]]
     excess = {at: _excess(run.places[at], others.get(at)) for at in failed}
     cause, because = _explained(case, run, excess, where)
-    for kind in KINDS:
-        at = [at for at in run.places if at.startswith(f"{kind} ")]
-        if not at:
-            continue
-        worst = max(at, key=lambda each: run.places[each].error / max(limits[each], 1e-300))
-        said = _said(kind, worst.partition(" ")[2], where)
-        failing = [each for each in failed if each in at]
-        yield Check(said, run.places[worst].error, limits[worst], cause if failing else "", because if failing else "")
-    at_first = where == WHERE["first"]
-    own, others_pass = passes(case, run, reference)
-    if at_first:
-        own = _as_driven(own, case.run.findings.first)
-        if finite := case.reference.findings.first.finite:
-            others_pass = Pass(replace(others_pass.step, subnormal=finite.subnormal))
-    said = where if at_first else f"{where}, from the operands of its layer"
-    yield from gradient_checks(case, said, (own, others_pass), run.rounding, cause, first_is_right)
+    for kind in PLACES:
+        share = {at: e.error / max(limits[at], 1e-300) for at, e in run.places.items() if at.startswith(f"{kind} ")}
+        if share:
+            worst = max(share, key=share.__getitem__)
+            value, fails = run.places[worst].error, any(at in share for at in failed)
+            yield Check(_said(worst, where), value, limits[worst], cause if fails else "", because if fails else "")
+    step, said = as_pass(case, run, reference), f"{where}, from the operands of its layer"
+    if where == WHERE["first"]:
+        step, said = _as_driven(case, step), where
+    yield from gradient_checks(case, said, step, run.rounding, cause, first_is_right)
 
 
-def _as_driven(own: Pass, drive: Drive) -> Pass:
+def _as_driven(case: Case, step: Pass) -> Pass:
     """Returns the first step with what only the drive of the pass ``first`` tells: the micro-batches' weights, the loss
     scales, and how small gradients are at them."""
-    if (found := drive.finite) is None:
-        return Pass(replace(own.step, micro_batches=None, of_tensors={}), drive)
-    batches, of_tensors = found.micro_batches, found.of_tensors
-    return Pass(replace(own.step, micro_batches=batches, of_tensors=of_tensors, subnormal=found.subnormal), drive)
+    own, reference, drive = step.own, step.reference, case.run.findings.first
+    if found := drive.finite:
+        own = replace(own, micro_batches=found.micro_batches, of_tensors=found.of_tensors, subnormal=found.subnormal)
+    if beside := case.reference.findings.first.finite:
+        reference = replace(reference, subnormal=beside.subnormal)
+    return Pass(own, reference, drive)
 
 
-def passes(case: Case, run: Layers, reference: Layers | None) -> tuple[Pass, Pass]:
-    """Returns the run's pass and its reference's, whose errors are those at the run's operands.
+def as_pass(case: Case, run: Layers, reference: Layers | None) -> Pass:
+    """Returns the run's step and its reference's, whose errors are those at the run's operands.
 
     The gradient of a norm may be that of torch's own kernel, or right. Each is compared with the nearer of the two: a
     kernel that is far off excuses only what is its result.
@@ -166,7 +162,7 @@ def passes(case: Case, run: Layers, reference: Layers | None) -> tuple[Pass, Pas
             zeros = max(zeros, run.rounding[name].zeros)
         # Roundings of few elements are known from samples: the largest of them says no more.
         scaled[name] = replace(e, error=error, largest=0.0, zeros=zeros, slope=slope)
-    return Pass(replace(run, gradients=own)), Pass(replace(run, loss=run.exact_loss, gradients=scaled))
+    return Pass(replace(run, gradients=own), replace(run, loss=run.exact_loss, gradients=scaled))
 
 
 def _begins_as_high(case: Case) -> bool:
@@ -202,7 +198,7 @@ def _explained(case: Case, run: Layers, excess: Mapping[str, float], where: str)
     at = (forward or backward or failed)[0]
     kind, _, layer = at.partition(" ")
     place = run.places[at]
-    because = f"{_said(kind, layer, where)} is {_percent(place)} off, beyond what its roundings make"
+    because = f"{_said(at, where)} is {_percent(place)} off, beyond what its roundings make"
     above = _above(case, run, failed, layer) if kind == "gradient" and layer != OUTPUT else []
     if above:
         because += f": what {' or '.join(above)} passes down"
@@ -259,12 +255,11 @@ def _role(case: Case, layer: str) -> str:
     return next((each.role for each in case.run.findings.layers.values() if each.layer == layer), "")
 
 
-def _said(kind: str, layer: str, where: str) -> str:
-    what = {
-        "input": "what arrives at", "output": "the output of", "gradient": "the gradient that arrives at",
-        "buffer": "the buffer",
-    }.get(kind, "the gradient of")  # fmt: skip
-    return f"{what} {layer if layer != OUTPUT else 'the network' if kind == 'output' else 'the output'} {where}"
+def _said(at: str, where: str) -> str:
+    kind, _, layer = at.partition(" ")
+    if layer == OUTPUT:
+        layer = "the network" if kind == "output" else "the output"
+    return f"{PLACES[kind]} {layer} {where}"
 
 
 def _percent(place: PlaceError) -> str:

@@ -10,7 +10,7 @@
 from dataclasses import dataclass
 
 from mpcompare.verdict.judge.check import Case, Check, Checks
-from mpcompare.verdict.judge.drive import Drive, NextScale, Step
+from mpcompare.verdict.judge.drive import Drive, NextScale
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,21 @@ def checks(case: Case) -> Checks:
 
 
 def of_pass(name: str, drive: Drive) -> Checks:
-    """Yields the checks of one pass."""
+    """Yields the checks of one pass. Of a step that is taken, and moves nothing, the update tells more
+    (optimizer.py)."""
     for number, step in enumerate(drive.steps, start=1):
-        yield from _step(f"in step {number} of pass {name}", step)
+        where = f"in step {number} of pass {name}"
+        yield _scale(where, step.loss_scale, step.should_scale)
+        gradients = f"{'finite' if step.finite else 'inf or NaN in the'} gradients {where}"
+        if step.finite_after_clip and not step.finite:
+            gradients += ", which clipping makes finite"
+        because = f"{gradients}, and it {'says' if step.skipped else 'does not say'} that it skipped"
+        yield Check(f"skip {where}", float(step.skipped != step.should_skip), 0, "skip", because)
+        if step.should_skip or step.skipped:
+            because = f"{gradients}, and the weights {'changed' if step.moved else 'did not change'}"
+            yield Check(f"weights {where}", float(step.moved == step.should_skip), 0, "skip", because)
+        because = f"weights changed {where} before the gradients of all micro-batches were there"
+        yield Check(f"micro-batches {where}", float(step.moved_early), 0, "accumulation", because)
     if drive.next_scale:
         yield _scale(f"after pass {name}", drive.next_scale.loss_scale, drive.next_scale.should_scale)
 
@@ -43,18 +55,3 @@ def of_pass(name: str, drive: Drive) -> Checks:
 def _scale(name: str, scale: float, expected: float) -> Check:
     because = f"loss scale {scale:g} {name}, where the policy says {expected:g}"
     return Check(f"loss scale {name}", float(scale != expected), 0, "loss scale", because)
-
-
-def _step(name: str, step: Step) -> Checks:
-    """Yields the checks of one step. Of one that is taken, and moves nothing, the update tells more (optimizer.py)."""
-    yield _scale(name, step.loss_scale, step.should_scale)
-    gradients = f"{'finite' if step.finite else 'inf or NaN in the'} gradients {name}"
-    if step.finite_after_clip and not step.finite:
-        gradients += ", which clipping makes finite"
-    because = f"{gradients}, and it {'says' if step.skipped else 'does not say'} that it skipped"
-    yield Check(f"skip {name}", float(step.skipped != step.should_skip), 0, "skip", because)
-    if step.should_skip or step.skipped:
-        because = f"{gradients}, and the weights {'changed' if step.moved else 'did not change'}"
-        yield Check(f"weights {name}", float(step.moved == step.should_skip), 0, "skip", because)
-    because = f"weights changed {name} before the gradients of all micro-batches were there"
-    yield Check(f"micro-batches {name}", float(step.moved_early), 0, "accumulation", because)

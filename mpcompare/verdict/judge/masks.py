@@ -50,9 +50,8 @@ class MaskSamples:
 def checks(case: Case) -> Checks:
     """Yields checks of a backend whose random numbers in training are not those that the network draws.
 
-    Its loss is another one with other masks, where the network's is by more than roundings could hide. Its losses and
-    slopes are a small sample, and the network's are another; if both are of one distribution, the difference of their
-    means is Student's t, as often as RARE beyond this limit without K.
+    Its losses and slopes are a small sample, and the network's are another. If both are of one distribution, the
+    difference of their means is as often as RARE beyond this limit without K.
     """
     masks = case.run.findings.masks
     samples = masks.samples if masks else None

@@ -54,10 +54,8 @@ def checks(case: Case) -> Checks:
 
 def _skipped(run: Examined, moves: Moves) -> Check:
     """A skipped step leaves every weight bit for bit as it is."""
-    skipped = run.steps["skipped"].to_numpy(dtype=bool)
-    wrong = [
-        number for number, skips, far in zip(run.steps["step"], skipped, moves.steps, strict=False) if skips and far
-    ]
+    rows = zip(run.steps["step"], run.steps["skipped"], moves.steps, strict=False)
+    wrong = [number for number, skips, far in rows if skips and far]
     because = f"training step {wrong[0] if wrong else 0} says that it skipped, and weights changed"
     return Check("weights in skipped training steps", float(len(wrong)), 0, "skip", because)
 
@@ -104,6 +102,5 @@ def _digits(case: Case, run: Moves, reference: Moves, taken: np.ndarray) -> Chec
     number = case.reference.steps["step"].to_numpy()[: len(taken)][taken][worst]
     because = f"training step {number} leaves {own[worst]:.0f} of some weights with the digits of 16-bit numbers, in "
     because += f"{case.reference.name} {beside[worst]:.0f}"
-    return Check(
-        "digits after training steps", float(own[worst]), float(own[worst] - over[worst]), "no master weights", because
-    )
+    value, limit = float(own[worst]), float(own[worst] - over[worst])
+    return Check("digits after training steps", value, limit, "no master weights", because)

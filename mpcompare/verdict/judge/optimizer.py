@@ -48,18 +48,18 @@ def _known_mistake(drives: Mapping[str, Drive]) -> tuple[str, str]:
     """Returns the cause, and how the updates are made: by the first mistake that makes all that are wrong, in every
     pass. Where none does, what the optimizer remembers may not have been 0 at first, or have the digits of 16-bit
     numbers. Empty if nothing is known."""
-    wrong = [drive for drive in drives.values() if drive.known_mistakes]
-    for made, mistake in wrong[0].known_mistakes.items() if wrong else ():
-        if all(made in drive.known_mistakes and drive.known_mistakes[made].excess <= 1 for drive in wrong):
+    wrong = {where: drive for where, drive in drives.items() if drive.known_mistakes}
+    known = [drive.known_mistakes for drive in wrong.values()]
+    for made, mistake in known[0].items() if known else ():
+        if all(made in mistakes and mistakes[made].excess <= 1 for mistakes in known):
             return mistake.cause, f"made {made}"
-    for drive in wrong:
+    for drive in wrong.values():
         if drive.early:
             because = "held other numbers than 0 after skipped steps, before the first update"
             return "moments", f"not the optimizer's: {listed(drive.early)} {because}"
-    for where, drive in drives.items():
+    for where, drive in wrong.items():
         later = len(drive.updates) > 1 or where == LAST  # a momentum begins as a gradient, with no more digits than it
-        digits = {kind: share for kind, share in drive.digits.items() if later or kind != "momentum_buffer"}
-        short = [kind for kind, share in digits.items() if share > 0.5 and drive.known_mistakes]
+        short = [kind for kind, share in drive.digits.items() if share > 0.5 and (later or kind != "momentum_buffer")]
         if short:
             because = f"what is remembered of it ({listed(short)}) has the digits of 16-bit numbers"
             return "moments", f"not the optimizer's: {because}"

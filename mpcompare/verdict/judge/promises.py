@@ -100,7 +100,7 @@ def _clip(run: Examined) -> Promise:
     clip_norm = run.findings.promises.clip_norm or 0.0
     clips = [clip for drive in run.findings.drives.values() for clip in drive.clips]
     larger = [clip for clip in clips if (clip.norm if clip.should_norm is None else clip.should_norm) > clip_norm]
-    return Promise(f"clips to a norm of {clip_norm:g}", True if larger else None)
+    return Promise(f"clips to a norm of {clip_norm:g}", bool(larger) or None)
 
 
 def _loss_scale(run: Examined) -> Promise:
@@ -109,14 +109,13 @@ def _loss_scale(run: Examined) -> Promise:
     words = [f"starts at {settings['init_scale']:g}"] if "init_scale" in settings else []
     words += [f"grows after {settings['growth_interval']:g} steps"] if "growth_interval" in settings else []
     other = any(step.asked_scale is not None for drive in run.findings.drives.values() for step in drive.steps)
-    return Promise(
-        f"its own loss scale ({', '.join(words)})" if words else "its own loss scale", True if other else None
-    )
+    return Promise(f"its own loss scale ({', '.join(words)})" if words else "its own loss scale", other or None)
 
 
 def _skips(run: Examined) -> Promise:
     """Steps with a loss scale show nothing: there ``amp`` skips, too."""
-    overflowed = [step for step in (run.findings.infinite.steps if run.findings.infinite else []) if not step.finite]
+    drive = run.findings.infinite
+    overflowed = [step for step in drive.steps if not step.finite] if drive else []
     taken = [step for step in overflowed if step.moved or not step.skipped]
     because = "it says of a step with an infinite input that it skipped, and the weights changed"
     if any(not step.skipped for step in taken):
@@ -127,8 +126,8 @@ def _skips(run: Examined) -> Promise:
 
 def _restores(run: Examined) -> Promise:
     """Asks the pass in which the loss scale is too large: its first step is skipped."""
-    skipped = run.findings.overflow if run.findings.overflow and run.findings.overflow.steps[0].skipped else None
-    errors = skipped.buffers if skipped else {}
+    drive = run.findings.overflow
+    errors = drive.buffers if drive and drive.steps[0].skipped else {}
     moved = [name for name, e in errors.items() if e is None or e.error]
     because = f"a step that it skips moves {listed(moved)}"
     words = "puts buffers back after a step that it skips"
@@ -136,5 +135,5 @@ def _restores(run: Examined) -> Promise:
 
 
 def _differs(run: Examined) -> Promise:
-    differ = run.findings.again is not None and bool(run.findings.again.apart)
-    return Promise("gives other bits each time", True if differ else None, changes_training=False)
+    apart = run.findings.again.apart if run.findings.again else {}
+    return Promise("gives other bits each time", bool(apart) or None, changes_training=False)

@@ -72,11 +72,10 @@ def checks(case: Case) -> Checks:
 def _weights(case: Case, factor: float) -> Check:
     """Returns the check of all weights in one: of a bias with two numbers alone, runs may be close by luck."""
     findings = case.reference.findings
-    sketches = [findings.moved, *(again.moved for again in findings.noise)]
-    moved = [np.concatenate([sketch[name] for name in findings.moved]) for sketch in sketches]
-    noise = math.sqrt(float(np.var(moved, axis=0, ddof=1).sum()))
-    own = np.concatenate([case.run.findings.moved[name] for name in findings.moved])
-    distance = float(np.linalg.norm(own - moved[0]))
+    sketches = [case.run.findings.moved, findings.moved, *(again.moved for again in findings.noise)]
+    own, *correct = (np.concatenate([sketch[name] for name in findings.moved]) for sketch in sketches)
+    noise = math.sqrt(float(np.var(correct, axis=0, ddof=1).sum()))
+    distance = float(np.linalg.norm(own - correct[0]))
     norm = findings.resume.weights if findings.resume else 0.0
     limit = factor * noise + len(case.reference.steps) * FP32 * norm
     because = f"the weights are {distance:.1e} away from those of {case.reference.name} after training, which vary by "

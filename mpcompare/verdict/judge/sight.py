@@ -17,8 +17,8 @@ from mpcompare.verdict.judge import gradients, layers
 from mpcompare.verdict.judge.causes import Pass
 from mpcompare.verdict.judge.check import Case, Checks
 from mpcompare.verdict.judge.errors import GradientError, known
-from mpcompare.verdict.judge.gradients import FIRST, errors_of, vanishes
-from mpcompare.verdict.judge.layers import Layers, passes
+from mpcompare.verdict.judge.gradients import errors_of, vanishes
+from mpcompare.verdict.judge.layers import Layers, as_pass
 from mpcompare.verdict.judge.limits import place_limit, roundings
 
 COARSEST = 0.1  # the relative error of a tensor that must be found for it to be seen
@@ -61,30 +61,23 @@ def sight(case: Case) -> Sight | None:
     run, reference = (each.findings.replays.get("first") for each in (case.run, case.reference))
     blind = _unseen_layers(case, run, reference) if run else []
     if run is not None and run.loss_is_replayed:
-        both, rounding = passes(case, run, reference), run.rounding
+        step, rounding = as_pass(case, run, reference), run.rounding
     else:
-        steps = case.run.findings.first, case.reference.findings.first
-        if not all(step.gradients and step.finite for step in steps):
+        own, beside = case.run.findings.first.finite, case.reference.findings.first.finite
+        if not (own and own.gradients and beside and beside.gradients):
             return None
-        both = tuple(Pass(step.finite, step) for step in steps if step.finite)  # type: ignore[assignment]
-        rounding = case.run.findings.rounding
-    errors = errors_of(case, FIRST, both, rounding)
-    finest, seen, numbers = {}, 0, 0
-    for name, e in errors.items():
-        exact = both[1].step.gradients[name]
-        assert exact is not None
-        elements = max(exact.elements, 1)
-        numbers += elements
-        if vanishes(name, both[1].step, rounding):  # 0 but for roundings, and held to those
-            seen += elements
-            continue
-        finest[name] = e.limit / exact.norm if exact.norm else 0.0
-        seen += elements if finest[name] <= COARSEST else 0
+        step, rounding = Pass(own, beside), case.run.findings.rounding
+    errors = errors_of(case.run, step, rounding)
+    exact = {name: known(step.reference.gradients[name]) for name in errors}
+    alive = [name for name in errors if not vanishes(name, step.reference, rounding)]  # others are held to roundings
+    finest = {name: errors[name].limit / exact[name].norm if exact[name].norm else 0.0 for name in alive}
     unseen = [name for name, each in finest.items() if not each <= COARSEST]
+    elements = {name: max(e.elements, 1) for name, e in exact.items()}
+    share = sum(elements[name] for name in errors if name not in unseen) / max(sum(elements.values()), 1)
     middle = sorted(finest.values())[len(finest) // 2] if finest else 0.0
-    fine = [name for name in finest if name not in unseen and both[0].step.gradients.get(name)]
+    fine = [name for name in finest if name not in unseen and step.own.gradients.get(name)]
     planted = [] if case.is_reference else not_flagged(case, fine)
-    return Sight(seen / max(numbers, 1), unseen, blind, middle, planted)
+    return Sight(share, unseen, blind, middle, planted)
 
 
 def _unseen_layers(case: Case, run: Layers, reference: Layers | None) -> list[str]:
@@ -108,8 +101,8 @@ def not_flagged(case: Case, seen: Sequence[str]) -> list[str]:
     if not seen:
         return []
     name = seen[zlib.crc32(" ".join(seen).encode()) % len(seen)]
-    words = {what: f"the gradient of {name} taken as {what}" for what in PLANTED}
-    return [words[what] for what, spoil in PLANTED.items() if all(c.passed for c in _judged(case, name, spoil))]
+    missed = [what for what, spoil in PLANTED.items() if all(check.passed for check in _judged(case, name, spoil))]
+    return [f"the gradient of {name} taken as {what}" for what in missed]
 
 
 def _judged(case: Case, name: str, spoil: Callable[[GradientError], GradientError]) -> Checks:

@@ -23,15 +23,19 @@ MARK_MS = 1.0  # a clock on a GPU begins later than the wall's and ends earlier:
 
 
 def checks(case: Case) -> Checks:
-    """Yields checks where anything was timed: weights did not change once they had been read, exactly; its times are
-    true; and of a backend that rounds the same way every time, the loss and the state at the end of a block are the
-    examined backend's."""
+    """Yields checks where anything was timed; of losses and states only where the backend rounds alike each time."""
     run, timed = case.run, case.run.timed
     if timed is None:
         return
     because = f"weights went on changing after the clock had stopped, in {timed.record.timed_unfinished} timed blocks"
     yield Check("weights after the clock stopped", timed.record.timed_unfinished, 0, "unfinished steps", because)
-    yield from _clocks(timed)
+    if apart := clocks_apart(timed.blocks):
+        value, limit = apart
+        yield Check("clock of timed blocks", value, limit, "clock", clock_because(timed.blocks))
+    step_ms = timed.blocks.set_index("round")["step_ms"]
+    share = float(step_ms[timed.record.timing.compared] / step_ms.median())
+    because = f"the block that was compared took {share:.2f} times the median of all blocks"
+    yield Check("time of the compared block", share, 1.0, "timed steps", because)
     if run.findings.promises.rounding == "stochastic":
         return
     loss, difference = timed.record.timed_loss, timed.record.timed_loss_difference
@@ -52,23 +56,11 @@ def _states(case: Case, timed: Timed) -> Checks:
     part = update_part(case.run, max(case.run.unit_roundoff, PRECISIONS["tf32"].unit_roundoff))
     for kind, apart in timed.record.timed_state.items():
         difference, moved = apart.difference, apart.moved
-        if not math.isfinite(moved):
-            continue
         because = f"{kind} after a timed block: {difference:.1e} away from those of the examined backend"
         because += f" after the same steps, which moved by {moved:.1e}"
         limit = part * moved + math.sqrt(timed.record.timed_steps) * (FP32 + stored_coarsely(case.run)) * apart.norm
-        yield Check(f"{kind} after timed steps", difference, limit, "timed steps", because)
-
-
-def _clocks(timed: Timed) -> Checks:
-    """Yields a check of the two clocks where there are enough blocks, and one of the block that was compared."""
-    if apart := clocks_apart(timed.blocks):
-        value, limit = apart
-        yield Check("clock of timed blocks", value, limit, "clock", clock_because(timed.blocks))
-    step_ms = timed.blocks.set_index("round")["step_ms"]
-    share = float(step_ms[timed.record.timing.compared] / step_ms.median())
-    because = f"the block that was compared took {share:.2f} times the median of all blocks"
-    yield Check("time of the compared block", share, 1.0, "timed steps", because)
+        if math.isfinite(moved):
+            yield Check(f"{kind} after timed steps", difference, limit, "timed steps", because)
 
 
 def clocks_apart(blocks: pd.DataFrame) -> tuple[float, float] | None:

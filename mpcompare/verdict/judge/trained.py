@@ -40,10 +40,6 @@ def checks(case: Case) -> Checks:
         return
     yield from clip.of_pass(case.run, LAST, trained.drive)
     yield from optimizer.of_passes(case.run, {LAST: trained.drive})
-    yield from _moments(trained)
-
-
-def _moments(trained: TrainedUpdate) -> Checks:
     for kind, tensors in trained.moments.items():
         for name, excess in tensors.items():
             because = f"{kind} of {name} is {excess:.2g} times as far as fp32 rounds it from what the update after "

@@ -74,15 +74,13 @@ def _others(case: Case, own: Buffers, correct: Sequence[Buffers]) -> Checks:
     if not names:
         return
 
-    def vector(buffers: Buffers) -> np.ndarray:
+    def rows(buffers: Buffers) -> np.ndarray:
         zero = [0.0] * len(correct[0][names[0]].sketch)
-        parts = [np.array(buffers[n].sketch if n in buffers else zero, dtype=float) / norms[n] for n in names]
-        return np.concatenate(parts)
+        return np.array([np.divide(buffers[n].sketch if n in buffers else zero, norms[n]) for n in names])
 
-    vectors = [vector(buffers) for buffers in correct]
-    noise = math.sqrt(float(np.var(vectors, axis=0, ddof=1).sum()))
-    distances = (vector(own) - vectors[0]).reshape(len(names), -1)
-    each = np.linalg.norm(distances, axis=1)
+    found = [rows(buffers) for buffers in correct]
+    noise = math.sqrt(float(np.var(found, axis=0, ddof=1).sum()))
+    each = np.linalg.norm(rows(own) - found[0], axis=1)
     worst = names[int(np.argmax(np.where(np.isnan(each), math.inf, each)))]
     rounded = len(case.reference.steps) * FP32 + sum_error(case.run) + case.run.unit_roundoff
     distance = float(np.linalg.norm(each))

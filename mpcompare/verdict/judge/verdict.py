@@ -1,6 +1,7 @@
 """Does a run compute the same as its reference? docs/verdict.md says why these checks, and how good they are."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from mpcompare.verdict.judge import promises
 from mpcompare.verdict.judge.check import Case, Check, Examined, listed
@@ -57,36 +58,32 @@ class Verdict:
 
 def judge(run: Examined, reference: Examined) -> Verdict:
     """Returns the verdict on ``run``; both may be the same one."""
-    case, name = Case(run, reference), reference.name
+    case = Case(run, reference)
     checks = list(all_checks(case))
     unchecked = [] if case.is_reference else _unchecked(case)
+    verdict = partial(Verdict, reference=reference.name, checks=checks, unchecked=unchecked)
     failed = next((check for check in checks if not check.passed), None)
     if failed:
-        return Verdict(Word.DIFFERS, failed.cause, failed.because, name, checks, unchecked, failed.detail)
+        return verdict(Word.DIFFERS, failed.cause, failed.because, detail=failed.detail)
     if stopped := run.findings.stopped:
         because = "; ".join(f"the pass {each} stopped with {error}" for each, error in stopped.items())
-        return Verdict(Word.NOT_EXAMINED, ", ".join(stopped), because, name, checks, unchecked)
-    seen = sight(case)
-    sees = f"would see an error in a gradient of {_percent(seen.resolution)} or more" if seen else ""
+        return verdict(Word.NOT_EXAMINED, ", ".join(stopped), because)
+    if seen := sight(case):
+        percent = f"{100 * seen.resolution:{'.1g' if seen.resolution < 0.095 else '.0f'}} %"
+        verdict = partial(verdict, sees=f"would see an error in a gradient of {percent} or more")
     if case.is_reference:
-        return Verdict(Word.REFERENCE, because=doubt(run), reference=name, checks=checks, sees=sees)
+        return verdict(Word.REFERENCE, because=doubt(run))
     if seen and not seen.enough:
-        return Verdict(Word.NOT_SEEN, *_blind(seen), name, checks, unchecked, sees=sees)
+        return verdict(Word.NOT_SEEN, *_blind(seen))
     kept = promises.kept(run)
-    if GRADIENTS in unchecked:
-        if TRAINING in unchecked or kept:
-            return Verdict(Word.NOT_COMPARABLE, "gradients", "neither gradients nor noise are known", name, checks)
-        if RESUMED in unchecked:
-            because = "its gradients are not known, and training began at another point"
-            return Verdict(Word.NOT_COMPARABLE, "resume", because, name, checks)
-        return Verdict(Word.WITHIN_NOISE, "", "", name, checks, unchecked)
-    if kept:
-        return Verdict(Word.DIFFERS_AS_DECLARED, ", ".join(kept), "", name, checks, unchecked, sees=sees)
-    return Verdict(Word.SAME, "", "", name, checks, unchecked, sees=sees)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1g} %" if share < 0.095 else f"{100 * share:.0f} %"
+    if GRADIENTS not in unchecked:
+        return verdict(Word.DIFFERS_AS_DECLARED if kept else Word.SAME, ", ".join(kept))
+    if TRAINING in unchecked or kept:
+        return verdict(Word.NOT_COMPARABLE, "gradients", "neither gradients nor noise are known", unchecked=[])
+    if RESUMED in unchecked:
+        because = "its gradients are not known, and training began at another point"
+        return verdict(Word.NOT_COMPARABLE, "resume", because, unchecked=[])
+    return verdict(Word.WITHIN_NOISE)
 
 
 def _blind(seen: Sight) -> tuple[str, str]:

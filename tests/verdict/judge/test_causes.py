@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from mpcompare.verdict.judge.causes import Pass, TensorError, explain
+from mpcompare.verdict.judge.causes import Pass, Symptoms, TensorError, explain
 from mpcompare.verdict.judge.drive import Gradients
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.verdict.judge.owner import Layer
@@ -24,8 +24,9 @@ def cause(excess, zeros=None, precision="bf16", replays=()):
         e = 0.01 * excess.get(name, 0.5)
         slope = 1 + e / 3 * (-1) ** place  # in no one direction
         errors[name] = TensorError(GradientError(e, 1.0, 1.0, slope, e, (zeros or {}).get(name, 0.0), 1000), 0.01)
-    step = Pass(Gradients(1.0, 1.0, 0.0))
-    return explain(SimpleNamespace(findings=findings, unit_roundoff=u, precision=precision), errors, step, step, True)
+    step = Pass(Gradients(1.0, 1.0, 0.0), Gradients(1.0, 1.0, 0.0))
+    run = SimpleNamespace(findings=findings, unit_roundoff=u, precision=precision)
+    return explain(Symptoms(run, errors, step, True))
 
 
 ALL = dict.fromkeys(PLACES, 3.0)

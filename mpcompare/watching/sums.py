@@ -169,7 +169,9 @@ class Sums:
     def _is_left(self, name: str) -> bool:
         """Returns whether a gradient is as the last backward left it; so may one be that is 0."""
         grad = self.params[name].grad
-        return grad is not None and grad is self._left.get(name) and grad._version == self._versions[name]
+        if grad is None or grad is not self._left.get(name) or any("zero" in part for part, _ in self.order):
+            return False
+        return grad._version == self._versions[name]
 
     def _fresh(self) -> None:
         """Drops everything but the calls that no backward has come through."""

@@ -46,6 +46,7 @@ class Layers(Gradients):
             empty in other precisions.
         of_kernels: of the gradients of norms that are further off than roundings make, the errors compared with the
             gradients that torch's own kernels make of the same operands, where these are nearer.
+        factor: by which the backend multiplies the gradient at the output of the network, the loss scale put aside.
         as_given: whether the network was called once for each micro-batch, with its rows as they are. Masks that are
             drawn for other rows are other masks.
         loss_is_replayed: whether the loss was, too. It is not where nobody can tell which rows the network was called
@@ -57,6 +58,7 @@ class Layers(Gradients):
     detached: list[str] = field(default_factory=list)
     digits: dict[str, Digits] = field(default_factory=dict)
     of_kernels: Errors = field(default_factory=dict)
+    factor: float = 1.0
     as_given: bool = True
     loss_is_replayed: bool = True
 

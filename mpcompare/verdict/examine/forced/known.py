@@ -34,7 +34,7 @@ class KnownLayers:
     record: Record
     dtype: torch.dtype
     results: Mapping[tuple[str, str], int]
-    sample: Callable[[Point], None]
+    sample: Callable[[Roundings, Point], None]
     roundings: Roundings
     params: dict[str, list[str]] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class KnownLayers:
     def forward(self, layer: str) -> None:
         """Takes a sample of the output of a layer."""
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            self.sample(Point("output", layer))
+            self.sample(self.roundings, Point("output", layer))
 
     def backward(self, at: At, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
         """Takes samples of the gradient that arrives at a layer, and of those of its parameters, and returns what it
@@ -80,7 +80,7 @@ class KnownLayers:
         at.replay.tell(Point("gradient", at.name), right, right, right.dtype)
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             for name in self.params[at.name]:
-                self.sample(Point("parameter", name))
+                self.sample(self.roundings, Point("parameter", name))
             passed = self.roundings.round_(self._back[at.name].clone())
         at.replay.tell(Point("back", at.name), passed, passed, passed.dtype)
         return tuple(passed if is_real(value) else None for value in at.call.inputs)

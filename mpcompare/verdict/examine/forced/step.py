@@ -8,7 +8,6 @@ a large tensor tell how large these are.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -69,7 +68,6 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
     errors = Errors(len(recorded.batches))
     ranges, roundings = Ranges(precision, recorded.scale), Roundings(precision, recorded.scale)
     dtype, u = torch.float32 if precision.is_16_bit else torch.float64, precision.unit_roundoff
-    sample = partial(errors.sample, roundings)
 
     def compare_exact(point: Point, seen: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
         errors.compare(point, seen, exact, dtype)
@@ -87,7 +85,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
 
     replay = _replay(recorded, torch.float64, compare_exact)
     roundings.convolves_in = replay.convolves_in(gradient, next(recorded.network.parameters()).device)
-    known = KnownLayers(recorded.network, recorded.record, dtype, ranges.results, sample, roundings)
+    known = KnownLayers(recorded.network, recorded.record, dtype, ranges.results, errors.sample, roundings)
     replay.whose, replay.kept, replay.found = ranges.whose, recorded.scale, compare_gradient
     with ranges:
         exact_loss = replay.run()
@@ -102,6 +100,7 @@ def compared_with_the_replay(recorded: Recorded, precision: Precision, earlier: 
         gradients={name: gradients[name] for name in replay.sums.sources},
         detached=list(dict.fromkeys(replay.detached)),
         as_given=replay.as_given,
+        factor=replay.factors[-1] / recorded.scale,
         loss_is_replayed=exact_loss is not None,
     )
     if earlier is not None and (like := earlier.like(precision, points, layers.gradients)):

@@ -84,6 +84,8 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
                 lines.append(
                     f"clip_norm is none: a gradient of norm {said(most)} was not clipped, expected {said(value)}"
                 )
+        elif name == "clip_norm" and "factors" in facts and not whole:
+            lines.append(f"clip_norm is no norm of all gradients, which have several factors, expected {said(value)}")
         elif not alike(facts.get(name), value):
             lines.append(f"{name} is {said(facts.get(name))}, expected {said(value)}")
     return lines

@@ -205,11 +205,16 @@ class Watch:
         """
         lines = [str(defect) for defect in self.defects]
         if not self.facts.get("updates"):
-            lines.append(f"{NOTHING}: no optimizer took a step within the block")
+            lines.append(f"{NOTHING}: {self._why_nothing()}")
         elif expect is not None:
             lines += expecting.differences(self.facts, expect)
         if lines:
             raise WrongTraining("\n  ".join(["the training is wrong:", *lines]))
+
+    def _why_nothing(self) -> str:
+        if 0 < self._count <= self.after:
+            return f"the block has {self._count} updates, and looking begins after {self.after}"
+        return "no optimizer took a step within the block" if self.entered else "the block was not entered"
 
     def save(self, file: str | Path) -> None:
         """Writes the card to a file, which ``expect`` takes."""
@@ -218,7 +223,7 @@ class Watch:
         expecting.save(self.facts, file)
 
     def __str__(self) -> str:
-        lines = [self.verdict]
+        lines = [self.verdict if self.verdict != NOTHING else f"{NOTHING}: {self._why_nothing()}"]
         lines += [
             f"  {name:<18} {expecting.said(value)}" for name, value in self.facts.items() if value not in ([], {})
         ]

@@ -6,6 +6,7 @@ from torch import Tensor
 from mpcompare.verdict.examine.forced.random_numbers import Fed
 from mpcompare.verdict.examine.forced.record import OUTPUT
 from mpcompare.verdict.examine.forced.replay import default_dtype
+from mpcompare.verdict.examine.forced.weights import Weights
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import FromTheRoot, as_it_was, without_autocast
 from mpcompare.watching.steps import Sum
@@ -20,11 +21,16 @@ def exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
     """
     network = as_it_was(look.network, at).double()
     replay = FromTheRoot(network, torch.float64, seen.record, _no_loss, [], 1.0, lambda *_: None)
-    replay.events = tuple(seen.tape)
+    replay.events, replay.weights = tuple(seen.tape), Weights(network, torch.float64)
     kept = torch.random.fork_rng(devices=[]), torch.enable_grad(), without_autocast()
-    with kept[0], kept[1], kept[2], Fed(seen.record.drawn), default_dtype(torch.float64):
+    with kept[0], kept[1], kept[2], replay.weights, Fed(seen.record.drawn), default_dtype(torch.float64):
         replay.take(seen.record.calls[OUTPUT])
-    return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    found: dict[str, Tensor] = {}
+    for name, p in network.named_parameters():
+        parts = [t.grad for t in (p, replay.weights.between.get(name)) if t is not None and t.grad is not None]
+        if parts:
+            found[name] = sum(parts[1:], parts[0])
+    return found
 
 
 def _no_loss(output: object, targets: object) -> Tensor:

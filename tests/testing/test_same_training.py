@@ -54,6 +54,18 @@ def test_a_loop_is_the_same_as_itself_written_in_another_way():
     assert_same_training(trains(loss=other_way), trains(), steps=2)
 
 
+def test_numbers_that_the_loop_and_its_network_keep_in_16_bits_are_compared():
+    def casting():
+        model = small_network()
+        model[3].forward = lambda x: F.gelu(x.bfloat16())
+        return model
+
+    def by_hand(z, y):
+        return -z.log_softmax(-1).gather(1, y[:, None]).mean()
+
+    assert_same_training(trains(make=casting, loss=by_hand), trains(make=casting), steps=2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("control", CONTROLS)
 def test_negative_controls(control):

@@ -190,6 +190,21 @@ def test_a_norm_of_clipping_that_never_binds():
         TINY.run(mpcompare.watch).raise_if_wrong(expect={"clip_norm": 50.0})
 
 
+def test_a_norm_of_each_tensor_is_no_norm_of_all_gradients():
+    def each(model):
+        for p in model.parameters():
+            nn.utils.clip_grad_norm_([p], 0.01)
+
+    seen = replace(TINY, before_step=each).run(mpcompare.watch)
+    with pytest.raises(WrongTraining, match="clip_norm is no norm of all gradients"):
+        seen.raise_if_wrong(expect={"clip_norm": 0.01})
+
+
+def test_a_block_that_ends_before_looking_begins_says_so():
+    seen = TINY.run(lambda *given: mpcompare.watch(*given, after=100))
+    assert str(seen) == "nothing was seen: the block has 1 updates, and looking begins after 100"
+
+
 def test_a_weight_that_the_loop_detaches():
     def make():
         model = two_layers()

@@ -1,8 +1,9 @@
 """The loop as people write it, a function ``step(model, optimizer, batch)``, as a backend whose step is one piece.
 
-The function has its own autocast, backward, clipping and ``optimizer.step()``, and returns the loss. One with an
-argument ``scaler`` is given a ``torch.amp.GradScaler`` of the run's loss scale. The gradients of the step are those
-that the optimizer, or the scaler, is called with: hooks of both note which tensors they are, and copy nothing.
+The function has its own autocast, backward and ``optimizer.step()``, and returns the loss. One that clips its gradients
+does not say which norm they had before, so it is no step that can be judged. One with an argument ``scaler`` is given a
+``torch.amp.GradScaler`` of the run's loss scale. The gradients of the step are those that the optimizer, or the scaler,
+is called with: hooks of both note which tensors they are, and copy nothing.
 """
 
 import inspect

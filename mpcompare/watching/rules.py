@@ -13,7 +13,8 @@ from mpcompare.tasks.any_optimizer import OwnReplay, fault_of
 from mpcompare.tasks.optimizers import Adam, AdamW, Coarse, Sgd, UpdateReplay
 from mpcompare.verdict.examine.errors import Remembered
 
-OTHERS = {"N", "R", "Q", "P", "K", "Y", "Mini", "Bound", "Schedule", "Free", "Prodigy"}  # of such words: NAdam, AdamP
+# Words in the names of optimizers that are no Adam and no SGD, such as NAdam, AdamP and SGDScheduleFree.
+OTHERS = {"N", "R", "Q", "P", "K", "Y", "Mini", "Bound", "Schedule", "Free", "Prodigy"}
 COARSE = {"bf16": 2.0**16, "fp16": 2.0**13}  # unit roundoffs over fp32's
 
 

@@ -43,7 +43,11 @@ def parts_of(data: Any, wanted: int, model: Any, loss: Any) -> Parts:
         return (*_pair(train, model, loss), *_pair(test, model, loss))
     whole = _whole(data, wanted)
     x, y = _pair(whole, model, loss)
-    rows = min(len(leaf) for leaf in tree_flatten((x, y))[0] if isinstance(leaf, Tensor))
+    lengths = {len(leaf) for leaf in tree_flatten((x, y))[0] if isinstance(leaf, Tensor)}
+    rows = min(lengths)
+    if len(lengths) > 1:
+        said = " and ".join(map(str, sorted(lengths)))
+        raise InputError("data", f"{said} samples", "expected as many inputs as targets")
     held_out = max(rows // HELD_OUT, 1)
     if rows < 2:
         raise InputError("data", f"{rows} sample", "expected at least two, of which one is held out")

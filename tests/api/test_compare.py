@@ -78,6 +78,10 @@ def test_classes_and_data_in_memory_take_part(tmp_path):
         ({"model": lambda: nn.Linear(2, 3), "task": "mnist_cnn"}, "task=mnist_cnn: expected either a task, or a model"),
         ({"loss": 3}, "loss=3: expected one of cross_entropy, masked_cross_entropy, mse, model, or a function"),
         ({"data": 3}, "data=int: expected a DataLoader, a Dataset, tensors or arrays (x, y), the name"),
+        (
+            {"model": nn.Linear(4, 3), "data": (torch.ones(60, 4), torch.ones(59, 3))},
+            "data=59 and 60 samples: expected as many inputs as targets",
+        ),
         ({"backends": ["amp", "amp"]}, "backends=amp: is there twice"),
         ({"backends": ["amp", 3]}, "backends=3: expected the name of a backend, its class, or a function"),
         ({"train": {"steps": object}}, "train.steps=type <class 'object'>: expected a number, a text"),

@@ -44,10 +44,10 @@ def parts_of(data: Any, wanted: int, model: Any, loss: Any) -> Parts:
     whole = _whole(data, wanted)
     x, y = _pair(whole, model, loss)
     lengths = {len(leaf) for leaf in tree_flatten((x, y))[0] if isinstance(leaf, Tensor)}
-    rows = min(lengths)
     if len(lengths) > 1:
         said = " and ".join(map(str, sorted(lengths)))
         raise InputError("data", f"{said} samples", "expected as many inputs as targets")
+    (rows,) = lengths
     held_out = max(rows // HELD_OUT, 1)
     if rows < 2:
         raise InputError("data", f"{rows} sample", "expected at least two, of which one is held out")

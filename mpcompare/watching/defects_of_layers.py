@@ -19,6 +19,7 @@ from mpcompare.watching.examining import Replayed, longest_sum
 from mpcompare.watching.handing_on import SHORT
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
+from mpcompare.watching.sums import hooks_after
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
@@ -78,9 +79,8 @@ def _without_gradient(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
         reached = [c for c in calls if c.without or any(g is not None and bool(g.any()) for g in c.gradients)]
         for own, p in module.named_parameters():
             name = look.sums.names.get(id(p), "")
-            freed = getattr(p, "_post_accumulate_grad_hooks", None)
             given = [call for call in reached if own in call.trained]
-            if given and name in seen.owned and name not in seen.grads and not freed:
+            if given and name in seen.owned and name not in seen.grads and not hooks_after(p):
                 because = f"{name} has no gradient in update {number}, though gradients arrive at the output of {layer}"
                 if given[0].without:
                     because = f"{name} has no gradient in update {number}: a reentrant checkpoint calls {layer}, and "
@@ -100,11 +100,8 @@ def _recomputed(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
                 because = f"{layer} is computed in {kinds[0]}, and backward computes it once more in {kinds[1]}, in "
                 yield Defect("precision", layer, because + f"update {number}")
             module = look.network.get_submodule(layer)
-            if (
-                isinstance(module, BATCH_NORMS)
-                and module.track_running_stats
-                and seen.attributes.get(layer, {}).get("training")
-            ):
+            trains = seen.first is not None and seen.first.attributes[layer]["training"]
+            if isinstance(module, BATCH_NORMS) and module.track_running_stats and trains:
                 because = f"backward computes {layer} once more in update {number}, and takes its batch into the "
                 yield Defect("running statistics", layer, because + "running statistics twice")
 

@@ -29,7 +29,8 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
         yield Defect("inf or NaN", bad[0], f"{listed(bad)} hold inf or NaN after step {number}")
     if taken.sum is not None:
         buffers = taken.sum.buffers_after
-        was = {n: b for n, b in taken.sum.buffers.items() if bool(b.isfinite().all())}
+        before = taken.sum.first.buffers if taken.sum.first else {}
+        was = {n: b for n, b in before.items() if bool(b.isfinite().all())}
         bad = [n for n, b in buffers.items() if n in was and b.is_floating_point() and not bool(b.isfinite().all())]
         if bad:
             yield Defect("inf or NaN", bad[0], f"the buffers {listed(bad)} hold inf or NaN {where}")

@@ -125,9 +125,10 @@ class Look(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling() or _without_numbers(args):  # a compiler looks through this mode
+        if torch.compiler.is_compiling():  # a compiler looks through this mode
             return func(*args, **kwargs)
-        end = self.guard(self._begins, func, args, kwargs) if self._is_of_loop() else None
+        seen = self._is_of_loop() and not _without_numbers(args)
+        end = self.guard(self._begins, func, args, kwargs) if seen else None
         result = func(*args, **kwargs)
         if end is not None:
             self.guard(end, result)

@@ -195,13 +195,20 @@ class _Stored(torch.autograd.Function):
         return ctx.replay.stored(grad), None
 
 
-def as_it_was(network: nn.Module, at: Sum) -> nn.Module:
-    """Returns a copy of a network with the weights, buffers and attributes of a sum; hooks of wrappers stay outside. A
-    parameter that no optimizer has requires no gradient: nobody clears that."""
+def as_it_was(network: nn.Module, seen: Sum, at: Sum | None = None) -> nn.Module:
+    """Returns a copy of a network as it was in the first call of a sum; hooks of wrappers stay outside. A parameter
+    that no optimizer has requires no gradient: nobody clears that.
+
+    Args:
+        at: the sum whose weights and buffers the copy has; None: its own.
+    """
+    at = at or seen
+    assert seen.first is not None
+    assert at.first is not None
     params = {n: p for n, p in network.named_parameters() if n in at.weights}
-    trained = {n: n in at.trained and n in at.owned for n in params}
+    trained = {n: n in seen.first.trained and n in seen.owned for n in params}
     copied = copy_of(network, {id(p): nn.Parameter(at.weights[n], trained[n]) for n, p in params.items()})
-    set_attributes(copied, at.attributes)
+    set_attributes(copied, seen.first.attributes)
     for module in copied.modules():
         if hasattr(module, "sparse"):
             module.sparse = False  # type: ignore[assignment] # the gradient of an embedding; its numbers are the same
@@ -210,8 +217,8 @@ def as_it_was(network: nn.Module, at: Sum) -> nn.Module:
             module.__dict__.pop("forward", None)  # such as one that enters autocast
     with torch.no_grad():
         for name, b in copied.named_buffers():
-            if name in at.buffers:
-                b.copy_(at.buffers[name])
+            if name in at.first.buffers:
+                b.copy_(at.first.buffers[name])
     return copied
 
 

@@ -81,7 +81,7 @@ def rules_of(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], stat
     return found
 
 
-# What Adam, AdamW and SGD may be asked for, also those of apex and DeepSpeed. Others may make them another optimizer.
+# Settings of Adam, AdamW and SGD, also of those of apex and DeepSpeed. Any other may make an optimizer of another rule.
 KNOWN = {
     "amsgrad", "maximize", "nesterov", "foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay",
     "bias_correction", "adam_w_mode", "dampening", "betas",

@@ -10,8 +10,7 @@ from torch import Tensor
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.numerics import spread, total_norm
-from mpcompare.watching.attributes import Attributes
-from mpcompare.watching.tape import Event, Op, Root
+from mpcompare.watching.tape import Called, Event, Op, Root
 
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
 
@@ -24,8 +23,8 @@ class Sum:
         record: of the calls of the layers.
         tape: everything between the network's output and ``backward``.
         grads: all of them, before anything changed them.
-        weights, buffers, attributes: as the first call of the network had them; by module its plain attributes.
-        trained: the names of the parameters that required a gradient then.
+        weights: as the first call of the network had them.
+        first: that call; None where none was seen.
         buffers_after: after the last one.
         stale: the parameters whose gradients hold those of the update before, too.
         dropped: the number of backward passes whose gradients were cleared before an update used them.
@@ -41,9 +40,7 @@ class Sum:
     tape: list[Event]
     grads: Params
     weights: Params
-    buffers: Params
-    attributes: Attributes
-    trained: frozenset[str]
+    first: Called | None
     buffers_after: Params
     stale: list[str]
     dropped: int

@@ -96,9 +96,8 @@ class Sums:
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
         attributes = attributes_of(self.network, self.spool.copy)
         trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
-        begun = Called([], states(), buffers, attributes, trained, first, foreign, self.moves, autocast_dtype())
-        begun.begins = _next_number()
-        return begun
+        number, dtype = _next_number(), autocast_dtype()
+        return Called([], states(), buffers, attributes, trained, first, number, foreign, self.moves, dtype)
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
@@ -260,9 +259,7 @@ class Sums:
             tape=tape,
             grads={n: g for n, g in (self._kept or {}).items() if n not in others},
             weights=self.weights or {},
-            buffers=used[0].buffers if used else {},
-            attributes=used[0].attributes if used else {},
-            trained=used[0].trained if used else frozenset(),
+            first=used[0] if used else None,
             buffers_after={name: self.spool.copy(b) for name, b in self.network.named_buffers()},
             stale=stale,
             dropped=self._dropped,
@@ -270,7 +267,7 @@ class Sums:
             hidden=self._hidden or record.hidden or ("" if used else "no call of the network was seen"),
             training=self._training,
             owned=self.attached.owned() - others,
-            hooked={n for n, p in self.params.items() if p._backward_hooks or _hooks_after(p)},
+            hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
             autocast=_autocast(record, [event for event in events if isinstance(event, Called)]),
         )
         self._dropped = self._given_up = 0
@@ -293,8 +290,8 @@ def _next_number() -> int:
     return int(node._sequence_nr())
 
 
-def _hooks_after(p: Tensor) -> bool:
-    """Returns whether hooks are called when the gradient of a parameter is there."""
+def hooks_after(p: Tensor) -> bool:
+    """Returns whether hooks are called when the gradient of a parameter is there, as of one that is updated then."""
     return bool(getattr(p, "_post_accumulate_grad_hooks", None))
 
 

@@ -49,13 +49,13 @@ class Called:
     attributes: Attributes
     trained: frozenset[str]
     first: dict[str, int]  # by layer the number of calls before it, and after it
+    begins: int  # the number that autograd gave the function before those of the network
     foreign: bool = False  # whether its inputs require gradients
     moves: int = 0
     autocast: torch.dtype | None = None
     last: dict[str, int] = field(default_factory=dict)
     output: Any = None  # the record of the call
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
-    begins: int = 0  # the number that it gave the function before those of the network
 
 
 @dataclass(eq=False)

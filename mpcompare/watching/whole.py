@@ -19,7 +19,9 @@ def exact_gradients(look: Look, seen: Sum, at: Sum) -> dict[str, Tensor]:
     Args:
         at: the sum with the weights and buffers at which they are taken.
     """
-    network = as_it_was(look.network, at).double()
+    if seen.first is None or at.first is None:
+        return {}
+    network = as_it_was(look.network, seen, at).double()
     replay = FromTheRoot(network, torch.float64, seen.record, _no_loss, [], 1.0, lambda *_: None)
     replay.events, replay.weights = tuple(seen.tape), Weights(network, torch.float64)
     kept = torch.random.fork_rng(devices=[]), torch.enable_grad(), without_autocast()

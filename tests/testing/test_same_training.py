@@ -29,6 +29,16 @@ def halve(model):
         p.grad.mul_(0.5)
 
 
+def frozen(model):
+    model[2].requires_grad_(False)
+    return model
+
+
+def coarse(model):
+    model[4].eps = 1e-2
+    return model
+
+
 CONTROLS = {
     "halved gradients": (trains(before_step=halve), "clip_norm is 0.05 in ours"),
     "no autocast": (trains(dtype=torch.float32), "precision is fp32 in ours, bf16 in the reference"),
@@ -41,6 +51,10 @@ CONTROLS = {
     "another rate": (
         trains(optimizer=lambda p: torch.optim.AdamW(p, lr=2e-3)), "lr of parameter group 1 is 0.002 in ours, 0.001",
     ),
+    "a frozen layer": (
+        trains(make=lambda: frozen(small_network())), "without_gradient is 2.bias, 2.weight in ours",
+    ),
+    "another setting of a norm": (trains(make=lambda: coarse(small_network())), "the gradients of .* are others"),
     "too few updates": (trains(updates=1), "ours took 1 updates"),
 }  # fmt: skip
 

@@ -170,7 +170,7 @@ def _gradients(candidate: Candidate, checked: Checked) -> Iterator[str]:
         yield from broken
         if not broken:
             norm, expected = (math.hypot(*(g.double().norm().item() for g in each.values())) for each in (grads, exact))
-            if not expected / 2 <= norm <= 2 * expected:
+            if not expected / 8 <= norm <= 8 * expected:  # a loss scale; the verdict names factors of micro-batches
                 times = f"{norm / expected:.3g} times the exact ones at loss scale {scaling.scale:g}"
                 yield f"grads() are {times}: expected them unscaled"
 
@@ -299,7 +299,7 @@ def verdict(candidate: Candidate, checked: Checked) -> Iterator[str]:
     if judged.word is Word.NOT_SEEN:  # no check failed
         checked.skipped[f"{candidate.name}, verdict"] = f"{judged}: {judged.because}"
     elif not judged.word.is_fine:
-        yield f"beside {peer.__name__} the verdict is {judged}: {judged.because}"
+        yield f"compared with {peer.__name__} the verdict is {judged}: {judged.because}"
 
 
 REQUIREMENTS: tuple[Requirement, ...] = (

@@ -1,5 +1,6 @@
 """The small networks on which backends are checked."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,14 +15,18 @@ from mpcompare.tasks.text import CharGpt
 
 
 def small_tasks() -> dict[str, tuple[Task, Dataset]]:
-    """Returns the tasks on which a backend is checked, each with 12 batches: ``mlp``, ``cnn`` and ``transformer``. They
-    train with momentum, so that the optimizer has a state."""
+    """Returns the tasks on which a backend is checked, each with 12 batches: ``mlp``, ``recipe``, ``cnn`` and
+    ``transformer``. They train with momentum, so that the optimizer has a state. ``recipe`` is the MLP with two
+    micro-batches a step, and a norm of clipping that its gradients exceed."""
     optimizer = Sgd(0.1, 0.9)
     mlp = Task(partial(Mlp, 20, [24, 16], 5), "cross_entropy", optimizer, 32, 32 * 12)
     cnn = Task(_cnn, "cross_entropy", optimizer, 16, 16 * 12)
     gpt = Task(partial(CharGpt, vocabulary=16, length=8, width=32, heads=2, blocks=1), "cross_entropy", optimizer, 32)
+    recipe = replace(mlp, accumulate=2, clip_norm=0.1)
+    vectors = synthetic(0, 32 * 12, 20, 5, "cross_entropy")
     return {
-        "mlp": (mlp, synthetic(0, 32 * 12, 20, 5, "cross_entropy")),
+        "mlp": (mlp, vectors),
+        "recipe": (recipe, vectors),
         "cnn": (cnn, digits(0, 16 * 12)),
         "transformer": (gpt, _tokens(32 * 12)),
     }

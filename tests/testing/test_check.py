@@ -17,6 +17,7 @@ from mpcompare.testing import BrokenContract, check_backend, small_tasks
 
 TASKS = small_tasks()
 MLP = {"mlp": TASKS["mlp"]}
+RECIPE = {"recipe": TASKS["recipe"]}
 CNN = {"cnn": TASKS["cnn"]}
 
 
@@ -31,21 +32,21 @@ CNN = {"cnn": TASKS["cnn"]}
 )
 def test_backends_of_any_network_keep_the_contract(name, precision):
     checked = check_backend(BACKENDS[name], precision=precision)
-    assert checked.candidates == [f"{task} {precision}" for task in ("mlp", "cnn", "transformer")]
+    assert checked.candidates == [f"{task} {precision}" for task in ("mlp", "recipe", "cnn", "transformer")]
     assert list(checked.skipped) == [f"transformer {precision}, overflow"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["amp", "master_weights"])
 def test_they_keep_it_in_all_their_precisions(name):
-    assert len(check_backend(BACKENDS[name]).candidates) == 6
+    assert len(check_backend(BACKENDS[name]).candidates) == 8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fused", "scratch"])
 def test_backends_of_mlps_keep_the_contract_and_the_other_tasks_are_skipped(name):
     checked = check_backend(BACKENDS[name])
-    assert checked.candidates == ["mlp fp16", "mlp bf16", "mlp fp32"]
+    assert checked.candidates == [f"{task} {p}" for task in ("mlp", "recipe") for p in ("fp16", "bf16", "fp32")]
     assert "trains MLPs" in checked.skipped["cnn bf16"]
     assert checked.skipped["mlp tf32"] == "tf32 needs a CUDA GPU"
 
@@ -253,6 +254,19 @@ class OnePercentMore(Fp32):
             p.grad *= 1.01
 
 
+class NeverClips(Fp32):
+    def clip(self):
+        self.grad_norm = 0.0
+
+
+class SumsMicroBatches(Fp32):
+    """``fp32`` that divides no micro-batch by their number."""
+
+    def backward(self):
+        self.loss = self.loss * self.task.accumulate
+        super().backward()
+
+
 class NoMasterWeights(Amp):
     """``amp`` that says fp32 and keeps weights that have the digits of bf16."""
 
@@ -302,10 +316,15 @@ class NoMasterWeights(Amp):
             "the constructor raises InputError: loss_scale=dynamic: nothing is accepted (mlp fp16",
         ),
         (Unavailable, MLP, "nothing could be checked: backend=mine needs a unicorn"),
-        (OnePercentMore, MLP, "beside Fp32 the verdict is differs: "),
+        (OnePercentMore, MLP, "compared with Fp32 the verdict is differs: "),
         pytest.param(
-            NoMasterWeights, MLP, "beside Amp the verdict is differs: no master weights: ", marks=pytest.mark.slow
+            NoMasterWeights,
+            MLP,
+            "compared with Amp the verdict is differs: no master weights: ",
+            marks=pytest.mark.slow,
         ),
+        (NeverClips, RECIPE, "compared with Fp32 the verdict is differs: clip: "),
+        (SumsMicroBatches, RECIPE, "differs: accumulation: every micro-batch counts 2 times: the loss is not divided"),
         (lambda: None, MLP, "it is no class"),
     ],
 )

@@ -11,7 +11,7 @@ from mpcompare.precision import PRECISIONS
 from mpcompare.tasks.cast import STAY_IN_FP32
 from mpcompare.verdict.examine.forced.record import OUTPUT, is_real
 from mpcompare.verdict.examine.oracle import MULTIPLY
-from mpcompare.verdict.findings import Recipe
+from mpcompare.verdict.findings import Findings, Recipe
 from mpcompare.verdict.judge import layers as of_layers
 from mpcompare.verdict.judge.check import Case, listed
 from mpcompare.watching.defect import Defect, as_examined, failed
@@ -51,7 +51,7 @@ def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
         replay = sums.get(id(taken.sum))
         if replay is not None and replay.layers is not None:
             where = f"in update {number}"
-            case = _case(look, taken.sum, replay)
+            case = as_case(look, taken.sum, replay)
             checks = of_layers.of_step(case, replay.layers, replay.reference, where, first_is_right=False)
             found = list(failed(checks, look))
             if (found or taken.sum.hooked) and PRECISIONS[replay.precision].is_16_bit:
@@ -96,7 +96,7 @@ def _recomputed(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
             if not call.again or layer == OUTPUT:
                 continue
             if call.again != first:
-                kinds = [str(d[0]).removeprefix("torch.") for d in (first, call.again)]
+                kinds = [dtype_name(d[0]) for d in (first, call.again)]
                 because = f"{layer} is computed in {kinds[0]}, and backward computes it once more in {kinds[1]}, in "
                 yield Defect("precision", layer, because + f"update {number}")
             module = look.network.get_submodule(layer)
@@ -106,12 +106,17 @@ def _recomputed(look: Look, seen: Sum, number: int) -> Iterator[Defect]:
                 yield Defect("running statistics", layer, because + "running statistics twice")
 
 
-def _case(look: Look, seen: Sum, replay: Replayed) -> Case:
+def as_case(look: Look, seen: Sum, replay: Replayed) -> Case:
     """Returns a sum of gradients as a case for the judge, whose reference is exact."""
     order = [name for name in replay.dtypes for _ in seen.record.calls[name]]
     recipe = Recipe(batch_size=_rows(seen), accumulate=len(seen.roots))
     run = as_examined(look, replay.precision, recipe, longest_sum(look.network, seen), order)
-    return Case(run, replace(run, name="exact"))
+    exact = replace(run, name="exact", findings=_with(run.findings, replay.reference))
+    return Case(replace(run, findings=_with(run.findings, replay.layers)), exact)
+
+
+def _with(findings: Findings, layers: of_layers.Layers | None) -> Findings:
+    return replace(findings, replays={"first": layers} if layers is not None else {})
 
 
 def _rows(seen: Sum) -> int:
@@ -136,7 +141,7 @@ def of_formats(look: Look) -> Iterator[Defect]:
         if not short:
             continue
         kind = type(module).__name__
-        dtype = str(dict(own)[short[0]].dtype).removeprefix("torch.")
+        dtype = dtype_name(dict(own)[short[0]].dtype)
         because = f"{name or 'the network'} ({kind}) keeps {listed(short)} in {dtype}, where other weights are fp32"
         cause = (
             "normalization"

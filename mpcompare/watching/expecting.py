@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from mpcompare.errors import InputError, did_you_mean
@@ -13,10 +14,15 @@ KEPT_APART = (
     "skipped",
     "clipped_updates",
     "scales",
-    "labels",
+    "micro_batch_labels",
     "order",
     "gradient_norms",
 )  # of one look, and no property of the loop
+WORDS = {
+    "precision": ("fp32", "bf16", "fp16"),
+    "autocast": ("none", "bf16", "fp16"),
+    "clip_place": ("after backward", "before unscaling", "after unscaling"),
+}  # of facts that are one of few
 NOT_SEEN = "not known: no layer was seen"
 NOT_BOUND = "not known: a norm was taken, and no gradient was clipped to it"
 
@@ -66,7 +72,7 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
     """Returns the facts that are not as expected, a line each.
 
     Raises:
-        InputError: a fact of that name is unknown, or the file is no card.
+        InputError: a fact of that name is unknown, or cannot have that value, or the file is no card.
     """
     whole = isinstance(expect, (str, Path))
     wanted = (
@@ -79,6 +85,8 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
         if name not in facts and not whole:
             known = ", ".join(facts)
             raise InputError("watch: expect", name, f"expected one of {known}{did_you_mean(name, facts)}")
+        if not whole:
+            _check(name, value)
         if name == "clip_norm" and facts.get(name) == NOT_BOUND and isinstance(value, (int, float)):
             if (most := max(facts["gradient_norms"])) > value:
                 lines.append(
@@ -89,6 +97,15 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
         elif not alike(facts.get(name), value):
             lines.append(f"{name} is {said(facts.get(name))}, expected {said(value)}")
     return lines
+
+
+def _check(name: str, value: Any) -> None:
+    """Raises InputError where a fact of this name has no such value."""
+    words = WORDS.get(name, ())
+    if words and not isinstance(value, (list, tuple)) and value not in words:
+        raise InputError("watch: expect", f"{name}={value}", f"expected one of {', '.join(words)}")
+    if name == "clip_norm" and not isinstance(value, (int, float, list, tuple, NoneType)):
+        raise InputError("watch: expect", f"{name}={value}", "expected a number, or None")
 
 
 def alike(found: Any, wanted: Any) -> bool:

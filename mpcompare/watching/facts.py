@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import DynamicLossScale
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.expecting import NOT_BOUND, NOT_SEEN
@@ -45,10 +46,11 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     facts |= _clipping(taken)
     facts["order"] = _order(taken)
     facts |= _scaling(look)
-    facts["optimizer"] = {
+    rules = {
         name: _one(sorted(set(u.rules.values()))) or type(look.attached.optimizers[name]).__name__
         for name, u in updates.items()
     }
+    facts["optimizer"] = rules if len(look.attached.optimizers) > 1 else next(iter(rules.values()), None)
     facts["groups"] = _groups(taken)
     facts["without_gradient"] = sorted({n for t in taken for n in t.before if n not in t.given})
     facts["cleared_gradients"] = sorted({n for t in taken for n in t.raw if n not in t.given})
@@ -87,7 +89,7 @@ def _moments(taken: Sequence[Taken]) -> dict[str, str]:
         for state in step.state_after.values():
             for kind, value in state.items():
                 if getattr(value, "ndim", 0):
-                    kinds.setdefault(kind, set()).add(str(value.dtype).removeprefix("torch."))
+                    kinds.setdefault(kind, set()).add(dtype_name(value.dtype))
     return {kind: "+".join(sorted(found)) for kind, found in sorted(kinds.items())}
 
 
@@ -101,8 +103,8 @@ def _sums_of(seen: Sequence[Sum], sums: Mapping[int, Replayed]) -> dict[str, Any
         losses += [_loss(op) for op, _ in replay.shares]
     if losses:
         facts["loss"] = _one(sorted(set(losses)))
-        facts["weights"] = _one(weights)
-        facts["labels"] = _one(labels)
+        facts["micro_batch_weights"] = _one(weights)
+        facts["micro_batch_labels"] = _one(labels)
     return facts
 
 
@@ -115,7 +117,10 @@ def _loss_in_16_bits(seen: Sum) -> Iterator[str]:
 
 def _loss(op: Op | None) -> str:
     """Returns what a loss is, in words; None is one that the network takes itself."""
-    return "the network's own" if op is None else f"{op.name} in {str(op.dtypes[0]).removeprefix('torch.')}"
+    if op is None:
+        return "the network's own"
+    dtype = op.dtypes[0]
+    return f"{op.name} in {dtype_name(dtype) if dtype else dtype}"
 
 
 def _clipping(taken: Sequence[Taken]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from mpcompare.watching.examining import Replayed, Updates, compared, replayed
 from mpcompare.watching.facts import facts_of
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.looking import Look
+from mpcompare.watching.sight import HowFar, sight_of
 from mpcompare.watching.steps import Sum
 
 NOTHING = "nothing was seen"
@@ -39,6 +40,7 @@ class Watch:
         not_examined: what could not be seen, in words.
         look: the last one.
         replays: of the sums of gradients that it saw.
+        sight: how much of the network it saw, and the smallest error that it would have found; None before.
     """
 
     def __init__(self, model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int | None = None) -> None:
@@ -53,6 +55,7 @@ class Watch:
         self.not_examined: list[str] = []
         self.look: Look | None = None
         self.replays: list[Replayed] = []
+        self.sight: HowFar | None = None
         self.entered = False
         self._count = self._compared = 0
         self._earlier = EarlierSteps()
@@ -154,8 +157,9 @@ class Watch:
         facts = facts_of(look, sums, updates)
         self.facts = facts if facts["updates"] or not self.facts else self.facts
         self.defects += [d for d in defects_of(look, sums, updates) if d not in self.defects]
-        self._say(look, sums, updates)
         self.replays = list(sums.values())
+        self.sight = sight_of(look, [(each, sums[id(each)]) for each in seen])
+        self._say(look, sums, updates)
 
     def _replayed(self, look: Look, seen: Sum) -> Replayed:
         """Returns a sum, replayed: with samples of its own where the roundings of earlier ones leave a defect."""
@@ -197,6 +201,15 @@ class Watch:
             return NOTHING if not self.defects else "defects"
         return "defects" if self.defects else "no defect"
 
+    def _headline(self) -> str:
+        """Returns the answer in a line."""
+        count = len(self.defects)
+        found = {0: "no defect", 1: "1 defect"}.get(count, f"{count} defects")
+        if not self.facts.get("updates"):
+            return found if count else f"{NOTHING}: {self._why_nothing()}"
+        updates = self.facts["updates"]
+        return f"{found} in {updates} update{'s' if updates > 1 else ''}: {self.sight}"
+
     def raise_if_wrong(self, expect: Mapping[str, Any] | str | Path | None = None) -> None:
         """Raises WrongTraining where there are defects, where nothing was seen, or where a fact is another one.
 
@@ -204,12 +217,13 @@ class Watch:
             expect: facts by name, or a file that :meth:`save` wrote.
         """
         lines = [str(defect) for defect in self.defects]
+        headline = "the training is wrong:" if lines else "the training is not what was expected:"
         if not self.facts.get("updates"):
             lines.append(f"{NOTHING}: {self._why_nothing()}")
         elif expect is not None:
             lines += expecting.differences(self.facts, expect)
         if lines:
-            raise WrongTraining("\n  ".join(["the training is wrong:", *lines]))
+            raise WrongTraining("\n  ".join([headline, *lines]))
 
     def _why_nothing(self) -> str:
         if 0 < self._count <= self.after:
@@ -223,10 +237,12 @@ class Watch:
         expecting.save(self.facts, file)
 
     def __str__(self) -> str:
-        lines = [self.verdict if self.verdict != NOTHING else f"{NOTHING}: {self._why_nothing()}"]
-        lines += [
-            f"  {name:<18} {expecting.said(value)}" for name, value in self.facts.items() if value not in ([], {})
-        ]
-        lines += [f"defect  {defect}" for defect in self.defects]
+        lines = [self._headline()]
+        shown = {name: expecting.said(value) for name, value in self.facts.items() if value not in ([], {})}
+        width = max(map(len, shown), default=0)
+        lines += [f"  {name:<{width}}  {value}" for name, value in shown.items()]
+        lines += [f"defect: {defect}" for defect in self.defects]
+        if self.sight is not None and self.sight.blind:
+            lines.append(f"not seen: an error of 10 % would not be found in {listed(self.sight.blind)}")
         lines += [f"not examined: {each}" for each in self.not_examined]
         return "\n".join(lines)

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import re
 import weakref
 from dataclasses import replace
 from itertools import count, cycle
@@ -47,7 +48,7 @@ def test_a_right_loop_has_no_defect_and_its_card_is_true(dtype):
     name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     expected = {
         "updates": 2, "precision": name, "clip_norm": 0.1, "micro_batches": 2, "masters": "fp32",
-        "weights": [0.5, 0.5], "optimizer": {"optimizer": "AdamW"}, "loss": "cross_entropy in float32",
+        "micro_batch_weights": [0.5, 0.5], "optimizer": "AdamW", "loss": "cross_entropy in fp32",
     }  # fmt: skip
     seen.raise_if_wrong(expect=expected)
 
@@ -83,7 +84,7 @@ def test_a_softmax_in_16_bits_is_a_fact():
 
     seen = replace(TINY, loss=in_16_bits).run(mpcompare.watch)
     assert (causes(seen), len(seen.facts["loss_in_16_bits"])) == ([], 1)
-    assert seen.facts["loss_in_16_bits"][0].startswith("log_softmax in bfloat16 (test_watch.py:")
+    assert seen.facts["loss_in_16_bits"][0].startswith("log_softmax in bf16 (test_watch.py:")
     with pytest.raises(WrongTraining, match="loss_in_16_bits is log_softmax"):
         seen.raise_if_wrong(expect={"loss_in_16_bits": []})
     TINY.run(mpcompare.watch).raise_if_wrong(expect={"loss_in_16_bits": []})
@@ -94,9 +95,9 @@ def test_the_loss_between_output_and_backward_is_replayed():
     """A loss that is not divided leaves no trace in what arrives at the output."""
     seen = replace(BF16, loss=lambda z, y: 2 * F.cross_entropy(z, y)).run(mpcompare.watch)
     assert seen.defects == []
-    assert seen.facts["weights"] == [1.0, 1.0]
+    assert seen.facts["micro_batch_weights"] == [1.0, 1.0]
     with pytest.raises(WrongTraining, match=r"weights is 1, 1, expected 0.5, 0.5"):
-        seen.raise_if_wrong(expect={"weights": [0.5, 0.5]})
+        seen.raise_if_wrong(expect={"micro_batch_weights": [0.5, 0.5]})
 
 
 def a_gradient_of_90_percent():
@@ -711,3 +712,36 @@ def test_roundings_of_torchs_own_functions_are_no_defects(make, width):
 
     seen = replace(BF16, make=make, batch=batch, clip=None).run(mpcompare.watch)
     assert (causes(seen), seen.not_examined) == ([], [])
+
+
+def test_the_first_line_says_how_far_a_look_saw():
+    seen = TINY.run(mpcompare.watch)
+    headline = str(seen).splitlines()[0]
+    said = r"no defect in 1 update: 2 of 2 layers and 4 of 4 parameters are seen, and an error in a gradient of \S+ %"
+    assert re.match(said, headline), headline
+    assert 0 < seen.sight.resolution < 0.1
+
+
+def test_a_compiled_network_is_said_not_to_be_seen():
+    model = torch.compile(two_layers(), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=1) as seen:
+        x, y = few()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert str(seen).startswith("no defect in 1 update: none of their layers is seen\n")
+
+
+@pytest.mark.parametrize(
+    ("expect", "line"),
+    [
+        ({"precision": "bfloat16"}, "watch: expect=precision=bfloat16: expected one of fp32, bf16, fp16"),
+        ({"clip_norm": "one"}, "watch: expect=clip_norm=one: expected a number, or None"),
+        ({"autocast": "half"}, "watch: expect=autocast=half: expected one of none, bf16, fp16"),
+    ],
+)
+def test_a_fact_that_cannot_be_is_bad_input_and_no_wrong_training(expect, line):
+    seen = TINY.run(mpcompare.watch)
+    with pytest.raises(InputError) as caught:
+        seen.raise_if_wrong(expect=expect)
+    assert str(caught.value).startswith(line)

@@ -56,6 +56,11 @@ class Sight:
         return self.share >= ENOUGH and not self.layers and not self.not_flagged
 
 
+def said(resolution: float) -> str:
+    """Returns a resolution in words, in one digit below 10 %."""
+    return f"an error in a gradient of {100 * resolution:{'.1g' if resolution < 0.095 else '.0f'}} % or more"
+
+
 def sight(case: Case) -> Sight | None:
     """Returns how far the examination of a run sees; None where it shows no gradients."""
     run, reference = (each.findings.replays.get("first") for each in (case.run, case.reference))

@@ -8,7 +8,7 @@ from mpcompare.verdict.judge.check import Case, Check, Examined, listed
 from mpcompare.verdict.judge.gradients import not_finite
 from mpcompare.verdict.judge.kinds import all_checks
 from mpcompare.verdict.judge.layers import doubt
-from mpcompare.verdict.judge.sight import Sight, sight
+from mpcompare.verdict.judge.sight import Sight, said, sight
 from mpcompare.verdict.judge.trajectories import common_steps, draws_alike
 from mpcompare.verdict.judge.word import Word
 
@@ -69,8 +69,7 @@ def judge(run: Examined, reference: Examined) -> Verdict:
         because = "; ".join(f"the pass {each} stopped with {error}" for each, error in stopped.items())
         return verdict(Word.NOT_EXAMINED, ", ".join(stopped), because)
     if seen := sight(case):
-        percent = f"{100 * seen.resolution:{'.1g' if seen.resolution < 0.095 else '.0f'}} %"
-        verdict = partial(verdict, sees=f"would see an error in a gradient of {percent} or more")
+        verdict = partial(verdict, sees=f"would see {said(seen.resolution)}")
     if case.is_reference:
         return verdict(Word.REFERENCE, because=doubt(run))
     if seen and not seen.enough:

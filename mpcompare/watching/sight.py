@@ -1,0 +1,58 @@
+"""The sight of a look: how much of the network was seen, and how large an error of a gradient had to be to be found."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mpcompare.verdict.examine.forced.record import OUTPUT
+from mpcompare.verdict.judge.sight import said, sight
+from mpcompare.watching.defects_of_layers import as_case
+from mpcompare.watching.examining import Replayed
+from mpcompare.watching.looking import Look
+from mpcompare.watching.steps import Sum
+
+
+@dataclass(frozen=True)
+class HowFar:
+    """The sight of one look.
+
+    Attributes:
+        layers, parameters: the names of those that were called, and of those that got a gradient; of each whether an
+            error of 10 % would be found in at least one update.
+        blind: the names of those that were compared, and in which it would not be found.
+        resolution: the relative error that would be found in at least half of the gradients.
+    """
+
+    layers: dict[str, bool]
+    parameters: dict[str, bool]
+    blind: list[str]
+    resolution: float
+
+    def __str__(self) -> str:
+        if not any(self.layers.values()):
+            return "none of their layers is seen"
+        layers, parameters = (f"{sum(each.values())} of {len(each)}" for each in (self.layers, self.parameters))
+        return f"{layers} layers and {parameters} parameters are seen, and {said(self.resolution)}"
+
+
+def sight_of(look: Look, replays: Iterable[tuple[Sum, Replayed]]) -> HowFar:
+    """Returns the sight of a look from the replays of its sums."""
+    layers: dict[str, bool] = {}
+    parameters = dict.fromkeys((name for taken in look.taken for name in taken.given), False)
+    compared: dict[str, None] = {}
+    resolution = 0.0
+    for seen, replay in replays:
+        for name in replay.dtypes:
+            layers.setdefault(name, False)
+        if replay.layers is None:
+            continue
+        found = sight(as_case(look, seen, replay))
+        blind = {*found.layers, *found.unseen} if found else set()
+        resolution = max(resolution, found.resolution if found else 0.0)
+        outputs = [at.removeprefix("output ") for at in replay.layers.places if at.startswith("output ")]
+        gradients = [name for name, error in replay.layers.gradients.items() if error is not None]
+        for names, into in ((outputs, layers), (gradients, parameters)):
+            for name in names:
+                if name != OUTPUT:
+                    into[name] = into.get(name, False) or name not in blind
+                    compared[name] = None
+    return HowFar(layers, parameters, [n for n in compared if not (layers | parameters)[n]], resolution)

@@ -1,17 +1,19 @@
 """The loop as people write it, a function ``step(model, optimizer, batch)``, as a backend whose step is one piece.
 
-The function has its own autocast, backward and ``optimizer.step()``, and returns the loss. One that clips its gradients
-does not say which norm they had before, so it is no step that can be judged. One with an argument ``scaler`` is given a
-``torch.amp.GradScaler`` of the run's loss scale. The gradients of the step are those that the optimizer, or the scaler,
-is called with: hooks of both note which tensors they are, and copy nothing.
+The function has its own autocast, backward and ``optimizer.step()``, and returns the loss. One with an argument
+``scaler`` is given a ``torch.amp.GradScaler`` of the run's loss scale. The gradients of the step are those that the
+optimizer, or the scaler, is called with: hooks of both note which tensors they are, and copy nothing. One that clips
+calls ``torch.nn.utils.clip_grad_norm_``, from which the norm is noted that the gradients had before.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_leaves
 
 from mpcompare.backends.amp import grad_scaler
@@ -56,13 +58,15 @@ class Loop(TorchModel):
         self.skipped: bool | Tensor = False
         self.observed = {}
         self._grads: Params = {}
+        self._norm: Tensor | None = None
         self._tried = False  # a first step was taken
 
     def train_step(self, batches: Batches, lr: float | Tensor) -> Tensor:
         set_lr(self.optimizer, lr)
-        self._grads, self.skipped = {}, True
+        self._grads, self._norm, self.skipped = {}, None, True
         before = [] if self._tried else [p.detach().clone() for p in self.model.parameters()]
-        loss = type(self).function(self.model, self.optimizer, as_given(*batches[0]), **self.more)
+        with self._noting_the_norm():
+            loss = type(self).function(self.model, self.optimizer, as_given(*batches[0]), **self.more)
         if not isinstance(loss, (Tensor, float)):
             raise InputError("backend", self.name, f"returned a {type(loss).__name__}: expected the loss of the step")
         if not self._grads:
@@ -77,6 +81,37 @@ class Loop(TorchModel):
 
     def grads(self) -> Params:
         return self._grads
+
+    @property
+    def grad_norm(self) -> Tensor | None:  # type: ignore[override]  # a value where others have an attribute
+        """The norm before clipping, fp32; that of the gradients themselves where nobody has clipped them."""
+        if self.task.clip_norm is None:
+            return None
+        norm = self._norm
+        if norm is None:
+            norm = nn.utils.get_total_norm(list(self._grads.values()), self.task.clip_norm_type)
+            if abs(float(norm) / self.task.clip_norm - 1) < 1e-3:  # far more than roundings make of a norm
+                expected = f"backend={self.name} clips by hand, and nobody sees the norm before: expected "
+                raise InputError("task.clip_norm", self.task.clip_norm, expected + "torch.nn.utils.clip_grad_norm_")
+        return norm.float()
+
+    @contextmanager
+    def _noting_the_norm(self) -> Iterator[None]:
+        """Notes the norm with which torch's function clips, under whichever name the loop has imported it."""
+        clip = clip_grad._clip_grads_with_norm_
+
+        def noted(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> None:
+            if self.task.clip_norm is None:
+                expected = f"backend={self.name} clips to {float(max_norm):g}: expected that, so that all backends do"
+                raise InputError("task.clip_norm", None, expected)
+            self._norm = total_norm
+            clip(parameters, max_norm, total_norm, *args, **kwargs)
+
+        clip_grad._clip_grads_with_norm_ = noted
+        try:
+            yield
+        finally:
+            clip_grad._clip_grads_with_norm_ = clip
 
     def loss_scale(self) -> float | Tensor:
         return super().loss_scale() if self.more else 1.0

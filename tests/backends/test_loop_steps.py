@@ -1,8 +1,11 @@
 """A step that is a function updates by the optimizer that it is given."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.unusual import Adapted, task_of
+from torch.nn.utils import clip_grad_norm_
 
 from mpcompare.backends.loop import backend_of
 from mpcompare.errors import InputError
@@ -35,3 +38,67 @@ def test_weights_that_move_without_the_optimizer_are_one_line():
     with pytest.raises(InputError, match=r"backend=within_backward: moves weights without optimizer.step"):
         backend.train_step(batches, 0.1)
     assert backend_of(without_a_step)(model, task, "fp32", NoLossScale()).train_step(batches, 0.1) > 0
+
+
+def clips(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+    return loss
+
+
+def clips_by_hand(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.stack([g.norm() for g in grads]).norm()
+    for g in grads:
+        g.mul_((0.01 / (norm + 1e-6)).clamp(max=1))
+    optimizer.step()
+    return loss
+
+
+def clips_nothing(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def backend_that(function, clip_norm):
+    task, data = task_of(Adapted)
+    task = replace(task, clip_norm=clip_norm)
+    batches = [(data.x_train[:32], data.y_train[:32])]
+    return backend_of(function)(task.new_model(0, torch.device("cpu")), task, "fp32", NoLossScale()), batches
+
+
+def test_the_norm_before_clipping_is_noted():
+    norms = {}
+    for function in (clips, clips_nothing):
+        backend, batches = backend_that(function, 0.01)
+        backend.train_step(batches, 0.1)
+        norms[function] = float(backend.grad_norm)
+        after = torch.nn.utils.get_total_norm(list(backend.grads().values()))
+        assert (float(after) == pytest.approx(0.01, rel=1e-3)) == (function is clips)
+    assert norms[clips] == pytest.approx(norms[clips_nothing], rel=1e-6)
+    assert norms[clips] > 0.1
+
+
+def test_a_step_that_clips_where_the_task_does_not_is_one_line():
+    backend, batches = backend_that(clips, None)
+    with pytest.raises(InputError, match=r"task.clip_norm=None: backend=clips clips to 0.01: expected that"):
+        backend.train_step(batches, 0.1)
+
+
+def test_a_step_that_clips_by_hand_is_one_line():
+    backend, batches = backend_that(clips_by_hand, 0.01)
+    backend.train_step(batches, 0.1)
+    with pytest.raises(InputError, match=r"task.clip_norm=0.01: backend=clips_by_hand clips by hand"):
+        _ = backend.grad_norm

@@ -4,10 +4,12 @@ still calls the modules of the first network. Here the functions of a copy know 
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -15,7 +17,8 @@ Module = TypeVar("Module", bound=nn.Module)
 def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
     """Returns a copy of a network. ``kept`` has by ``id`` of an object within the network what the copy has in its
     place."""
-    held = [v for m in network.modules() for v in (*vars(m).values(), *m._buffers.values())]
+    holders = [each for m in network.modules() for each in (m, *_owners_of_hooks(m))]
+    held = [v for each in holders for v in tree_leaves(vars(each))]
     results = [v for v in held if isinstance(v, Tensor) and not v.is_leaf]  # such as the state that a layer left
     known = {id(v): v.detach() for v in results} | dict(kept or {})
     made = copy.deepcopy(network, known)
@@ -24,6 +27,13 @@ def copy_of(network: Module, kept: Mapping[int, Any] | None = None) -> Module:
             if isinstance(value, FunctionType):
                 vars(module)[name] = _of_copy(value, known)
     return made
+
+
+def _owners_of_hooks(module: nn.Module) -> list[Any]:
+    """Returns the objects whose methods are hooks after the forward of a module, such as one that collects features."""
+    hooks = [each.func if isinstance(each, partial) else each for each in module._forward_hooks.values()]
+    owners = [each.__self__ if isinstance(each, MethodType) else each for each in hooks]
+    return [each for each in owners if hasattr(each, "__dict__")]
 
 
 def _of_copy(value: Any, known: dict[int, Any]) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 Attributes = dict[str, dict[str, Any]]  # by module and by name
 
@@ -47,6 +47,16 @@ def set_attributes(network: nn.Module, attributes: Attributes, dtype: torch.dtyp
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         for name, module in network.named_modules():
             module.__dict__.update({key: _copy(value, copied) for key, value in attributes.get(name, {}).items()})
+
+
+def attribute_of(network: nn.Module, tensor: Tensor) -> tuple[str, str, int] | None:
+    """Returns the module and the attribute that hold a tensor, and its place there as in a flat list."""
+    for name, module in network.named_modules():
+        for attribute, value in vars(module).items():
+            for place, leaf in enumerate(tree_leaves(value) if attribute not in OTHERS else ()):
+                if leaf is tensor:
+                    return name, attribute, place
+    return None
 
 
 def _is_kept(value: Any) -> bool:

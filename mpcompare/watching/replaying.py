@@ -1,5 +1,6 @@
 """The forced replay of a watched sum of gradients, from the root of each backward on."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.copies import copy_of
@@ -21,7 +22,7 @@ from mpcompare.watching.derivatives import Derivatives
 from mpcompare.watching.generators import put_back
 from mpcompare.watching.own_functions import OwnFunction
 from mpcompare.watching.steps import Sum
-from mpcompare.watching.tape import CASTS, Called, Event, Op, Own, Root, Slot
+from mpcompare.watching.tape import CASTS, Called, Event, Inner, Op, Own, Root, Slot
 
 
 @dataclass
@@ -76,11 +77,11 @@ class FromTheRoot(Replay):
         if any(isinstance(event, Root) and event.hidden for event in self.events):
             begun = [event for event in self.events if isinstance(event, Called)]
             for begin, call in zip(begun, calls, strict=True):
-                self._backward(call, self._called(begin, call))
+                self._backward(call, self._called(begin, call, values))
             return None
         for event in self.events:
             if isinstance(event, Called):
-                outputs = tree_flatten(self._called(event, calls[number]))[0]
+                outputs = tree_leaves(self._called(event, calls[number], values))
                 number += 1
                 for slot, value in zip(event.slots, outputs, strict=True):
                     if slot is not None:
@@ -105,13 +106,35 @@ class FromTheRoot(Replay):
         coarse = any(isinstance(e, Op) and set(e.dtypes) & set(HALF) for e in self.events)
         return loss if coarse else self.exact
 
-    def _called(self, event: Called, call: Call) -> Any:
-        """Calls the network as it was called then, and returns its output."""
+    def _called(self, event: Called, call: Call, values: dict[int, Tensor]) -> Any:
+        """Calls the network as it was called then, keeps its inner values, and returns its output."""
         put_back(event.generators)
         set_attributes(self.network, event.attributes, self.dtype)
         self.passing("forward")
         self.whose("forward", "")
-        return self.call(call)
+        with self._kept(event.inner, values):
+            return self.call(call)
+
+    @contextmanager
+    def _kept(self, inner: Sequence[Inner], values: dict[int, Tensor]) -> Iterator[None]:
+        """Keeps values that the network computes in the call that is made while it is entered."""
+        outputs: dict[str, list[Any]] = defaultdict(list)
+        modules = {each.module: self.network.get_submodule(each.module) for each in inner}
+        handles = [
+            module.register_forward_hook(lambda _, __, result, name=name: outputs[name].append(tree_leaves(result)))
+            for name, module in modules.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        for each in inner:
+            if each.attribute:
+                value = tree_leaves(vars(modules[each.module])[each.attribute])[each.place]
+                values[each.slot.number] = _Stored.apply(value, self) if each.dtype in HALF else value
+            else:
+                values[each.slot.number] = outputs[each.module][each.number][each.place]
 
     def back(self, root: Root, values: Mapping[int, Tensor]) -> None:
         """Takes a backward from a root."""

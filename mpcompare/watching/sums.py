@@ -20,12 +20,12 @@ from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Record
 from mpcompare.verdict.examine.numerics import numbers, same_bits
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
-from mpcompare.watching.attributes import attributes_of
+from mpcompare.watching.attributes import attribute_of, attributes_of
 from mpcompare.watching.generators import states
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import Sum
-from mpcompare.watching.tape import Called, Op, Root, Tape, line_of_user, needed
+from mpcompare.watching.tape import Called, Inner, Op, Root, Slot, Tape, line_of_user, needed
 
 NORMS = ("_foreach_norm", "linalg_vector_norm", "norm", "vector_norm", "linalg_norm")
 CLIPPING = (torch.clamp, torch.tensor)  # torch's clipping calls one of them where it finds no gradients
@@ -55,7 +55,7 @@ class Sums:
         self.spool = Spool()
         self.recorder = Recorder(self.spool.copy, guard)
         self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)
-        self.tape = Tape(self.names, self.spool.copy)
+        self.tape = Tape(self.names, self.spool.copy, self.inner)
         self.order: list[tuple[str, str]] = []
         self.asked: tuple[float, float] | None = None
         self.weights: Params | None = None
@@ -114,6 +114,25 @@ class Sums:
         called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
         self.tape.events.append(called)
 
+    def inner(self, tensor: Tensor) -> Slot | None:
+        """Returns the slot of a value that the network has made within a call; None of any other."""
+        assert tensor.grad_fn is not None
+        began = tensor.grad_fn._sequence_nr()
+        called = next((c for c in self._calls() if c.begins < began <= max(c.ends, default=0)), None)
+        if called is None:
+            return None
+        if (made := self.recorder.made.get(tensor)) is not None:
+            module, number, place = made
+            attribute = ""
+        elif (found := attribute_of(self.network, tensor)) is not None:
+            module, attribute, place = found
+            number = 0
+        else:
+            return None
+        slot = self.tape.slot(tensor)
+        called.inner.append(Inner(slot, tensor.dtype, module, number, attribute, place))
+        return slot
+
     # Backward
 
     def backward(self, args: Any, kwargs: Any) -> Root:
@@ -123,7 +142,7 @@ class Sums:
         gradient = args[1] if len(args) > 1 else kwargs.get("gradient", kwargs.get("grad_tensors"))
         gradients = list(gradient) if isinstance(gradient, (list, tuple)) else [gradient] * len(tensors)
         root = self.tape.root(tensors, gradients, line_of_user())
-        if root.inner:
+        if root.inner and root.hidden:
             self.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
             self.hide("a backward is differentiated again")

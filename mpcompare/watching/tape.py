@@ -37,11 +37,32 @@ class Own:
     name: str
 
 
+@dataclass(frozen=True)
+class Inner:
+    """A value that the network computes within a call, does not return, and that the loop uses: the features of a layer
+    that a hook collects, or an auxiliary loss in an attribute.
+
+    Attributes:
+        module: the one that returns it, or whose attribute it is.
+        number: of an output, which of the module's calls within that of the network returns it.
+        attribute: its name; empty of an output.
+        place: which it is of several, as a flat list.
+    """
+
+    slot: Slot
+    dtype: torch.dtype
+    module: str
+    number: int
+    attribute: str
+    place: int
+
+
 @dataclass(eq=False)
 class Called:
     """A call of the network: the slots of its outputs, and the states of the generators, the buffers, the plain
     attributes of each module, the parameters that required a gradient and the dtype of autocast when it began.
-    ``moves`` counts how often the loop had moved the weights without a step."""
+    ``moves`` counts how often the loop had moved the weights without a step. ``inner`` are the values within it that
+    the loop uses."""
 
     slots: list[Slot | None]
     generators: GeneratorStates
@@ -56,6 +77,7 @@ class Called:
     last: dict[str, int] = field(default_factory=dict)
     output: Any = None  # the record of the call
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
+    inner: list[Inner] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -159,10 +181,16 @@ class Tape:
     Attributes:
         events: in their order.
         names: of the network's parameters, by ``id``.
+        made_within: returns the slot of a value that the network has made within a call, and does not return.
     """
 
-    def __init__(self, names: dict[int, str], copy: Callable[[Tensor], Tensor]) -> None:
-        self.names, self.copy = names, copy
+    def __init__(
+        self,
+        names: dict[int, str],
+        copy: Callable[[Tensor], Tensor],
+        made_within: Callable[[Tensor], Slot | None] = lambda _: None,
+    ) -> None:
+        self.names, self.copy, self.made_within = names, copy, made_within
         self.events: list[Event] = []
         self.slots: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.own: WeakKeyDictionary[Any, Op] = WeakKeyDictionary()  # by its node a call of a function of the user's own
@@ -266,6 +294,8 @@ class Tape:
         if (name := self.names.get(id(tensor))) is not None:
             return Own(name)
         if tensor.requires_grad and not tensor.is_leaf:
+            if (slot := self.made_within(tensor)) is not None:
+                return slot
             hidden.append(str(tensor.grad_fn.name()) if tensor.grad_fn else "a function")
         return self.copy(tensor)
 

@@ -13,6 +13,7 @@ from mpcompare.verdict.examine.forced.earlier import EarlierSteps
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching import expecting
 from mpcompare.watching.attach import attached
+from mpcompare.watching.collected import put_back_collected
 from mpcompare.watching.defect import Defect
 from mpcompare.watching.defects import defects_of
 from mpcompare.watching.defects_of_layers import of_gradients
@@ -164,9 +165,10 @@ class Watch:
     def _replayed(self, look: Look, seen: Sum) -> Replayed:
         """Returns a sum, replayed: with samples of its own where the roundings of earlier ones leave a defect."""
         known = bool(self._earlier.kept)
-        replay = replayed(look, seen, self._earlier)
-        again = known and any(of_gradients(look, {id(seen): replay}))
-        return replayed(look, seen, EarlierSteps()) if again else replay
+        with put_back_collected(look.network):
+            replay = replayed(look, seen, self._earlier)
+            again = known and any(of_gradients(look, {id(seen): replay}))
+            return replayed(look, seen, EarlierSteps()) if again else replay
 
     def _say(self, look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates]) -> None:
         numbers: dict[tuple[str, str], list[str]] = {}

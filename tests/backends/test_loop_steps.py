@@ -93,7 +93,9 @@ def test_the_norm_before_clipping_is_noted():
 
 def test_a_step_that_clips_where_the_task_does_not_is_one_line():
     backend, batches = backend_that(clips, None)
-    with pytest.raises(InputError, match=r"task.clip_norm=None: backend=clips clips to 0.01: expected task.clip_norm=0.01"):
+    with pytest.raises(
+        InputError, match=r"task.clip_norm=None: backend=clips clips to 0.01: expected task.clip_norm=0.01"
+    ):
         backend.train_step(batches, 0.1)
 
 

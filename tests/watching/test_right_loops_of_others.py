@@ -4,6 +4,7 @@ said."""
 import contextlib
 import copy
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ import mpcompare
 UPDATES = 3
 
 
-def plain() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 5))
+def plain(inputs: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 5))
 
 
 class Trained:
@@ -94,26 +95,65 @@ class Unfrozen(Trained):
         model[0].requires_grad_(number == 1)
 
 
+class Penalized(nn.Module):
+    """A network that keeps terms of its loss, one of them in 16 bits, as a mixture of experts does."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(8, 16), nn.Linear(16, 5)
+
+    def forward(self, x):
+        h = self.body(x)
+        self.penalty = h.float().square().mean()
+        self.terms = {"size": [h.abs() * 0.5]}
+        OUTSIDE[:] = [h * h]
+        return self.last(h.relu())
+
+
+OUTSIDE: list[torch.Tensor] = []
+
+
 class AuxiliaryLoss(Trained):
-    """A term of the loss is an attribute that the network sets, as a mixture of experts does."""
+    """Terms of the loss are in attributes that the network sets."""
+
+    def make(self):
+        return Penalized()
+
+    def loss(self, model, x, y, number):
+        return super().loss(model, x, y, number) + 0.1 * model.penalty + model.terms["size"][0].float().mean()
+
+
+class KeptOutside(Trained):
+    """A term of the loss is in a list that is no attribute."""
 
     not_examined = ("within the network, which it does not return",)
 
     def make(self):
-        class Penalized(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.body, self.last = nn.Linear(8, 16), nn.Linear(16, 5)
-
-            def forward(self, x):
-                h = self.body(x)
-                self.penalty = h.float().square().mean()
-                return self.last(h.relu())
-
         return Penalized()
 
     def loss(self, model, x, y, number):
-        return super().loss(model, x, y, number) + 0.1 * model.penalty
+        return super().loss(model, x, y, number) + 0.1 * OUTSIDE[0].float().mean()
+
+
+class Features(Trained):
+    """Hooks collect what two layers and a block return, and the loss has terms of it."""
+
+    def make(self):
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Sequential(plain(16), nn.Tanh()))
+        self.named, self.every, self.count = {}, [], 0
+        for name, module in {"wide": model[1], "first": model[2][0], "block": model[2]}.items():
+            module.register_forward_hook(partial(self.collect, name))
+        return model
+
+    def collect(self, name, module, given, output):
+        self.named[name], self.count = output, self.count + 1
+        self.every.append(output)
+
+    def loss(self, model, x, y, number):
+        loss = super().loss(model, x, y, number) + sum(t.float().square().mean() for t in self.named.values())
+        loss = loss + 0.1 * sum(t.float().abs().mean() for t in self.every)
+        self.every.clear()
+        return loss
 
 
 class ClippedByHooks(Trained):
@@ -231,8 +271,8 @@ class Discriminated(Trained):
                 p.add_(0.5)
 
 
-LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, ClippedByHooks, HookOnAnOutput, LastLayerCleared, DecayedByHand, SetByHand,
-         LoggedBefore, NearACopy, FastTeacher, Discriminated]  # fmt: skip
+LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, KeptOutside, Features, ClippedByHooks, HookOnAnOutput, LastLayerCleared,
+         DecayedByHand, SetByHand, LoggedBefore, NearACopy, FastTeacher, Discriminated]  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, pytest.param(CompiledLoss, marks=pytest.mark.slow)])
@@ -247,6 +287,32 @@ def test_a_right_loop_has_no_defect_and_trains_as_without_the_watch(loop):
     said = [each for each in seen.not_examined if not any(why in each for why in loop.not_examined)]
     assert said == []
     assert bool(loop.not_examined) == bool(seen.not_examined)
+
+
+def test_what_hooks_collect_is_put_back_after_a_replay():
+    loop = Features()
+    seen, _ = loop.run(mpcompare.watch)
+    assert (loop.count, loop.every, seen.not_examined) == (3 * UPDATES, [], [])
+    assert {t.dtype for t in loop.named.values()} == {torch.bfloat16}
+
+
+def test_a_wrong_gradient_of_features_is_found():
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.square()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 3 * gradient
+
+    class Misled(Features):
+        def loss(self, model, x, y, number):
+            return super().loss(model, x, y, number) + Wrong.apply(self.named["wide"].float()).mean()
+
+    seen, _ = Misled().run(mpcompare.watch)
+    (defect,) = seen.defects
+    assert defect.sentence.startswith("the gradient that arrives at 1 in update 1 is "), str(seen)
 
 
 class Trusted(torch.optim.Optimizer):

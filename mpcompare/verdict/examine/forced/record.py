@@ -6,7 +6,7 @@ layer, ``(output)``, that hands on its input: above it is the loss.
 """
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mpcompare.operands import Products
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Noted, copied
@@ -155,10 +156,14 @@ class Recorder:
         record: the one that is written.
         copy: makes the copies of tensors that the record keeps.
         guard: calls a method with its arguments; each hook goes through it.
+        made: by tensor the module that returned it last, which of its calls within one of the network that was, and
+            which of its outputs the tensor is.
     """
 
     def __init__(self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = _plainly) -> None:
         self.record, self.copy, self.guard = Record(), copy, guard
+        self.made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._counts: Counter[str] = Counter()  # by module its calls within that of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
         self.whole: list[Call] = []  # the calls of the network that are under way
         self.open: list[Call | None] = []  # the modules that are being called; None: one that has called another
@@ -193,6 +198,7 @@ class Recorder:
         self.open.append(call)
         if not name and not in_backward():
             self.whole.append(replace(call))
+            self._counts.clear()
             self.before = {each: len(calls) for each, calls in self.record.calls.items()}
 
     def returned(self, name: str, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
@@ -201,6 +207,10 @@ class Recorder:
         call = self.open.pop()
         if call is not None and not _hands_on(call, result):
             result = self._keep(name, call, result)
+        if name and not in_backward():
+            outputs = enumerate(tree_flatten(result)[0])
+            self.made.update({v: (name, self._counts[name], i) for i, v in outputs if is_real(v) and v.requires_grad})
+            self._counts[name] += 1
         if not name and not in_backward():
             result = self._keep(OUTPUT, self.whole.pop(), result)
             if not any(self.record.calls[OUTPUT][-1].passes):  # a look at the network, and no part of the step

@@ -7,7 +7,7 @@ the recorded input and the recorded gradient. So no error travels, in any networ
 the step is compared, each with the operands that the backend had.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -236,12 +236,14 @@ class Replay:
     def _forcing(self) -> Iterator[None]:
         """Puts a forced forward in the place of that of each recorded layer, and of the network."""
         originals = {}
+        hooks = {}  # after the forward of a layer: what they make of its output belongs to the layer
         for name, module in self.network.named_modules():
             if hasattr(module, "inplace"):
                 module.inplace = False  # a layer that writes into its input would write into the record
             if name in self.record.calls:
                 originals[module] = module.forward
-                module.forward = self._forced(name, module)
+                hooks[module], module._forward_hooks = module._forward_hooks, OrderedDict()
+                module.forward = self._forced(name, module, hooks[module])
         whole = self.network.forward
         originals.setdefault(self.network, whole)
         self.network.forward = lambda *args, **kwargs: self._output(whole(*args, **kwargs))
@@ -250,6 +252,8 @@ class Replay:
         finally:
             for module in originals:
                 del module.forward
+            for module, own in hooks.items():
+                module._forward_hooks = own
 
     def _output(self, result: Any) -> Any:
         values, spec = tree_flatten(result)
@@ -266,26 +270,32 @@ class Replay:
         requires = trained or any(isinstance(v, Tensor) and v.requires_grad for v in values)
         return self.zero.detach().requires_grad_(requires)
 
-    def _forced(self, name: str, module: nn.Module) -> Callable[..., Any]:
+    def _forced(self, name: str, module: nn.Module, hooks: OrderedDict[int, Any]) -> Callable[..., Any]:
         original = module.forward
+
+        @contextmanager
+        def as_it_is() -> Iterator[None]:
+            forced, outer = module.forward, module._forward_hooks
+            module.forward, module._forward_hooks = original, hooks
+            try:
+                yield
+            finally:
+                module.forward, module._forward_hooks = forced, outer
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             flat, spec = tree_flatten((args, kwargs))
             flat = list(map(self.weights.taken, flat))
             number, call = self._next(name, flat)
             if call is None:
-                return original(*args, **kwargs)
+                with as_it_is():
+                    return module(*args, **kwargs)
 
             def layer(values: list[Any], params: Params) -> list[Any]:
                 # Copies, because a layer may write into its inputs. Those of torch do so only where they say "inplace".
                 given = values if is_torchs(module) else [v.clone() if is_real(v) else v for v in values]
                 again, named = tree_unflatten(given, spec)
-                forced, module.forward = module.forward, original
-                try:
-                    with as_recorded(call, self.dtype):
-                        return tree_flatten(functional_call(module, params, again, named))[0]
-                finally:
-                    module.forward = forced
+                with as_it_is(), as_recorded(call, self.dtype):
+                    return tree_flatten(functional_call(module, params, again, named))[0]
 
             assert call.spec is not None
             at = At(self, name, number, call, ForcedLayer(module, layer), torch.is_grad_enabled())

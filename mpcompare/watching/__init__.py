@@ -6,7 +6,9 @@ if TYPE_CHECKING:
     from mpcompare.watching.watched import Watch
 
 
-def watch(model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int | None = None) -> "Watch":
+def watch(
+    model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int | None = None, eager: bool = False
+) -> "Watch":
     """Looks on while a loop trains.
 
         with mpcompare.watch(model, optimizer) as seen:
@@ -14,8 +16,8 @@ def watch(model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int
         print(seen)
         seen.raise_if_wrong(expect={"clip_norm": 1.0, "precision": "bf16"})
 
-    Nothing that the loop computes is changed. After ``steps`` updates the hooks are gone; what was seen is compared
-    before the next look, or when the block ends.
+    Nothing that the loop computes is changed, unless ``eager`` asks for it. After ``steps`` updates the hooks are gone;
+    what was seen is compared before the next look, or when the block ends.
 
     Args:
         model: the module that the loop trains, or a wrapper of it.
@@ -23,10 +25,12 @@ def watch(model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int
         steps: the number of updates that are looked at.
         after: the number of updates before.
         every: looks again after every so many updates; None: once.
+        eager: runs what is compiled without the compiler in the updates that are looked at, so that its layers are
+            seen. They have the roundings of eager mode then, and not those of the compiled code.
 
     Raises:
         InputError: the optimizer has none of the module's parameters, or the module is watched already.
     """
     from mpcompare.watching.watched import Watch
 
-    return Watch(model, optimizer, steps, after, every)
+    return Watch(model, optimizer, steps, after, every, eager)

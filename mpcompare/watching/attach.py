@@ -24,6 +24,7 @@ class Attached:
         network: the one within, whose parameters have names.
         optimizers: torch's own, by the names that the user gave them.
         compiled: whether a compiler has the network, so that its layers call no hooks.
+        eager: whether the loop runs without the compiler while it is looked at, so that they do.
         others: the number of parameters of the optimizers that the network does not have.
     """
 
@@ -32,6 +33,12 @@ class Attached:
     optimizers: Optimizers
     compiled: bool
     others: int
+    eager: bool = False
+
+    @property
+    def hides_layers(self) -> bool:
+        """Whether the layers call no hooks."""
+        return self.compiled and not self.eager
 
     def owned(self) -> set[str]:
         """Returns the names of the parameters that the optimizers have."""
@@ -45,7 +52,7 @@ class Attached:
         return next((name for name, each in self.optimizers.items() if each is inner), None)
 
 
-def attached(model: Any, optimizer: Any) -> Attached:
+def attached(model: Any, optimizer: Any, eager: bool = False) -> Attached:
     """Returns what there is to watch.
 
     Raises:
@@ -73,7 +80,7 @@ def attached(model: Any, optimizer: Any) -> Attached:
         others += sum(id(p) not in own for p in params)
         found[name] = inner
     outer = model if model is not network else compiled_wrapper(network) or model
-    return Attached(outer, network, found, is_compiled(outer), others)
+    return Attached(outer, network, found, is_compiled(outer), others, eager)
 
 
 def inner_of(model: nn.Module) -> nn.Module:

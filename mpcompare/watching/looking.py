@@ -52,13 +52,16 @@ class Look(TorchFunctionMode):
         self.on = self._entered = self._left = False
         self._inside = 0  # calls of the network under way
         self._called: Called | None = None
+        self._stance: Any = None  # of the compiler
 
     def start(self) -> None:
         """Puts the hooks on."""
         outer = self.attached.outer
         before, after = Hook(outer, self._call), Hook(outer, self._returned)
         self._handles = [outer.register_forward_pre_hook(before, with_kwargs=True, prepend=True)]
-        if not self.attached.compiled:
+        if self.attached.eager:
+            self._stance = torch.compiler.set_stance("force_eager")
+        if not self.attached.hides_layers:
             self._handles += self.sums.recorder.attach(self.network)
             own_functions.listen(self._own)
         self._handles.append(outer.register_forward_hook(after, with_kwargs=True, always_call=True))
@@ -71,6 +74,8 @@ class Look(TorchFunctionMode):
         """Takes them off. The modes are left where nobody has entered another one since; else they do nothing."""
         if self.on:
             self.on = False
+            if self._stance is not None:
+                self._stance.__exit__(None, None, None)
             for handle in self._handles:
                 handle.remove()
             scalers.look_away(self.steps)
@@ -120,7 +125,7 @@ class Look(TorchFunctionMode):
         if self._left:
             self.__enter__()
         if self._called is not None and result is not None:
-            self.guard(self.sums.returned, self._called, result, self.attached.compiled)
+            self.guard(self.sums.returned, self._called, result, self.attached.hides_layers)
         self._called = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -2,10 +2,12 @@
 
 import weakref
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from mpcompare.errors import InputError, check_whole
@@ -44,12 +46,20 @@ class Watch:
         sight: how much of the network it saw, and the smallest error that it would have found; None before.
     """
 
-    def __init__(self, model: Any, optimizer: Any, steps: int = 5, after: int = 0, every: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        steps: int = 5,
+        after: int = 0,
+        every: int | None = None,
+        eager: bool = False,
+    ) -> None:
         check_whole("watch: steps", steps, at_least=1)
         check_whole("watch: after", after, at_least=0)
         if every is not None:
             check_whole("watch: every", every, at_least=steps)
-        self.attached = attached(model, optimizer)
+        self.attached = attached(model, optimizer, eager)
         self.steps, self.after, self.every = steps, after, every
         self.facts: dict[str, Any] = {}
         self.defects: list[Defect] = []
@@ -165,7 +175,8 @@ class Watch:
     def _replayed(self, look: Look, seen: Sum) -> Replayed:
         """Returns a sum, replayed: with samples of its own where the roundings of earlier ones leave a defect."""
         known = bool(self._earlier.kept)
-        with put_back_collected(look.network):
+        stance = torch.compiler.set_stance("force_eager") if self.attached.eager else nullcontext()
+        with stance, put_back_collected(look.network):
             replay = replayed(look, seen, self._earlier)
             again = known and any(of_gradients(look, {id(seen): replay}))
             return replayed(look, seen, EarlierSteps()) if again else replay
@@ -181,8 +192,10 @@ class Watch:
         said = [f"{what.format(', '.join(each))} ({why})" for (what, why), each in numbers.items()]
         if hooked := sorted({name for each in look.used() for name in each.hooked}):
             said.append(f"the gradients of {listed(hooked)}, which hooks of the loop may change")
-        if self.attached.compiled:
-            said.append("layers within compiled modules")
+        if self.attached.hides_layers:
+            said.append("layers within compiled modules (eager=True shows them)")
+        elif self.attached.eager:
+            said.append("compiled code, which ran without the compiler")
         if self.attached.others:
             said.append(f"{self.attached.others} parameters of the optimizer that the network does not have")
         for update in updates.values():

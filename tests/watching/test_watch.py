@@ -6,6 +6,7 @@ import pickle
 import re
 import weakref
 from dataclasses import replace
+from functools import partial
 from itertools import count, cycle
 
 import pytest
@@ -331,7 +332,6 @@ def test_autocast_within_the_network_and_clipped_values():
 def test_a_compiled_network_shows_its_autocast_and_not_the_precision_of_its_layers():
     seen = replace(TINY, make=lambda: torch.compile(two_layers(), backend="eager")).run(mpcompare.watch)
     assert causes(seen) == []
-    assert "layers within compiled modules" in seen.not_examined
     seen.raise_if_wrong(expect={"autocast": "bf16"})
     with pytest.raises(WrongTraining, match="precision is not known: no layer was seen, expected bf16"):
         seen.raise_if_wrong(expect={"precision": "bf16"})
@@ -722,14 +722,59 @@ def test_the_first_line_says_how_far_a_look_saw():
     assert 0 < seen.sight.resolution < 0.1
 
 
-def test_a_compiled_network_is_said_not_to_be_seen():
-    model = torch.compile(two_layers(), backend="eager")
+class Compiler:
+    """A backend of ``torch.compile`` that counts the calls of what it has compiled."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, graph, examples):
+        def run(*given):
+            self.calls += 1
+            return graph.forward(*given)
+
+        return run
+
+
+def trained_with(compiler, kind, watch, updates):
+    """Trains a network that is compiled as a whole, in place, or in a block, with a loss that is compiled."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16)), nn.Linear(16, 4))
+    outer = torch.compile(model, backend=compiler) if kind == "whole" else model
+    if kind == "in place":
+        model.compile(backend=compiler)
+    if kind == "block":
+        model[1] = torch.compile(model[1], backend=compiler)
+    loss_of = torch.compile(lambda output, y: F.cross_entropy(output.float(), y), backend=compiler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with mpcompare.watch(model, optimizer, steps=1) as seen:
-        x, y = few()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    calls = []
+    with watch(outer, optimizer) as seen:
+        for _ in range(updates):
+            before, x, y = compiler.calls, torch.randn(32, 8), torch.randint(4, (32,))
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loss_of(outer(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            calls.append(compiler.calls - before)
+    return seen, calls
+
+
+def test_a_compiled_network_is_said_not_to_be_seen():
+    seen, calls = trained_with(Compiler(), "whole", mpcompare.watch, 1)
     assert str(seen).startswith("no defect in 1 update: none of their layers is seen\n")
+    assert "layers within compiled modules (eager=True shows them)" in seen.not_examined
+    assert calls == [2]
+
+
+@pytest.mark.parametrize("kind", ["whole", "in place", "block"])
+def test_a_compiled_network_is_seen_where_it_runs_without_the_compiler(kind):
+    seen, calls = trained_with(Compiler(), kind, partial(mpcompare.watch, steps=1, after=1, eager=True), 4)
+    assert (seen.defects, seen.not_examined) == ([], ["compiled code, which ran without the compiler"])
+    assert (len(seen.sight.layers), all(seen.sight.layers.values())) == (4, True)
+    assert seen.facts["loss"] == "cross_entropy in fp32"
+    assert calls == [2, 0, 2, 2]
 
 
 @pytest.mark.parametrize(

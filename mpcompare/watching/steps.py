@@ -25,7 +25,7 @@ class Sum:
         grads: all of them, before anything changed them.
         weights: as the first call of the network had them.
         first: that call; None where none was seen.
-        buffers_after: after the last one.
+        buffers_after: after the last one. The loop may call the network once more, without gradients, before it steps.
         stale: the parameters whose gradients hold those of the update before, too.
         dropped: the number of backward passes whose gradients were cleared before an update used them.
         given_up: the number of those whose gradients held inf or NaN, and were cleared before.

@@ -43,6 +43,7 @@ class Sums:
         weights, called: all numbers, and some, of the weights as the network was called; None and empty after a step.
         moves: how often the loop has moved the weights between two calls, without a step.
         places: the parameters of gradients, by the place of their numbers in memory.
+        calls: how often the network was called, with gradients or without.
         clipped_early: the line that clips before backward has made any gradient; empty where none does.
         used: the number of the last backward that a step used.
     """
@@ -61,7 +62,7 @@ class Sums:
         self.weights: Params | None = None
         self.called: Params = {}
         self._latest: Params = {}  # some of the weights at the last call
-        self.moves = 0
+        self.moves = self.calls = 0
         self.places: dict[int, str] = {}
         self.used = 0
         self.clipped_early = ""
@@ -91,13 +92,12 @@ class Sums:
             self.weights = {name: self.spool.copy(p) for name, p in self.params.items()}
         self.moves, self._latest = self.moves + moved, now
         self._training = module.training
-        buffers = {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
         attributes = attributes_of(self.network, self.spool.copy)
         trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
-        number, dtype = _next_number(), autocast_dtype()
-        return Called([], states(), buffers, attributes, trained, first, number, foreign, self.moves, dtype)
+        begins, dtype, buffers = _next_number(), autocast_dtype(), self._buffers()
+        return Called([], states(), buffers, attributes, trained, first, begins, foreign, self.moves, dtype, self.calls)
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
@@ -110,9 +110,13 @@ class Sums:
         else:
             called.output = calls[OUTPUT][-1]
         called.last = {name: len(each) for name, each in calls.items()}
+        called.after = self._buffers()
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
         called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
         self.tape.events.append(called)
+
+    def _buffers(self) -> Params:
+        return {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
 
     # Backward
 
@@ -260,7 +264,7 @@ class Sums:
             grads={n: g for n, g in (self._kept or {}).items() if n not in others},
             weights=self.weights or {},
             first=used[0] if used else None,
-            buffers_after={name: self.spool.copy(b) for name, b in self.network.named_buffers()},
+            buffers_after=used[-1].after if used and used[-1].number < self.calls else self._buffers(),
             stale=stale,
             dropped=self._dropped,
             given_up=self._given_up,

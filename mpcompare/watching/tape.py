@@ -41,7 +41,8 @@ class Own:
 class Called:
     """A call of the network: the slots of its outputs, and the states of the generators, the buffers, the plain
     attributes of each module, the parameters that required a gradient and the dtype of autocast when it began.
-    ``moves`` counts how often the loop had moved the weights without a step."""
+    ``moves`` counts how often the loop had moved the weights without a step, ``number`` the calls of the network, and
+    ``after`` has the buffers when it ended."""
 
     slots: list[Slot | None]
     generators: GeneratorStates
@@ -53,6 +54,8 @@ class Called:
     foreign: bool = False  # whether its inputs require gradients
     moves: int = 0
     autocast: torch.dtype | None = None
+    number: int = 0
+    after: dict[str, Tensor] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     output: Any = None  # the record of the call
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs

@@ -28,4 +28,7 @@ def _all(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates
     if look.sums.clipped_early:
         because = f"gradients are clipped ({look.sums.clipped_early}) before backward has made any, and not after"
         yield Defect("clip", "", because)
+    if look.sums.clipped_late:
+        because = f"gradients are clipped ({look.sums.clipped_late}) after the step that used them, and not before"
+        yield Defect("clip", "", because)
     yield from of_updates(look, updates)

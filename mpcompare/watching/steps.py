@@ -34,6 +34,8 @@ class Sum:
         owned: the names of the parameters that the optimizers have.
         hooked: the names of those whose gradients hooks of the loop may change.
         autocast: the dtype of autocast in its layers; empty where there was none.
+        clipped: the norm to which they were clipped between two backward passes, and the line; empty where they were
+            not, or where these passes are of several losses.
     """
 
     record: Record
@@ -50,6 +52,7 @@ class Sum:
     owned: set[str]
     hooked: set[str]
     autocast: str
+    clipped: str = ""
 
     @property
     def roots(self) -> list[Root]:

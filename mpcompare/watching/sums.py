@@ -4,6 +4,7 @@ A sum begins where a backward finds no gradient. Neither ``zero_grad`` nor a ste
 nobody, and loops clear their gradients before, between and after.
 """
 
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +18,7 @@ from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, autocast_dtype, is_real
-from mpcompare.verdict.examine.numerics import numbers, same_bits
+from mpcompare.verdict.examine.numerics import numbers, same_bits, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.attributes import attributes_of
@@ -45,6 +46,7 @@ class Sums:
         places: the parameters of gradients, by the place of their numbers in memory.
         calls: how often the network was called, with gradients or without.
         clipped_early: the line that clips before backward has made any gradient; empty where none does.
+        clipped_late: the line that clips after the step that used the gradients; empty where none does.
         used: the number of the last backward that a step used.
     """
 
@@ -65,7 +67,9 @@ class Sums:
         self.moves = self.calls = 0
         self.places: dict[int, str] = {}
         self.used = 0
-        self.clipped_early = ""
+        self.clipped_early = self.clipped_late = ""
+        self._clipped = ""  # the norm and the line that clip between backward passes of this sum
+        self._clips = False  # whether the gradients of the last step were clipped by torch's function
         self._backwards = self._dropped = self._given_up = 0
         self._left: dict[str, Tensor] = {}  # the gradients that backward left
         self._versions: dict[str, int] = {}  # how often each had been written to
@@ -131,7 +135,7 @@ class Sums:
             self.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
             self.hide("a backward is differentiated again")
-        self._begin()
+        self._begin(root)
         return root
 
     def passed(self, root: Root, _: Any) -> None:
@@ -143,7 +147,7 @@ class Sums:
         self.places = {place: name for name, g in self._left.items() if (place := _place(g))}
         self._kept, self.order, self.asked, self._read = None, [("backward", root.line)], None, False
 
-    def _begin(self) -> None:
+    def _begin(self, root: Root) -> None:
         """Finds out whether a sum begins."""
         self._backwards += 1
         self._closed = None
@@ -168,6 +172,16 @@ class Sums:
             self._fresh()
         elif any(n in self._left for n in empty):
             self.hide("the gradients of some parameters were cleared, and others were not")
+        elif self.asked is not None and self._is_changed():
+            self.hide("the loop clips the gradients between its backward passes")
+            lines = {event.line for event in self.tape.events if isinstance(event, Root)}
+            if lines == {root.line}:  # parts of one sum; those of several losses may be meant to be clipped apart
+                self._clipped = f"to {self.asked[0]:g} ({next(line for part, line in self.order if part == 'norm')})"
+
+    def _is_changed(self) -> bool:
+        """Returns whether gradients have other bits than backward left."""
+        kept = self._kept or {}
+        return any(not same_bits(g, numbers(self._left[name])) for name, g in kept.items())
 
     def _is_left(self, name: str) -> bool:
         """Returns whether a gradient is as the last backward left it; so may one be that is 0."""
@@ -178,6 +192,7 @@ class Sums:
 
     def _fresh(self) -> None:
         """Drops everything but the calls that no backward has come through."""
+        self._clipped = ""
         self.tape.drop(lambda called: not _used(called))
         calls, record = self._calls(), Record(hidden=self.recorder.record.hidden)
         if not calls:
@@ -218,12 +233,21 @@ class Sums:
         if any(isinstance(t, Tensor) and _place(t) in self.places for t in targets):
             if part == "norm":
                 asked = _asked()
+                if asked is not None and self._is_late(asked):
+                    self.clipped_late = line_of_user()
                 self.asked, self._read = asked or self.asked, self._read or asked is None
             else:
                 self.keep()
             entry = (part, line_of_user())
             if self.order[-1:] != [entry]:
                 self.order.append(entry)
+
+    def _is_late(self, asked: tuple[float, float]) -> bool:
+        """Returns whether torch's function is asked to clip gradients that a step has used, which did not clip them,
+        and that have a larger norm. Of several optimizers one may have used its own."""
+        alone = len(self.attached.optimizers) == 1 and not self.attached.others
+        used = self.used == self._backwards and not self._clips and alone
+        return used and asked[0] < total_norm({n: numbers(g) for n, g in self._left.items()}, asked[1]) < math.inf
 
     def _begun(self) -> bool:
         return any(_is_there(p.grad) for p in self.params.values())
@@ -273,12 +297,14 @@ class Sums:
             owned=self.attached.owned() - others,
             hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
             autocast=_autocast(record, [event for event in events if isinstance(event, Called)]),
+            clipped=self._clipped,
         )
         self._dropped = self._given_up = 0
         return self._closed
 
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""
+        self._clips = self.asked is not None
         self.used, self.order, self.asked = self._backwards, [], None
         if not skipped:
             self.weights, self.called, self._latest = None, {}, {}

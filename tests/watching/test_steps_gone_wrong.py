@@ -1,0 +1,60 @@
+"""Clipping, scaling and skipping at a wrong place in a loop, and loops of the same form that are right."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.watched_loops import Loop
+from torch import nn
+from torch.nn import functional as F
+
+import mpcompare
+
+
+def few() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 4), torch.randint(3, (8,))
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+
+
+TINY = replace(Loop(), make=two_layers, batch=few, updates=2, accumulate=2, clip=None)
+
+
+def told(seen) -> list[str]:
+    """The defects, without the lines of the code."""
+    return [f"{defect.cause}: {defect.sentence}" for defect in seen.defects]
+
+
+@pytest.mark.parametrize(("norm", "defects"), [(0.01, 1), (100.0, 0)])
+def test_clipping_after_each_backward_of_a_sum(norm, defects):
+    """One that never binds changes nothing."""
+    loop = replace(TINY, after_backward=lambda model: nn.utils.clip_grad_norm_(model.parameters(), norm))
+    found = told(loop.run(mpcompare.watch))
+    assert len(found) == defects
+    assert all(each.startswith("clip: gradients are clipped to 0.01 (test_steps_gone_wrong.py:") for each in found)
+
+
+def test_clipping_between_two_losses_may_be_meant():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            x, y = few()
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert seen.defects == []
+    assert "the loop clips the gradients between its backward passes" in seen.not_examined[0]
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 0.01), (0.01, 0.001), (None, float("inf"))])
+def test_clipping_after_the_step(before, after):
+    """A loop that clipped before, or that only asks for the norm, is right."""
+    loop = replace(TINY, clip=before, after_step=lambda model: nn.utils.clip_grad_norm_(model.parameters(), after))
+    found = told(loop.run(mpcompare.watch))
+    assert bool(found) == (before is None and after == 0.01)
+    assert all("after the step that used them, and not before" in each for each in found)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from mpcompare.clipping import USUAL_NORMS
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching.defect import Defect
-from mpcompare.watching.handing_on import SAME, handed_on
+from mpcompare.watching.handing_on import SAME, HandedOn, handed_on
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Taken
 
@@ -132,12 +133,20 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
             f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, and "
         )
         yield Defect("gradient scaled", names[0], because + "those of other parameters are not")
-    if (usual := found.of_scaled) is not None:
+    if (usual := found.of_scaled or _clipped_scaled(taken, found)) is not None:
         because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
         because += (
             f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of {usual / found.scale:.3g}"
         )
         yield Defect("clip", "", because)
+
+
+def _clipped_scaled(taken: Taken, found: HandedOn) -> float | None:
+    """Returns the usual norm that gradients have which torch's function clipped while they were scaled. The loop may
+    have changed them before, as by noise, so that no factor tells."""
+    norm, kind = taken.asked or (math.nan, 2.0)
+    is_usual = kind == 2 and norm in USUAL_NORMS and found.scale != 1 and bool(found.before_unscale)
+    return norm if is_usual and math.isclose(taken.norm * found.scale, norm, rel_tol=1e-4) else None
 
 
 def _is_like(step: Taken, before: Taken) -> bool:

@@ -1,5 +1,6 @@
 """The parts of a loop that was seen: sums of gradients, and the steps that optimizers took with them."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -95,6 +96,7 @@ class Taken:
         settings: of each parameter its group's.
         given: the gradients as the optimizer got them.
         finite: whether the gradients were that the optimizer got.
+        norm: that of all of them, where torch's function was asked to clip them; else NaN.
         called: the weights in forward.
         before, after: the weights before the step and after it.
         state, state_after: by parameter what the optimizer remembers.
@@ -115,6 +117,7 @@ class Taken:
     settings: Mapping[str, dict[str, Any]]
     given: Params = field(default_factory=dict)
     finite: bool = True
+    norm: float = math.nan
     called: Params = field(default_factory=dict)
     before: Params = field(default_factory=dict)
     after: Params = field(default_factory=dict)

@@ -58,3 +58,25 @@ def test_clipping_after_the_step(before, after):
     found = told(loop.run(mpcompare.watch))
     assert bool(found) == (before is None and after == 0.01)
     assert all("after the step that used them, and not before" in each for each in found)
+
+
+def test_noise_and_a_clip_of_gradients_that_are_still_scaled():
+    """Noise leaves no factor that tells: the norm of what the optimizer gets does."""
+
+    def noised(model):
+        for p in model.parameters():
+            p.grad += 1e-2 * torch.randn_like(p.grad)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    def unscaled(model):
+        loop.made["scaler"].unscale_(loop.made["optimizer"])
+        noised(model)
+
+    loop = replace(TINY, dtype=torch.float16, accumulate=1, before_step=unscaled)
+    seen = loop.run(mpcompare.watch)
+    assert seen.defects == []
+    seen.raise_if_wrong(expect={"clip_norm": 0.1})
+    (found,) = told(replace(loop, before_step=noised).run(mpcompare.watch))
+    assert found.startswith(
+        "clip: the gradients are clipped to a norm of 0.1 before they are divided by the loss scale"
+    )

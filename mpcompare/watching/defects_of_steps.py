@@ -109,6 +109,11 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         because = f"backward makes gradients of norm {found.norm:.4g} {where}, and all that the optimizer gets is 0"
         yield Defect("gradient missing", "", because)
         return
+    scales = set(taken.sum.scales) if taken.sum else set()
+    if len(scales) == 1 and scales != {taken.scale} and found.one and math.isclose(found.factor, 1, rel_tol=SAME):
+        because = f"the loss was multiplied by {scales.pop():g}, and its gradients are divided by {taken.scale:g} "
+        yield Defect("gradient scaled", "", because + f"{where}: the loss scale was updated in between")
+        return
     tail_known = not any(root.hidden for root in taken.sum.roots) if taken.sum else False
     if taken.scaled and taken.scale != 1 and found.one and math.isclose(found.factor, taken.scale, rel_tol=SAME):
         because = (

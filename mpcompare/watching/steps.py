@@ -74,16 +74,20 @@ class Sum:
                         yield float(leaf), event
 
     @property
-    def scale(self) -> float:
-        """The loss scale by which a scaler multiplied the loss; 1 where none did."""
-        scales = (
+    def scales(self) -> list[float]:
+        """The loss scales by which a scaler multiplied the losses."""
+        return [
             float(leaf)
             for event in self.tape
             if isinstance(event, Op) and event.scaled and event.name == "mul"
             for leaf in event.leaves
             if isinstance(leaf, Tensor) and leaf.numel() == 1
-        )
-        return next(scales, 1.0)
+        ]
+
+    @property
+    def scale(self) -> float:
+        """The first of them; 1 where there is none."""
+        return next(iter(self.scales), 1.0)
 
 
 @dataclass

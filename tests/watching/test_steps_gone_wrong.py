@@ -80,3 +80,27 @@ def test_noise_and_a_clip_of_gradients_that_are_still_scaled():
     assert found.startswith(
         "clip: the gradients are clipped to a norm of 0.1 before they are divided by the loss scale"
     )
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_loss_scale_that_is_updated_between_two_optimizers(early):
+    """The gradients of the second one are divided by another scale than their loss was multiplied by."""
+    model = two_layers()
+    one, other = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
+    with mpcompare.watch(model, {"one": one, "other": other}, steps=2) as seen:
+        for _ in range(2):
+            x, y = few()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = F.cross_entropy(model(x).float(), y)
+            one.zero_grad()
+            other.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(one)
+            if early:
+                scaler.update()
+            scaler.step(other)
+            scaler.update()
+    found = told(seen)
+    assert len(found) == early
+    assert all("the loss was multiplied by 64, and its gradients are divided by 128" in each for each in found)

@@ -25,6 +25,10 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
         because = f"step {number} is taken with gradients that hold inf or NaN: the scaler "
         because += "should have skipped it" if taken.by_scaler else "does not take it, the loop does"
         yield Defect("skip", "", because)
+    if taken.by_scaler and taken.scaled and not taken.skipped and taken.finite and (hidden := taken.overflowed):
+        because = f"step {number} is taken, and the gradients of {listed(hidden)} held inf or NaN as backward left them"
+        because += f": the loop put others in their place ({_changes(taken)}) before the scaler looked, which neither "
+        yield Defect("skip", hidden[0], because + "leaves the step out nor lowers its scale")
     bad = [n for n, t in taken.after.items() if not bool(t.isfinite().all())]
     if bad and not taken.skipped:
         yield Defect("inf or NaN", bad[0], f"{listed(bad)} hold inf or NaN after step {number}")
@@ -59,6 +63,12 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
     if taken.sum is None or not taken.finite:
         return
     yield from _handed_on(number, taken)
+
+
+def _changes(taken: Taken) -> str:
+    """Returns what was done to gradients after backward, and where."""
+    parts = [f"{part} at {line}" for part, line in taken.order if part not in ("backward", "unscale", "norm")]
+    return ", ".join(parts) or "nobody saw how"
 
 
 def _only_decayed(before: Tensor, after: Tensor) -> bool:
@@ -163,6 +173,19 @@ def _is_like(step: Taken, before: Taken) -> bool:
     one, other = (torch.cat([each.given[n].double().flatten() for n in both]) for each in (step, before))
     product = float(one @ other)
     return math.isclose(product * abs(product), float(one @ one) * float(other @ other), rel_tol=1e-6)
+
+
+def of_skipped(taken: Sequence[Taken]) -> Iterator[Defect]:
+    """Yields a loop of which every step is skipped, whatever its loss scale is."""
+    if len(taken) < 2 or not all(step.skipped for step in taken):
+        return
+    losses = [root.loss for step in taken if step.sum is not None for root in step.sum.roots]
+    because = f"all {len(taken)} steps are skipped: "
+    if losses and all(map(math.isnan, losses)):
+        yield Defect("inf or NaN", "", because + "the loss is NaN before each, at any loss scale")
+    elif taken[-1].scale < 1:
+        because += f"gradients hold inf or NaN even at a loss scale of {taken[-1].scale:.3g}"
+        yield Defect("inf or NaN", "", because)
 
 
 def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.numerics import spread, total_norm
+from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.tape import Called, Event, Op, Root
 
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
@@ -148,6 +149,11 @@ class Taken:
     def norms(self) -> dict[str, float]:
         """By parameter the norm of all of a raw gradient."""
         return {n: total_norm({n: g}, 2.0) for n, g in self._grads()}
+
+    @property
+    def overflowed(self) -> list[str]:
+        """The parameters whose gradients held inf or NaN as backward left them, and that the optimizer got."""
+        return [n for n, g in self._grads() if n in self.given and not all_finite({n: g})]
 
     def _grads(self) -> list[tuple[str, Tensor]]:
         return [(n, g) for n, g in self.sum.grads.items() if n in self.settings] if self.sum else []

@@ -104,3 +104,35 @@ def test_a_loss_scale_that_is_updated_between_two_optimizers(early):
     found = told(seen)
     assert len(found) == early
     assert all("the loss was multiplied by 64, and its gradients are divided by 128" in each for each in found)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_overflow_that_the_loop_hides_from_the_scaler(early):
+    """After the scaler has looked, the step is left out, and the scale falls."""
+
+    def zeroed(model):
+        if not early:
+            loop.made["scaler"].unscale_(loop.made["optimizer"])
+        for p in model.parameters():
+            p.grad.nan_to_num_(0.0, 0.0, 0.0)
+
+    loop = replace(TINY, dtype=torch.float16, scale=2.0**24, accumulate=1, before_step=zeroed)
+    found = told(loop.run(mpcompare.watch))
+    assert len({each[:5] for each in found}) == early
+    assert all("nan_to_num at test_steps_gone_wrong.py" in each for each in found)
+
+
+@pytest.mark.parametrize("nan_in", ["loss", "gradient", ""])
+def test_a_loop_of_which_every_step_is_skipped(nan_in):
+    """One that overflows at first, and finds a scale, is right."""
+
+    def loss(z, y):
+        if nan_in == "gradient":
+            z = z + 0 * (z - z).sqrt()
+        return F.cross_entropy(z.float() if nan_in != "loss" else (z.float() - 1e9).log(), y)
+
+    scale = 8.0 if nan_in else 2.0**24
+    loop = replace(TINY, dtype=torch.float16, scale=scale, updates=8, accumulate=1, loss=loss)
+    found = told(loop.run(mpcompare.watch))
+    assert len(found) == bool(nan_in)
+    assert all(each.startswith("inf or NaN: all 8 steps are skipped: ") for each in found)

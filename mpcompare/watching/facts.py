@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map
 
 from mpcompare.loss_scale import DynamicLossScale
@@ -14,6 +15,7 @@ from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.tape import Op
 
+BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 MOST = 4  # names that are written out
 SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
@@ -50,12 +52,15 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
         for name, u in updates.items()
     }
     facts["groups"] = _groups(taken)
+    facts["updates_before"] = _updates_before(look.taken)
     facts["without_gradient"] = sorted({n for t in taken for n in t.before if n not in t.given})
     facts["cleared_gradients"] = sorted({n for t in taken for n in t.raw if n not in t.given})
     facts["in_no_optimizer"] = sorted(
         n for n, p in look.params.items() if p.requires_grad and n not in look.attached.owned()
     )
     facts["frozen"] = sorted(n for n, p in look.params.items() if not p.requires_grad)
+    facts["statistics_of_frozen"] = sorted({name for s in seen for name in _moving(look.network, s)})
+    facts["tied"] = _tied(look.network)
     return facts
 
 
@@ -154,6 +159,39 @@ def _is_within(step: Taken) -> bool:
     """Returns whether the gradients that an optimizer got have the norm to which torch's function was asked to clip all
     of them, or a smaller one: the loop may have added noise before, so that no factor tells."""
     return step.asked is not None and step.asked[1] == 2 and step.norm <= step.asked[0] * (1 + 1e-4)
+
+
+def _updates_before(taken: Sequence[Taken]) -> Any:
+    """Returns how many updates each optimizer had counted before its first step; None of one that counts none."""
+    first: dict[str, Taken] = {}
+    for step in taken:
+        if step.state_after and not step.skipped:
+            first.setdefault(step.optimizer, step)
+    counts = [
+        max((int(s.get("step", 0)) for s in step.state.values()), default=0)
+        for step in first.values()
+        if any("step" in s for s in step.state_after.values())
+    ]
+    return _one(counts)
+
+
+def _moving(network: nn.Module, seen: Sum) -> Iterator[str]:
+    """Yields frozen norms that are in training mode, so that their running statistics move."""
+    if seen.first is None:
+        return
+    for name, module in network.named_modules():
+        own = {f"{name}.{each}" for each, _ in module.named_parameters()}
+        trains = seen.first.attributes.get(name, {}).get("training")
+        if isinstance(module, BATCH_NORMS) and module.track_running_stats and trains and own:
+            yield from () if own & seen.first.trained else (name,)
+
+
+def _tied(network: nn.Module) -> list[list[str]]:
+    """Returns the names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, p in network.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    return sorted(sorted(each) for each in names.values() if len(each) > 1)
 
 
 def _order(taken: Sequence[Taken]) -> list[str]:

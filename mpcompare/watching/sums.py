@@ -47,7 +47,7 @@ class Sums:
         calls: how often the network was called, with gradients or without.
         clipped_early: the line that clips before backward has made any gradient; empty where none does.
         clipped_late: the line that clips after the step that used the gradients; empty where none does.
-        used: the number of the last backward that a step used.
+        backwards: how often backward was called; ``used``: the number of the last one that a step used.
     """
 
     def __init__(self, attached: Attached, guard: Guard) -> None:
@@ -70,7 +70,7 @@ class Sums:
         self.clipped_early = self.clipped_late = ""
         self._clipped = ""  # the norm and the line that clip between backward passes of this sum
         self._clips = False  # whether the gradients of the last step were clipped by torch's function
-        self._backwards = self._dropped = self._given_up = 0
+        self.backwards = self._dropped = self._given_up = 0
         self._left: dict[str, Tensor] = {}  # the gradients that backward left
         self._versions: dict[str, int] = {}  # how often each had been written to
         self._kept: Params | None = None  # copies of them, as they were before anything changed them
@@ -149,7 +149,7 @@ class Sums:
 
     def _begin(self, root: Root) -> None:
         """Finds out whether a sum begins."""
-        self._backwards += 1
+        self.backwards += 1
         self._closed = None
         owned = self.attached.owned()  # an optimizer clears its own gradients
         trained = [name for name, p in self.params.items() if p.requires_grad and name in owned]
@@ -160,14 +160,14 @@ class Sums:
             used = [called for called in self._calls() if _used(called)]
             # Their gradients may have moved the weights, or belong to the inputs.
             meant = any(called.moves < self.moves for called in used) or any(called.foreign for called in self._calls())
-            if self.used < self._backwards - 1 and used and not meant:
+            if self.used < self.backwards - 1 and used and not meant:
                 roots = sum(isinstance(event, Root) for event in self.tape.events)
                 if all_finite(self._left):
                     self._dropped += 0 if self._read else roots
                 else:
                     self._given_up += roots
             self._fresh()
-        elif self.used == self._backwards - 1 and self.used:
+        elif self.used == self.backwards - 1 and self.used:
             self._stale = kept
             self._fresh()
         elif any(n in self._left for n in empty):
@@ -219,7 +219,7 @@ class Sums:
         """Is told of each function that is called before it is, and notes what is done with gradients."""
         name = str(getattr(func, "__name__", ""))
         if func in CLIPPING:
-            if self.used == self._backwards and not self._begun() and _asked():
+            if self.used == self.backwards and not self._begun() and _asked():
                 self.clipped_early = line_of_user()
             return
         if name in NORMS:
@@ -246,7 +246,7 @@ class Sums:
         """Returns whether torch's function is asked to clip gradients that a step has used, which did not clip them,
         and that have a larger norm. Of several optimizers one may have used its own."""
         alone = len(self.attached.optimizers) == 1 and not self.attached.others
-        used = self.used == self._backwards and not self._clips and alone
+        used = self.used == self.backwards and not self._clips and alone
         return used and asked[0] < total_norm({n: numbers(g) for n, g in self._left.items()}, asked[1]) < math.inf
 
     def _begun(self) -> bool:
@@ -266,7 +266,7 @@ class Sums:
             names: the parameters that are updated with it. Others may still have their gradients of an update before,
                 as a discriminator has that the loss of a generator goes through.
         """
-        if self._closed is not None or not self._left or self.used == self._backwards:
+        if self._closed is not None or not self._left or self.used == self.backwards:
             return self._closed
         self.keep()
         events = needed(self.tape.events)
@@ -305,7 +305,7 @@ class Sums:
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""
         self._clips = self.asked is not None
-        self.used, self.order, self.asked = self._backwards, [], None
+        self.used, self.order, self.asked = self.backwards, [], None
         if not skipped:
             self.weights, self.called, self._latest = None, {}, {}
 

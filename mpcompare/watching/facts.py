@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from mpcompare.loss_scale import DynamicLossScale
@@ -17,6 +17,7 @@ from mpcompare.watching.tape import Op
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 MOST = 4  # names that are written out
+SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
 SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 
@@ -43,6 +44,7 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     facts["training_mode"] = _one([s.training for s in seen])
     facts |= _sums_of(seen, sums)
     facts["loss_in_16_bits"] = sorted({each for s in seen for each in _loss_in_16_bits(s)})
+    facts["terms_without_gradient"] = sorted({each for s in seen for each in _constant_terms(s)})
     facts["own_backward"] = look.derivatives.said()
     facts |= _clipping(taken)
     facts["order"] = _order(taken)
@@ -116,6 +118,14 @@ def _loss_in_16_bits(seen: Sum) -> Iterator[str]:
     for event in seen.tape:
         if isinstance(event, Op) and event.name in SOFTMAX and event.dtypes[0] in (torch.float16, torch.bfloat16):
             yield f"{_loss(event)} ({event.line})"
+
+
+def _constant_terms(seen: Sum) -> Iterator[str]:
+    """Yields the lines that add to a loss what requires no gradient, and is no number of Python's and not 0."""
+    for event in seen.tape:
+        if isinstance(event, Op) and event.name in SUMS and event.scalar:
+            terms = [leaf for leaf in event.leaves if isinstance(leaf, Tensor) and leaf.numel() == 1]
+            yield from (event.line for term in terms if bool(term != 0))
 
 
 def _loss(op: Op | None) -> str:

@@ -68,6 +68,19 @@ def test_a_run_that_goes_on_without_the_moments_of_the_one_before(loaded):
     assert bool(refused(model, optimizer, {"updates_before": 3})) != loaded
 
 
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_term_of_the_loss_that_passes_no_gradient(detached):
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        total, z = torch.zeros(()), model(torch.randn(8, 4))
+        total = total + F.cross_entropy(z, torch.randint(3, (8,))) + 1e-8
+        total = total + (z.detach() if detached else z).square().mean()
+        total.backward()
+        optimizer.step()
+    assert (len(seen.facts["terms_without_gradient"]), seen.defects) == (detached, [])
+
+
 def test_a_loop_that_steps_with_another_optimizer():
     model = Tied()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

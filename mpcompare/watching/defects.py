@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from mpcompare.watching.defect import Defect
 from mpcompare.watching.defects_of_layers import of_formats, of_gradients
-from mpcompare.watching.defects_of_steps import of_repeats, of_step
+from mpcompare.watching.defects_of_steps import of_repeats, of_skipped, of_step
 from mpcompare.watching.defects_of_updates import of_loss_scale, of_updates
 from mpcompare.watching.examining import Replayed, Updates
 from mpcompare.watching.looking import Look
@@ -24,8 +24,12 @@ def _all(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Updates
     yield from of_gradients(look, sums)
     for number, taken in enumerate(look.taken, start=1):
         yield from of_step(look, number, taken)
+    yield from of_skipped(look.taken)
     yield from of_repeats(look.taken)
     if look.sums.clipped_early:
         because = f"gradients are clipped ({look.sums.clipped_early}) before backward has made any, and not after"
+        yield Defect("clip", "", because)
+    if look.sums.clipped_late:
+        because = f"gradients are clipped ({look.sums.clipped_late}) after the step that used them, and not before"
         yield Defect("clip", "", because)
     yield from of_updates(look, updates)

@@ -46,6 +46,10 @@ def of_gradients(look: Look, sums: Mapping[int, Replayed]) -> Iterator[Defect]:
             because += "and the loop left their update out, though nothing is scaled"
             if look.steps.scaler is None:
                 yield Defect("skip", "", because)
+        if taken.sum.clipped:
+            because = f"gradients are clipped {taken.sum.clipped} between the backward passes of update {number}: "
+            because += "those of earlier micro-batches are clipped again, in sums with later ones"
+            yield Defect("clip", "", because)
         yield from _without_gradient(look, taken.sum, number)
         yield from _recomputed(look, taken.sum, number)
         replay = sums.get(id(taken.sum))

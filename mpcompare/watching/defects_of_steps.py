@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from mpcompare.clipping import USUAL_NORMS
 from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.check import listed
 from mpcompare.watching.defect import Defect
-from mpcompare.watching.handing_on import SAME, handed_on
+from mpcompare.watching.handing_on import SAME, HandedOn, handed_on
 from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Taken
 
@@ -24,6 +25,10 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
         because = f"step {number} is taken with gradients that hold inf or NaN: the scaler "
         because += "should have skipped it" if taken.by_scaler else "does not take it, the loop does"
         yield Defect("skip", "", because)
+    if taken.by_scaler and taken.scaled and not taken.skipped and taken.finite and (hidden := taken.overflowed):
+        because = f"step {number} is taken, and the gradients of {listed(hidden)} held inf or NaN as backward left them"
+        because += f": the loop put others in their place ({_changes(taken)}) before the scaler looked, which neither "
+        yield Defect("skip", hidden[0], because + "leaves the step out nor lowers its scale")
     bad = [n for n, t in taken.after.items() if not bool(t.isfinite().all())]
     if bad and not taken.skipped:
         yield Defect("inf or NaN", bad[0], f"{listed(bad)} hold inf or NaN after step {number}")
@@ -58,6 +63,12 @@ def of_step(look: Look, number: int, taken: Taken) -> Iterator[Defect]:
     if taken.sum is None or not taken.finite:
         return
     yield from _handed_on(number, taken)
+
+
+def _changes(taken: Taken) -> str:
+    """Returns what was done to gradients after backward, and where."""
+    parts = [f"{part} at {line}" for part, line in taken.order if part not in ("backward", "unscale", "norm")]
+    return ", ".join(parts) or "nobody saw how"
 
 
 def _only_decayed(before: Tensor, after: Tensor) -> bool:
@@ -108,6 +119,11 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
         because = f"backward makes gradients of norm {found.norm:.4g} {where}, and all that the optimizer gets is 0"
         yield Defect("gradient missing", "", because)
         return
+    scales = set(taken.sum.scales) if taken.sum else set()
+    if len(scales) == 1 and scales != {taken.scale} and found.one and math.isclose(found.factor, 1, rel_tol=SAME):
+        because = f"the loss was multiplied by {scales.pop():g}, and its gradients are divided by {taken.scale:g} "
+        yield Defect("gradient scaled", "", because + f"{where}: the loss scale was updated in between")
+        return
     tail_known = not any(root.hidden for root in taken.sum.roots) if taken.sum else False
     if taken.scaled and taken.scale != 1 and found.one and math.isclose(found.factor, taken.scale, rel_tol=SAME):
         because = (
@@ -132,12 +148,20 @@ def _handed_on(number: int, taken: Taken) -> Iterator[Defect]:
             f"the gradients of {listed(names)} are still multiplied by the loss scale {taken.scale:g} {where}, and "
         )
         yield Defect("gradient scaled", names[0], because + "those of other parameters are not")
-    if (usual := found.of_scaled) is not None:
+    if (usual := found.of_scaled or _clipped_scaled(taken, found)) is not None:
         because = f"the gradients are clipped to a norm of {usual:g} before they are divided by the loss scale "
         because += (
             f"{found.scale:g} {where} ({found.before_unscale[0]}): what is left has a norm of {usual / found.scale:.3g}"
         )
         yield Defect("clip", "", because)
+
+
+def _clipped_scaled(taken: Taken, found: HandedOn) -> float | None:
+    """Returns the usual norm that gradients have which torch's function clipped while they were scaled. The loop may
+    have changed them before, as by noise, so that no factor tells."""
+    norm, kind = taken.asked or (math.nan, 2.0)
+    is_usual = kind == 2 and norm in USUAL_NORMS and found.scale != 1 and bool(found.before_unscale)
+    return norm if is_usual and math.isclose(taken.norm * found.scale, norm, rel_tol=1e-4) else None
 
 
 def _is_like(step: Taken, before: Taken) -> bool:
@@ -149,6 +173,19 @@ def _is_like(step: Taken, before: Taken) -> bool:
     one, other = (torch.cat([each.given[n].double().flatten() for n in both]) for each in (step, before))
     product = float(one @ other)
     return math.isclose(product * abs(product), float(one @ one) * float(other @ other), rel_tol=1e-6)
+
+
+def of_skipped(taken: Sequence[Taken]) -> Iterator[Defect]:
+    """Yields a loop of which every step is skipped, whatever its loss scale is."""
+    if len(taken) < 2 or not all(step.skipped for step in taken):
+        return
+    losses = [root.loss for step in taken if step.sum is not None for root in step.sum.roots]
+    because = f"all {len(taken)} steps are skipped: "
+    if losses and all(map(math.isnan, losses)):
+        yield Defect("inf or NaN", "", because + "the loss is NaN before each, at any loss scale")
+    elif taken[-1].scale < 1:
+        because += f"gradients hold inf or NaN even at a loss scale of {taken[-1].scale:.3g}"
+        yield Defect("inf or NaN", "", because)
 
 
 def of_repeats(taken: Sequence[Taken]) -> Iterator[Defect]:

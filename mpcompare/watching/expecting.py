@@ -17,12 +17,14 @@ KEPT_APART = (
     "micro_batch_labels",
     "order",
     "gradient_norms",
+    "updates_before",
 )  # of one look, and no property of the loop
 WORDS = {
     "precision": ("fp32", "bf16", "fp16"),
     "autocast": ("none", "bf16", "fp16"),
     "clip_place": ("after backward", "before unscaling", "after unscaling"),
 }  # of facts that are one of few
+OF_LOSSES = ("loss", "micro_batch_weights", "micro_batch_labels")  # which are not there where no loss was replayed
 NOT_SEEN = "not known: no layer was seen"
 NOT_BOUND = "not known: a norm was taken, and no gradient was clipped to it"
 
@@ -36,7 +38,7 @@ def said(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {said(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):
-        short = [said(each) for each in value[:8]]
+        short = [f"[{said(each)}]" if isinstance(each, (list, tuple)) else said(each) for each in value[:8]]
         return ", ".join(short) + (f" and {len(value) - 8} more" if len(value) > 8 else "")
     return str(value)
 
@@ -82,6 +84,9 @@ def differences(facts: Mapping[str, Any], expect: Mapping[str, Any] | str | Path
     )
     lines = []
     for name, value in wanted.items():
+        if name in OF_LOSSES and name not in facts:
+            lines.append(f"{name} is not known: no loss was replayed, expected {said(value)}")
+            continue
         if name not in facts and not whole:
             known = ", ".join(facts)
             raise InputError("watch: expect", name, f"expected one of {known}{did_you_mean(name, facts)}")

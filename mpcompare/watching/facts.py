@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from mpcompare.dtypes import dtype_name
@@ -15,7 +16,9 @@ from mpcompare.watching.looking import Look
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.tape import Op
 
+BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 MOST = 4  # names that are written out
+SUMS = ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
 SOFTMAX = ("log_softmax", "softmax", "cross_entropy", "nll_loss", "logsumexp")
 
 
@@ -42,6 +45,7 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     facts["training_mode"] = _one([s.training for s in seen])
     facts |= _sums_of(seen, sums)
     facts["loss_in_16_bits"] = sorted({each for s in seen for each in _loss_in_16_bits(s)})
+    facts["terms_without_gradient"] = sorted({each for s in seen for each in _constant_terms(s)})
     facts["own_backward"] = look.derivatives.said()
     facts |= _clipping(taken)
     facts["order"] = _order(taken)
@@ -52,12 +56,15 @@ def facts_of(look: Look, sums: Mapping[int, Replayed], updates: Mapping[str, Upd
     }
     facts["optimizer"] = rules if len(look.attached.optimizers) > 1 else next(iter(rules.values()), None)
     facts["groups"] = _groups(taken)
+    facts["updates_before"] = _updates_before(look.taken)
     facts["without_gradient"] = sorted({n for t in taken for n in t.before if n not in t.given})
     facts["cleared_gradients"] = sorted({n for t in taken for n in t.raw if n not in t.given})
     facts["in_no_optimizer"] = sorted(
         n for n, p in look.params.items() if p.requires_grad and n not in look.attached.owned()
     )
     facts["frozen"] = sorted(n for n, p in look.params.items() if not p.requires_grad)
+    facts["statistics_of_frozen"] = sorted({name for s in seen for name in _moving(look.network, s)})
+    facts["tied"] = _tied(look.network)
     return facts
 
 
@@ -115,6 +122,14 @@ def _loss_in_16_bits(seen: Sum) -> Iterator[str]:
             yield f"{_loss(event)} ({event.line})"
 
 
+def _constant_terms(seen: Sum) -> Iterator[str]:
+    """Yields the lines that add to a loss what requires no gradient, and is no number of Python's and not 0."""
+    for event in seen.tape:
+        if isinstance(event, Op) and event.name in SUMS and event.scalar:
+            terms = [leaf for leaf in event.leaves if isinstance(leaf, Tensor) and leaf.numel() == 1]
+            yield from (event.line for term in terms if bool(term != 0))
+
+
 def _loss(op: Op | None) -> str:
     """Returns what a loss is, in words; None is one that the network takes itself."""
     if op is None:
@@ -148,11 +163,50 @@ def _clipping(taken: Sequence[Taken]) -> dict[str, Any]:
         )
     if larger := [rounded(h.factor) for h in steps if h.one and h.factor > 1 + 1e-4]:
         facts["gradients_times"] = _one(larger)
-    if not all(h.one for h in steps):
+    if not all(h.one or _is_within(t) for h, t in zip(steps, seen, strict=True)):
         facts["factors"] = "not one for all parameters"
     if changed := sorted({n for h in steps for n in h.rest}):
         facts["changed_gradients"] = changed[:MOST] + ([f"{len(changed) - MOST} more"] if len(changed) > MOST else [])
     return facts
+
+
+def _is_within(step: Taken) -> bool:
+    """Returns whether the gradients that an optimizer got have the norm to which torch's function was asked to clip all
+    of them, or a smaller one: the loop may have added noise before, so that no factor tells."""
+    return step.asked is not None and step.asked[1] == 2 and step.norm <= step.asked[0] * (1 + 1e-4)
+
+
+def _updates_before(taken: Sequence[Taken]) -> Any:
+    """Returns how many updates each optimizer had counted before its first step; None of one that counts none."""
+    first: dict[str, Taken] = {}
+    for step in taken:
+        if step.state_after and not step.skipped:
+            first.setdefault(step.optimizer, step)
+    counts = [
+        max((int(s.get("step", 0)) for s in step.state.values()), default=0)
+        for step in first.values()
+        if any("step" in s for s in step.state_after.values())
+    ]
+    return _one(counts)
+
+
+def _moving(network: nn.Module, seen: Sum) -> Iterator[str]:
+    """Yields frozen norms that are in training mode, so that their running statistics move."""
+    if seen.first is None:
+        return
+    for name, module in network.named_modules():
+        own = {f"{name}.{each}" for each, _ in module.named_parameters()}
+        trains = seen.first.attributes.get(name, {}).get("training")
+        if isinstance(module, BATCH_NORMS) and module.track_running_stats and trains and own:
+            yield from () if own & seen.first.trained else (name,)
+
+
+def _tied(network: nn.Module) -> list[list[str]]:
+    """Returns the names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, p in network.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    return sorted(sorted(each) for each in names.values() if len(each) > 1)
 
 
 def _order(taken: Sequence[Taken]) -> list[str]:

@@ -113,6 +113,7 @@ class Look(TorchFunctionMode):
         self._inside += 1
         if self._inside > 1 or torch._C._current_graph_task_id() != -1:
             return
+        self.sums.calls += 1
         self._called = self.guard(self.sums.call, module, (args, kwargs)) if torch.is_grad_enabled() else None
         self._left = self._is_on_top()
         if self._left:  # a compiler would look through a mode

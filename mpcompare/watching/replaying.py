@@ -16,6 +16,7 @@ from mpcompare.verdict.examine.errors import gradient_error
 from mpcompare.verdict.examine.forced.call import HALF
 from mpcompare.verdict.examine.forced.record import Call, is_real
 from mpcompare.verdict.examine.forced.replay import Replay
+from mpcompare.verdict.examine.numerics import same_bits
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
@@ -69,6 +70,7 @@ class FromTheRoot(Replay):
         """Plays the tape. Where the loss is hidden, it passes back the gradients that arrived at the outputs of the
         network."""
         values: dict[int, Tensor] = {}
+        self.latest: Called | None = None
         self.own: dict[str, GradientError] = {}
         self.written = {op.writes.number for op in self.events if isinstance(op, Op) and op.writes is not None}
         number, loss, self.exact = 0, 0.0, 0.0
@@ -110,6 +112,9 @@ class FromTheRoot(Replay):
         """Calls the network as it was called then, keeps its inner values, and returns its output."""
         put_back(event.generators)
         set_attributes(self.network, event.attributes, self.dtype)
+        if self.latest is not None:  # the loop may have called the network in between, without gradients
+            _move_buffers(self.network, self.latest.after, event.buffers)
+        self.latest = event
         self.passing("forward")
         self.whose("forward", "")
         with self._kept(event.inner, values):
@@ -190,6 +195,15 @@ class FromTheRoot(Replay):
 
     def _constant(self, value: Tensor) -> Tensor:
         return value.to(self.dtype) if is_real(value) else value
+
+
+def _move_buffers(network: nn.Module, left: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Gives a network the buffers that a call found, where the call before left others."""
+    for prefix, module in network.named_modules():
+        for name, b in module._buffers.items():
+            full = f"{prefix}.{name}" if prefix else name
+            if b is not None and full in left and full in found and not same_bits(left[full], found[full]):
+                module._buffers[name] = found[full].to(b.dtype)
 
 
 def _has_kernels(half: torch.dtype) -> bool:

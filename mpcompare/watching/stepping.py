@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpcompare.dtypes import dtype_name
 from mpcompare.loss_scale import LossScale
-from mpcompare.verdict.examine.numerics import numbers, spread
+from mpcompare.verdict.examine.numerics import numbers, spread, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching import scalers
 from mpcompare.watching.attach import Attached
@@ -69,6 +69,8 @@ class Steps:
         found = {n: p.grad for n, p in self._owned(name) if p.grad is not None}
         taken.given = {n: self.sums.spool.copy(spread(numbers(g)) * by) for n, g in found.items()}
         taken.finite = all_finite(found)
+        if taken.asked is not None and found:
+            taken.norm = total_norm({n: numbers(g) for n, g in found.items()}, 2.0) * by
         taken.row_by_row = frozenset(n for n, g in found.items() if g.is_sparse and not g.is_coalesced())
         taken.by_scaler = self._by_scaler
         self.step = taken

@@ -1,5 +1,6 @@
 """The parts of a loop that was seen: sums of gradients, and the steps that optimizers took with them."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,7 @@ from torch import Tensor
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.record import Record
 from mpcompare.verdict.examine.numerics import spread, total_norm
+from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.tape import Called, Event, Op, Root
 
 PRODUCTS = ("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
@@ -25,7 +27,7 @@ class Sum:
         grads: all of them, before anything changed them.
         weights: as the first call of the network had them.
         first: that call; None where none was seen.
-        buffers_after: after the last one.
+        buffers_after: after the last one. The loop may call the network once more, without gradients, before it steps.
         stale: the parameters whose gradients hold those of the update before, too.
         dropped: the number of backward passes whose gradients were cleared before an update used them.
         given_up: the number of those whose gradients held inf or NaN, and were cleared before.
@@ -34,6 +36,8 @@ class Sum:
         owned: the names of the parameters that the optimizers have.
         hooked: the names of those whose gradients hooks of the loop may change.
         autocast: the dtype of autocast in its layers; empty where there was none.
+        clipped: the norm to which they were clipped between two backward passes, and the line; empty where they were
+            not, or where these passes are of several losses.
     """
 
     record: Record
@@ -50,6 +54,7 @@ class Sum:
     owned: set[str]
     hooked: set[str]
     autocast: str
+    clipped: str = ""
 
     @property
     def roots(self) -> list[Root]:
@@ -70,16 +75,20 @@ class Sum:
                         yield float(leaf), event
 
     @property
-    def scale(self) -> float:
-        """The loss scale by which a scaler multiplied the loss; 1 where none did."""
-        scales = (
+    def scales(self) -> list[float]:
+        """The loss scales by which a scaler multiplied the losses."""
+        return [
             float(leaf)
             for event in self.tape
             if isinstance(event, Op) and event.scaled and event.name == "mul"
             for leaf in event.leaves
             if isinstance(leaf, Tensor) and leaf.numel() == 1
-        )
-        return next(scales, 1.0)
+        ]
+
+    @property
+    def scale(self) -> float:
+        """The first of them; 1 where there is none."""
+        return next(iter(self.scales), 1.0)
 
 
 @dataclass
@@ -92,6 +101,7 @@ class Taken:
         settings: of each parameter its group's.
         given: the gradients as the optimizer got them.
         finite: whether the gradients were that the optimizer got.
+        norm: that of all of them, where torch's function was asked to clip them; else NaN.
         called: the weights in forward.
         before, after: the weights before the step and after it.
         state, state_after: by parameter what the optimizer remembers.
@@ -112,6 +122,7 @@ class Taken:
     settings: Mapping[str, dict[str, Any]]
     given: Params = field(default_factory=dict)
     finite: bool = True
+    norm: float = math.nan
     called: Params = field(default_factory=dict)
     before: Params = field(default_factory=dict)
     after: Params = field(default_factory=dict)
@@ -138,6 +149,11 @@ class Taken:
     def norms(self) -> dict[str, float]:
         """By parameter the norm of all of a raw gradient."""
         return {n: total_norm({n: g}, 2.0) for n, g in self._grads()}
+
+    @property
+    def overflowed(self) -> list[str]:
+        """The parameters whose gradients held inf or NaN as backward left them, and that the optimizer got."""
+        return [n for n, g in self._grads() if n in self.given and not all_finite({n: g})]
 
     def _grads(self) -> list[tuple[str, Tensor]]:
         return [(n, g) for n, g in self.sum.grads.items() if n in self.settings] if self.sum else []

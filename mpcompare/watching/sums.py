@@ -4,6 +4,7 @@ A sum begins where a backward finds no gradient. Neither ``zero_grad`` nor a ste
 nobody, and loops clear their gradients before, between and after.
 """
 
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +18,7 @@ from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, Record, Recorder, autocast_dtype, is_real
-from mpcompare.verdict.examine.numerics import numbers, same_bits
+from mpcompare.verdict.examine.numerics import numbers, same_bits, total_norm
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.attributes import attribute_of, attributes_of
@@ -43,8 +44,10 @@ class Sums:
         weights, called: all numbers, and some, of the weights as the network was called; None and empty after a step.
         moves: how often the loop has moved the weights between two calls, without a step.
         places: the parameters of gradients, by the place of their numbers in memory.
+        calls: how often the network was called, with gradients or without.
         clipped_early: the line that clips before backward has made any gradient; empty where none does.
-        used: the number of the last backward that a step used.
+        clipped_late: the line that clips after the step that used the gradients; empty where none does.
+        backwards: how often backward was called; ``used``: the number of the last one that a step used.
     """
 
     def __init__(self, attached: Attached, guard: Guard) -> None:
@@ -61,11 +64,13 @@ class Sums:
         self.weights: Params | None = None
         self.called: Params = {}
         self._latest: Params = {}  # some of the weights at the last call
-        self.moves = 0
+        self.moves = self.calls = 0
         self.places: dict[int, str] = {}
         self.used = 0
-        self.clipped_early = ""
-        self._backwards = self._dropped = self._given_up = 0
+        self.clipped_early = self.clipped_late = ""
+        self._clipped = ""  # the norm and the line that clip between backward passes of this sum
+        self._clips = False  # whether the gradients of the last step were clipped by torch's function
+        self.backwards = self._dropped = self._given_up = 0
         self._left: dict[str, Tensor] = {}  # the gradients that backward left
         self._versions: dict[str, int] = {}  # how often each had been written to
         self._kept: Params | None = None  # copies of them, as they were before anything changed them
@@ -91,13 +96,12 @@ class Sums:
             self.weights = {name: self.spool.copy(p) for name, p in self.params.items()}
         self.moves, self._latest = self.moves + moved, now
         self._training = module.training
-        buffers = {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
         first = {name: len(calls) for name, calls in self.recorder.record.calls.items()}
         foreign = any(isinstance(v, Tensor) and v.requires_grad for v in tree_leaves(given))
         attributes = attributes_of(self.network, self.spool.copy)
         trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
-        number, dtype = _next_number(), autocast_dtype()
-        return Called([], states(), buffers, attributes, trained, first, number, foreign, self.moves, dtype)
+        begins, dtype, buffers = _next_number(), autocast_dtype(), self._buffers()
+        return Called([], states(), buffers, attributes, trained, first, begins, foreign, self.moves, dtype, self.calls)
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""
@@ -110,6 +114,7 @@ class Sums:
         else:
             called.output = calls[OUTPUT][-1]
         called.last = {name: len(each) for name, each in calls.items()}
+        called.after = self._buffers()
         called.slots = [self.tape.slot(v) if is_real(v) and v.requires_grad else None for v in values]
         called.ends = [v.grad_fn._sequence_nr() for v in values if is_real(v) and v.grad_fn is not None]
         self.tape.events.append(called)
@@ -133,6 +138,9 @@ class Sums:
         called.inner.append(Inner(slot, tensor.dtype, module, number, attribute, place))
         return slot
 
+    def _buffers(self) -> Params:
+        return {name: self.spool.copy(b) for name, b in self.network.named_buffers()}
+
     # Backward
 
     def backward(self, args: Any, kwargs: Any) -> Root:
@@ -146,7 +154,7 @@ class Sums:
             self.hide(f"a loss depends on {root.hidden} within the network, which it does not return")
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
             self.hide("a backward is differentiated again")
-        self._begin()
+        self._begin(root)
         return root
 
     def passed(self, root: Root, _: Any) -> None:
@@ -158,9 +166,9 @@ class Sums:
         self.places = {place: name for name, g in self._left.items() if (place := _place(g))}
         self._kept, self.order, self.asked, self._read = None, [("backward", root.line)], None, False
 
-    def _begin(self) -> None:
+    def _begin(self, root: Root) -> None:
         """Finds out whether a sum begins."""
-        self._backwards += 1
+        self.backwards += 1
         self._closed = None
         owned = self.attached.owned()  # an optimizer clears its own gradients
         trained = [name for name, p in self.params.items() if p.requires_grad and name in owned]
@@ -171,18 +179,28 @@ class Sums:
             used = [called for called in self._calls() if _used(called)]
             # Their gradients may have moved the weights, or belong to the inputs.
             meant = any(called.moves < self.moves for called in used) or any(called.foreign for called in self._calls())
-            if self.used < self._backwards - 1 and used and not meant:
+            if self.used < self.backwards - 1 and used and not meant:
                 roots = sum(isinstance(event, Root) for event in self.tape.events)
                 if all_finite(self._left):
                     self._dropped += 0 if self._read else roots
                 else:
                     self._given_up += roots
             self._fresh()
-        elif self.used == self._backwards - 1 and self.used:
+        elif self.used == self.backwards - 1 and self.used:
             self._stale = kept
             self._fresh()
         elif any(n in self._left for n in empty):
             self.hide("the gradients of some parameters were cleared, and others were not")
+        elif self.asked is not None and self._is_changed():
+            self.hide("the loop clips the gradients between its backward passes")
+            lines = {event.line for event in self.tape.events if isinstance(event, Root)}
+            if lines == {root.line}:  # parts of one sum; those of several losses may be meant to be clipped apart
+                self._clipped = f"to {self.asked[0]:g} ({next(line for part, line in self.order if part == 'norm')})"
+
+    def _is_changed(self) -> bool:
+        """Returns whether gradients have other bits than backward left."""
+        kept = self._kept or {}
+        return any(not same_bits(g, numbers(self._left[name])) for name, g in kept.items())
 
     def _is_left(self, name: str) -> bool:
         """Returns whether a gradient is as the last backward left it; so may one be that is 0."""
@@ -193,6 +211,7 @@ class Sums:
 
     def _fresh(self) -> None:
         """Drops everything but the calls that no backward has come through."""
+        self._clipped = ""
         self.tape.drop(lambda called: not _used(called))
         calls, record = self._calls(), Record(hidden=self.recorder.record.hidden)
         if not calls:
@@ -219,7 +238,7 @@ class Sums:
         """Is told of each function that is called before it is, and notes what is done with gradients."""
         name = str(getattr(func, "__name__", ""))
         if func in CLIPPING:
-            if self.used == self._backwards and not self._begun() and _asked():
+            if self.used == self.backwards and not self._begun() and _asked():
                 self.clipped_early = line_of_user()
             return
         if name in NORMS:
@@ -233,12 +252,21 @@ class Sums:
         if any(isinstance(t, Tensor) and _place(t) in self.places for t in targets):
             if part == "norm":
                 asked = _asked()
+                if asked is not None and self._is_late(asked):
+                    self.clipped_late = line_of_user()
                 self.asked, self._read = asked or self.asked, self._read or asked is None
             else:
                 self.keep()
             entry = (part, line_of_user())
             if self.order[-1:] != [entry]:
                 self.order.append(entry)
+
+    def _is_late(self, asked: tuple[float, float]) -> bool:
+        """Returns whether torch's function is asked to clip gradients that a step has used, which did not clip them,
+        and that have a larger norm. Of several optimizers one may have used its own."""
+        alone = len(self.attached.optimizers) == 1 and not self.attached.others
+        used = self.used == self.backwards and not self._clips and alone
+        return used and asked[0] < total_norm({n: numbers(g) for n, g in self._left.items()}, asked[1]) < math.inf
 
     def _begun(self) -> bool:
         return any(_is_there(p.grad) for p in self.params.values())
@@ -257,7 +285,7 @@ class Sums:
             names: the parameters that are updated with it. Others may still have their gradients of an update before,
                 as a discriminator has that the loss of a generator goes through.
         """
-        if self._closed is not None or not self._left or self.used == self._backwards:
+        if self._closed is not None or not self._left or self.used == self.backwards:
             return self._closed
         self.keep()
         events = needed(self.tape.events)
@@ -279,7 +307,7 @@ class Sums:
             grads={n: g for n, g in (self._kept or {}).items() if n not in others},
             weights=self.weights or {},
             first=used[0] if used else None,
-            buffers_after={name: self.spool.copy(b) for name, b in self.network.named_buffers()},
+            buffers_after=used[-1].after if used and used[-1].number < self.calls else self._buffers(),
             stale=stale,
             dropped=self._dropped,
             given_up=self._given_up,
@@ -288,13 +316,15 @@ class Sums:
             owned=self.attached.owned() - others,
             hooked={n for n, p in self.params.items() if p._backward_hooks or hooks_after(p)},
             autocast=_autocast(record, [event for event in events if isinstance(event, Called)]),
+            clipped=self._clipped,
         )
         self._dropped = self._given_up = 0
         return self._closed
 
     def stepped(self, skipped: bool) -> None:
         """Is told that a step was taken, or skipped."""
-        self.used, self.order, self.asked = self._backwards, [], None
+        self._clips = self.asked is not None
+        self.used, self.order, self.asked = self.backwards, [], None
         if not skipped:
             self.weights, self.called, self._latest = None, {}, {}
 

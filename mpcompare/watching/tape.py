@@ -61,8 +61,8 @@ class Inner:
 class Called:
     """A call of the network: the slots of its outputs, and the states of the generators, the buffers, the plain
     attributes of each module, the parameters that required a gradient and the dtype of autocast when it began.
-    ``moves`` counts how often the loop had moved the weights without a step. ``inner`` are the values within it that
-    the loop uses."""
+    ``moves`` counts how often the loop had moved the weights without a step, ``number`` the calls of the network.
+    ``after`` has the buffers when it ended, and ``inner`` are the values within it that the loop uses."""
 
     slots: list[Slot | None]
     generators: GeneratorStates
@@ -74,6 +74,8 @@ class Called:
     foreign: bool = False  # whether its inputs require gradients
     moves: int = 0
     autocast: torch.dtype | None = None
+    number: int = 0
+    after: dict[str, Tensor] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     output: Any = None  # the record of the call
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs

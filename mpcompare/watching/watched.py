@@ -243,7 +243,13 @@ class Watch:
     def _why_nothing(self) -> str:
         if 0 < self._count <= self.after:
             return f"the block has {self._count} updates, and looking begins after {self.after}"
-        return "no optimizer took a step within the block" if self.entered else "the block was not entered"
+        if not self.entered:
+            return "the block was not entered"
+        if skipped := self.facts.get("skipped"):
+            return f"the scaler skipped all {skipped} steps"
+        if self.look is not None and self.look.sums.backwards:
+            return "no optimizer that is watched took a step, and backward made gradients: another one may have"
+        return "no optimizer took a step within the block"
 
     def save(self, file: str | Path) -> None:
         """Writes the card to a file, which ``expect`` takes."""

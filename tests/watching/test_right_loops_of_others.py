@@ -271,8 +271,28 @@ class Discriminated(Trained):
                 p.add_(0.5)
 
 
+class PseudoLabels(Trained):
+    """The network is called in training mode, and without gradients, beside the calls of an update, as one does for
+    labels of its own (Sohn et al., arXiv 2001.07685) or an accuracy. Each call moves the running statistics."""
+
+    def make(self):
+        return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 5))
+
+    def looked_at(self, model, x):
+        with torch.no_grad():
+            return model(x + 1).argmax(-1)
+
+    def loss(self, model, x, y, number):
+        first = super().loss(model, x, self.looked_at(model, x), number)
+        self.looked_at(model, x)
+        return first + super().loss(model, -x, y, number)
+
+    def before_step(self, model):
+        self.looked_at(model, torch.ones(4, 8))
+
+
 LOOPS = [Annealed, Unfrozen, AuxiliaryLoss, KeptOutside, Features, ClippedByHooks, HookOnAnOutput, LastLayerCleared,
-         DecayedByHand, SetByHand, LoggedBefore, NearACopy, FastTeacher, Discriminated]  # fmt: skip
+         DecayedByHand, SetByHand, LoggedBefore, NearACopy, FastTeacher, Discriminated, PseudoLabels]  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, pytest.param(CompiledLoss, marks=pytest.mark.slow)])

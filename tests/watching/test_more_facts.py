@@ -1,0 +1,114 @@
+"""Facts of a network and its optimizer that an expectation refuses, and why nothing was seen."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mpcompare
+from mpcompare.watching.watched import WrongTraining
+
+
+class Tied(nn.Module):
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embedding, self.norm, self.head = nn.Embedding(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 8, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.head(self.norm(self.embedding(x)))
+
+
+def train(model, optimizer, updates=2):
+    for _ in range(updates):
+        x = torch.randint(8, (16,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), x).backward()
+        optimizer.step()
+
+
+def refused(model, optimizer, expect, updates=2) -> str:
+    """Trains; returns what an expectation says; empty where it is met."""
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        train(model, optimizer, updates)
+    assert seen.defects == []
+    try:
+        seen.raise_if_wrong(expect=expect)
+    except WrongTraining as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_that_are_no_longer_tied(tied):
+    model = Tied(tied)
+    said = refused(model, torch.optim.SGD(model.parameters(), lr=0.1), {"tied": [["embedding.weight", "head.weight"]]})
+    assert bool(said) != tied
+    assert tied or "tied is , expected [embedding.weight, head.weight]" in said
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_frozen_norm_whose_statistics_move(training):
+    model = Tied()
+    model.norm.requires_grad_(False)
+    model.norm.train(training)
+    optimizer = torch.optim.SGD(model.embedding.parameters(), lr=0.1)
+    assert ("statistics_of_frozen is norm" in refused(model, optimizer, {"statistics_of_frozen": []})) == training
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_run_that_goes_on_without_the_moments_of_the_one_before(loaded):
+    model = Tied()
+    before = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    train(model, before, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if loaded:
+        optimizer.load_state_dict(before.state_dict())
+    assert bool(refused(model, optimizer, {"updates_before": 3})) != loaded
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_term_of_the_loss_that_passes_no_gradient(detached):
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        total, z = torch.zeros(()), model(torch.randn(8, 4))
+        total = total + F.cross_entropy(z, torch.randint(3, (8,))) + 1e-8
+        total = total + (z.detach() if detached else z).square().mean()
+        total.backward()
+        optimizer.step()
+    assert (len(seen.facts["terms_without_gradient"]), seen.defects) == (detached, [])
+
+
+def test_a_loop_that_steps_with_another_optimizer():
+    model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert "no optimizer that is watched took a step, and backward made gradients: another one may have" in str(seen)
+
+
+def test_a_loop_whose_scaler_skips_all():
+    model = Tied()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+    with mpcompare.watch(model, optimizer) as seen:
+        for _ in range(2):
+            x = torch.randint(8, (16,))
+            scaler.scale(F.cross_entropy(model(x), x) * float("inf")).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    with pytest.raises(WrongTraining, match="nothing was seen: the scaler skipped all 2 steps"):
+        seen.raise_if_wrong()
+
+
+def test_the_weights_of_losses_that_were_not_replayed():
+    model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer) as seen:
+        loss = F.cross_entropy(model(torch.arange(8)), torch.arange(8))
+        for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            p.grad = g
+        optimizer.step()
+    with pytest.raises(WrongTraining, match="weights is not known: no loss was replayed, expected 1"):
+        seen.raise_if_wrong(expect={"micro_batch_weights": [1.0]})

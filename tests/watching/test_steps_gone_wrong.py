@@ -1,0 +1,138 @@
+"""Clipping, scaling and skipping at a wrong place in a loop, and loops of the same form that are right."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.watched_loops import Loop
+from torch import nn
+from torch.nn import functional as F
+
+import mpcompare
+
+
+def few() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 4), torch.randint(3, (8,))
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+
+
+TINY = replace(Loop(), make=two_layers, batch=few, updates=2, accumulate=2, clip=None)
+
+
+def told(seen) -> list[str]:
+    """The defects, without the lines of the code."""
+    return [f"{defect.cause}: {defect.sentence}" for defect in seen.defects]
+
+
+@pytest.mark.parametrize(("norm", "defects"), [(0.01, 1), (100.0, 0)])
+def test_clipping_after_each_backward_of_a_sum(norm, defects):
+    """One that never binds changes nothing."""
+    loop = replace(TINY, after_backward=lambda model: nn.utils.clip_grad_norm_(model.parameters(), norm))
+    found = told(loop.run(mpcompare.watch))
+    assert len(found) == defects
+    assert all(each.startswith("clip: gradients are clipped to 0.01 (test_steps_gone_wrong.py:") for each in found)
+
+
+def test_clipping_between_two_losses_may_be_meant():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mpcompare.watch(model, optimizer, steps=2) as seen:
+        for _ in range(2):
+            x, y = few()
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert seen.defects == []
+    assert "the loop clips the gradients between its backward passes" in seen.not_examined[0]
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 0.01), (0.01, 0.001), (None, float("inf"))])
+def test_clipping_after_the_step(before, after):
+    """A loop that clipped before, or that only asks for the norm, is right."""
+    loop = replace(TINY, clip=before, after_step=lambda model: nn.utils.clip_grad_norm_(model.parameters(), after))
+    found = told(loop.run(mpcompare.watch))
+    assert bool(found) == (before is None and after == 0.01)
+    assert all("after the step that used them, and not before" in each for each in found)
+
+
+def test_noise_and_a_clip_of_gradients_that_are_still_scaled():
+    """Noise leaves no factor that tells: the norm of what the optimizer gets does."""
+
+    def noised(model):
+        for p in model.parameters():
+            p.grad += 1e-2 * torch.randn_like(p.grad)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    def unscaled(model):
+        loop.made["scaler"].unscale_(loop.made["optimizer"])
+        noised(model)
+
+    loop = replace(TINY, dtype=torch.float16, accumulate=1, before_step=unscaled)
+    seen = loop.run(mpcompare.watch)
+    assert seen.defects == []
+    seen.raise_if_wrong(expect={"clip_norm": 0.1})
+    (found,) = told(replace(loop, before_step=noised).run(mpcompare.watch))
+    assert found.startswith(
+        "clip: the gradients are clipped to a norm of 0.1 before they are divided by the loss scale"
+    )
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_loss_scale_that_is_updated_between_two_optimizers(early):
+    """The gradients of the second one are divided by another scale than their loss was multiplied by."""
+    model = two_layers()
+    one, other = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
+    with mpcompare.watch(model, {"one": one, "other": other}, steps=2) as seen:
+        for _ in range(2):
+            x, y = few()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = F.cross_entropy(model(x).float(), y)
+            one.zero_grad()
+            other.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(one)
+            if early:
+                scaler.update()
+            scaler.step(other)
+            scaler.update()
+    found = told(seen)
+    assert len(found) == early
+    assert all("the loss was multiplied by 64, and its gradients are divided by 128" in each for each in found)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_overflow_that_the_loop_hides_from_the_scaler(early):
+    """After the scaler has looked, the step is left out, and the scale falls."""
+
+    def zeroed(model):
+        if not early:
+            loop.made["scaler"].unscale_(loop.made["optimizer"])
+        for p in model.parameters():
+            p.grad.nan_to_num_(0.0, 0.0, 0.0)
+
+    loop = replace(TINY, dtype=torch.float16, scale=2.0**24, accumulate=1, before_step=zeroed)
+    found = told(loop.run(mpcompare.watch))
+    assert len({each[:5] for each in found}) == early
+    assert all("nan_to_num at test_steps_gone_wrong.py" in each for each in found)
+
+
+@pytest.mark.parametrize("nan_in", ["loss", "gradient", ""])
+def test_a_loop_of_which_every_step_is_skipped(nan_in):
+    """One that overflows at first, and finds a scale, is right."""
+
+    def loss(z, y):
+        if nan_in == "gradient":
+            z = z + 0 * (z - z).sqrt()
+        return F.cross_entropy(z.float() if nan_in != "loss" else (z.float() - 1e9).log(), y)
+
+    scale = 8.0 if nan_in else 2.0**24
+    loop = replace(TINY, dtype=torch.float16, scale=scale, updates=8, accumulate=1, loss=loss)
+    found = told(loop.run(mpcompare.watch))
+    assert len(found) == bool(nan_in)
+    assert all(each.startswith("inf or NaN: all 8 steps are skipped: ") for each in found)

@@ -24,6 +24,7 @@ from mpcompare.watching.attach import Attached
 from mpcompare.watching.attributes import attribute_of, attributes_of
 from mpcompare.watching.generators import states
 from mpcompare.watching.guard import Guard
+from mpcompare.watching.passes import one_call_each
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import Called, Inner, Op, Root, Slot, Tape, line_of_user, needed
@@ -57,6 +58,7 @@ class Sums:
         self.params = dict(network.named_parameters())
         self.spool = Spool()
         self.recorder = Recorder(self.spool.copy, guard)
+        self._passes = self.recorder.passes = set()  # since the last backward
         self.noted = _Noted(self.recorder.record.drawn, self.spool.copy, guard)
         self.tape = Tape(self.names, self.spool.copy, self.inner)
         self.order: list[tuple[str, str]] = []
@@ -159,6 +161,8 @@ class Sums:
 
     def passed(self, root: Root, _: Any) -> None:
         """Is told that ``backward`` has come to its end."""
+        root.passes = frozenset(self._passes)
+        self._passes.clear()
         self.tape.events.append(root)
         grads = {name: self.params[name].grad for name in self.attached.owned()}
         self._left = {name: g for name, g in grads.items() if g is not None}
@@ -225,9 +229,15 @@ class Sums:
 
     def _add(self, called: Called, record: Record) -> None:
         """Adds the calls of the layers in one call of the network to a record."""
-        for name, calls in self.recorder.record.calls.items():
-            if some := calls[called.first.get(name, 0) : called.last.get(name, 0)]:
-                record.calls[name] += some
+        for name, calls in self._layers(called).items():
+            passes = called.within
+            record.calls[name] += calls if passes is None else [each.within(passes) for each in calls]
+
+    def _layers(self, called: Called) -> dict[str, list[Call]]:
+        """Returns the calls of the layers in one call of the network."""
+        every = self.recorder.record.calls
+        calls = {name: every[name][called.first.get(name, 0) : called.last.get(name, 0)] for name in every}
+        return {name: each for name, each in calls.items() if each}
 
     def _calls(self) -> list[Called]:
         return [event for event in self.tape.events if isinstance(event, Called)]
@@ -291,9 +301,17 @@ class Sums:
         events = needed(self.tape.events)
         used = [event for event in events if isinstance(event, Called) and _used(event)]
         record = Record(defaultdict(list), self.noted.drawn, self.recorder.record.hidden)
-        for called in used:
-            self._add(called, record)
         tape = [event for event in events if isinstance(event, (Op, Root)) or event in used]
+        for called in used:
+            layers = [call for calls in self._layers(called).values() for call in calls]
+            called.passes = frozenset(number for call in layers for number in (call.first, *call.later)) - {-1}
+        try:
+            tape = one_call_each(tape)
+        except NotImplementedError as error:
+            self.hide(f"two backward passes go through one call of the network, and {error} writes into its output")
+        for event in tape:
+            if isinstance(event, Called):
+                self._add(event, record)
         stale, others = [n for n in self._stale if n in names], {n for n in self._stale if n not in names}
         if stale:
             self.hide("the gradients of the update before are still in them")

@@ -80,6 +80,8 @@ class Called:
     output: Any = None  # the record of the call
     ends: list[int] = field(default_factory=list)  # the numbers that autograd gave the functions of its outputs
     inner: list[Inner] = field(default_factory=list)
+    passes: frozenset[int] = frozenset()  # the numbers of the backward passes that went through it
+    within: frozenset[int] | None = None  # those whose gradients its calls have; None: all
 
 
 @dataclass(eq=False)
@@ -132,6 +134,7 @@ class Root:
         uses: of a loss that is hidden, or may turn out so, the parameters on which it depends, but not through the
             network.
         inner: whether it depends on what the network computes, and not only through the outputs.
+        passes: the numbers of its backward passes: a reentrant checkpoint has one of its own.
     """
 
     slots: list[Slot]
@@ -141,6 +144,7 @@ class Root:
     hidden: str = ""
     uses: frozenset[str] = frozenset()
     inner: bool = False
+    passes: frozenset[int] = frozenset()
 
 
 Event = Called | Op | Root

@@ -7,7 +7,7 @@ layer, ``(output)``, that hands on its input: above it is the loss.
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,6 +44,7 @@ class Call:
         inputs, outputs: the arguments and the result as flat lists; tensors are copies.
         arguments, spec: the nests of the arguments and of the result.
         gradients: of the scaled loss with respect to each output; None where none arrived.
+        later: by the number of a further backward pass its gradients; ``first`` is that of the first one.
         tracked: whether an input, or a parameter, requires a gradient.
         passes: of each output, whether it requires one.
         marks: the identity of each tensor that was given, and how often it had been written to.
@@ -65,10 +66,25 @@ class Call:
     marks: set[tuple[int, int]] = field(default_factory=set)
     arguments: TreeSpec | None = None
     rectified: bool = False
+    first: int = -1
+    later: dict[int, list[Tensor | None]] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()
     autocast: torch.dtype | None = None
     without: bool = False
     again: list[torch.dtype] = field(default_factory=list)
+
+    def gradients_of(self, number: int) -> list[Tensor | None]:
+        """Returns the gradients of a backward pass, to be filled in, by its number."""
+        if self.first < 0:
+            self.first = number
+        return self.gradients if number == self.first else self.later.setdefault(number, [None] * len(self.outputs))
+
+    def within(self, passes: Collection[int]) -> "Call":
+        """Returns the call with the gradients of some backward passes alone."""
+        nothing: list[Tensor | None] = [None] * len(self.outputs)
+        found = {self.first: self.gradients, **self.later}
+        gradients = next((g for number, g in found.items() if number in passes), nothing)
+        return replace(self, gradients=gradients, later={})
 
 
 @dataclass
@@ -156,12 +172,15 @@ class Recorder:
         record: the one that is written.
         copy: makes the copies of tensors that the record keeps.
         guard: calls a method with its arguments; each hook goes through it.
+        passes: the numbers of the backward passes that have come to a layer since somebody emptied it; None where each
+            call may have one alone.
         made: by tensor the module that returned it last, which of its calls within one of the network that was, and
             which of its outputs the tensor is.
     """
 
     def __init__(self, copy: Callable[[Tensor], Tensor] = copied, guard: Callable[..., Any] = _plainly) -> None:
         self.record, self.copy, self.guard = Record(), copy, guard
+        self.passes: set[int] | None = None
         self.made: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._counts: Counter[str] = Counter()  # by module its calls within that of the network
         self.before: dict[str, int] = {}  # by layer the number of its calls before that of the network
@@ -235,28 +254,32 @@ class Recorder:
         for place, value in enumerate(values):
             if is_real(value) and value.requires_grad:
                 with torch._C.DisableTorchFunction():  # another look sees what hooks a loop puts on tensors
-                    value.register_hook(partial(self.guard, self._put, name, call.gradients, place))
+                    value.register_hook(partial(self.guard, self._put, name, call, place))
                 if (node := value.grad_fn) is not None:
                     hooks, number = value._backward_hooks, value.output_nr
-                    node.register_prehook(partial(self.guard, self._put_again, call.gradients, place, hooks, number))
+                    node.register_prehook(partial(self.guard, self._put_again, call, place, hooks, number))
         return result
 
     def _kept(self, value: Any) -> Any:
         return self.copy(value) if isinstance(value, Tensor) else value
 
-    def _put(self, name: str, gradients: list[Tensor | None], place: int, gradient: Tensor | None) -> None:
+    def _put(self, name: str, call: Call, place: int, gradient: Tensor | None) -> None:
         if gradient is None:  # a function of the network's own may pass none
             return
+        number = torch._C._current_graph_task_id()
+        gradients = call.gradients if self.passes is None else call.gradients_of(number)
+        if self.passes is not None:
+            self.passes.add(number)
         if self.whole:
             self.record.hidden = f"the network asks for a gradient at {name or 'its output'} while it is called"
         elif gradients[place] is not None and not self.record.hidden:
             self.record.hidden = f"two backward passes go through one call of {name or 'the network'}"
         gradients[place] = self.copy(gradient)
 
-    def _put_again(
-        self, gradients: list[Tensor | None], place: int, hooks: Any, number: int, arrived: Sequence[Tensor | None]
-    ) -> None:
+    def _put_again(self, call: Call, place: int, hooks: Any, number: int, arrived: Sequence[Tensor | None]) -> None:
         """Keeps the gradient that hooks of the network's own have left, where it has put some on an output."""
+        one = self.passes is None
+        gradients = call.gradients if one else call.gradients_of(torch._C._current_graph_task_id())
         if len(hooks) > 1 and gradients[place] is not None and (gradient := arrived[number]) is not None:
             gradients[place] = self.copy(gradient)
 

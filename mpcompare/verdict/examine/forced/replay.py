@@ -309,7 +309,7 @@ class Replay:
             mark = sum(float(spread(t).double().sum()) for t in arriving if is_real(t))
         marks = self.arrived.setdefault(name, [])
         if in_backward() and mark in marks:
-            number = marks.index(mark)
+            number = len(marks) - 1 - marks[::-1].index(mark)  # the last: those before have had their backward
         else:
             number = len(marks)
             marks.append(mark)

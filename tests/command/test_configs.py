@@ -174,8 +174,7 @@ def test_a_task_of_the_users_brings_its_own_or_takes_the_chosen_one(tmp_path, li
         (
             "",
             [],
-            "task.optimizer={}: expected the _target_ of one; "
-            "optimizer=adam|adamw|momentum|nesterov|sgd|task|torch chooses one",
+            f"task.optimizer={{}}: expected the _target_ of one; optimizer={'|'.join(GROUPS['optimizer'])} chooses one",
         ),
     ],
 )
@@ -195,7 +194,7 @@ def own_task(folder, lines):
 def test_a_backend_is_a_config_a_file_and_a_row_of_the_documents():
     others = {"__init__", "torch_model", "loop", "mistakes", "real_bugs"}
     files = {p.stem for p in Path(backends.__file__).parent.glob("*.py")} - others
-    page = (CONF.parent / "docs" / "backends.md").read_text()
+    page = (CONF.parent / "docs" / "backends.md").read_text().split("<!-- numbers: options")[0]
     rows = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     peers = {p.stem for p in Path(backends.__file__).parent.glob("peers/*.py")} - {"__init__", "library"}
     page = (CONF.parent / "docs" / "peers.md").read_text()

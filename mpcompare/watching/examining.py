@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpcompare import generators
 from mpcompare.dtypes import dtype_name, torch_dtype
 from mpcompare.errors import first_line
 from mpcompare.precision import PRECISIONS, Precision
@@ -24,7 +25,6 @@ from mpcompare.verdict.examine.seen import Seen, all_finite, digits
 from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
-from mpcompare.watching.generators import kept
 from mpcompare.watching.looking import Look
 from mpcompare.watching.replaying import FromTheRoot, NotInFloat64Error, as_it_was, without_autocast
 from mpcompare.watching.rules import COARSE, Rule, is_by_name, remembered, rules_of
@@ -86,7 +86,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
         step = Recorded(
             seen.record, network, _no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make
         )
-        with kept(), torch.enable_grad(), without_autocast():
+        with generators.kept(), torch.enable_grad(), without_autocast():
             layers = compared_with_the_replay(step, precision, earlier)
     except NotReplayedError as error:
         return Replayed(precision.name, None, str(error), dtypes=dtypes)

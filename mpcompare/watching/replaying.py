@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from mpcompare import generators
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.copies import copy_of
 from mpcompare.verdict.examine.errors import gradient_error
@@ -18,7 +19,6 @@ from mpcompare.verdict.examine.forced.replay import Replay
 from mpcompare.verdict.judge.errors import GradientError
 from mpcompare.watching.attributes import set_attributes
 from mpcompare.watching.derivatives import Derivatives
-from mpcompare.watching.generators import put_back
 from mpcompare.watching.own_functions import OwnFunction
 from mpcompare.watching.steps import Sum
 from mpcompare.watching.tape import CASTS, Called, Event, Op, Own, Root, Slot
@@ -107,7 +107,7 @@ class FromTheRoot(Replay):
 
     def _called(self, event: Called, call: Call) -> Any:
         """Calls the network as it was called then, and returns its output."""
-        put_back(event.generators)
+        generators.put_back(event.generators)
         set_attributes(self.network, event.attributes, self.dtype)
         self.passing("forward")
         self.whose("forward", "")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from mpcompare import generators
 from mpcompare.dtypes import dtype_name
 from mpcompare.tasks.task import Params
 from mpcompare.verdict.examine.forced.random_numbers import Drawn, Key, Noted
@@ -21,7 +22,6 @@ from mpcompare.verdict.examine.numerics import numbers, same_bits
 from mpcompare.verdict.examine.seen import all_finite
 from mpcompare.watching.attach import Attached
 from mpcompare.watching.attributes import attributes_of
-from mpcompare.watching.generators import states
 from mpcompare.watching.guard import Guard
 from mpcompare.watching.spool import Spool
 from mpcompare.watching.steps import Sum
@@ -97,7 +97,8 @@ class Sums:
         attributes = attributes_of(self.network, self.spool.copy)
         trained = frozenset(name for name, p in self.params.items() if p.requires_grad)
         number, dtype = _next_number(), autocast_dtype()
-        return Called([], states(), buffers, attributes, trained, first, number, foreign, self.moves, dtype)
+        state = generators.states()
+        return Called([], state, buffers, attributes, trained, first, number, foreign, self.moves, dtype)
 
     def returned(self, called: Called, result: Any, compiled: bool) -> None:
         """Ends a call; one whose result requires no gradient is no part of a sum."""

@@ -19,7 +19,7 @@ from mpcompare.verdict.examine.forced.kernels import Kernels, of_kernels
 from mpcompare.verdict.examine.forced.random_numbers import NotReplayedError
 from mpcompare.verdict.examine.forced.record import OUTPUT, Call, is_real
 from mpcompare.verdict.examine.forced.step import Recorded, compared_with_the_replay
-from mpcompare.verdict.examine.known_mistakes import known_mistakes
+from mpcompare.verdict.examine.known_mistakes import known_mistakes, of_all
 from mpcompare.verdict.examine.mistakes import DECOUPLED
 from mpcompare.verdict.examine.seen import Seen, all_finite, digits
 from mpcompare.verdict.examine.updates import Update
@@ -278,9 +278,7 @@ def _mistakes(wrong: Sequence[tuple[Taken, int, Rule, list[str]]], compute: torc
         update = _update(step, number, names)
         task = Task(nn.Identity, "mse", rule.known, batch_size=1)
         found.append(known_mistakes(task, [update], compute))
-    shared = [name for name in found[0] if all(name in each for each in found)] if found else []
-    worst = {name: max((each[name] for each in found), key=lambda each: each.excess) for name in shared}
-    return worst or ({"": KnownMistake("", math.inf)} if wrong else {})
+    return of_all(found) or ({"": KnownMistake("", math.inf)} if wrong else {})
 
 
 def _update(step: Taken, number: int, names: Sequence[str]) -> Update:

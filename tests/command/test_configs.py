@@ -21,7 +21,7 @@ from mpcompare.loss_scale import NoLossScale, StaticLossScale
 from mpcompare.paths import CONF, CSRC
 from mpcompare.race.turns import Rules
 from mpcompare.tasks.any_optimizer import AnyOptimizer
-from mpcompare.tasks.optimizers import Adam, AdamW, Sgd
+from mpcompare.tasks.optimizers import OPTIMIZERS, Adam, AdamW, Sgd
 from mpcompare.tasks.schedules import Constant, Cosine, Warmup
 from mpcompare.tasks.task import Task
 
@@ -79,8 +79,8 @@ def task_of(*overrides):
 @pytest.mark.slow
 def test_every_combination_of_task_optimizer_and_schedule_is_that_optimizer_and_that_schedule():
     chosen = {
-        "sgd": Sgd(), "momentum": Sgd(momentum=0.9), "nesterov": Sgd(momentum=0.9, nesterov=True),
-        "adam": Adam(), "adamw": AdamW(), "torch": AnyOptimizer("torch.optim.RAdam"),
+        **{each.__name__.lower(): each() for each in OPTIMIZERS}, "torch": AnyOptimizer("torch.optim.RAdam"),
+        "momentum": Sgd(momentum=0.9), "nesterov": Sgd(momentum=0.9, nesterov=True),
     }  # fmt: skip
     schedules = {"constant": Constant(), "warmup": Warmup(10), "cosine": Cosine()}
     assert {"task", *chosen} == set(GROUPS["optimizer"])

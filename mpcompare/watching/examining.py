@@ -26,7 +26,7 @@ from mpcompare.verdict.examine.updates import Update
 from mpcompare.verdict.judge.drive import Drive, KnownMistake, Step, UpdateError
 from mpcompare.verdict.judge.layers import Layers
 from mpcompare.watching.looking import Look
-from mpcompare.watching.replaying import FromTheRoot, NotInFloat64Error, as_it_was, without_autocast
+from mpcompare.watching.replaying import FromTheRoot, NotInFloat64Error, as_it_was, no_loss, without_autocast
 from mpcompare.watching.rules import COARSE, Rule, is_by_name, remembered, rules_of
 from mpcompare.watching.steps import Sum, Taken
 from mpcompare.watching.tape import Op, Root
@@ -83,9 +83,7 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
             kernels = of_kernels(network, seen.record, seen.buffers_after)
         loss = 0.0 if hidden else sum(root.loss for root in seen.roots)  # one that is hidden is not judged
         batches: Any = [None] * len(seen.roots)
-        step = Recorded(
-            seen.record, network, _no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make
-        )
+        step = Recorded(seen.record, network, no_loss, batches, loss, seen.grads, 1.0, seen.buffers_after, replays=make)
         with generators.kept(), torch.enable_grad(), without_autocast():
             layers = compared_with_the_replay(step, precision, earlier)
     except NotReplayedError as error:
@@ -102,10 +100,6 @@ def replayed(look: Look, seen: Sum, earlier: EarlierSteps) -> Replayed:
     reference = replace(layers, places=alike, gradients=dict(made[0].own))
     unseen = f"it depends on {hidden}, of which no function of torch was seen" if hidden else ""
     return Replayed(precision.name, layers, unseen, made[0].shares, dtypes, reference)
-
-
-def _no_loss(output: Any, targets: Any) -> Tensor:
-    raise AssertionError("the loss of a watched loop is on its tape")
 
 
 def _computes(calls: Sequence[Call]) -> str:
